@@ -166,8 +166,10 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSiz
     if layers:
         return layers
     if several > 1:
-        raise NoMapError(f"the output of {call.key} holds {several} parts of the image", do="choose a layer around it")
+        raise NoMapError(
+            f"the output of {call.key} holds {several} parts of the image", do="choose the layer that contains it"
+        )
     if single:
         raise NoMapError(f"the maps of {call.key} have one position", do="choose a layer before the pooling")
-    do = "choose a layer with one: list-layers shows shapes"
+    do = "choose a layer with feature maps: list-layers shows shapes"
     raise NoMapError(f"the output of {call.key or MODEL} is not a feature map", do=do)

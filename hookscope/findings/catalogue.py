@@ -141,8 +141,8 @@ _kind(
     cases={
         "untrained": _UNTRAINED,
         "recovers": Case(
-            "Later layers are larger again, as behind a shortcut, a gate or a normalisation.",
-            "This is right for a branch that starts small, as with layer scale; otherwise scale its weights up.",
+            "Later layers are larger again, as after a shortcut, a gate or a normalisation.",
+            "This is expected for a branch that starts small, as with layer scale; otherwise scale its weights up.",
             "note",
         ),
     },
@@ -161,17 +161,17 @@ _kind(
         "untrained": _UNTRAINED,
         "head": Case(
             "The output of the model is 0 for every input.",
-            "This is right for a last layer that starts at 0 and is not trained; otherwise look for zeroed weights.",
+            "This is expected for a last layer that starts at 0 and is not trained; otherwise look for zeroed weights.",
             "warning",
         ),
         "bypassed": Case(
             "The layer does not depend on the input, but later layers do, through a shortcut.",
-            "Look for zeroed weights, or for a dead layer before this layer. A branch that starts at 0 is right.",
+            "Look for zeroed weights, or for a dead layer before this layer. A branch that starts at 0 is expected.",
             "warning",
         ),
         "side": Case(
             "The layer does not depend on the input, but later layers do.",
-            "This is right for a table of positions; a gate that does so is a constant factor.",
+            "This is expected for a table of positions. A gate that does so is a constant factor.",
             "note",
         ),
     },
@@ -193,20 +193,20 @@ _kind(
     ),
     cases={
         "gate": Case(
-            "A gate near a bound passes its channel whole, or stops it.",
-            "This is usual in squeeze-and-excitation; if no gate ever moves, normalise the input of the gates.",
+            "A gate near a bound lets its channel through unchanged, or blocks it.",
+            "This is usual in squeeze-and-excitation; if no gate ever changes, normalise the input of the gates.",
             "note",
         ),
         "output": Case(
-            "The last function of the model is near its bounds: the model is sure.",
-            "This is right for probabilities of a trained model and for drawn pictures.",
+            "The last function of the model is near its bounds: the model is confident.",
+            "This is expected for probabilities of a trained model and for generated images.",
             "note",
         ),
     },
 )
 _kind(
     "dead-channels",
-    "A dead channel has the same value for every input, and behind a ReLU no gradient revives it.",
+    "A dead channel has the same value for every input, and after a ReLU no gradient revives it.",
     "A few are usual in trained models. If there are many, train with a lower learning rate, a warm-up, normalisation"
     " or a leaky ReLU, and check the bias before the layer.",
     Threshold(
@@ -244,7 +244,7 @@ _kind(
     ),
     cases={
         "proven": Case(
-            "A dead channel has the same value for every input, and on so many images this is hardly chance.",
+            "A dead channel has the same value for every input, and on so many images this is unlikely to be chance.",
             "Prune dead channels, or train with a lower learning rate, a warm-up, normalisation or a leaky ReLU.",
         ),
         "bounded": Case(
@@ -252,7 +252,7 @@ _kind(
             "If there are many, normalise the input of the function, or scale down the weights before it.",
         ),
         "weights": Case(
-            "A dead channel has the same value for every input: its filter is 0, or what it reads is constant.",
+            "A dead channel has the same value for every input: its filter is 0, or its input is constant.",
             "A few are usual in trained models. If there are many, look for dead filters with weights.",
         ),
     },
@@ -260,7 +260,7 @@ _kind(
 )
 _kind(
     "dead-layer",
-    "A dead layer passes nothing on, and behind a ReLU no gradient revives it.",
+    "A dead layer passes nothing on, and after a ReLU no gradient revives it.",
     "Check the bias and the weights before the layer, lower the learning rate, or use a leaky ReLU.",
     Threshold("dead_layer", 0.9999, "all channels are 0, whatever the rounding of the share"),
     severity="error",
@@ -285,7 +285,7 @@ _kind(
 )
 _kind(
     "low-rank",
-    "The channels vary in few directions.",
+    "The channels carry few independent signals.",
     "Make the layer narrower. If the features collapsed, lower the learning rate or the weight decay.",
     Threshold(
         "rank",
@@ -299,7 +299,7 @@ _kind(
 )
 _ASSUMED = "The inputs do not match the running statistics. The model does not say its mean and std: they were assumed."
 _SAY_PREPROCESSING = (
-    "First say how pictures become inputs, as in training: --preprocess, --mean, --std. If it stays, check the data."
+    "First give the preprocessing of training: --preprocess, --mean, --std. If the finding stays, check the data."
 )
 _kind(
     "batchnorm-drift",
@@ -330,8 +330,8 @@ _kind(
     Threshold("wide_ratio", 100.0, "chosen: the standard deviation is off by a factor of 10, as with 0..255 for 0..1"),
     cases={
         "few": Case(
-            "The layer's inputs do not match its running statistics; few images may be unlike those of training.",
-            "Measure a few dozen images; if it stays, check preprocessing and the data.",
+            "The layer's inputs do not match its running statistics; a few images may differ from those of training.",
+            "Measure at least 30 varied images. If the finding stays, check preprocessing and the data.",
             "note",
         ),
         "assumed": Case(_ASSUMED, _SAY_PREPROCESSING),
@@ -341,7 +341,7 @@ _kind(
 _kind(
     "few-images",
     "A channel that is constant on few images may be alive on others.",
-    "Measure a few dozen images of every kind.",
+    "Measure at least 30 varied images.",
     Threshold(
         "images",
         16,
@@ -354,7 +354,7 @@ _kind(
     severity="note",
 )
 _NONFINITE_STEP = "One step with NaN or Inf in the gradient makes the weights NaN."
-_EDGE = "Keep the operation away from the edge of its domain, such as sqrt, log or division at 0."
+_EDGE = "Keep the input of the operation away from points such as sqrt, log or division at 0."
 _kind(
     "exploding-gradient",
     "One step along this gradient overwrites the weights.",
@@ -372,8 +372,8 @@ _kind(
     cases={
         "untrained": _UNTRAINED,
         "small weights": Case(
-            "The weights are near 0, so any gradient is large beside them.",
-            "This is right for a head that starts near 0.",
+            "The weights are near 0, so any gradient is large compared to them.",
+            "This is expected for a head that starts near 0.",
             "note",
         ),
         "non-finite": Case(
@@ -416,14 +416,13 @@ _kind(
             "error",
         ),
         "small scale": Case(
-            "A later scale is 0 or near it, as layer scale and the last normalisation of a residual block may be at"
-            " first.",
-            "This is right before training; the scale has a gradient and grows.",
+            "A later scale is 0 or near 0. Layer scale and the last normalisation of a residual block may start so.",
+            "This is expected before training; the scale has a gradient and grows.",
             "note",
         ),
         "learned": Case(
-            "The loss is so near 0 that nothing is left to learn from this image.",
-            "Choose --loss score, or an image that the model does not know.",
+            "The loss is almost 0, so this image gives almost no gradient.",
+            "Choose --loss score, or an image that the model gets wrong.",
             "note",
         ),
         "untrained": _UNTRAINED,
@@ -431,7 +430,7 @@ _kind(
 )
 _FROZEN = Case(
     "A frozen parameter does not learn.",
-    "Freezing is right when only other layers are fine-tuned; otherwise set requires_grad before creating the"
+    "Freezing is intended when only other layers are fine-tuned; otherwise set requires_grad=True before creating the"
     " optimizer.",
     severity="note",
 )
@@ -443,8 +442,9 @@ _kind(
     cases={
         "frozen": _FROZEN,
         "frozen and cut off": Case(
-            "A frozen parameter does not learn; here requires_grad alone would not help, because no gradient arrives.",
-            "Freezing is right when only other layers are fine-tuned; otherwise also remove detach and no_grad from"
+            "A frozen parameter does not learn. Here requires_grad=True alone would not help, because no gradient"
+            " arrives.",
+            "Freezing is intended when only other layers are fine-tuned; otherwise also remove detach and no_grad from"
             " the layers after the parameter.",
             severity="note",
         ),
@@ -455,7 +455,7 @@ _kind(
         ),
         "no graph": Case(
             "Nothing before this point learns from this loss.",
-            "Run this operation outside no_grad, or replace it by a differentiable one, such as a soft choice or a"
+            "Run this operation outside no_grad, or replace it by a differentiable one, such as softmax or a"
             " straight-through estimator.",
             severity="error",
         ),
@@ -485,16 +485,16 @@ _kind(
         ),
         "under no_grad": Case(
             "These layers do not learn.",
-            "Remove no_grad. This is right for a frozen backbone: then give the optimizer only the other layers.",
+            "Remove no_grad. This is expected for a frozen backbone: then give the optimizer only the other layers.",
         ),
         "unused": Case(
-            "An optimizer never changes unused parameters, and distributed training stops at them.",
+            "An optimizer never changes unused parameters, and distributed training fails on them.",
             "Use these parameters in forward, or remove them. Auxiliary heads that run only in training are unused in"
             " eval mode.",
         ),
         "other output": Case(
             "The layer leads to an output of the model that this loss does not take.",
-            "This is right where the training has a loss for each output.",
+            "This is expected where the training has a loss for each output.",
             "note",
         ),
         "auxiliary": Case(
@@ -528,7 +528,7 @@ _kind(
 )
 _kind(
     "exploding-variance",
-    "The inputs of this BatchNorm exploded in training: half precision holds no values so far apart.",
+    "The inputs of this BatchNorm exploded in training: half precision cannot hold values this far apart.",
     "Look at the weights before it, load an earlier checkpoint, and lower the learning rate.",
     Threshold(
         "largest_variance",
@@ -543,16 +543,16 @@ _kind(
 _kind(
     "constant-weights",
     "All weights are equal, so all outputs of the layer are the same.",
-    "Look for an initialisation by one value; a layer whose weights are equal stays so.",
+    "Look for an initialisation with one value: equal weights stay equal in training.",
     cases={
         "zero": Case(
-            "All weights are 0, so the layer passes nothing on but its bias.",
-            "This is right for a head or a branch that starts at 0; otherwise look for a layer that was zeroed or left"
-            " out of the checkpoint.",
+            "All weights are 0, so the layer outputs only its bias.",
+            "This is expected for a head or a branch that starts at 0; otherwise look for a layer that was zeroed or"
+            " left out of the checkpoint.",
         ),
         "scale": Case(
-            "A normalisation with a scale of 0 puts out nothing but its bias.",
-            "This is right for the last normalisation of a residual block before training.",
+            "A normalisation with a scale of 0 outputs only its bias.",
+            "This is expected for the last normalisation of a residual block before training.",
             "note",
         ),
     },
@@ -603,7 +603,7 @@ _kind(
     cases={
         "many": Case(
             "Most channels had the same value for every training image.",
-            "Look for dead ReLUs or zeroed weights before it, or for a training on equal images.",
+            "Look for dead ReLUs or zeroed weights before it, or for training on equal images.",
             "warning",
         ),
     },
@@ -616,11 +616,11 @@ _kind(
     cases={
         "all": Case(
             "Random weights have running statistics of 0 and 1; trained weights do not.",
-            "Train the model, or load trained weights, before other findings are taken seriously.",
+            "Train the model, or load trained weights, before you look at other findings.",
             "note",
         ),
         "trained": Case(
-            "The scales and biases of the BatchNorms were trained, their running statistics were not.",
+            "The scales and biases of the BatchNorms were trained, but their running statistics were not.",
             "Look for a checkpoint without buffers, or a model that was trained in eval mode.",
         ),
     },
@@ -647,7 +647,7 @@ _kind(
 )
 _kind(
     "update-too-large",
-    "Updates this long throw away what the layer learned; a thousandth of the weight is usual.",
+    "Updates this large overwrite what the layer learned; a thousandth of the weight is usual.",
     "Lower the learning rate, or warm it up.",
     Threshold(
         "too_large",
@@ -674,25 +674,25 @@ _kind("watcher-failed", "The log ends here.", "The training went on without the 
 # Why a training run does not learn.
 _kind(
     "no-step",
-    "The gradients are computed and never used.",
+    "The gradients are computed but never used.",
     "Call optimizer.step() after loss.backward(), with its parentheses and for each optimizer.",
     Threshold("few_backwards", 10, "chosen: accumulation over fewer backward passes is usual"),
     severity="error",
 )
 _kind(
     "gradients-accumulate",
-    "Each step goes along the sum of all gradients so far, not along that of its batch.",
+    "Each step uses the sum of all gradients so far, not only that of its batch.",
     "Call optimizer.zero_grad() before the first backward pass of each step, on the optimizer that steps.",
     severity="error",
 )
 _kind(
     "eval-mode",
     "Dropout is off, and BatchNorm neither uses nor learns the statistics of the batch.",
-    "Call model.train() at the start of each epoch, after model.eval() of the validation. Models of from_pretrained"
+    "Call model.train() at the start of each epoch, because validation calls model.eval(). Models of from_pretrained"
     " start in eval mode.",
     cases={
         "some": Case(
-            "The rest of the model is in train mode.", "This is right for frozen BatchNorms in fine-tuning.", "note"
+            "The rest of the model is in train mode.", "This is expected for frozen BatchNorms in fine-tuning.", "note"
         ),
         "validation": Case(
             "The loss is that of a model with dropout and batch statistics, and BatchNorm learns from validation data.",
@@ -706,15 +706,14 @@ _kind(
     "Give them to the optimizer. If only the other layers are to be trained, set requires_grad False.",
     cases={
         "replaced": Case(
-            "The optimizer holds other tensors than the model that trains.",
-            "Make the optimizer after the model is complete: after new layers, copies and to(device), from the"
-            " parameters of this model.",
+            "The optimizer holds tensors that are not those of the trained model.",
+            "Create the optimizer when the model is complete: after new layers, copies and to(device).",
             "error",
         ),
         "other model": Case(
-            "The gradients of this model are computed and never used.",
-            "This is right for a loss network or a discriminator that is not trained: set requires_grad False, to save"
-            " time.",
+            "The gradients of this model are computed but never used.",
+            "This is expected for a loss network or a discriminator that is not trained: set requires_grad=False, to"
+            " save time.",
             "note",
         ),
     },
@@ -735,8 +734,8 @@ _kind(
     cases={
         "repeats": Case(
             "Each step trains on the same data.",
-            "This is right for a test that overfits one batch, and where one batch is all data; otherwise look at the"
-            " loop and the loader.",
+            "This is expected for a test that overfits one batch, and where one batch is all data; otherwise look at"
+            " the loop and the loader.",
             "note",
         )
     },
@@ -744,7 +743,7 @@ _kind(
 _kind(
     "target-constant",
     "The model learns to give every input the same answer.",
-    "Look at the labels of the data set. This is right for contrastive losses that put the positive first.",
+    "Look at the labels of the data set. This is expected for contrastive losses that put the positive first.",
     Threshold("few_targets", 8, "chosen: fewer targets may be equal by chance"),
     cases={
         "sorted": Case(
@@ -768,8 +767,8 @@ _kind(
 )
 _kind(
     "loss-input",
-    "The model cannot put out logits of both signs.",
-    "Let the model end with a linear layer, and no activation function after it.",
+    "The model cannot output both positive and negative logits.",
+    "End the model with a linear layer, without an activation function after it.",
     cases={
         "wrong dim": Case(
             "The samples of a batch compete with each other, not the classes.",
@@ -777,7 +776,7 @@ _kind(
             "error",
         ),
         "no logarithm": Case(
-            "nll_loss takes log-probabilities, and falls without limit with anything else.",
+            "nll_loss takes log-probabilities; with other inputs it falls without limit.",
             "Use cross_entropy on logits, or log_softmax before nll_loss.",
             "error",
         ),
@@ -786,12 +785,12 @@ _kind(
 _kind(
     "loss-maximized",
     "The steps make the loss larger.",
-    "Remove the sign before the loss, or maximize=True. This is right for unlearning and for an adversary.",
+    "Remove the minus sign before the loss, or maximize=True. This is expected for unlearning and for an adversary.",
 )
 _kind(
     "learning-rate-vanishes",
     "The weights hardly change from then on.",
-    "Step the scheduler once an epoch if it counts epochs, or give it the number of steps.",
+    "Call scheduler.step() once per epoch if it counts epochs, or give it the number of steps.",
     Threshold(
         "rate_fall",
         1e-3,
@@ -831,7 +830,7 @@ _kind(
     Threshold("scale_fall", 2.0**-10, "over the first scale: ten skipped steps"),
     cases={
         "scaled clipping": Case(
-            "The limit is meant for gradients without the scale, so hardly anything is left of them.",
+            "The limit is meant for gradients without the scale, so almost nothing is left of them.",
             "Call scaler.unscale_(optimizer) before clipping.",
         )
     },
@@ -839,12 +838,12 @@ _kind(
 )
 _kind(
     "batchnorm-small-batch",
-    "From two values of a channel BatchNorm keeps only which one is larger, from one value nothing.",
+    "With two values per channel BatchNorm keeps only which one is larger; with one value, nothing.",
     "Use larger batches, GroupNorm or LayerNorm, or drop the last batch of an epoch.",
     cases={
         "few samples": Case(
             "The statistics are those of single pictures, and differ from the running ones of eval mode.",
-            "This is right where an instance normalisation is meant; otherwise use larger batches or GroupNorm.",
+            "This is expected where an instance normalisation is meant; otherwise use larger batches or GroupNorm.",
             "note",
         )
     },

@@ -120,9 +120,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def operations_in_words(operations: Counter[str]) -> str:
-    """``8 operations that are no modules (8 add)`` from the number of each; empty where there are none."""
+    """``8 operations that are not modules (8 add)`` from the number of each; empty where there are none."""
     parts = [f"{count:,} {name}" for name, count in operations.most_common()]
-    are = "is no module" if operations.total() == 1 else "are no modules"
+    are = "is not a module" if operations.total() == 1 else "are not modules"
     return f"{counted(operations.total(), 'operation')} that {are} ({listed(parts, 4)})" if parts else ""
 
 

@@ -149,7 +149,7 @@ def _missing_batch_axis_named(model: nn.Module, inputs: tuple[Any, ...]) -> Iter
         if not single:
             raise
         shape = tuple(single[0].shape)
-        asked = f"{type(model).__name__} refuses an image of {shape}: {' '.join(str(error).split())[:200]}"
+        asked = f"{type(model).__name__}: forward() failed on an image of {shape}: {' '.join(str(error).split())[:200]}"
         batch = ", ".join(map(str, (1, *shape)))
         raise InputError(asked, "it has no batch axis", f"give it as ({batch}): x[None]") from error
 

@@ -314,9 +314,9 @@ def _chain_words(
         return ""
     which = f"{more} of the {nearer} weights" if more < nearer else f"all {more} weights" if more > 1 else "the weight"
     if lowest and not any(p.ratio for p in chain):
-        return f"; so {'are those' if more > 1 else 'is that'} of {which} nearer the input"
+        return f"; also affected: {which} nearer the input"
     figure = f"{'least' if lowest else 'most'} in '{worst.name}': {worst.ratio or 0:.2g}"
-    return f"; likewise {which} nearer the input, {figure}"
+    return f"; also affected: {which} nearer the input, {figure}"
 
 
 def _input_words(parameter: ParameterGradient, report: GradientReport) -> str:
@@ -387,7 +387,7 @@ def _of_frozen(
     lost = sum(name in cut_off for name in run)
     if lost:
         which = "it" if len(run) == 1 else "them" if lost == len(run) else f"{lost} of them"
-        text += f"; besides, no gradient reaches {which}"
+        text += f", and no gradient reaches {which}"
     numbers: Numbers = {"reason": "frozen", "layers": len(run), "parameters": len(parameters), "cut_off": lost}
     case = "frozen and cut off" if lost else "frozen"
     return CATALOGUE["no-gradient"].finding(run[-1], text, case, numbers=numbers)

@@ -1,4 +1,4 @@
-"""Operations: calls of torch that are no modules, named after the module in which they run."""
+"""Operations: calls of torch that are not modules, named after the module in which they run."""
 
 from __future__ import annotations
 

@@ -181,5 +181,5 @@ def _without_pictures(folder: str, others: Counter[str], first_file: str) -> Ima
     kind = foreign_kind(_head(first_file)[:_HEAD_BYTES]) if first_file else ""
     example = f", such as {kind} in '{os.path.basename(first_file)}'" if kind else ""
     return ImageError(
-        f"no pictures in '{folder}'", f"it has {counts}{example}", "name a folder with JPEG, PNG or similar files"
+        f"no pictures in '{folder}'", f"it holds {counts}{example}", "name a folder with JPEG, PNG or similar files"
     )

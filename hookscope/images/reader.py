@@ -179,7 +179,7 @@ def _missing(path: str, name: str) -> ImageError:
 
 def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, ...], list[str]]:
     if not content:
-        raise ImageError(f"'{name}' is empty", "0 bytes", "save or download the picture again")
+        raise ImageError(f"'{name}' is empty", do="save or download the picture again")
     try:
         with _open(content, name) as image:
             return _take_frames(image, name, count)

@@ -165,8 +165,8 @@ def load_content(path: str | os.PathLike[str]) -> Any:
         with open(path, "rb") as file:
             head = file.read(9)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise WeightsError(f"cannot read weights {path}: {reason}") from error
+        reason, do = getattr(error, "strerror", None) or error, "" if os.path.exists(path) else "check the path"
+        raise WeightsError(f"cannot read weights {path}: {reason}", do=do) from error
     if not head:
         raise WeightsError(f"cannot read weights {path}: the file is empty")
     _check_size(path, head)
@@ -193,7 +193,7 @@ def _load_safetensors(path: str | os.PathLike[str]) -> Any:
     try:
         return safetensors.torch.load_file(path)
     except Exception as error:
-        raise WeightsError(f"cannot read weights {path}: {first_line(error)}", "damaged or cut short") from error
+        raise WeightsError(f"cannot read weights {path}: {first_line(error)}", "it is damaged or incomplete") from error
 
 
 def _load_torch(path: str | os.PathLike[str], head: bytes) -> Any:
@@ -207,7 +207,7 @@ def _load_torch(path: str | os.PathLike[str], head: bytes) -> Any:
         if danger:
             asked = f"{path} is more than weights: loading it {danger}; refused"
             raise WeightsError(asked, do="save model.state_dict()") from error
-        raise WeightsError(f"cannot read weights {path}: damaged, cut short or not a checkpoint") from error
+        raise WeightsError(f"cannot read weights {path}: damaged, incomplete or not a checkpoint") from error
 
 
 def _danger(text: str, head: bytes) -> str:

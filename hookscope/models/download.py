@@ -49,7 +49,7 @@ def fetch(url: str, progress: Progress | None = None) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacement(path) as file:
                 if not _copy(answer, file, progress).startswith(expected):
-                    raise WeightsError(f"the download of {url} is cut short or damaged{damaged}", do="try again")
+                    raise WeightsError(f"the download of {url} is incomplete or damaged{damaged}", do="try again")
     except OSError as error:
         where = f"{url} to {path.parent}" if error.filename else url
         reason = getattr(error, "reason", None) or error.strerror or error or type(error).__name__

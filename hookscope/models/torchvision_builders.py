@@ -174,7 +174,7 @@ def _named_entry(name: str, weights: str) -> Any:
     enum, _, member = weights.rpartition(".")
     entry = entries.get(member)
     if entry is None or enum not in ("", type(entry).__name__):
-        known = f"there are {', '.join(entries)}" if entries else "there are none"
+        known = f"it has {', '.join(entries)}" if entries else "it has none"
         raise WeightsError(f"no weights '{weights}' for {name}", known, _WHAT_TO_GIVE)
     return entry
 

@@ -118,7 +118,7 @@ def _by_name(text: str, categories: Sequence[str] | None) -> int:
         return fitting[0]
     if not fitting:
         near = nearest(text, list(categories), _MOST_NAMED) or f"there are {len(categories)}: {categories[0]}, ..."
-        raise TargetError(f"no class '{text}'", near, "or give a number or top:K")
+        raise TargetError(f"no class '{text}'", near, "give a name, a number or top:K")
     fitting.sort(key=lambda at: lower not in categories[at].lower().split())  # "tiger cat" before "oystercatcher"
     some = ", ".join(f"{at} {categories[at]}" for at in fitting[:_MOST_NAMED])
     more = ", ..." if len(fitting) > _MOST_NAMED else ""

@@ -188,7 +188,7 @@ def _sources(judged: Iterable[tuple[Finding | None, bool]]) -> Iterator[tuple[Fi
 
     for chain in chains(positions, lambda chain, at: not ends(chain[-1] + 1, at)):
         first, *after = existing(calls[at][0] for at in chain)
-        text = f"; {counted(len(after), 'call')} after it too, up to {after[-1].layer}" if after else ""
+        text = f"; also affected: {counted(len(after), 'call')} after it, up to {after[-1].layer}" if after else ""
         source = replace(first, evidence=first.evidence + text, numbers={**first.numbers, "layers": len(chain)})
         yield source, not ends(chain[-1] + 1)
 
@@ -288,7 +288,7 @@ def _constants(measured: Measured) -> Iterator[Finding]:
 def _constant(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.channels and len(layer.dead_channels) == layer.channels:
         value = f"the value {layer.min:.4g}" if layer.min == layer.max else "one value each"
-        text = f"all {layer.channels} channels have {value} throughout"
+        text = f"all {layer.channels} channels have {value} everywhere"
     elif layer.between_images is not None and layer.std and layer.between_images < _SAME * layer.std:
         text = f"the output is the same for all {layer.items} images"
     else:
@@ -406,7 +406,8 @@ def _few_images(measured: Measured) -> Iterator[Finding]:
     if not measured.few or not dead:
         return
     channels = sum(len(_own_dead(layer, before)) for layer, before in measured.varying)
-    text = f"{counted(channels, 'channel')} of {counted(len(dead), 'call')} had one value on"
-    text += f" {counted(measured.images, 'image')}, which may be chance; see the column dead"
+    are = "is" if channels == 1 else "are"
+    text = f"{counted(channels, 'channel')} of {counted(len(dead), 'call')} {are} constant on"
+    text += f" {counted(measured.images, 'image')}: may be false alarms, see the column dead"
     numbers = {"images": measured.images, "channels": channels, "calls": len(dead)}
     yield CATALOGUE["few-images"].finding("", text, numbers=numbers)

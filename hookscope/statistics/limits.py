@@ -80,9 +80,9 @@ class LimitsResult:
         unknown = len({each.layer for each in self.broken if each.unmeasured and each.layer})
         words = [f"{beyond} {'breaks' if beyond == 1 else 'break'} a limit"] if beyond else []
         words += [f"{counted(unknown, 'layer')} could not be measured"] if unknown else []
-        words += [f"none is checked against {each.limit}" for each in self.broken if not each.layer]
+        words += [f"none was checked against {each.limit}" for each in self.broken if not each.layer]
         if words:
-            return f"of {counted(len(self.calls), 'call')} {'; '.join(words)}"
+            return f"of {counted(len(self.calls), 'call')}, {'; '.join(words)}"
         few = ("no call is checked against a limit", "1 call is within the limits")
         count = len(self.calls)
         return few[count] if count < len(few) else f"all {counted(count, 'call')} are within the limits"
@@ -92,7 +92,7 @@ class LimitsResult:
         for limit, calls in self.checked.items():
             types = [f"{count:,} {name}" for name, count in Counter(calls.values()).most_common()]
             of_these = {
-                "beyond it": sum(each.limit == limit and not each.unmeasured for each in self.broken),
+                "beyond the limit": sum(each.limit == limit and not each.unmeasured for each in self.broken),
                 "not measured": sum(each.limit == limit and bool(each.layer) for each in self._unmeasured()),
             }
             ends = "".join(f"; {count:,} {what}" for what, count in of_these.items() if count)
@@ -178,7 +178,7 @@ def check_limits(
                 result.broken += [about] if judged.outcome == "broken" else []
     for limit, calls in result.checked.items():
         if not calls and not any(each.limit == limit for each in unmeasured):
-            why = "no call has this quantity"
+            why = "nothing was checked: no call has this value"
             unmeasured.append(BrokenLimit(limit, "", None, None, None, why, unmeasured=True))
     (result.allowed if allow_unmeasured else result.broken).extend(unmeasured)
     return result

@@ -184,7 +184,7 @@ class _Run:
         pictures = [picture_of(sha256) for sha256 in batch.sha256]
         for name, picture in zip(batch.names, pictures, strict=True):
             if picture in self.pictures:
-                self.on_note(name, "it counts twice: an image before it has the same content")
+                self.on_note(name, "counted twice: an earlier image has the same content")
             self.pictures.add(picture)
         try:
             with model_errors_as_input_errors(self.loaded.name, batch.inputs):

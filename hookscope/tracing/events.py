@@ -144,7 +144,7 @@ def trace_events(
         loss: The loss, see `as_loss`; None for the score of the most likely class, or the mean square of the whole
             output where there is no such score (no classes, several pictures).
         values: Tensors of at most so many values are recorded whole.
-        ops: Whether operations that are no modules, such as `torch.relu` and ``+``, are calls too. The output of one
+        ops: Whether operations that are not modules, such as `torch.relu` and ``+``, are calls too. The output of one
             that works in place is what it returned.
 
     Raises:

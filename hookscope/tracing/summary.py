@@ -157,7 +157,7 @@ def list_layers(
         types: Class names (or classes), ``("all",)`` for every layer without children or with own parameters. None for
             Conv2d (Conv3d in models of clips); with ``ops`` all calls are listed then.
         inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
-        ops: Whether operations that are no modules, such as `torch.relu` and ``+``, are calls too. Their type is the
+        ops: Whether operations that are not modules, such as `torch.relu` and ``+``, are calls too. Their type is the
             name of the function, and their name begins with that of the module in which they run: ``block1::relu``.
 
     Multiply-accumulates are half of the FLOPs that torch's formulas count for what each call computes itself, and

@@ -122,7 +122,7 @@ def test_a_row_says_what_was_measured(run: Run) -> None:
     _, out, note = run("--max-dead", "5%")
     row = "max-dead\t\trelu\t1\t\t0.1\t0.05\t2 of 20 channels are dead: 4, 5\t"
     assert out == HEADER + row + "from factory (seed 0): untrained unless it loads its own\n"
-    assert note.startswith("Note: nets.py:net on 4 images: of 6 calls 1 breaks a limit: max-dead: 6 calls (2 Conv2d, ")
+    assert note.startswith("Note: nets.py:net on 4 images: of 6 calls, 1 breaks a limit: max-dead: 6 calls (2 Conv2d, ")
 
 
 def test_nan(run: Run) -> None:
@@ -165,7 +165,7 @@ def test_functional_code_is_checked_unless_it_is_left_out(run: Run) -> None:
     status, out, errors = run(*words, "--no-ops", model="nets.py:functional")
     assert (status, out) == (0, "[]\n")
     assert errors == (
-        "Note: not measured: 3 operations that are no modules (1 sub, 1 relu, 1 mean); --ops measures them\n"
+        "Note: not measured: 3 operations that are not modules (1 sub, 1 relu, 1 mean); --ops measures them\n"
     )
     assert run(*words, "--layer", "::relu", "--ops", model="nets.py:functional")[0] == 3
 
@@ -188,7 +188,7 @@ def test_where_all_is_allowed_nothing_has_passed(run: Run) -> None:
     status, out, _ = run("--no-nan", "--allow", "*", "--format", "table", model="nets.py:sick")
     assert (status, out.splitlines()[-2:]) == (
         3,
-        ["nets.py:sick on 4 images: of 0 calls none is checked against no-nan", "  no-nan: 0 calls"],
+        ["nets.py:sick on 4 images: of 0 calls, none was checked against no-nan", "  no-nan: 0 calls"],
     )
 
 

@@ -184,5 +184,5 @@ def test_what_is_refused_is_one_line(run: Run, here: Path, words: str, model: st
 
 def test_there_is_one_image(run: Run) -> None:
     one_error(run(images=("cat.png",) * 3), 2, "expected one image, or two for optical flow, got 3")
-    one_error(run(images=("cat.png", "cat.png")), 2, "nets.py:Small takes one image; there are 2")
+    one_error(run(images=("cat.png", "cat.png")), 2, "nets.py:Small takes one image; 2 were given; give one")
     one_error(run(images=()), 2, "needs IMAGE")

@@ -80,14 +80,14 @@ def command_line(*words: str) -> list[str]:
 
 
 NOTES = {
-    "bright": "nets.py:bright says nothing of its input: assumed resize 256, crop 224, ImageNet mean and std; say"
-    " otherwise with --preprocess, --mean, --std, --size",
-    "sized": "nets.py:sized says nothing of its mean and std: assumed ImageNet mean and std; say otherwise with --mean,"
+    "bright": "nets.py:bright does not state its preprocessing: assumed resize 256, crop 224, ImageNet mean and std;"
+    " change it with --preprocess, --mean, --std, --size",
+    "sized": "nets.py:sized does not state its mean and std: assumed ImageNet mean and std; change it with --mean,"
     " --std, --range",
-    "grey": "nets.py:grey says nothing of its input: assumed resize 256, crop 224, mean 0.449, std 0.226; say otherwise"
-    " with --preprocess, --mean, --std, --size",
-    "bright --mean 0.5 --std 0.5": "nets.py:bright says nothing of its input size: assumed resize 256, crop 224; say"
-    " otherwise with --size, --resize",
+    "grey": "nets.py:grey does not state its preprocessing: assumed resize 256, crop 224, mean 0.449, std 0.226;"
+    " change it with --preprocess, --mean, --std, --size",
+    "bright --mean 0.5 --std 0.5": "nets.py:bright does not state its input size: assumed resize 256, crop 224; change"
+    " it with --size, --resize",
     "bright --preprocess imagenet": "",
     "bright --preprocess half --size 64": "",
     "bright --resize pad --range 0..1": "",
@@ -176,7 +176,10 @@ def test_what_is_refused_is_one_line(run: Run, words: str, status: int, message:
 def test_a_drift_names_the_assumed_preprocessing_first(run: Run) -> None:
     words = ("stats", "nets.py:drifting", "cat.jpg", "--format", "table")
     out = " ".join(run(*words)[1].split())
-    assert "The model does not say its mean and std: they were assumed. First say how pictures become inputs" in out
+    assert (
+        "The model does not say its mean and std: they were assumed. First give the preprocessing of training: --preprocess"
+        in out
+    )
     out = " ".join(run(*words, "--preprocess", "imagenet")[1].split())
     assert "batchnorm-drift" in out and "assumed" not in out
     assert "batchnorm-drift" not in run(*words, "--range", "0..255")[1]

@@ -144,7 +144,7 @@ def test_parts_types_and_values_that_are_not_finite(run: Run) -> None:
     assert (join["output_nonfinite"], join["output_min"], join["output_max"]) == (27, None, None)
     assert join["output_values"][0][2] == [[None] * 3] * 3
     assert errors == (
-        "Note: not shown: 3 operations that are no modules (1 mul, 1 sub, 1 div); --ops shows them\n"
+        "Note: not shown: 3 operations that are not modules (1 mul, 1 sub, 1 div); --ops shows them\n"
         "Note: 1 chosen layer did not run: idle\n"
     )
 
@@ -174,7 +174,7 @@ def test_calls_without_a_gradient_are_in_a_note(run: Run) -> None:
     assert (status, events[-2:]) == (0, [("backward", "(model)"), ("backward", "main")])
     assert ("forward", "side") in events and ("backward", "side") not in events
     assert errors == (
-        "Note: not shown: 1 operation that is no module (1 add); --ops shows them\n"
+        "Note: not shown: 1 operation that is not a module (1 add); --ops shows them\n"
         "Note: 1 call has no gradient and no backward event: side\n"
     )
     _, out, errors = run("nets.py:Blind", "cat.png", "--type", "Linear", "--events", "--format", "tsv")
@@ -188,7 +188,7 @@ def test_calls_without_a_gradient_are_in_a_note(run: Run) -> None:
         (("--categories", "names.txt"), 2, "--categories needs --events; there is no backward pass; add --events"),
         (("--events", "--target", "9"), 1, "no class 9"),
         (("tiny.png", "tiny.png"), 2, "expected one image, or two for optical flow, got 3"),
-        (("tiny.png",), 2, "nets.py:ones takes one image; there are 2"),
+        (("tiny.png",), 2, "nets.py:ones takes one image; 2 were given; give one"),
     ],
 )
 def test_wrong_usage_is_one_line(run: Run, words: tuple[str, ...], status: int, message: str) -> None:

@@ -60,7 +60,7 @@ def test_twenty_sigmoids_vanish_in_one_chain() -> None:
     least = min(small, key=lambda p: p.ratio or 0)
     begin = f"the gradient of '{small[-1].name}' has norm {small[-1].gradient.norm:.2g}, {small[-1].ratio:.2g} of the"
     assert found.evidence == (
-        f"{begin} weight's norm; likewise all {len(small) - 1} weights nearer the input, least in '0.weight':"
+        f"{begin} weight's norm; also affected: all {len(small) - 1} weights nearer the input, least in '0.weight':"
         f" {least.ratio:.2g}"
     )
     assert (found.numbers["worst"], found.numbers["worst_ratio"]) == ("0.weight", least.ratio)
@@ -86,7 +86,7 @@ def test_a_chain_in_the_middle_says_how_many_of_those_before_it() -> None:
         net[at + 1] = Function(lambda x: (x * 1e-9).relu())
     (found,) = findings_of(net)
     assert (found.layer, found.numbers["weights"]) == ("4", 2)
-    assert "; likewise 1 of the 2 weights nearer the input, least in '" in found.evidence
+    assert "; also affected: 1 of the 2 weights nearer the input, least in '" in found.evidence
 
 
 def test_a_dead_relu_stops_all_before_it() -> None:
@@ -95,7 +95,7 @@ def test_a_dead_relu_stops_all_before_it() -> None:
     (found,) = findings_of(net)
     assert (found.finding, found.layer) == ("vanishing-gradient", "6")
     zero = "the gradient of '6.weight' is 0 everywhere, because the input is 0"
-    assert found.evidence == f"{zero}; so are those of all 3 weights nearer the input"
+    assert found.evidence == f"{zero}; also affected: all 3 weights nearer the input"
     assert found.meaning == CATALOGUE["vanishing-gradient"].text("zero up to the input") and found.severity == "error"
 
 
@@ -108,7 +108,7 @@ def test_weights_scaled_up_explode_in_one_chain() -> None:
     report = layer_gradients(net, picture(), SCORE)
     worst = max((p for p in report.parameters if len(p.shape) > 1), key=lambda p: p.ratio or 0)
     assert found.evidence.endswith(
-        f"likewise all 10 weights nearer the input, most in '{worst.name}': {worst.ratio:.2g}"
+        f"also affected: all 10 weights nearer the input, most in '{worst.name}': {worst.ratio:.2g}"
     )
     assert " times the weight's norm; " in found.evidence
     assert all(layer_finding_names(layer, report.parameters) == (found.finding,) for layer in report.layers)
@@ -119,7 +119,7 @@ def test_nearer_the_input_is_by_execution() -> None:
     net = Function(lambda net, x: net.head(net.stem(x).mean((2, 3))))
     net.head, net.stem = nn.Linear(4, 2), nn.Conv2d(3, 4, 3)
     (found,) = findings_of(net, thresholds=GradientThresholds(vanishing=1e2))
-    assert found.layer == "head" and "; likewise the weight nearer the input, least in '" in found.evidence
+    assert found.layer == "head" and "; also affected: the weight nearer the input, least in '" in found.evidence
 
 
 def test_a_loss_of_zero_is_named() -> None:
@@ -232,10 +232,9 @@ def test_frozen_layers_without_a_graph_have_both_findings() -> None:
     assert cut.evidence.endswith("runs under no_grad; 2 calls, from 'one' on, get none")
     assert cut.evidence.startswith("no graph inside 'one': conv2d at test_findings.py:")
     assert frozen.evidence == (
-        "2 layers from 'one' to 'two' are frozen (requires_grad is False): 4 parameters; besides, no gradient reaches"
-        " them"
+        "2 layers from 'one' to 'two' are frozen (requires_grad is False): 4 parameters, and no gradient reaches them"
     )
-    assert "requires_grad alone would not help" in frozen.meaning and frozen.numbers["cut_off"] == 2
+    assert "requires_grad=True alone would not help" in frozen.meaning and frozen.numbers["cut_off"] == 2
     # also where the layers asked for do not show it, and where nobody looked for stops
     report = layer_gradients(backbone(), picture(), "mse", "head")
     assert anything_unreached(report)

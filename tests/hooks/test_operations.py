@@ -1,4 +1,4 @@
-"""Operations that are no modules: which are observed, in which module, and with which results."""
+"""Operations that are not modules: which are observed, in which module, and with which results."""
 
 from __future__ import annotations
 

@@ -542,7 +542,7 @@ UNREADABLE = {
     "a" * 5000: f"'{{path}}' cannot be read: {os.strerror(errno.ENAMETOOLONG)}",
     "a\0b.png": "'{folder}/a\\x00b.png' cannot be read: embedded null byte",
     "\x1b[31m\n": "no picture '{folder}/\\x1b[31m\\n'; check the path",
-    "empty.png": "'{path}' is empty; 0 bytes; save or download the picture again",
+    "empty.png": "'{path}' is empty; save or download the picture again",
 }
 
 

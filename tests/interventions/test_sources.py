@@ -33,7 +33,7 @@ def test_a_direction_in_each_kind_of_file(tmp_path: Path) -> None:
             "no direction in photo.png; give a .npy, .pt or .safetensors file",
         ),
         ("notes", b"", "no direction in notes; give a .npy,"),
-        ("a.pt", b"damaged, as it seems", "cannot read weights a.pt: damaged, cut short or not a checkpoint"),
+        ("a.pt", b"damaged, as it seems", "cannot read weights a.pt: damaged, incomplete or not a checkpoint"),
         ("a.npz", b"PK\x03\x04 cut off", "a.npz is not a NumPy file of numbers; save one with numpy.save"),
         ("a.npy", b"damaged, as it seems", "a.npy is not a NumPy file of numbers; save one with numpy.save"),
         ("a.png", None, "cannot read a.png: No such file or directory; name a file that exists"),

@@ -245,7 +245,7 @@ def saved(content: Any, zipped: bool = True) -> bytes:
 
 STATE = {"a": torch.arange(1000.0)}
 HEADER = json.dumps({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 9]}}).encode()
-DAMAGED = "damaged, cut short or not a checkpoint"
+DAMAGED = "damaged, incomplete or not a checkpoint"
 FILES = {
     "empty": (b"", "the file is empty"),
     "text": (b"not a checkpoint, whatever its name says\n", DAMAGED),
@@ -255,8 +255,8 @@ FILES = {
     "zip, cut late": (saved(STATE)[:-40], DAMAGED),
     "old format, cut early": (saved(STATE, zipped=False)[:40], DAMAGED),
     "old format, cut late": (saved(STATE, zipped=False)[:-40], DAMAGED),
-    "safetensors, cut": (serialized(STATE)[:2000], "damaged or cut short"),
-    "safetensors, inconsistent": (struct.pack("<Q", len(HEADER)) + HEADER + b"x" * 9, "damaged or cut short"),
+    "safetensors, cut": (serialized(STATE)[:2000], "damaged or incomplete"),
+    "safetensors, inconsistent": (struct.pack("<Q", len(HEADER)) + HEADER + b"x" * 9, "damaged or incomplete"),
     "list": (saved([torch.zeros(2)]), "no state dict in {path}; it holds a list; save model.state_dict()"),
     "tensor": (saved(torch.zeros(2)), "no state dict in {path}; it holds a Tensor; save model.state_dict()"),
     "nothing": (saved({}), "no state dict in {path}; it holds nothing; save model.state_dict()"),

@@ -133,12 +133,12 @@ def test_a_download_lands_in_torchs_cache_and_is_used_again(server: Server, url:
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
-        ("cut", "is cut short or damaged; try again"),
+        ("cut", "is incomplete or damaged; try again"),
         ("chunked cut", "the answer broke off after"),
         ("404", "Not Found"),
         ("silent", "no answer within 0.3 seconds"),
         ("stalls", "timed out"),
-        ("another hash", "cut short or damaged"),
+        ("another hash", "incomplete or damaged"),
     ],
 )
 def test_a_failed_download_is_one_line_in_time_and_leaves_nothing(
@@ -229,7 +229,7 @@ def test_auto_goes_on_with_random_weights_and_says_so(server: Server, url: str, 
 
 def test_default_and_names_are_strict(server: Server, url: str) -> None:
     for name in ("NOPE", "ResNet18_Weights.IMAGENET1K_V1", "IMAGENET1K_V2"):
-        with pytest.raises(WeightsError, match=f"no weights '{name}' for squeezenet1_1; there are IMAGENET1K_V1"):
+        with pytest.raises(WeightsError, match=f"no weights '{name}' for squeezenet1_1; it has IMAGENET1K_V1"):
             load_model("squeezenet1_1", weights=name)
     assert server.asked == 0
     server.mode = "404"

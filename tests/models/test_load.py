@@ -202,7 +202,7 @@ def test_shapes_has_no_weights_of_torchvision() -> None:
 
 def test_shapes_is_never_random_because_its_file_is_damaged_or_missing(shapes_file: Path) -> None:
     shapes_file.write_bytes(shapes_file.read_bytes()[:50_000])
-    with pytest.raises(WeightsError, match="damaged or cut short"):
+    with pytest.raises(WeightsError, match="damaged or incomplete"):
         load_model("shapes")
     shapes_file.unlink()
     for weights in ("auto", "default"):

@@ -89,7 +89,7 @@ BOMBS = [
     ("checkpoint", zip_of("archive/data/0", SIZE), "would unpack to 268,435,456; save model.state_dict()"),
     ("checkpoint", zip_of("archive/data.pkl", 65 << 20), "its list of tensors has 68,157,440 bytes"),
     ("checkpoint", safetensors_header, "its list of tensors has 104,857,600 bytes"),
-    ("checkpoint", sparse(b""), "damaged, cut short or not a checkpoint"),
+    ("checkpoint", sparse(b""), "damaged, incomplete or not a checkpoint"),
     ("checkpoint", "/dev/zero", "it is a pipe or a device; give a file"),
     ("statistics", statistics_of([SIZE >> 3], SIZE), "its arrays are far larger than the file"),
     ("statistics", statistics_of([1], SIZE), "is damaged"),

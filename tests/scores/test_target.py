@@ -123,9 +123,9 @@ def test_a_name_that_fits_several_classes_lists_them() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("tabi", "no class 'tabi'; nearest: tabby; or give a number or top:K"),
-        ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; or give a number or top:K"),
-        ("-1", "no class '-1'; there are 10: tabby, ...; or give a number or top:K"),
+        ("tabi", "no class 'tabi'; nearest: tabby; give a name, a number or top:K"),
+        ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; give a name, a number or top:K"),
+        ("-1", "no class '-1'; there are 10: tabby, ...; give a name, a number or top:K"),
         ("10", "no class 10; the model has 10 classes: 0 to 9"),
         ("1,fox,12", "'fox' is in the names of 2 classes; 4 red fox, 9 Arctic fox; give one of the numbers"),
         ("1,10", "no class 10; the model has 10 classes: 0 to 9"),

@@ -189,8 +189,8 @@ def chain_of(scale: float) -> nn.Sequential:
 @pytest.mark.parametrize(
     ("scale", "name", "calls", "text"),
     [
-        (1e9, "exploding-activations", 2, "; 1 call after it too, up to 3"),
-        (1e-9, "vanishing-activations", 3, "; 2 calls after it too, up to 4"),
+        (1e9, "exploding-activations", 2, "; also affected: 1 call after it, up to 3"),
+        (1e-9, "vanishing-activations", 3, "; also affected: 2 calls after it, up to 4"),
     ],
 )
 def test_what_later_calls_inherit_is_one_finding(scale: float, name: str, calls: int, text: str) -> None:
@@ -218,7 +218,7 @@ def test_a_layer_of_zeros_is_reported_and_later_layers_are_not() -> None:
     net[2].bias.data.fill_(0.5)
     (finding,) = diagnose(measured(net, some(20, 3, 9, 9)))
     assert (finding.finding, finding.layer) == ("constant-output", "2")
-    assert finding.evidence == "all 4 channels have the value 0.5 throughout; 3 calls after it too, up to 5"
+    assert finding.evidence == "all 4 channels have the value 0.5 everywhere; also affected: 3 calls after it, up to 5"
 
 
 def test_equal_images_are_one_finding_and_one_image_is_none() -> None:
@@ -227,7 +227,8 @@ def test_equal_images_are_one_finding_and_one_image_is_none() -> None:
     (finding,) = diagnose(measured(net, pictures()[:1].expand(20, -1, -1, -1), layers=layers))
     assert (finding.finding, finding.layer, finding.numbers["layers"]) == ("constant-output", "features.0.0", 4)
     assert (
-        finding.evidence == "the output is the same for all 20 images; 3 calls after it too, up to features.1.2.block.0"
+        finding.evidence
+        == "the output is the same for all 20 images; also affected: 3 calls after it, up to features.1.2.block.0"
     )
     assert diagnose(measured(net, pictures()[:1], layers=layers)) == []
 
@@ -385,8 +386,7 @@ def test_dead_channels_on_few_images_are_only_counted(images: int, words: str) -
     assert totals.statistics()[1].dead_channels == (5,)
     if words:
         assert (
-            finding.evidence
-            == f"1 channel of 1 call had one value on {words}, which may be chance; see the column dead"
+            finding.evidence == f"1 channel of 1 call is constant on {words}: may be false alarms, see the column dead"
         )
         assert finding.layer == ""
 

@@ -220,7 +220,11 @@ def test_a_chosen_layer_without_the_quantity_breaks_the_limit(layers: str, limit
 def test_a_limit_that_no_call_can_be_checked_against_is_broken() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
     (found,) = checked(net, max_saturated=0.5).broken
-    assert (found.limit, found.layer, found.evidence) == ("max-saturated", "", "no call has this quantity")
+    assert (found.limit, found.layer, found.evidence) == (
+        "max-saturated",
+        "",
+        "nothing was checked: no call has this value",
+    )
     assert not checked(net, max_saturated=0.5, allow_unmeasured=True).broken
     (found,) = checked(net, no_nan=True, allow="*").broken
     assert (found.limit, found.layer) == ("no-nan", "")

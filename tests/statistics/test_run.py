@@ -232,7 +232,7 @@ def test_an_image_is_the_same_under_another_name() -> None:
     notes: list[tuple[str, str]] = []
     paths = [f"moved/{name}" for name in ("0.png", "bad.png", "1.png", "2.png", "0.png")]
     saved = measure(*paths, save="s.json", resume=True, on_note=lambda *note: notes.append(note))
-    assert notes == [("moved/0.png", "it counts twice: an image before it has the same content")]
+    assert notes == [("moved/0.png", "counted twice: an earlier image has the same content")]
     assert progress_of(saved) == (4, 5, 1) and len(set(saved.totals.pictures)) == 3
 
 

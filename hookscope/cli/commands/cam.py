@@ -108,7 +108,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
 def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: OutputPath) -> None:
     """Refuse a sheet that cannot be drawn or written, before anything is computed."""
     if len(paths) > 1:
-        raise UsageError(f"--sheet {sheet} takes one image", f"there are {len(paths)}")
+        raise UsageError(f"--sheet {sheet} takes one image", f"{len(paths)} were given", "give one")
     if options.target.count > _MOST_CLASSES:
         raise UsageError(
             f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {options.target}", "ask for fewer"

@@ -38,7 +38,7 @@ _COLUMNS = Columns(FIELDS, ("part",), least_needed=({"index"}, {"allowed"}))
 @shared.selection_option("--allow", "allow", "Layers without limits, as in --layer; repeatable.", metavar="LAYER")
 @click.option("--allow-unmeasured", is_flag=True, help="Allow what cannot be checked against a limit.")
 @shared.file_option("--junit", "Also write the result as JUnit XML.")
-@measuring_options("every call, operations that are no modules, and (model)")
+@measuring_options("every call, operations that are not modules, and (model)")
 @shared.format_option
 def command(
     job: MeasureOptions,
@@ -63,7 +63,7 @@ def command(
     This command is made for CI. It prints a row for each broken limit, and only the header if no limit is broken. IMAGE
     is a file, a folder, a glob, or - for standard input.
 
-    Without --layer and --type the command checks every call of every module, operations that are no modules, and what
+    Without --layer and --type the command checks every call of every module, operations that are not modules, and what
     the model returns, which is called (model). Each is checked only against limits that have a meaning for it:
     --max-saturated for functions with a bound; --max-dead and --min-rank for convolutions, Linear layers, activation
     functions and the model. The summary says how many calls were checked against which limit.

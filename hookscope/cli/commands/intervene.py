@@ -256,7 +256,7 @@ def _draw(
 ) -> None:
     """Write the page of ``--grid``, unless nothing was changed."""
     if not effect.changed:
-        output.note(f"Note: {path} is not written")
+        output.note(f"Note: {path} was not written")
         return
     words = [f"{change.where} {change.spec.text}" for change in changes]
     page = interventions.draw_effect(effect, subject.images[0], subject.net, interventions=words, seed=seed)

@@ -65,7 +65,7 @@ class ImageFiles:
         if net.family != "optical_flow":
             return [[path] for path in self.paths]
         if len(self.paths) > 2:
-            raise UsageError("optical flow takes one or two images", f"there are {len(self.paths)}")
+            raise UsageError("optical flow takes one or two images", f"{len(self.paths)} were given")
         return [self.paths]
 
     def rows(

@@ -64,7 +64,7 @@ def _is_first_today(model: str) -> bool:
 
 
 _TO_SAY = {
-    ("size", "values"): ("its input", "--preprocess, --mean, --std, --size"),
+    ("size", "values"): ("its preprocessing", "--preprocess, --mean, --std, --size"),
     ("size",): ("its input size", "--size, --resize"),
     ("values",): ("its mean and std", "--mean, --std, --range"),
 }
@@ -73,7 +73,7 @@ _TO_SAY = {
 def _assumption(preprocess: models.Preprocess) -> str:
     """What a model leaves open, what is assumed, and how to say otherwise."""
     what, options = _TO_SAY[preprocess.assumed]
-    return f"says nothing of {what}: assumed {preprocess.assumption}; say otherwise with {options}"
+    return f"does not state {what}: assumed {preprocess.assumption}; change it with {options}"
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +143,7 @@ class ModelAndImages:
         files.read_first()
         net = options.load(pictures=bool(paths))
         if len(paths) > 1 and net.family != "optical_flow":
-            raise UsageError(f"{net.name} takes one image", f"there are {len(paths)}")
+            raise UsageError(f"{net.name} takes one image", f"{len(paths)} were given", "give one")
         images = [files.read(path, net.preprocess.frames) for path in paths]
         tensors = [net.prepare(image) for image in images]
         return cls(net, images, tensors, net.inputs(*tensors) if tensors else ())

@@ -189,7 +189,7 @@ ops_option = click.option(
     "--ops/--no-ops",
     "ops",
     default=None,
-    help="Also use operations that are no modules, such as torch.relu and +: 'block1::relu', '::add'.",
+    help="Also use operations that are not modules, such as torch.relu and +: 'block1::relu', '::add'.",
 )
 
 

@@ -177,7 +177,7 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
             f"no backward pass ran before the step of {now['optimizer_type']}", "no backward", numbers=numbers
         )
     if now["loss_without_graph"]:
-        words = f"none of {held} parameters gets a gradient: the loss has no graph, backward starts and ends at it"
+        words = f"none of {held} parameters gets a gradient: the loss has no graph, so backward reaches nothing"
         return Evidence(words, "no path", numbers=numbers)
     had_some = any(row.get("with_gradient") != row.get("zero_gradients") for row in now.rows[: now.at])
     if now["with_gradient"] and had_some:  # the loss has converged, or layers have died: a symptom
@@ -225,7 +225,7 @@ def _probabilities(now: History) -> Evidence | None:
         return None
     made = f"made by {fed_by.lower()}" if by_name else "positive and sums to 1"
     own = "sigmoid" if function == "binary_cross_entropy_with_logits" else "softmax"
-    words = f"what goes into {function or 'cross_entropy'} is {made}; it computes the {own} itself"
+    words = f"the input of {function or 'cross_entropy'} is {made}, but the loss computes the {own} itself"
     return Evidence(words, numbers={"loss_input": fed_by})
 
 
@@ -236,7 +236,7 @@ def _loss_input(now: History) -> Evidence | None:
     if now["softmax_over_batch"]:
         return Evidence("the softmax before nll_loss runs over dim 0, the batch", "wrong dim", numbers=numbers)
     if function == "nll_loss" and fed_by in (*_PROBABILITIES, *_SCORES):
-        words = f"nll_loss gets what {fed_by.lower()} puts out, no log-probabilities"
+        words = f"nll_loss gets the output of {fed_by.lower()}, not log-probabilities"
         return Evidence(words, "no logarithm", numbers=numbers)
     if function in ("cross_entropy", "binary_cross_entropy_with_logits") and fed_by in _CUTTING:
         return Evidence(f"{fed_by.lower()} cuts off the logits that go into {function}", numbers=numbers)
@@ -293,7 +293,7 @@ def _target_constant(now: History) -> Evidence | None:
     others = {row.get("target_min") for row in now.rows if row.get("target_min") == row.get("target_max")}
     numbers = {"targets": count, "class": target}
     if len(others) > 1:
-        words = f"all {count} targets of a batch are of one class, here class {target:.0f}, in another batch of another"
+        words = f"all {count} targets of a batch are of one class: here class {target:.0f}, in other batches another"
         return Evidence(words, "sorted", numbers=numbers)
     return Evidence(f"all {count} targets are class {target:.0f}", numbers=numbers)
 

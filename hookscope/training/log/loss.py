@@ -66,8 +66,8 @@ def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFi
     if len(smooth) - begin < thresholds.patience or smooth[-1] - smooth[lowest] < least:
         return
     at_lowest = step_words(int(loss.steps[lowest]), loss.times[lowest])
-    text = f"from {loss.losses[lowest]:.4g} at step {at_lowest}, its lowest, to {smooth[-1]:.4g} (median of the last)"
-    text += f" at step {int(loss.steps[-1]):,}"
+    text = f"the lowest loss is {loss.losses[lowest]:.4g} at step {at_lowest}; at step {int(loss.steps[-1]):,} it is"
+    text += f" {smooth[-1]:.4g} (median of the last)"
     yield _finding("loss-rises", loss, begin, len(smooth) - 1, text, {"lowest": smooth[lowest], "last": smooth[-1]})
 
 

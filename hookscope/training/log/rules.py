@@ -213,7 +213,7 @@ def _slope(layer: LayerSeries) -> Array:
 
 def _slope_words(layer: LayerSeries, at: int) -> str:
     slope = percent(max(float(_slope(layer)[at]), 0.0))
-    return f"so near its bounds that its mean slope is {slope} of the steepest"
+    return f"its values are near its bounds: the mean slope is {slope} of the steepest"
 
 
 @Rule(CATALOGUE["saturated"], "activation_std", "slope", _slope_words, lowest=True)
@@ -224,7 +224,7 @@ def _mean_slope(context: LayerContext) -> Array:
 def _gradient_words(layer: LayerSeries, at: int) -> str:
     norm, ratio = layer.values["gradient_norm"][at], gradient_to_weight(layer)[at]
     if math.isnan(norm):
-        return "the norm of its gradient is beyond what numbers can hold"
+        return "the norm of its gradient overflows"
     return f"its gradient has norm {norm:.2g}, {ratio:.2g} of the weight's norm"
 
 
@@ -303,7 +303,7 @@ def _others_change(context: LayerContext) -> Mask:
 
 def _no_update_words(layer: LayerSeries, at: int) -> str:
     norm = layer.values["weight_gradient_norm"][at]
-    text = f"its gradient has norm {norm:.2g}, but a step leaves its weight as it is"
+    text = f"its gradient has norm {norm:.2g}, but a step does not change its weight"
     rate = layer.values["learning_rate"][at]
     return text if math.isnan(rate) else f"{text} (learning rate {rate:g})"
 
@@ -321,7 +321,7 @@ def _no_update(context: LayerContext) -> Array:
 
 def _update_words(layer: LayerSeries, at: int) -> str:
     rate, update = layer.values["learning_rate"][at], layer.values["update_to_weight"][at]
-    text = f"a step changes its weight by {update:.2g} of its norm" if update else "a step leaves its weight as it is"
+    text = f"a step changes its weight by {update:.2g} of its norm" if update else "a step does not change its weight"
     return text if math.isnan(rate) else f"{text} (learning rate {rate:g})"
 
 

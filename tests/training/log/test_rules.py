@@ -345,8 +345,8 @@ def test_masked_scores_are_a_note_and_hide_no_other_finding() -> None:
     [
         (NO_GRADIENT, "no-gradient", "no gradient arrives"),
         ({"gradient_norm": 0.0}, "no-gradient", "its gradient is 0 everywhere"),
-        ({"update_to_weight": 0.0, "learning_rate": 0.0}, "no-update", "leaves its weight as it is (learning rate 0)"),
-        ({"update_to_weight": 0.0}, "no-update", "leaves its weight as it is (learning rate 0.1)"),
+        ({"update_to_weight": 0.0, "learning_rate": 0.0}, "no-update", "does not change its weight (learning rate 0)"),
+        ({"update_to_weight": 0.0}, "no-update", "does not change its weight (learning rate 0.1)"),
     ],
 )  # fmt: skip
 def test_a_run_in_which_nothing_changes_is_an_error_of_all_layers(change: Row, name: str, words: str) -> None:
