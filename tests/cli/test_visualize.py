@@ -146,7 +146,7 @@ def test_optical_flow_takes_two_pictures(run: Run, here: Path) -> None:
     provenance = read_provenance(here / "x.png")
     assert (provenance["image"], provenance["second"]["image"]) == ("cat.jpg", "dog.png")
     assert provenance["sha256"] != provenance["second"]["sha256"]
-    message = "optical flow takes one or two images; there are 3"
+    message = "optical flow takes one or two images; 3 were given"
     one_error(run("cat.jpg", "dog.png", "cat.jpg", model="nets.py:Flow"), 2, message)
     assert run("cat.jpg", "-o", "y.png", model="nets.py:Flow")[0] == 0
 

@@ -82,7 +82,7 @@ def test_a_loss_that_rises_for_good() -> None:
     [found] = told(rising.tolist())
     assert (found.finding, found.layer, found.lasts, found.last_step) == ("loss-rises", "", True, 590)
     assert 400 <= found.step <= 450
-    assert f"to {found.numbers['last']:.4g} (median of the last) at step 590" in found.evidence
+    assert f"at step 590 it is {found.numbers['last']:.4g} (median of the last)" in found.evidence
 
 
 def test_a_loss_that_rises_and_falls_again_is_no_finding() -> None:

@@ -173,7 +173,7 @@ def test_a_gradient_explodes_in_a_single_step() -> None:
     assert (finding.finding, finding.layer) == ("exploding-gradient", "b")
     assert finding.evidence == "at step 200 (20 s): its gradient has norm 5e+03, 5e+03 of the weight's norm"
     [finding] = findings_of(in_layer("b", {"gradient_norm": None}, 200, 250))
-    assert finding.evidence.endswith("the norm of its gradient is beyond what numbers can hold")
+    assert finding.evidence.endswith("the norm of its gradient overflows")
     assert finding.numbers["worst"] is None
 
 
