@@ -87,7 +87,8 @@ class ArrayFile:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         if error is not None:
-            self._open.__exit__(kind, error, where)
+            with contextlib.suppress(OSError):  # the disk that was full before; the first error says which file
+                self._open.__exit__(kind, error, where)
             return
         with self._write_errors():
             self._open.close()
