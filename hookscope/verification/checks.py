@@ -136,7 +136,7 @@ def verify(
     """
     net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE
     with _quiet_pass():
-        passes = PairedPasses.run(net, list(pictures), Selection.of(layers), types and tuple(types))
+        passes = PairedPasses.run(net, list(pictures), Selection.of(layers), None if types is None else tuple(types))
     with _quiet_pass():
         check, edges = _feature_extractor(passes, net_tolerance)
     yield check
