@@ -162,7 +162,7 @@ def test_an_unseen_class_alone_is_drawn_on_the_scale_of_the_best(run: Run, here:
 
 
 def test_a_still_is_repeated_as_a_clip_with_a_map_for_each_frame(run: Run) -> None:
-    status, out, errors = run("cat.jpg", "--type", "Conv3d", "--raw", "x.npy", model="nets.py:Clip")
+    status, out, errors = run("cat.jpg", "--raw", "x.npy", model="nets.py:Clip")
     [row], values = rows(out), np.load("x.npy")
     assert (status, row["shape"], list(values.shape)) == (0, [16, 32, 32], [16, 32, 32])
     assert row["max"] == pytest.approx(float(values.mean(0).max()))

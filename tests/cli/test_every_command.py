@@ -151,7 +151,12 @@ WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
     (OF_LAYERS, ["--layer", ""], 2, "empty layer selection"),
     (OF_LAYERS, ["--layer", "99"], 1, "no index 99; there are ...calls: 0 to "),
     (OF_LAYERS, ["--layer", "1:2:3:4"], 2, "bad range '1:2:3:4'"),
-    ([*OF_LAYERS, "list-layers"], ["--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
+    (
+        [*(name for name in OF_LAYERS if name != "cam"), "list-layers"],
+        ["--type", "Conv3d"],
+        1,
+        "no layer of type Conv3d; the model has ",
+    ),
     (OF_LAYERS, ["--layer", "conv1", "--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
     (WORDS, ["--format", "xml"], 2, "'xml' is not one of "),
     (WORDS, ["--no-such-option"], 2, "has no option --no-such-option"),
