@@ -72,7 +72,7 @@ def test_pictures_that_hookscope_drew_are_skipped_in_folders(tmp_path: Path) -> 
     with pytest.warns(ImageWarning, match=r"b\.png is skipped"):
         assert find_pictures([f"{tmp_path}/a.png", str(tmp_path / "d")]) == [photo, other]
     assert find_pictures([str(sheet), f"{tmp_path}/b*"]) == [str(sheet)] * 2  # named
-    with pytest.raises(ImageError, match=r"it has 1 hookscope picture;"):
+    with pytest.raises(ImageError, match=r"it holds 1 hookscope picture;"):
         find_pictures([str(plot.parent)])
 
 
@@ -167,7 +167,7 @@ def test_a_folder_without_pictures_lists_its_content(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / ".hidden").touch()
     line = refusal(tmp_path)
-    assert line.startswith(f"no pictures in '{tmp_path}'; it has ")
+    assert line.startswith(f"no pictures in '{tmp_path}'; it holds ")
     assert "2 files" in line and "1 hidden name" in line and "such as HEIC (HEIF) in 'IMG_1.heic'" in line
     assert line.endswith("; name a folder with JPEG, PNG or similar files")
 
