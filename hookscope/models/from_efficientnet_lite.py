@@ -23,7 +23,7 @@ PARAMETERS = 4_652_008
 
 
 class EfficientNetLiteSource(ModelSource):
-    """``efficientnet-lite0``, with the extra of the same name."""
+    """``efficientnet-lite0``, with the extra ``imagenet``."""
 
     def matches(self, model: str) -> bool:
         return model == _NAME

@@ -1,0 +1,8 @@
+from .facts import (
+    CallFacts as CallFacts,
+    ImageMaps as ImageMaps,
+    InspectedImage as InspectedImage,
+    InspectedLayer as InspectedLayer,
+    Inspection as Inspection,
+    Place as Place,
+)

@@ -1,0 +1,175 @@
+"""What an inspection found: the page, the rows and the lines on a terminal are views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.drawing import Tiles
+from hookscope.explain import ClassActivationMap
+from hookscope.findings import Finding
+from hookscope.hooks import Call, Shape
+from hookscope.scores import Prediction
+
+
+@dataclass(frozen=True)
+class InspectedImage:
+    """One image, and what the model answered.
+
+    Attributes:
+        name: The file, or how the caller named it.
+        sha256: Of the file; empty for an image that is no file.
+        seen: The image as the network received it, ``(H, W)`` RGB; the middle frame of a clip.
+        frames: Number of frames.
+        predictions: The best classes, the best first; empty for a model without scores of classes.
+        cam: The Grad-CAM of the best class at the last layer with a map; None if there is none.
+        without_cam: Why there is none, else empty.
+    """
+
+    name: str
+    sha256: str
+    seen: Image.Image
+    frames: int
+    predictions: tuple[Prediction, ...]
+    cam: ClassActivationMap | None
+    without_cam: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """One call of a layer, measured over all images.
+
+    Attributes:
+        call: The call; a block of other layers has no ``order``.
+        shape: Of its output, for one image.
+        params: Number of parameters of the layer, without those of layers in it.
+        macs: Multiply-accumulates of the call, without those of layers in it.
+        low, mean, high: Of the finite values, None if there are none.
+        zeros: Share of values that are exactly 0, from 0 to 1; None without values.
+        nonfinite: Number of NaN and Inf.
+        histogram: Numbers of finite values in equal intervals from ``low`` to ``high``; empty without values.
+    """
+
+    call: Call
+    shape: Shape
+    params: int
+    macs: int
+    low: float | None
+    mean: float | None
+    high: float | None
+    zeros: float | None
+    nonfinite: int
+    histogram: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ImageMaps:
+    """The feature maps of one part of one call for one image.
+
+    Attributes:
+        tiles: All channels as palette indices; each channel has its own scale, and ``low`` and ``high``. Maps of one
+            position have exact ``values`` instead.
+        mean: ``(C,)`` mean of the finite values of each channel.
+        zeros: ``(C,)`` share of values that are exactly 0.
+        answer: ``(C,)`` gradient × activation of the score of the best class, summed over positions; None without
+            gradient.
+        cam: ``(h, w)`` Grad-CAM of the best class at this call; None without gradient, or for maps of one position.
+    """
+
+    tiles: Tiles
+    mean: NDArray[np.float64]
+    zeros: NDArray[np.float64]
+    answer: NDArray[np.float64] | None = None
+    cam: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class InspectedLayer:
+    """A call whose maps are on the page.
+
+    Attributes:
+        call: The call.
+        part: Name of the tensor if the output has several with maps, else empty.
+        axes: Its recognised axes, such as ``N C H W``.
+        frames: Number of frames that stand side by side in each map.
+        images: The maps for each image of the inspection, None where there are none.
+        filters: ``(C, h, w)`` or ``(C, h, w, 3)`` weights of each channel if they can be drawn, else None.
+        names: Names of all channels, such as those of classes; or empty.
+    """
+
+    call: Call
+    part: str
+    axes: str
+    frames: int
+    images: tuple[ImageMaps | None, ...]
+    filters: NDArray[np.float32] | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The key of the call, and the part if there are several."""
+        return f"{self.call.key} {self.part}" if self.part else self.call.key
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place to look at.
+
+    Attributes:
+        kind: Name of a finding, or another reason, such as ``carries-answer``.
+        severity: ``error``, ``warning`` or ``note``.
+        layer: Key of the call or name of the parameter; empty for the input or the whole model.
+        reason: Why, in one sentence with its numbers.
+        channels: The channels that it is about, the most important first; None if it is not about channels.
+        image: Position of the image that it is about; None if it is about all.
+        numbers: The evidence by name.
+        meaning: What it means and what to do about it.
+        finding: The finding that it tells; None for another reason.
+    """
+
+    kind: str
+    severity: str
+    layer: str
+    reason: str
+    channels: tuple[int, ...] | None = None
+    image: int | None = None
+    numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    meaning: str = ""
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found.
+
+    Attributes:
+        model: The MODEL argument, or the class of the module.
+        weights: Label of the weights; begins with ``random`` for a network that is not trained.
+        images: The images, in their order.
+        places: At most twelve places to look at, the most important first.
+        calls: Every call of a layer without layers in it, and of each drawn block, in order of execution.
+        layers: The calls whose maps are kept, in order of execution.
+        findings: All findings, the gravest first.
+        provenance: Versions, command line, preprocessing, SHA-256 of images and checkpoint; JSON.
+        notes: What the reader should know, such as layers without maps.
+    """
+
+    model: str
+    weights: str
+    images: tuple[InspectedImage, ...]
+    places: tuple[Place, ...]
+    calls: tuple[CallFacts, ...]
+    layers: tuple[InspectedLayer, ...]
+    findings: tuple[Finding, ...]
+    provenance: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the weights are random: such a network knows nothing."""
+        return self.weights.startswith("random")

@@ -1,0 +1,1 @@
+from .page import draw_page as draw_page
