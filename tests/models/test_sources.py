@@ -13,6 +13,7 @@ from torch import nn
 from hookscope.cli.main import cli
 from hookscope.errors import ModelError
 from hookscope.models import sources
+from hookscope.models.from_efficientnet_lite import EfficientNetLiteSource
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
@@ -31,7 +32,7 @@ def test_each_kind_of_text_has_its_source() -> None:
 
 
 def test_the_names_are_those_of_torchvision_and_the_bundled_ones() -> None:
-    assert model_names() == tuple(sorted({*torchvision_names(), "shapes"}))
+    assert model_names() == tuple(sorted({*torchvision_names(), "shapes", *EfficientNetLiteSource().names()}))
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:
