@@ -31,6 +31,10 @@ from .hooks import (
     capture as capture,
 )
 from .images import open_image as open_image
+from .inspection import (
+    Inspection as Inspection,
+    inspect as inspect,
+)
 from .interventions import (
     ablate_each as ablate_each,
     draw_ablation as draw_ablation,

@@ -1,3 +1,4 @@
+from .evidence import Evidence as Evidence
 from .facts import (
     CallFacts as CallFacts,
     ImageMaps as ImageMaps,
@@ -6,3 +7,4 @@ from .facts import (
     Inspection as Inspection,
     Place as Place,
 )
+from .run import inspect as inspect

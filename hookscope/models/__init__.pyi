@@ -23,6 +23,7 @@ from .installation import (
 from .load import load_model as load_model
 from .loaded import LoadedModel as LoadedModel
 from .meta_device import meta_forward as meta_forward
+from .metadata import WeightsMetadata as WeightsMetadata
 from .names import package_versions as package_versions
 from .preprocess import Preprocess as Preprocess
 from .preprocess_choice import (

@@ -137,7 +137,7 @@ class StatisticsCollector:
             if batch_norms := _names_of(self.model, BATCH_NORMS):
                 layers = Selection.of_names(batch_norms)
                 stack.enter_context(
-                    Observer(self.model, layers, BATCH_NORMS, partial(self._unseen, self._on_batch_norm))
+                    Observer(self.model, layers, BATCH_NORMS, partial(self.unseen, self._on_batch_norm))
                 )
             self._stack = stack.pop_all()
         return self
@@ -179,8 +179,8 @@ class StatisticsCollector:
         parameters = list(self.model.get_submodule(name).parameters())
         return bool(parameters) and not any(id(parameter) in used for parameter in parameters)
 
-    def _unseen(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call ``function(*args)``, whose calculations are no operations of the model."""
+    def unseen(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call ``function(*args)`` during a pass; its calculations are no operations of the model."""
         with one_thread():
             self._modes.paused(function, *args)
 
@@ -189,7 +189,7 @@ class StatisticsCollector:
             return
         tensors = list(self._tensors_of(output))
         for tensor in tensors:
-            self._unseen(self._measure, call, module, *tensor)
+            self.unseen(self._measure, call, module, *tensor)
         if not tensors:
             self.coverage.unmeasured[call, ""] = "it returned no tensor"
 
