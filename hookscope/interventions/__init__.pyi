@@ -1,6 +1,6 @@
 from .ablation import Ablation as Ablation, ChannelWorth as ChannelWorth, ablate_each as ablate_each
 from .ablation_figure import draw_ablation as draw_ablation
-from .ablation_passes import channel_scores as channel_scores
+from .ablation_passes import channel_scores as channel_scores, scores_without as scores_without
 from .base import Intervention as Intervention, ParameterIntervention as ParameterIntervention
 from .classes import ClassChange as ClassChange, class_changes as class_changes
 from .context import intervene as intervene

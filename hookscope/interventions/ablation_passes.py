@@ -20,6 +20,7 @@ from hookscope.hooks import (
     Maps,
     Observer,
     Selection,
+    Shape,
     buffers_kept,
     channel_axis,
     class_names,
@@ -195,11 +196,16 @@ class _Recorder:
     def _site(
         self, call: Call, part: str, shape: tuple[int, ...], axis: int, live: tuple[int, ...], size: int
     ) -> AblationSite:
-        parts = call.name.split(".") if call.name else []
-        around = [".".join(parts[:length]) for length in reversed(range(len(parts)))]
-        forks = [Fork(name, max(size, self._input_bytes[name])) for name in around if self._runs[name] == 1]
+        around = (name for name in _around(call.name) if self._runs[name] == 1)
+        forks = [Fork(name, max(size, self._input_bytes[name])) for name in around]
         # without a batch axis there can be no copies
         return AblationSite(call, part, shape, axis, live, (Fork(call.name, size), *forks) if axis else ())
+
+
+def _around(name: str) -> list[str]:
+    """The names of the layers around the layer ``name``, the innermost first."""
+    parts = name.split(".") if name else []
+    return [".".join(parts[:length]) for length in reversed(range(len(parts)))]
 
 
 def _channels_in(output: Any, module: nn.Module) -> tuple[Any, ...] | None:
@@ -256,11 +262,11 @@ def rounds(
         channels = left[: (batch_size or forks[0].batch_size) if forks else 1]
         # one copy beside the unchanged one would be no gain: it is checked against a pass of its own
         fork = forks[0] if forks and len(channels) > 1 else None
-        copies = Copies(site, fork, [Zero(channels=channel, positions=positions) for channel in channels])
+        copies = Copies(fork, [(site, Zero(channels=channel, positions=positions)) for channel in channels])
         if fork is None:
             yield channels, copies.scores(with_all.passes)
         elif (scores := _verified(copies, with_all)) is not None and (
-            probed or _verified(Copies(site, fork, _PROBES), with_all, verified=0) is not None
+            probed or _verified(Copies(fork, [(site, probe) for probe in _PROBES]), with_all, verified=0) is not None
         ):
             probed = True
             yield channels, scores
@@ -272,25 +278,32 @@ def rounds(
 
 
 class Copies:
-    """One pass with a batch of copies of the image from a fork on, where intervention ``i`` acts on copy ``i``.
+    """One pass with a batch of copies of the image from a fork on, where change ``i`` acts on copy ``i``.
 
-    The last copy stays unchanged. Without a fork there is one image and one intervention.
+    Changes are in the order in which their sites run. The last copy stays unchanged. Without a fork there is one image
+    and one change.
     """
 
-    def __init__(self, site: AblationSite, fork: Fork | None, interventions: Sequence[Intervention]) -> None:
-        self._site, self._fork, self._interventions = site, fork, interventions
-        self.count = len(interventions) + 1 if fork else 1
-        self.fits = False
-        """Whether the site had all copies in their order."""
+    def __init__(self, fork: Fork | None, changes: Sequence[tuple[AblationSite, Intervention]]) -> None:
+        self._fork, self._changes = fork, changes
+        self._at_first_site = fork is not None and fork.name == changes[0][0].call.name
+        self._waiting = {site.call.key for site, _ in changes}
+        self.count = len(changes) + 1 if fork else 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether every site had all copies in their order."""
+        return not self._waiting
 
     def alone(self, copy: int) -> Copies:
         """The pass of one copy on its own."""
-        return Copies(self._site, None, [self._interventions[copy]])
+        return Copies(None, [self._changes[copy]])
 
     def scores(self, passes: Passes) -> Tensor:
         """Run the pass; scores ``(N, K)``."""
-        names = {self._site.call.name} | ({self._fork.name} if self._fork else set())
-        before = self._before if self._fork and self._fork.name != self._site.call.name else None
+        sites = {site.call.name for site, _ in self._changes}
+        names = sites | ({self._fork.name} if self._fork else set())
+        before = self._before if self._fork and not self._at_first_site else None
         selection = Selection.of_names(sorted(names))
         return passes.scores(Observer(passes.model, selection, ("all",), self._after, on_before=before))
 
@@ -300,24 +313,26 @@ class Copies:
         return map_tensors((args, kwargs), partial(_repeated, count=self.count))
 
     def _after(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if (call.name, call.call) != (self._site.call.name, self._site.call.call):
+        here = [at for at, (site, _) in enumerate(self._changes) if site.call.key == call.key]
+        if not here:
             return None
-        if self._fork is not None and self._fork.name == call.name:
+        if self._at_first_site and 0 in here:
             output = map_tensors(output, partial(_repeated, count=self.count))
-        with_channels = tensors_in(output)[self._site.part]
-        return map_tensors(output, lambda tensor: self._changed(tensor) if tensor is with_channels else tensor)
+        with_channels = tensors_in(output)[self._changes[here[0]][0].part]
+        return map_tensors(output, lambda tensor: self._changed(tensor, here) if tensor is with_channels else tensor)
 
-    def _changed(self, tensor: Tensor) -> Tensor:
-        site = self._site
+    def _changed(self, tensor: Tensor, here: Sequence[int]) -> Tensor:
+        site = self._changes[here[0]][0]
         rows, *rest = site.shape
         if tuple(tensor.shape) != (rows * self.count, *rest):
             return tensor
         values = tensor.dequantize() if tensor.is_quantized else tensor.clone()
         # a layer that works on parts of the image has them on the first axis too: they must be in image order
         images = values.tensor_split(self.count)
-        self.fits = _close(images[0], images[-1])
-        for change, image in zip(self._interventions, images, strict=False):
-            change.write_to(site.call, image, site.part, site.axis)
+        if _close(images[here[0]], images[-1]):
+            self._waiting.discard(site.call.key)
+        for at in here:
+            self._changes[at][1].write_to(site.call, images[at], site.part, site.axis)
         if tensor.is_quantized:  # activations have one scale
             values = torch.quantize_per_tensor(values, tensor.q_scale(), tensor.q_zero_point(), tensor.dtype)
         return values
@@ -374,6 +389,29 @@ def _close(values: Tensor, expected: Tensor) -> bool:
     rounding = 2.0**-10 if values.is_cuda and dtype == torch.float32 else torch.finfo(dtype).eps
     largest = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
     return torch.allclose(values, expected, rtol=0, atol=largest * rounding**0.65, equal_nan=True)
+
+
+def scores_without(
+    model: nn.Module, inputs: tuple[Any, ...], with_all: Tensor, channels: Sequence[tuple[Call, Shape, int]]
+) -> Tensor:
+    """The scores ``(n, K)`` with each of ``n`` channels at 0: a call, the shape of its output and the channel.
+
+    ``with_all`` are the scores ``(1, K)`` with all channels. The channels are in the order in which their calls run;
+    one pass does them all where the model allows it. That of the channel that changes most is verified on its own.
+    """
+    given = Baseline(Passes(model, inputs), with_all, (), (), separate=False)
+    changes: list[tuple[AblationSite, Intervention]] = []
+    for call, shape, channel in channels:
+        parts = shape.items() if isinstance(shape, dict) else [("", shape or ())]
+        part, sizes = next((part, sizes) for part, sizes in parts if len(sizes) > 1)
+        axis = channel_axis(torch.empty(sizes, device="meta"), model.get_submodule(call.name))
+        changes.append((AblationSite(call, part, sizes, axis, (channel,), ()), Zero(channels=channel)))
+    first = channels[0][0].name
+    if len(changes) > 1 and all(site.axis for site, _ in changes):  # without a batch axis there can be no copies
+        for name in (first, *_around(first)):
+            if (scores := _verified(Copies(Fork(name, 0), changes), given)) is not None:
+                return scores
+    return torch.cat([Copies(None, [change]).scores(given.passes) for change in changes])
 
 
 def channel_scores(

@@ -15,6 +15,7 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import InputError, LayerError, NoMapError, TargetError, UsageError
+from hookscope.hooks import capture
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.selection import Call
 from hookscope.interventions import (
@@ -26,6 +27,7 @@ from hookscope.interventions import (
     Zero,
     ablation_passes,
     intervene,
+    scores_without,
 )
 from hookscope.interventions.ablation import Ablation, ablate_each
 from hookscope.interventions.effect import intervention_effect
@@ -143,8 +145,43 @@ def test_many_at_once_are_as_one_by_one(
     channels, scores = next(channels for channels in filled if list(channels[0]) != site.silent)
     assert len(channels) == 6 and tried == [False] * refused + [True]
     for channel, found in zip(channels[:3], scores, strict=False):
-        expected = ablation_passes.Copies(site, None, [Zero(channels=channel)]).scores(with_all.passes)[0]
+        expected = ablation_passes.Copies(None, [(site, Zero(channels=channel))]).scores(with_all.passes)[0]
         assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
+
+
+SEVERAL: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "resnet18": ({}, ["layer3.1.conv1", "layer4.0.downsample.0", "layer4.1.conv2"]),
+    "densenet121": ({}, ["features.denseblock4.denselayer15.conv2", "features.denseblock4.denselayer16.conv2"]),
+    "googlenet": ({"init_weights": False}, ["inception5b.branch1.conv", "inception5b.branch4.1.conv"]),
+    "VisionTransformer": (VIT, ["conv_proj", "encoder.layers.encoder_layer_1.mlp"]),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain_hook(name: str) -> None:
+    kwargs, layers = SEVERAL[name]
+    net, channels, expected, ran = random_net(name, **kwargs), [], [], []
+    with capture(net, layers, types="all") as kept, torch.no_grad():
+        with_all = net(PICTURE)
+    for layer in layers:
+        [call] = [call for call in kept.calls if call.name == layer]
+        shape = tuple(kept[layer].shape)
+        channels += [(call, shape, 1), (call, shape, 6)]
+        tokens = len(shape) == 3
+        for channel in (1, 6):
+            handle = net.get_submodule(layer).register_forward_hook(
+                lambda module, args, output, at=channel, axis=2 if tokens else 1: output.index_fill(
+                    axis, torch.tensor([at]), 0
+                )
+            )
+            with torch.no_grad():
+                expected.append(net(PICTURE)[0])
+            handle.remove()
+    handle = net.register_forward_hook(lambda module, args, output: ran.append(1))
+    scores = scores_without(net, (PICTURE,), with_all, channels)
+    handle.remove()
+    assert len(ran) == 2 and not torch.equal(scores, with_all.expand_as(scores))
+    assert torch.allclose(scores, torch.stack(expected), rtol=0, atol=3e-6 * float(with_all.abs().max()))
 
 
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
