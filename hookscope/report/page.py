@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from hookscope.inspection import Inspection
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hookscope.explain import why_empty
+from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.layers import layer_views
+from hookscope.report.network import Row, engineering, network_rows, outline
+from hookscope.report.pictures import jpeg_address, over_photograph, photograph, small_cam, small_map
 from hookscope.report.template import render
+
+SEVERITY = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
 
 
 def draw_page(inspection: Inspection, *, max_size: int | None = None) -> str:
@@ -14,10 +23,101 @@ def draw_page(inspection: Inspection, *, max_size: int | None = None) -> str:
         inspection: What `inspect` returns.
         max_size: The largest size of the page in bytes; the strongest channels of each layer are kept.
     """
+    rows = network_rows(inspection)
     return render(
         "page.html",
         ("page.css", "layer.css"),
         ("page.js", "layer.js"),
         inspection=inspection,
+        images=[ImageView.of(number, image) for number, image in enumerate(inspection.images)],
+        places=[PlaceView.of(inspection, rows, place) for place in inspection.places],
+        total=Row(0, (), "", None, inspection.calls),
+        rows=rows,
         layers=layer_views(inspection, max_size=max_size),
+        severity=SEVERITY,
+        engineering=engineering,
+        outline=outline,
     )
+
+
+@dataclass(frozen=True)
+class ImageView:
+    """An image as the page shows it: ``seen`` and ``cam`` are addresses of pictures."""
+
+    number: int
+    image: InspectedImage
+    seen: str
+    cam: str
+    without_cam: str
+
+    @classmethod
+    def of(cls, number: int, image: InspectedImage) -> ImageView:
+        shown = photograph(image.seen)
+        seen, cam = jpeg_address(shown), image.cam
+        if cam is None:
+            return cls(number, image, seen, "", image.without_cam)
+        return cls(number, image, seen, jpeg_address(over_photograph(shown, cam.still, shown.width)), why_empty(cam))
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.image.name) or self.image.name
+
+    @property
+    def best(self) -> str:
+        """The class of the Grad-CAM."""
+        answer = self.image.cam.prediction if self.image.cam else self.image.predictions[0]
+        return answer.label or f"class {answer.index}"
+
+
+@dataclass(frozen=True)
+class PlaceView:
+    """A place as the page shows it.
+
+    Attributes:
+        place: The place.
+        link: The part of the page that shows more; empty if there is none.
+        channel: The channel to show there.
+        picture: The address of its thumbnail; empty if there is none.
+        about: What the thumbnail shows.
+        facts: Of its call, whose distribution stands in place of a picture.
+    """
+
+    place: Place
+    link: str
+    channel: int | None
+    picture: str
+    about: str
+    facts: CallFacts | None
+
+    @classmethod
+    def of(cls, inspection: Inspection, rows: Sequence[Row], place: Place) -> PlaceView:
+        layer = _drawn_layer(inspection, place.layer)
+        row = _row(rows, place.layer)
+        channel = place.channels[0] if place.channels and layer is not None else None
+        link = f"layer={layer}" if layer is not None else f"call={row.number}" if row else ""
+        picture, about = _thumbnail(inspection, layer, channel, place.image or 0)
+        return cls(place, link, channel, picture, about, row.facts if row else None)
+
+
+def _drawn_layer(inspection: Inspection, name: str) -> int | None:
+    """The position of the layer with this key, or that has the parameter of this name."""
+    for number, layer in enumerate(inspection.layers):
+        if name in (layer.key, layer.call.key):
+            return number
+    owner = name.rpartition(".")[0]
+    return next((number for number, layer in enumerate(inspection.layers) if owner and layer.call.key == owner), None)
+
+
+def _row(rows: Sequence[Row], name: str) -> Row | None:
+    by_name = {row.name: row for row in reversed(rows)}
+    return (by_name.get(name) or by_name.get(name.rpartition(".")[0])) if name else None
+
+
+def _thumbnail(inspection: Inspection, layer: int | None, channel: int | None, image: int) -> tuple[str, str]:
+    """The address of the map of a channel, else of the Grad-CAM of the layer, and what it shows."""
+    maps = inspection.layers[layer].images[image] if layer is not None else None
+    if layer is None or maps is None:
+        return "", ""
+    if channel is not None and (picture := small_map(maps.tiles, channel)):
+        return picture, f"Feature map of channel {channel}"
+    return small_cam(inspection, layer, image), "Grad-CAM of the layer over the image"

@@ -5,7 +5,17 @@ from __future__ import annotations
 import base64
 import io
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
+
+from hookscope.drawing import Heat, Tiles, draw_heat, palette
+from hookscope.inspection import Inspection
+
+MAPS, HEAT = "viridis", "inferno"
+"""Colour maps of feature maps, and of Grad-CAM over a photograph."""
+
+_LEAST, _MOST, _SMALL = 224, 640, 56  # widths of photographs and of thumbnails, in pixels
 
 
 def png_address(image: Image.Image) -> str:
@@ -24,3 +34,36 @@ def jpeg_address(image: Image.Image, quality: int = 88) -> str:
 
 def _address(kind: str, buffer: io.BytesIO) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def photograph(seen: Image.Image) -> Image.Image:
+    """What the network saw, in a size for the page: small ones magnified by a whole number, large ones reduced."""
+    if seen.width > _MOST:
+        return seen.resize((_MOST, max(1, round(seen.height * _MOST / seen.width))), Image.Resampling.LANCZOS)
+    factor = -(-_LEAST // seen.width)
+    return seen.resize((seen.width * factor, seen.height * factor), Image.Resampling.NEAREST)
+
+
+def over_photograph(seen: Image.Image, cam: NDArray[np.float32], width: int) -> Image.Image:
+    """A class activation map ``(h, w)`` over what the network saw."""
+    height = max(1, round(seen.height * width / seen.width))
+    ground = seen if width > seen.width else seen.resize((width, height), Image.Resampling.BILINEAR)
+    heat = Heat(cam, (0, 0, ground.width, ground.height), max(0.0, float(cam.max())))
+    return draw_heat(ground, heat, width, HEAT)
+
+
+def small_cam(inspection: Inspection, layer: int, image: int = 0) -> str:
+    """The address of a thumbnail of the Grad-CAM of a layer; empty if it has none."""
+    maps = inspection.layers[layer].images[image]
+    if maps is None or maps.cam is None:
+        return ""
+    return jpeg_address(over_photograph(inspection.images[image].seen, maps.cam, _SMALL), 80)
+
+
+def small_map(tiles: Tiles, channel: int) -> str:
+    """The address of the map of a channel in its own size; empty if it has none, or a single position."""
+    if channel not in tiles.channels or tiles.values:
+        return ""
+    image = Image.fromarray(tiles.levels[tiles.channels.index(channel)], "P")
+    image.putpalette(palette(MAPS).tobytes())
+    return png_address(image)

@@ -45,6 +45,8 @@ def _environment() -> Environment:
 
 
 def _as_text(value: Any) -> Any:
+    if value is None:
+        return ""
     return printable(value) if type(value) is str else value
 
 

@@ -1,0 +1,155 @@
+"""The network as a list: the calls of an inspection in order of execution, folded by module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from matplotlib.ticker import EngFormatter
+
+from hookscope.drawing import shape_text
+from hookscope.hooks import MODEL
+from hookscope.inspection import CallFacts, Inspection
+from hookscope.report.pictures import small_cam
+
+_UNFOLDED = 40  # rows that are open at first, at most
+_ENGINEERING = EngFormatter(places=1)
+_HEIGHT = 20  # of a distribution, in units of its drawing
+
+
+@dataclass
+class Row:
+    """A line of the list: a call, or a module with the calls in it.
+
+    Attributes:
+        number: Its position in the list.
+        parents: Positions of the modules that it is in, the outermost first.
+        name: Key of the call, or path of the module.
+        facts: What was measured; None for a module without a call of its own.
+        parts: The facts of all calls in the row.
+        is_module: Whether there are calls in it.
+        is_open: Whether these are shown at first.
+        layer: Position of its view in `Inspection.layers`; None without one.
+        cam: Address of the picture of its Grad-CAM; empty without one.
+    """
+
+    number: int
+    parents: tuple[int, ...]
+    name: str
+    facts: CallFacts | None
+    parts: Sequence[CallFacts]
+    is_module: bool = False
+    is_open: bool = False
+    layer: int | None = None
+    cam: str = ""
+
+    @property
+    def path(self) -> str:
+        """The name without its last part: ``layer1.0.`` of ``layer1.0.conv1``."""
+        return self.name[: self.name.rfind(".") + 1]
+
+    @property
+    def label(self) -> str:
+        return self.name.removeprefix(self.path) or MODEL
+
+    @property
+    def order(self) -> int | None:
+        return self.parts[0].call.order
+
+    @property
+    def type(self) -> str:
+        return self.facts.call.type if self.facts else ""
+
+    @property
+    def shape(self) -> str:
+        return shape_text(self.facts.shape).replace("x", "×") if self.facts else ""
+
+    @property
+    def calls(self) -> int:
+        """Number of calls of layers without layers in them."""
+        return sum(part.call.order is not None for part in self.parts)
+
+    @property
+    def params(self) -> int:
+        """Parameters of all layers in the row, of a layer that is called twice once."""
+        return sum({part.call.name: part.params for part in self.parts}.values())
+
+    @property
+    def macs(self) -> int:
+        return sum(part.macs for part in self.parts)
+
+    @property
+    def values(self) -> int | None:
+        """Number of values of the output for one image."""
+        if self.facts is None or self.facts.shape is None:
+            return None
+        shapes = self.facts.shape.values() if isinstance(self.facts.shape, dict) else [self.facts.shape]
+        return sum(math.prod(shape) for shape in shapes)
+
+    @property
+    def largest(self) -> float | None:
+        """The largest absolute value of the output."""
+        if self.facts is None or self.facts.low is None or self.facts.high is None:
+            return None
+        return max(abs(self.facts.low), abs(self.facts.high))
+
+
+def network_rows(inspection: Inspection) -> list[Row]:
+    """The rows of all calls in order of execution, each module before the calls in it."""
+    rows: list[Row] = []
+    _add_rows(rows, inspection.calls, 0, ())
+    numbers = {layer.call.key: number for number, layer in reversed(list(enumerate(inspection.layers)))}
+    for row in rows:
+        row.layer = numbers.get(row.facts.call.key) if row.facts else None
+        row.cam = small_cam(inspection, row.layer) if row.layer is not None else ""
+    _open_modules(rows)
+    return rows
+
+
+def _add_rows(rows: list[Row], calls: Iterable[CallFacts], depth: int, parents: tuple[int, ...]) -> None:
+    """Append the rows of ``calls``, whose names share their first ``depth`` parts."""
+    for path, run in groupby(calls, key=lambda facts: facts.call.name.split(".")[: depth + 1]):
+        inside = list(run)
+        deeper = [facts for facts in inside if facts.call.name.count(".") > depth]
+        own = [facts for facts in inside if facts.call.name.count(".") <= depth]
+        if not deeper or len(inside) == 1:
+            rows += (_call_row(len(rows) + at, parents, facts) for at, facts in enumerate(inside))
+            continue
+        *before, last = own or [None]  # a block ends after the layers in it
+        name = last.call.key if last else ".".join(path)
+        number = len(rows)
+        rows.append(Row(number, parents, name, last, inside, is_module=True))
+        rows += (_call_row(len(rows) + at, (*parents, number), facts) for at, facts in enumerate(before) if facts)
+        _add_rows(rows, deeper, depth + 1, (*parents, number))
+
+
+def _call_row(number: int, parents: tuple[int, ...], facts: CallFacts) -> Row:
+    return Row(number, parents, facts.call.key, facts, [facts])
+
+
+def _open_modules(rows: Sequence[Row]) -> None:
+    """Open level after level of modules as long as the list stays short."""
+    for depth in range(max((len(row.parents) for row in rows), default=0)):
+        if sum(len(row.parents) <= depth + 1 for row in rows) > _UNFOLDED:
+            return
+        for row in rows:
+            row.is_open |= row.is_module and len(row.parents) == depth
+
+
+def engineering(number: int) -> str:
+    """A number to three or four digits with the prefix of its size: ``3.7 G``; small ones as they are."""
+    return f"{number:,}" if abs(number) < 10_000 else _ENGINEERING(number)
+
+
+def outline(histogram: Sequence[int]) -> str:
+    """The path of a histogram in a drawing of its length × 20; heights are square roots, so that few are seen too."""
+    highest = max(histogram, default=0) or 1
+    heights = (_HEIGHT * (1 - (count / highest) ** 0.5) for count in histogram)
+    return f"M0 {_HEIGHT}" + "".join(_steps(heights)) + f"V{_HEIGHT}Z"
+
+
+def _steps(heights: Iterable[float]) -> Iterator[str]:
+    for height in heights:
+        yield f"V{height:.3g}h1"
