@@ -24,6 +24,7 @@ class Evidence:
         net: The model.
         inputs: The prepared images; ``net.inputs(*inputs[0])`` are the positional inputs of a pass of the first.
         images: The images, with predictions and Grad-CAM.
+        scores: Of each image the logits ``(1, K)``; None for a model without scores of classes.
         calls: Every call of a layer without layers in it, and of each drawn block, in order of execution.
         layers: The drawn calls with their maps, channel means, and gradient × activation.
         totals: What a `StatisticsCollector` measured over all images: BatchNorms, and the layers of ``statistics``.
@@ -39,6 +40,7 @@ class Evidence:
     net: LoadedModel
     inputs: tuple[tuple[Tensor, ...], ...]
     images: tuple[InspectedImage, ...]
+    scores: tuple[Tensor | None, ...]
     calls: tuple[CallFacts, ...]
     layers: tuple[InspectedLayer, ...]
     totals: RunningStatistics

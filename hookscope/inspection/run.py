@@ -149,6 +149,7 @@ class _Run:
         self.collector = StatisticsCollector(model)
         self.recorder = Recorder(self.blocks, self.collector.unseen)
         self.images: list[InspectedImage] = []
+        self.scores: list[Tensor | None] = []
         self.drawn: dict[tuple[str, str], list[DrawnPart | None]] = {}
 
     def _usual(self) -> Selection:
@@ -192,6 +193,7 @@ class _Run:
         self.collector.name_images([picture.name or str(number)])
         answers: tuple[Prediction, ...] = ()
         why, score, label = "", None, None
+        self.scores.append(None)
         with model_errors_as_input_errors(net.name, prepared), differentiable(net.model):
             inputs = passed_on(leaves_of(net.inputs(*prepared)))
             with self._hooks() as drawn:
@@ -199,6 +201,7 @@ class _Run:
             try:
                 check_family(net.family, net.name)
                 scores = one_picture(class_scores(output, net.name))
+                self.scores[number] = scores.detach()[None]
                 answers = tuple(predictions(scores, net.categories, Target(_SHOWN)))
                 label = predictions(scores, net.categories, self.target)[0]
                 check_finite_score(label)
@@ -259,6 +262,7 @@ class _Run:
             net=net,
             inputs=self.inputs,
             images=tuple(self.images),
+            scores=tuple(self.scores),
             calls=calls,
             layers=layers,
             totals=totals,
