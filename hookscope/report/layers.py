@@ -1,20 +1,260 @@
-"""The view of each layer on a page."""
+"""The view of each layer on a page: its maps as one picture for each image, and the numbers that turn it into values."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
 
-from hookscope.inspection import InspectedLayer, Inspection
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.drawing import Tiles, colours, finite_or_none, palette
+from hookscope.errors import printable
+from hookscope.inspection import ImageMaps, InspectedLayer, Inspection
+from hookscope.report.pictures import png_address
+
+COLOUR_MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r", "PuOr")
+GAP = 1  # transparent pixels between the maps of a picture
+_WIDEST, _HIGHEST = 960, 72  # a picture may have this width on the screen, a map of it this height
+_RUN_LENGTHS = (
+    3  # zlib's strategy: the picture of noise is as small as with its search for repetitions, in half the time
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Maps of one size in a picture, ``columns`` in a row; on a screen each pixel is ``zoom`` pixels wide."""
+
+    address: str
+    columns: int
+    width: int
+    height: int
+    zoom: int
 
 
 @dataclass(frozen=True)
 class LayerView:
-    """A layer as its part of the page shows it; ``number`` is its position in `Inspection.layers`."""
+    """A layer as its part of the page shows it.
+
+    Attributes:
+        number: Its position in `Inspection.layers`.
+        layer: The layer.
+        channels: The channels that are on the page, in the order of their numbers.
+    """
 
     number: int
     layer: InspectedLayer
+    channels: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Number of channels of the layer."""
+        return next((maps.tiles.total for maps in self.layer.images if maps), 0)
+
+    @property
+    def size(self) -> str:
+        """``64 channels, 7×7``, of the first image."""
+        maps = next((maps for maps in self.layer.images if maps), None)
+        if maps is None:
+            return "no maps"
+        words = f"{self.total:,} channel{'s' if self.total > 1 else ''}"
+        if maps.tiles.values:
+            return f"{words} of one value"
+        _, height, width = maps.tiles.levels.shape
+        tokens = " tokens" if self.layer.axes == "N L C" else ""
+        frames = f", {self.layer.frames} frames" if self.layer.frames > 1 else ""
+        return f"{words}, {height}×{width // self.layer.frames}{tokens}{frames}"
+
+    @cached_property
+    def pictures(self) -> tuple[Picture | None, ...]:
+        """The maps for each image; None where there are none, and for maps of one position."""
+        return tuple(
+            None if maps is None or maps.tiles.values else _maps_picture(maps.tiles, self.channels)
+            for maps in self.layer.images
+        )
+
+    @cached_property
+    def filters(self) -> Picture | None:
+        """The filters of the channels: in colour about a middle grey, or blue below and red above 0."""
+        filters = self.layer.filters
+        return None if filters is None else _filters_picture(filters[list(self.channels)])
+
+    @cached_property
+    def data(self) -> Markup:
+        """The numbers as JSON, for the script and for `read_page`."""
+        images = zip(self.layer.images, self.pictures, strict=True)
+        return _json(
+            {
+                "key": self.layer.key,
+                "frames": self.layer.frames,
+                "total": self.total,
+                "channels": self.channels,
+                "names": [self.layer.names[channel] for channel in self.channels] if self.layer.names else [],
+                "images": [None if maps is None else self._numbers(maps, picture) for maps, picture in images],
+                "filters": self.filters and _about(self.filters, self.layer.filters),
+            }
+        )
+
+    def _numbers(self, maps: ImageMaps, picture: Picture | None) -> dict[str, Any]:
+        tiles, chosen = maps.tiles, list(self.channels)
+        finite = np.isfinite(tiles.low)
+        numbers = {
+            "low": finite_or_none(tiles.low[chosen]),
+            "high": finite_or_none(tiles.high[chosen]),
+            "lowest": float(tiles.low[finite].min()) if finite.any() else None,
+            "highest": float(tiles.high[finite].max()) if finite.any() else None,
+            "mean": _rounded(maps.mean[chosen]),
+            "zeros": _rounded(maps.zeros[chosen]),
+            "answer": None if maps.answer is None else _rounded(maps.answer[chosen]),
+            "answerTotal": None if maps.answer is None else float(np.nansum(np.abs(maps.answer))),
+            "nonfinite": {at: int(tiles.nonfinite[c]) for at, c in enumerate(chosen) if tiles.nonfinite[c]},
+        }
+        if picture is None:
+            values = [tiles.values[channel] for channel in chosen]
+            return numbers | {"values": [value if math.isfinite(value) else str(value) for value in values]}
+        return numbers | _about(picture, tiles.levels)
+
+    @property
+    def ranges(self) -> list[Markup]:
+        """For each image the range of each channel, or its value, as items of a list."""
+        return [Markup("") if maps is None else self._items(maps.tiles) for maps in self.layer.images]
+
+    def _items(self, tiles: Tiles) -> Markup:
+        numbered = self.channels == tuple(range(len(self.channels)))
+        items = []
+        for channel in self.channels:
+            name = f"{escape(printable(self.layer.names[channel]))}: " if self.layer.names else ""
+            if tiles.values:
+                words = f"{tiles.values[channel]:.4g}"
+            else:
+                words = f"{tiles.low[channel]:.3g} to {tiles.high[channel]:.3g}"
+                words += ", NaN or Inf" if tiles.nonfinite[channel] else ""
+            items.append(f"<li>{name}{words}" if numbered else f'<li value="{channel}">{name}{words}')
+        return Markup("".join(items))
+
+    @cached_property
+    def weight(self) -> int:
+        """Bytes of what grows with the number of channels."""
+        addresses = sum(len(picture.address) for picture in (*self.pictures, self.filters) if picture)
+        return addresses + len(self.data) + sum(map(len, self.ranges))
+
+    def best(self, count: int) -> LayerView:
+        """The view with at most ``count`` channels: those with NaN or Inf, then those that share most in the answer.
+
+        Without gradients the channels of the widest range are the best.
+        """
+        images = [maps for maps in self.layer.images if maps]
+        if not images or count >= len(self.channels):
+            return self
+        shares = [maps.tiles.strength if maps.answer is None else np.abs(maps.answer) for maps in images]
+        bad = sum(maps.tiles.nonfinite for maps in images) > 0
+        order = np.lexsort((-np.nan_to_num(sum(shares)), ~bad))
+        return LayerView(self.number, self.layer, tuple(sorted(int(at) for at in order[:count])))
 
 
-def layer_views(inspection: Inspection, *, max_size: int | None = None) -> list[LayerView]:
-    """The views of all layers; together at most ``max_size`` bytes of HTML."""
-    return [LayerView(number, layer) for number, layer in enumerate(inspection.layers)]
+def layer_views(inspection: Inspection) -> list[LayerView]:
+    """The views of all layers, with all channels."""
+    views = [LayerView(number, layer, ()) for number, layer in enumerate(inspection.layers)]
+    return [LayerView(view.number, view.layer, tuple(range(view.total))) for view in views]
+
+
+def fewer_channels(views: Sequence[LayerView], most: int) -> list[LayerView]:
+    """The views with as many of their best channels as fit into about ``most`` bytes, and one at least.
+
+    No layer has more bytes than another that is not whole.
+    """
+    costs = [view.weight / max(1, len(view.channels)) for view in views]
+    few, many = 0.0, float(max(view.weight for view in views))
+    for _ in range(40):
+        share = (few + many) / 2
+        sizes = (cost * _count(view, cost, share) for view, cost in zip(views, costs, strict=True))
+        few, many = (share, many) if sum(sizes) <= most else (few, share)
+    return [view.best(_count(view, cost, few)) for view, cost in zip(views, costs, strict=True)]
+
+
+def _count(view: LayerView, cost: float, share: float) -> int:
+    return min(len(view.channels), max(1, int(share / cost)))
+
+
+def digest(datas: Iterable[str], addresses: Iterable[str]) -> str:
+    """SHA-256 of the numbers and the pictures of maps of a page."""
+    whole = hashlib.sha256()
+    for text in (*datas, *addresses):
+        whole.update(f"{len(text)} {text}".encode())
+    return whole.hexdigest()
+
+
+def views_digest(views: Sequence[LayerView]) -> str:
+    """The `digest` of what the layers have on a page."""
+    addresses = (picture.address for view in views for picture in view.pictures if picture)
+    return digest((view.data for view in views), addresses)
+
+
+@cache
+def colour_tables() -> Markup:
+    """The colours of each palette index as JSON, and which indices are not levels."""
+    tables = {name: base64.b64encode(palette(name)[: colours.PHOTOGRAPH].tobytes()).decode() for name in COLOUR_MAPS}
+    fixed = {"constant": colours.CONSTANT, "nan": colours.NAN, "plus": colours.PLUS_INF, "minus": colours.MINUS_INF}
+    return _json({"levels": colours.LEVELS, "gap": GAP, **fixed, "tables": tables})
+
+
+def _json(facts: Any) -> Markup:
+    text = json.dumps(facts, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))  # no text in a script ends it
+
+
+def _rounded(values: NDArray[np.float64]) -> list[float | None]:
+    """Nine digits, which is enough to tell any two floats of 32 bits apart."""
+    return finite_or_none(float(f"{value:.9g}") for value in values.tolist())
+
+
+def _about(picture: Picture, maps: NDArray[Any] | None) -> dict[str, Any]:
+    assert maps is not None
+    return {"height": maps.shape[1], "width": maps.shape[2], "columns": picture.columns}
+
+
+def _maps_picture(tiles: Tiles, channels: Sequence[int]) -> Picture:
+    whole = len(channels) == len(tiles.levels)
+    pixels, columns = _mosaic(tiles.levels if whole else tiles.levels[list(channels)], colours.BACKGROUND)
+    image = Image.fromarray(pixels)
+    image.putpalette(palette("viridis")[: colours.PHOTOGRAPH].tobytes())
+    address = png_address(image, compress_level=1, compress_type=_RUN_LENGTHS, transparency=colours.BACKGROUND)
+    height = tiles.levels.shape[1]
+    return Picture(address, columns, image.width, image.height, _zoom(image.width, height))
+
+
+def _filters_picture(filters: NDArray[np.float32]) -> Picture:
+    filters = np.where(np.isfinite(filters), filters, 0)
+    most = np.abs(filters).max(axis=tuple(range(1, filters.ndim)), keepdims=True)
+    shares = filters / np.where(most > 0, most, 1) / 2 + 0.5
+    if filters.ndim == 4:
+        pixels, columns = _mosaic((shares * 255).round().astype(np.uint8), 255)
+        image = Image.fromarray(pixels)
+    else:
+        pixels, columns = _mosaic((shares * (colours.LEVELS - 1)).round().astype(np.uint8), colours.BACKGROUND)
+        image = Image.fromarray(pixels)
+        image.putpalette(palette("RdBu_r")[: colours.PHOTOGRAPH].tobytes())
+    return Picture(png_address(image), columns, image.width, image.height, _zoom(image.width, filters.shape[1]))
+
+
+def _mosaic(maps: NDArray[np.uint8], background: int) -> tuple[NDArray[np.uint8], int]:
+    """Maps ``(C, h, w, ...)`` in rows from left to right, each with a gap to its right and below, and their columns."""
+    count, height, width, *colour = maps.shape
+    columns = max(1, min(count, round(math.sqrt(2 * count * (height + GAP) / (width + GAP)))))
+    rows = math.ceil(count / columns)
+    cells = np.full((rows * columns, height + GAP, width + GAP, *colour), background, np.uint8)
+    cells[:count, :height, :width] = maps
+    pixels = cells.reshape(rows, columns, *cells.shape[1:]).swapaxes(1, 2)
+    return pixels.reshape(rows * (height + GAP), columns * (width + GAP), *colour), columns
+
+
+def _zoom(width: int, height: int) -> int:
+    return max(1, min(_WIDEST // width, _HIGHEST // height))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,10 @@ MAPS, HEAT = "viridis", "inferno"
 _LEAST, _MOST, _SMALL = 224, 640, 56  # widths of photographs and of thumbnails, in pixels
 
 
-def png_address(image: Image.Image) -> str:
-    """``data:image/png;base64,...`` of an image."""
+def png_address(image: Image.Image, **options: Any) -> str:
+    """``data:image/png;base64,...`` of an image; ``options`` are those of Pillow."""
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=6)
+    image.save(buffer, "PNG", **{"compress_level": 6, **options})
     return _address("png", buffer)
 
 
