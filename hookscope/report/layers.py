@@ -1,4 +1,4 @@
-"""The view of each layer on a page: its maps as one picture for each image, and the numbers that turn it into values."""
+"""The view of each layer on a page: a picture of its maps for each image, and the numbers that make values of it."""
 
 from __future__ import annotations
 

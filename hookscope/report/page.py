@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hookscope.errors import WriteError
 from hookscope.explain import why_empty
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
-from hookscope.report.layers import layer_views
+from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
 from hookscope.report.network import Row, engineering, network_rows, outline
 from hookscope.report.pictures import jpeg_address, over_photograph, photograph, small_cam, small_map
 from hookscope.report.template import render
@@ -16,28 +17,49 @@ from hookscope.report.template import render
 SEVERITY = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
 
 
-def draw_page(inspection: Inspection, *, max_size: int | None = None) -> str:
+MAX_SIZE = 30_000_000
+"""The largest size of a page in bytes: browsers open it at once, and mail takes it."""
+
+
+def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str:
     """The page of an inspection: one file of HTML that asks for nothing else.
 
     Args:
         inspection: What `inspect` returns.
-        max_size: The largest size of the page in bytes; the strongest channels of each layer are kept.
+        max_size: The largest size of the page in bytes, None for any. A larger page keeps the best channels of each
+            layer, those that share most in the answer, and says how many it left out.
+
+    Raises:
+        WriteError: not even one channel of each layer fits.
     """
     rows = network_rows(inspection)
-    return render(
-        "page.html",
-        ("page.css", "layer.css"),
-        ("page.js", "layer.js"),
-        inspection=inspection,
-        images=[ImageView.of(number, image) for number, image in enumerate(inspection.images)],
-        places=[PlaceView.of(inspection, rows, place) for place in inspection.places],
-        total=Row(0, (), "", None, inspection.calls),
-        rows=rows,
-        layers=layer_views(inspection, max_size=max_size),
-        severity=SEVERITY,
-        engineering=engineering,
-        outline=outline,
-    )
+    facts = {
+        "inspection": inspection,
+        "images": [ImageView.of(number, image) for number, image in enumerate(inspection.images)],
+        "places": [PlaceView.of(inspection, rows, place) for place in inspection.places],
+        "total": Row(0, (), "", None, inspection.calls),
+        "rows": rows,
+        "severity": SEVERITY,
+        "engineering": engineering,
+        "outline": outline,
+        "colour_maps": COLOUR_MAPS,
+        "colour_tables": colour_tables(),
+    }
+
+    def draw(views: Sequence[LayerView]) -> str:
+        layers = {"layers": views, "maps_digest": views_digest(views)}
+        return render("page.html", ("page.css", "layer.css"), ("page.js", "layer.js"), **facts, **layers)
+
+    views = layer_views(inspection)
+    page, room = draw(views), sum(view.weight for view in views)
+    while max_size is not None and (size := len(page.encode())) > max_size:
+        if all(len(view.channels) <= 1 for view in views):
+            least = f"with one channel of each of its {len(views):,} layers it has {size:,} bytes"
+            raise WriteError(f"the page does not fit into {max_size:,} bytes", least, "choose fewer layers")
+        room = min(room, sum(view.weight for view in views)) - (size - max_size) - 2_000
+        views = fewer_channels(views, room)
+        page = draw(views)
+    return page
 
 
 @dataclass(frozen=True)
