@@ -20,6 +20,7 @@ MOST_FOR_DUPLICATES = 16_384
 _EQUAL = 1e-6  # largest distance of equal weights, relative to the norm, after a round trip through half precision
 _BLOCK = 256
 _COLUMNS = 64
+_SAMPLE = 512  # coordinates from which these are chosen
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -78,6 +79,12 @@ def filter_norms(filters: Tensor) -> tuple[Tensor, Tensor]:
     """``(filters,)`` L2 norms in float64, NaN and Inf as 0, and ``(filters,)`` whether all weights are finite."""
     norms, whole = [], []
     for block in filters.flatten(2).flatten(0, 1).split(_BLOCK):
+        if block.dtype == torch.float32:  # no square of one overflows float64
+            norm = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+            if bool(norm.isfinite().all()):
+                norms.append(norm)
+                whole.append(norm.isfinite())
+                continue
         finite = torch.isfinite(block)
         values = block.double().masked_fill(~finite, 0.0)
         largest = values.abs().amax(1, keepdim=True)  # squares of these shares cannot overflow
@@ -112,7 +119,7 @@ def duplicate_filters(
         members = slice(group * size, (group + 1) * size)
         chosen = usable[members].nonzero()[:, 0]
         if len(chosen) > 1:
-            rows = filters[group].flatten(1)[chosen].double()
+            rows = filters[group].flatten(1)[chosen]
             labels, numbers = _duplicate_labels(rows, norms[members][chosen], cosine), chosen + group * size
             several = labels.bincount().gt(1).nonzero()[:, 0].tolist()
             duplicates += [tuple(numbers[labels == label].tolist()) for label in several]
@@ -121,23 +128,24 @@ def duplicate_filters(
 
 def _duplicate_labels(rows: Tensor, norms: Tensor, cosine: float) -> Tensor:
     """``(rows,)`` the first row of the group of each row: a row and its duplicates are of one group."""
-    units = rows / norms[:, None]
     alike = 2 * (1 - cosine) + 1e-9  # squared distance of two unit vectors with that cosine, and rounding
     # Rows that are close are close in each coordinate. A few coordinates rule out nearly all pairs; only the rows of
     # the other pairs are multiplied in full.
-    some = units[:, units.var(0).topk(min(_COLUMNS, units.shape[1])).indices]
+    sample = rows[:, :: -(-rows.shape[1] // _SAMPLE)].double() / norms[:, None]
+    some = sample[:, sample.var(0).topk(min(_COLUMNS, sample.shape[1])).indices]
     squares = some.square().sum(1)
     labels = torch.arange(len(rows), device=rows.device)
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, start + _BLOCK)
         near = squares[block, None] + squares[None] - 2 * some[block] @ some.T <= alike
-        near.tril_(start)  # each pair once, and no row with itself
+        near.tril_(start - 1)  # each pair once, and no row with itself
         lower, upper = near.any(1).nonzero()[:, 0] + start, near.any(0).nonzero()[:, 0]
         if not len(lower):
             continue
-        same = units[lower] @ units[upper].T >= cosine - 1e-12
+        above, below = rows[lower].double(), rows[upper].double()
+        same = (above / norms[lower, None]) @ (below / norms[upper, None]).T >= cosine - 1e-12
         if rows.shape[1] < LEAST_FOR_DIRECTION:
-            distance = torch.cdist(rows[lower], rows[upper], compute_mode="donot_use_mm_for_euclid_dist")
+            distance = torch.cdist(above, below, compute_mode="donot_use_mm_for_euclid_dist")
             same &= distance <= _EQUAL * norms[lower, None]
         same &= upper[None] < lower[:, None]
         for number, alike_rows in zip(lower.tolist(), same, strict=True):
