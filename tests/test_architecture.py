@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "hookscope"
 # A package imports only from the rows above its own.
 ROWS = [
-    "errors _version findings",
+    "errors _version",
+    "display",
+    "findings",
     "hooks images system",
     "models",
     "drawing scores",
@@ -138,7 +140,7 @@ LIGHT_FILES = [
     "tracing/cached_summary.py",
     "tracing/facts.py",
 ]
-LIGHT_PACKAGES = ("errors", "_version", "findings", "images", "system", "cli", "__init__", "__main__")
+LIGHT_PACKAGES = ("errors", "_version", "display", "findings", "images", "system", "cli", "__init__", "__main__")
 LIGHT = [path for path in FILES if package(path) in LIGHT_PACKAGES or named(path) in LIGHT_FILES]
 
 

@@ -52,6 +52,7 @@ from .plot import (
 )
 from .png import (
     encode_png as encode_png,
+    map_png as map_png,
     read_sheet as read_sheet,
     with_provenance as with_provenance,
     write_png as write_png,

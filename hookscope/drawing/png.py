@@ -21,6 +21,8 @@ from hookscope.errors import ImageError, UsageError
 from hookscope.images import PROVENANCE
 from hookscope.system import StrPath, write_atomically
 
+_THUMBNAIL = 224  # pixels of the longer side, at most
+
 
 def with_provenance(image: Image.Image, provenance: Mapping[str, Any]) -> Image.Image:
     """``image`` with ``provenance`` as JSON in ``image.info["hookscope"]``, where Pillow puts it when it reads a file.
@@ -50,6 +52,21 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) 
 def write_png(image: Image.Image, path: StrPath, provenance: Mapping[str, Any] | None = None) -> None:
     """Write `encode_png` to ``path``, completely or not at all; WriteError if the file cannot be written."""
     write_atomically(path, encode_png(image, provenance))
+
+
+def map_png(values: NDArray[np.float32]) -> bytes:
+    """A small PNG of one map ``(h, w)`` without words: 0 is black, the highest value the brightest."""
+    highest = float(np.nanmax(values, initial=0.0, where=np.isfinite(values)))
+    shares = np.nan_to_num(values / (highest or 1.0), posinf=1.0).clip(0, 1)
+    levels = np.rint(shares * TOP).astype(np.uint8)
+    levels[np.isnan(values)] = colours.NAN
+    longest = max(levels.shape)
+    step, zoom = math.ceil(longest / _THUMBNAIL), max(1, _THUMBNAIL // longest)
+    image = Image.fromarray(levels[step // 2 :: step, step // 2 :: step].repeat(zoom, 0).repeat(zoom, 1))
+    image.putpalette(colours.palette("inferno").ravel().tolist())
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
 
 
 def read_provenance(source: StrPath | bytes) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hookscope.display import Cells, Picture, Rows, Shown
+from hookscope.drawing import map_png
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError
 from hookscope.explain.cam_layers import (
     MapLayer,
@@ -36,8 +39,8 @@ from hookscope.hooks import (
 from hookscope.scores import Prediction, Target, check_finite_score, class_scores, one_picture, predictions
 
 
-@dataclass(frozen=True)
-class ClassActivationMap:
+@dataclass(frozen=True, repr=False)
+class ClassActivationMap(Shown):
     """The map of one layer for one class.
 
     Attributes:
@@ -60,6 +63,10 @@ class ClassActivationMap:
     seen: tuple[int, int]
     unreached: bool = False
     fused: bool = False
+
+    def _cells(self) -> Cells:
+        cells = {"layer": self.call.key, **self.prediction.cells(), "method": self.method, "map": self.values.shape}
+        return cells | {"picture": Picture(partial(map_png, self.still), f"{self.method} of {self.call.key}")}
 
     @property
     def still(self) -> NDArray[np.float32]:
@@ -154,7 +161,7 @@ def class_activation_maps(
             chosen = layers_with_maps(model, activations, layers, first, size, on_skip)
         total = sum(len(layer.maps.values) for layer in chosen)
         rerun = Rerun(model, inputs, batch_size, progress_counter(on_progress, total))
-        maps, tensors = [], [layer.tensor for layer in chosen]
+        maps, tensors = Rows[ClassActivationMap](), [layer.tensor for layer in chosen]
         for prediction in answers:
             score = scores[0, prediction.index]
             gradients = gradients_of(score, tensors) if how.gradient else [None] * len(chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.transforms.functional import gaussian_blur
 
+from hookscope.display import Cells, Picture, Rows, Shown
+from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError
 from hookscope.explain.cam_methods import gradient_free, method_named
 from hookscope.explain.cam_perturbation import progress_counter
@@ -27,8 +30,8 @@ _ROUNDING = 1e-5  # relative rounding error of the score difference
 _SIGMAS = 64  # standard deviations of the usual smoothing in the shorter side
 
 
-@dataclass(frozen=True)
-class Saliency:
+@dataclass(frozen=True, repr=False)
+class Saliency(Shown):
     """How much the score of one class depends on each value of the image.
 
     Attributes:
@@ -47,6 +50,10 @@ class Saliency:
     expected: float | None = None
     unguided: int = 0
     steps: int | None = None
+
+    def _cells(self) -> Cells:
+        cells = {**self.prediction.cells(), "method": self.method, "map": tuple(self.values.shape)}
+        return cells | {"picture": Picture(partial(map_png, self.still), self.method)}
 
     @property
     def incomplete(self) -> bool:
@@ -152,7 +159,7 @@ def saliency_maps(
         zeros = _scores(model, torch.zeros_like(picture))[0].tolist() if how.completes else None
         advance = progress_counter(on_progress, len(answers) * how.total(settings))
         guide = _Guide(ClampGradientSign("positive"))
-        maps = []
+        maps = Rows[Saliency]()
         with change_gradients(model, {_relus(model): guide} if how.guided else {}):
             for answer in answers:
                 expected = None if zeros is None else answer.score - zeros[answer.index]

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from hookscope.display import Cells, Rows, Shown
+
 Item = TypeVar("Item")
 
 SEVERITIES = ("error", "warning", "note")
 """What must be mended, what should be looked at, and what is true but usual; the gravest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+@dataclass(frozen=True, slots=True, repr=False)
+class Finding(Shown):
     """Something that a person should look at.
 
     Attributes:
@@ -54,6 +56,10 @@ class Finding:
         row |= {"evidence": self.evidence, "meaning": self.meaning, "numbers": dict(self.numbers)}
         return row | ({"parts": [part.as_row() for part in self.parts]} if self.parts else {})
 
+    def _cells(self) -> Cells:
+        names = ("severity", "finding", "layer", "evidence", "meaning")
+        return {name: getattr(self, name) for name in names}
+
     def __str__(self) -> str:
         where = f" {self.layer}" if self.layer else ""
         return f"{self.finding}{where}: {self.evidence}. {self.meaning}"
@@ -62,9 +68,9 @@ class Finding:
 AnyFinding = TypeVar("AnyFinding", bound=Finding)
 
 
-def ranked(findings: Iterable[AnyFinding]) -> list[AnyFinding]:
+def ranked(findings: Iterable[AnyFinding]) -> Rows[AnyFinding]:
     """The findings by severity, the gravest first; findings of one severity keep their order."""
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return Rows(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def merged(findings: Iterable[AnyFinding], most: int = 3) -> list[AnyFinding]:

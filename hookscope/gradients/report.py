@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hookscope.display import Cells, Shown
 from hookscope.hooks import Call, GradientSize, Shape
 from hookscope.scores import Prediction
 
 
-@dataclass(frozen=True, slots=True)
-class LayerGradient:
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerGradient(Shown):
     """The gradients of the loss at one layer call.
 
     Attributes:
@@ -31,6 +32,11 @@ class LayerGradient:
     grad_input: GradientSize | None
     activation_norm: float
     activation_nonfinite: int = 0
+
+    def _cells(self) -> Cells:
+        cells = {"index": self.call.index, "name": self.call.key, "type": self.call.type, "shape": self.output_shape}
+        norms = {"gradient norm": self.grad_output and self.grad_output.norm, "activation norm": self.activation_norm}
+        return cells | norms | {"ratio": self.ratio}
 
     @property
     def ratio(self) -> float | None:
@@ -72,8 +78,8 @@ def _ratio(size: GradientSize | None, norm: float) -> float | None:
     return size.norm / norm if size is not None and norm > 0 else None
 
 
-@dataclass(frozen=True)
-class GradientReport:
+@dataclass(frozen=True, repr=False)
+class GradientReport(Shown):
     """The gradients of one backward pass.
 
     Attributes:
@@ -101,3 +107,10 @@ class GradientReport:
     saturating: tuple[str, ...] = ()
     updated: Mapping[str, bool] = field(default_factory=dict)
     trained: bool = False
+
+    def _cells(self) -> Cells:
+        counts = {"layers": len(self.layers), "parameters": len(self.parameters)}
+        return {"loss": self.loss, "value": self.value, **counts, "total norm": self.total_norm}
+
+    def _rows(self) -> tuple[LayerGradient, ...]:
+        return self.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from operator import index as as_index
 from typing import Any
 from weakref import ref
@@ -10,15 +11,17 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from hookscope.display import Cells, Shown
 from hookscope.errors import LayerError, nearest
 from hookscope.findings import counted
+from hookscope.hooks.finite import as_float
 from hookscope.hooks.observer import PassProgress
 from hookscope.hooks.registration import hook_tensor
 from hookscope.hooks.selection import Call
-from hookscope.hooks.tensors import map_tensors, tensors_in
+from hookscope.hooks.tensors import map_tensors, shape_of, tensors_in
 
 
-class CallMapping(Mapping[str, Any]):
+class CallMapping(Shown, Mapping[str, Any]):
     """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
 
     _missing, _present = "nothing kept", "kept"
@@ -56,6 +59,12 @@ class CallMapping(Mapping[str, Any]):
     def get(self, key: str | int, default: Any = None) -> Any:
         """The value of a call, or ``default``."""
         return self[key] if key in self else default
+
+    def _cells(self) -> Cells:
+        return {"calls": len(self)}
+
+    def _rows(self) -> list[_Kept]:
+        return [_Kept(call, self._values[call.key]) for call in self.calls]
 
     def _add(self, call: Call, value: Any) -> None:
         key = call.key
@@ -99,6 +108,22 @@ class CallMapping(Mapping[str, Any]):
         span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
         names = ", ".join(list(self._known)[:3])
         return f"{self._present}: {counted(len(self._known), 'call')}{span}: {names}, ..."
+
+
+@dataclass(frozen=True, repr=False)
+class _Kept(Shown):
+    """A row of the table of kept values."""
+
+    call: Call
+    value: Any
+
+    def _cells(self) -> Cells:
+        cells: dict[str, Any] = {"index": self.call.index, "name": self.call.key, "type": self.call.type}
+        cells["shape"] = shape_of(self.value)
+        if isinstance(self.value, Tensor) and self.value.numel() and not self.value.is_meta:
+            values = as_float(self.value.detach())
+            cells |= {"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()}
+        return cells
 
 
 class Gradients(CallMapping):

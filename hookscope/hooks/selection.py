@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hookscope.display import Cells, Shown
 from hookscope.errors import LayerError, SelectionError, near_misses, nearest
 
 # fmt: off
@@ -75,7 +76,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCall:
+class LayerCall(Shown):
     """One row of ``list-layers``: a call with its shapes and cost, or a layer that did not run.
 
     Attributes:
@@ -105,6 +106,11 @@ class LayerCall:
     params: int
     macs: int
     note: str
+
+    def _cells(self) -> Cells:
+        key = f"{self.name}#{self.call}" if self.call else self.name
+        cells = {"index": self.index, "name": key, "type": self.type, "input": self.input_shape}
+        return cells | {"output": self.output_shape, "params": self.params, "macs": self.macs, "note": self.note}
 
 
 def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:

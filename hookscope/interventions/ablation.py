@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hookscope.display import Cells, Picture, Shown
+from hookscope.drawing import map_png
 from hookscope.errors import NoMapError, UsageError
 from hookscope.findings import listed
 from hookscope.hooks import Call, Layers, Maps
@@ -26,8 +29,8 @@ from hookscope.scores import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelWorth:
+@dataclass(frozen=True, slots=True, repr=False)
+class ChannelWorth(Shown):
     """The score of a class with and without one channel of one call.
 
     Attributes:
@@ -52,9 +55,15 @@ class ChannelWorth:
     top_label: str | None = None
     values: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
+    def _cells(self) -> Cells:
+        top = str(self.top_after) if self.top_label is None else self.top_label
+        picture = {"picture": Picture(partial(map_png, self.values), "map")} if self.values is not None else {}
+        worth = {"worth": self.worth, "probability without": self.probability_after, "best class without": top}
+        return {"layer": self.call.key, "channel": self.channel, **worth, **picture}
 
-@dataclass(frozen=True, slots=True)
-class Ablation:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Ablation(Shown):
     """Channels ranked by their worth.
 
     Attributes:
@@ -67,6 +76,12 @@ class Ablation:
     prediction: Prediction
     channels: tuple[ChannelWorth, ...]
     skipped: tuple[str, ...]
+
+    def _cells(self) -> Cells:
+        return {**self.prediction.cells(), "channels": len(self.channels), "skipped": ", ".join(self.skipped)}
+
+    def _rows(self) -> Sequence[ChannelWorth]:
+        return self.channels
 
 
 def ablate_each(

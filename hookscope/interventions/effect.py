@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.display import Cells, Shown
 from hookscope.hooks import (
     Activations,
     Call,
@@ -30,8 +31,8 @@ from hookscope.hooks import (
 from hookscope.interventions.context import Changes, intervene, pairs_of
 
 
-@dataclass(frozen=True, slots=True)
-class MovedLayer:
+@dataclass(frozen=True, slots=True, repr=False)
+class MovedLayer(Shown):
     """A call, and how far its activation moved.
 
     Attributes:
@@ -56,9 +57,13 @@ class MovedLayer:
     before: Any = None
     after: Any = None
 
+    def _cells(self) -> Cells:
+        names = ("shape", "changed", "relative_l2", "cosine", "nonfinite")
+        return {"index": self.call.index, "name": self.call.key} | {name: getattr(self, name) for name in names}
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Effect(Shown):
     """A pass without and a pass with interventions.
 
     Attributes:
@@ -74,6 +79,12 @@ class Effect:
     layers: tuple[MovedLayer, ...]
     changed: dict[str, int]
     missing: tuple[str, ...]
+
+    def _cells(self) -> Cells:
+        return {"changed": ", ".join(self.changed), "layers": len(self.layers), "missing": ", ".join(self.missing)}
+
+    def _rows(self) -> Sequence[MovedLayer]:
+        return self.layers
 
 
 def intervention_effect(

@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor, nn
 
+from hookscope.display import Cells, Shown
 from hookscope.images import InputImage
 from hookscope.models.inputs import CLIP_FRAMES, as_batch, family_of, first_channels, in_channels, native_size
 from hookscope.models.metadata import WeightsMetadata
@@ -15,8 +16,8 @@ from hookscope.models.preprocess import Preprocess
 from hookscope.models.transforms import Transforms, made_for, usual_transforms
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+@dataclass(frozen=True, repr=False)
+class LoadedModel(Shown):
     """A model ready to run, in eval mode, and what belongs to it.
 
     Attributes:
@@ -40,6 +41,21 @@ class LoadedModel:
     device: str
     notes: tuple[str, ...] = ()
     missing_weights: str = ""
+
+    def _cells(self) -> Cells:
+        height, width = self.preprocess.default_size
+        frames = (self.preprocess.frames,) if self.preprocess.frames > 1 else ()
+        return {
+            "model": self.name,
+            "class": type(self.model).__name__,
+            "weights": self.weights,
+            "family": self.family,
+            "classes": len(self.categories) if self.categories else None,
+            "input": (self.preprocess.channels, *frames, height, width),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "device": self.device,
+            "notes": "; ".join(self.notes),
+        }
 
     @classmethod
     def of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hookscope.display import Cells, Shown
 from hookscope.errors import UsageError
 from hookscope.findings import Thresholds, default
 
@@ -36,8 +37,8 @@ class ParameterThresholds(Thresholds):
             raise UsageError(f"duplicate cosine {self.duplicate_cosine:g}", do="give more than 0, at most 1")
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterStatistics:
+@dataclass(frozen=True, slots=True, repr=False)
+class ParameterStatistics(Shown):
     """Statistics of one parameter, or of one buffer of a BatchNorm, computed in float64 from its finite values.
 
     Attributes:
@@ -93,6 +94,12 @@ class ParameterStatistics:
     collapsed: tuple[int, ...] | None = None
     eps: float | None = None
     updated: bool | None = None
+
+    def _cells(self) -> Cells:
+        names = ("name", "shape", "mean", "std", "min", "max", "norm", "zeros")
+        cells = {name: getattr(self, name) for name in names}
+        dead = None if self.dead_filters is None else len(self.dead_filters)
+        return cells | {"dead filters": dead, "nonfinite": self.nan + self.inf}
 
     @property
     def count(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.display import Rows
 from hookscope.errors import LayerError, ModelError, UsageError
 from hookscope.hooks import Layers, Selection, as_float, one_thread, value_numbers, was_updated
 from hookscope.parameters.facts import ParameterStatistics, ParameterThresholds
@@ -53,7 +54,7 @@ def parameter_statistics(
     thresholds = thresholds or ParameterThresholds()
     selected = layers_named(model, layers)
     measured: set[int] = set()
-    rows = []
+    rows = Rows[ParameterStatistics]()
     for layer, module in model.named_modules():
         for name, tensor, buffer in _tensors(module):
             if id(tensor) in measured or (selected is not None and layer not in selected):

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hookscope.display import Cells
 from hookscope.errors import CategoriesError, InputError, ModelError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import shape_of, tensors_in
@@ -37,6 +38,11 @@ class Prediction:
     score: float
     probability: float
     best: float = field(default=0.0, compare=False, repr=False)
+
+    def cells(self) -> Cells:
+        """What tables show of it."""
+        name = str(self.index) if self.label is None else self.label
+        return {"class": name, "score": self.score, "probability": self.probability}
 
     @property
     def unseen(self) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.display import Cells, Shown
 from hookscope.hooks import MODEL, Call
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.quantiles import ValueHistogram
@@ -31,8 +32,8 @@ class ValuePosition(NamedTuple):
     position: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class LayerStatistics:
+@dataclass(frozen=True, repr=False)
+class LayerStatistics(Shown):
     """Statistics of one layer call over all images.
 
     Attributes:
@@ -85,6 +86,11 @@ class LayerStatistics:
     by_channel: ChannelMoments
     saturated_by_channel: NDArray[np.float64] | None
     histogram: ValueHistogram
+
+    def _cells(self) -> Cells:
+        cells = {"index": self.call.index, "name": self.key, "type": self.call.type}
+        cells |= {name: getattr(self, name) for name in ("shape", "mean", "std", "min", "max", "zeros")}
+        return cells | {"dead": len(self.dead_channels), "nonfinite": self.nan + self.inf}
 
     @property
     def key(self) -> str:

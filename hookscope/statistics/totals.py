@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from hookscope.display import Rows
 from hookscope.errors import InputError
 from hookscope.findings import counted
 from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
@@ -60,7 +61,7 @@ class RunningStatistics:
         calls: dict[str, int] = {}
         for layer in self.layers.values():
             calls[layer.call.name] = max(calls.get(layer.call.name, 0), layer.call.call + 1)
-        return [layer.statistics(calls[layer.call.name], duplicate_correlation) for layer in self.layers.values()]
+        return Rows(layer.statistics(calls[layer.call.name], duplicate_correlation) for layer in self.layers.values())
 
     def drifts(self) -> list[BatchNormDrift]:
         """Distance of the inputs of each BatchNorm from its running statistics."""

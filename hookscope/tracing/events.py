@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.display import Cells, Shown
 from hookscope.errors import ModelError, UsageError
 from hookscope.gradients import refuse_reentrant_checkpoints
 from hookscope.hooks import (
@@ -50,8 +51,8 @@ class Event:
     tensors: Facts
 
 
-@dataclass(frozen=True, slots=True)
-class CallRecord:
+@dataclass(frozen=True, slots=True, repr=False)
+class CallRecord(Shown):
     """One call of a layer, which ran in ``depth`` other recorded calls.
 
     Attributes:
@@ -73,9 +74,15 @@ class CallRecord:
     returned: int
     differentiated: int | None
 
+    def _cells(self) -> Cells:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.output.items()}
+        output = shapes.get("", shapes)
+        cells = {"index": self.call.index, "name": self.call.key, "type": self.call.type, "output": output}
+        return cells | {"gradient": self.differentiated is not None}
 
-@dataclass(frozen=True, slots=True)
-class PassRecord:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PassRecord(Shown):
     """A forward pass, and its backward pass if there was one, as facts.
 
     Attributes:
@@ -95,6 +102,13 @@ class PassRecord:
     targets: tuple[Prediction, ...] = ()
     without_backward: str = ""
     operations: Counter[str] = field(default_factory=Counter)
+
+    def _cells(self) -> Cells:
+        backward = {"loss": self.loss, "value": self.value, "without backward": self.without_backward}
+        return {"calls": len(self.calls), "did not run": len(self.did_not_run), **backward}
+
+    def _rows(self) -> tuple[CallRecord, ...]:
+        return self.calls
 
     @property
     def events(self) -> tuple[Event, ...]:

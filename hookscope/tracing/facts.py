@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from hookscope.display import Rows
 from hookscope.hooks import OPERATION, LayerCall, Shape, matches_type, no_such_type, select_types, usual_types
 
 
@@ -108,7 +109,7 @@ class LayerTotals:
     did_not_run: int
 
 
-def rows_of_type(traced: Trace, types: Iterable[Any] | None = None, ops: bool = False) -> list[LayerCall]:
+def rows_of_type(traced: Trace, types: Iterable[Any] | None = None, ops: bool = False) -> Rows[LayerCall]:
     """The rows of ``list-layers``: calls of the chosen types in order of execution, then layers that did not run.
 
     ``types`` are None for the usual ones. With ``all`` there is also a row without an index for each call that computes
@@ -118,7 +119,7 @@ def rows_of_type(traced: Trace, types: Iterable[Any] | None = None, ops: bool = 
     Raises:
         LayerError: when the model has no layer of these types; it says which it has.
     """
-    return _listed(traced, types, ops)[0]
+    return Rows(_listed(traced, types, ops)[0])
 
 
 def totals_of_type(traced: Trace, types: Iterable[Any] | None = None, ops: bool = False) -> LayerTotals:

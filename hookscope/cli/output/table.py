@@ -10,6 +10,7 @@ from typing import Any
 from hookscope.cli.output.report import Columns, Row, Section
 from hookscope.cli.output.styles import cell_style, styled
 from hookscope.cli.output.values import Plain, plain, rounded, text_of
+from hookscope.display import text_width
 from hookscope.errors import printable
 from hookscope.findings import Finding, listed, ranked, verdict
 
@@ -176,15 +177,6 @@ def _ends(text: str, begin: int, end: int, ellipsis: str) -> str:
 
     width = text_width(text)
     return f"{clip(text, 0, begin, fillchar='')}{ellipsis}{clip(text, width - end, width, fillchar='')}"
-
-
-def text_width(text: str) -> int:
-    """The columns that ``text`` takes on a terminal: two for a Chinese character, none for a combining one."""
-    if text.isascii():
-        return len(text)
-    import wcwidth  # takes 15 ms, which most tables do without
-
-    return wcwidth.width(text)
 
 
 def wrapped(text: str, columns: int, begin: str = "", later: str | None = None) -> list[str]:

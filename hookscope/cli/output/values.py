@@ -1,12 +1,14 @@
-"""Values of rows as JSON has them, and as text."""
+"""Values of rows as JSON has them."""
 
 from __future__ import annotations
 
 import math
 import numbers
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from hookscope.display import rounded as rounded, text_of as text_of
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -31,27 +33,3 @@ def plain(value: Any, finite: bool = False) -> Plain:
 def plain_json(value: Any) -> Plain:
     """``value`` as JSON holds it; NaN and Inf, which JSON does not have, become None."""
     return plain(value, finite=True)
-
-
-def text_of(value: Plain, number: Callable[[int | float], str] = repr) -> str:
-    """``value`` as one text; ``number`` writes a number that stands alone (repr: the shortest exact one)."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return number(value)
-    if isinstance(value, dict):
-        return " ".join(f"{key}:{text_of(item)}" for key, item in value.items())
-    if isinstance(value, list):
-        if all(item is None or (isinstance(item, int) and not isinstance(item, bool)) for item in value):
-            return "x".join("?" if item is None else text_of(item) for item in value)
-        return (" " if any(isinstance(item, list | dict) for item in value) else ",").join(map(text_of, value))
-    return value
-
-
-def rounded(value: int | float) -> str:
-    """A number for people; up to 9999 an integer is read whole: 2048 channels."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if abs(value) >= 10_000 else str(value)

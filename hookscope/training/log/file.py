@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from hookscope.display import Cells, Shown
 from hookscope.errors import InputError, UsageError, WriteError, printable
 from hookscope.system import StrPath, check_writable
 
@@ -25,8 +26,8 @@ _MOST_CALLS = 20_000  # of layers: more take minutes
 _SAMPLE = "sample fewer steps with --every"
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+@dataclass(frozen=True, slots=True, repr=False)
+class Run(Shown):
     """One watched run, as `read_runs` reads it from a log; `Monitor` documents the lines.
 
     Attributes:
@@ -42,6 +43,12 @@ class Run:
     notes: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     facts: list[dict[str, Any]] = field(default_factory=list)
+
+    def _cells(self) -> Cells:
+        steps = [row["step"] for row in self.rows if isinstance(row.get("step"), int)]
+        span = {"first step": min(steps), "last step": max(steps)} if steps else {}
+        layers = len({row.get("layer") for row in self.rows})
+        return {"layers": layers, **span, "notes": len(self.notes), "ended": self.end is not None}
 
 
 def read_runs(path: StrPath) -> list[Run]:

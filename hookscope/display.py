@@ -1,0 +1,205 @@
+"""How results show themselves: a small table in a notebook, and a few lines of text at a prompt."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, overload
+
+from hookscope.errors import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_MOST_ROWS, _LONGEST, _LONGEST_LINE = 12, 60, 120  # rows, characters of a cell, columns of a line
+_HTML = """\
+{%- macro cell(value) -%}
+{% if value is picture -%}
+<img src="data:image/png;base64,{{ value.base64 }}" alt="{{ value.text | plain }}"
+ style="max-height: {{ 112 if as_columns else 224 }}px">
+{%- else %}{{ value | words | plain }}{% endif %}
+{%- endmacro -%}
+<table>
+{%- if title %}<caption style="text-align: start">{{ title | plain }}</caption>{% endif %}
+{%- if as_columns %}
+<thead><tr>{% for name in rows[0] %}<th scope="col">{{ name | plain }}</th>{% endfor %}</tr></thead>
+<tbody>
+{%- for row in rows %}
+<tr>{% for value in row.values() %}<td>{{ cell(value) }}</td>{% endfor %}</tr>
+{%- endfor %}
+</tbody>
+{%- else %}
+<tbody>
+{%- for name, value in rows[0].items() %}
+<tr><th scope="row" style="text-align: start">{{ name | plain }}</th>
+<td style="text-align: start">{{ cell(value) }}</td></tr>
+{%- endfor %}
+</tbody>
+{%- endif %}
+</table>
+{%- if more %}<p>{{ more }}</p>{% endif %}
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG file in a cell, drawn when a notebook asks for it, and ``text`` for those who do not see it."""
+
+    draw: Callable[[], bytes]
+    text: str
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.draw()).decode()
+
+
+Cells = Mapping[str, Any]
+"""What a result says of itself, by name: texts, numbers, shapes, `Picture`; None and empty ones say nothing."""
+
+
+class Shown:
+    """A result that shows its cells, and the rows in it, if any: as tables in a notebook, as text at a prompt."""
+
+    __slots__ = ()
+
+    def _cells(self) -> Cells:
+        raise NotImplementedError
+
+    def _rows(self) -> Sequence[Any]:
+        return ()
+
+    def __repr__(self) -> str:
+        cells = {name: words(value) for name, value in self._cells().items() if not isinstance(value, Picture)}
+        line = f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in cells.items() if text)})"
+        rows = self._rows()
+        return "\n".join([_cut(printable(line), 2 * _LONGEST_LINE), *([repr(Rows(rows))] if rows else [])])
+
+    def _repr_html_(self) -> str:
+        cells = {name: value for name, value in self._cells().items() if isinstance(value, Picture) or words(value)}
+        rows = self._rows()
+        table = html_table([cells], type(self).__name__, as_columns=False)
+        return table + (Rows(rows)._repr_html_() if rows else "")
+
+
+Row = TypeVar("Row")
+
+
+class Rows(list[Row], Generic[Row]):
+    """A list that shows itself as a table, of its first rows if it is long."""
+
+    def __repr__(self) -> str:
+        rows, more = _first(list(map(cells_of, self)))
+        return "\n".join([*text_lines(rows), *([more] if more else [])]) if self else "[]"
+
+    def _repr_html_(self) -> str:
+        rows, more = _first(list(map(cells_of, self)))
+        return html_table(rows, more=more) if self else "<p>nothing</p>"
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> Rows[Row]: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> Row | Rows[Row]:
+        if isinstance(index, slice):
+            return Rows(super().__getitem__(index))
+        return super().__getitem__(index)
+
+
+def cells_of(row: Any) -> Cells:
+    """The cells of a row: what it says of itself, else the fields of a dataclass."""
+    if isinstance(row, Shown):
+        return row._cells()
+    return {field.name: getattr(row, field.name) for field in fields(row)}
+
+
+def html_table(rows: Sequence[Cells], title: str = "", more: str = "", *, as_columns: bool = True) -> str:
+    """A table of HTML, one line for each row, or for each cell of one row; every text is escaped."""
+    return _template().render(rows=_same_columns(rows), title=title, more=more, as_columns=as_columns)
+
+
+def text_lines(rows: Sequence[Cells]) -> Iterator[str]:
+    """A table of text: a header, and a line for each row; pictures and columns that do not fit are left out."""
+    shown = _same_columns([{n: v for n, v in row.items() if not isinstance(v, Picture)} for row in rows])
+    names = list(shown[0])
+    lines = [
+        list(map(printable, names)),
+        *([_cut(printable(words(row[name]) or "-"), _LONGEST) for name in names] for row in shown),
+    ]
+    numbers = [all(isinstance(row[name], int | float | None) for row in shown) for name in names]
+    widths = [max(map(text_width, column)) for column in zip(*lines, strict=True)]
+    while len(widths) > 1 and sum(widths) + 2 * len(widths) - 2 > _LONGEST_LINE:
+        widths.pop()
+    for line in lines:
+        cells = zip(line, widths, numbers, strict=False)
+        padded = [(" " * (width - text_width(text)), text, number) for text, width, number in cells]
+        yield "  ".join(blank + text if number else text + blank for blank, text, number in padded).rstrip()
+
+
+def words(value: Any) -> str:
+    """A value for people: four digits of a float, ``1x64x56x56`` for a shape, nothing for None."""
+    return text_of(value, rounded)
+
+
+def text_of(value: Any, number: Callable[[int | float], str] = repr) -> str:
+    """``value`` as one text; ``number`` writes a number that stands alone (repr: the shortest exact one)."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return number(value)
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}:{text_of(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        if all(item is None or (isinstance(item, int) and not isinstance(item, bool)) for item in value):
+            return "x".join("?" if item is None else text_of(item) for item in value)
+        return (" " if any(isinstance(item, list | tuple | Mapping) for item in value) else ",").join(
+            map(text_of, value)
+        )
+    return str(value)
+
+
+def rounded(value: int | float) -> str:
+    """A number for people; up to 9999 an integer is read whole: 2048 channels."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if abs(value) >= 10_000 else str(value)
+
+
+def text_width(text: str) -> int:
+    """The columns that ``text`` takes on a terminal: two for a Chinese character, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    import wcwidth  # takes 15 ms, which most tables do without
+
+    return wcwidth.width(text)
+
+
+def _first(rows: list[Cells]) -> tuple[list[Cells], str]:
+    """The first rows, and how many more there are."""
+    left = len(rows) - _MOST_ROWS
+    return (rows, "") if left <= 1 else (rows[:_MOST_ROWS], f"and {left:,} more rows")
+
+
+def _same_columns(rows: Sequence[Cells]) -> list[dict[str, Any]]:
+    """The rows with the columns of all; a column in which no row says anything is left out."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, "", ()))
+    order = [name for name in dict.fromkeys(name for row in rows for name in row) if name in names]
+    return [{name: row.get(name) for name in order} for row in rows]
+
+
+def _cut(text: str, longest: int) -> str:
+    """``text`` without its middle where it is long."""
+    return text if len(text) <= longest else f"{text[: longest // 2]}…{text[len(text) - longest // 2 + 1 :]}"
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment  # takes 45 ms, which commands do without
+
+    environment = Environment(autoescape=True)
+    environment.filters |= {"words": words, "plain": printable}
+    environment.tests["picture"] = lambda value: isinstance(value, Picture)
+    return environment.from_string(_HTML)

@@ -1,0 +1,188 @@
+"""What results show of themselves in a notebook and at a prompt."""
+
+from __future__ import annotations
+
+import base64
+import io
+import pickle
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import hookscope
+from hookscope.display import Picture, Rows, Shown
+from hookscope.drawing import colours, map_png
+from hookscope.findings import Finding
+
+STAR = Path(__file__).parents[1] / "samples" / "shapes" / "star.png"
+HOSTILE = "</td><script>alert('1')</script>\u202e\"&amp;\x1b]0;x"
+
+
+class Cells(HTMLParser):
+    """The texts of the cells of each row, the pictures, and the names of all tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: set[str] = set()
+        self.pictures: list[bytes] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "img":
+            source = dict(attrs)["src"] or ""
+            assert source.startswith("data:image/png;base64,")
+            self.pictures.append(base64.b64decode(source.partition(",")[2]))
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data.strip()
+
+
+class Thing(Shown):
+    def __init__(self, **cells: Any) -> None:
+        self.cells = cells
+
+    def _cells(self) -> dict[str, Any]:
+        return self.cells
+
+
+@pytest.fixture(scope="module")
+def net() -> hookscope.LoadedModel:
+    return hookscope.load_model("shapes")
+
+
+@pytest.fixture(scope="module")
+def x(net: hookscope.LoadedModel) -> torch.Tensor:
+    return net.prepare(hookscope.open_image(STAR))[None]
+
+
+def _activations(net: hookscope.LoadedModel, x: torch.Tensor) -> Any:
+    with hookscope.capture(net.model) as activations, torch.no_grad():
+        net.model(x)
+    return activations
+
+
+def _statistics(net: hookscope.LoadedModel, x: torch.Tensor) -> Any:
+    with hookscope.StatisticsCollector(net.model) as collector, torch.no_grad():
+        net.model(x)
+    return collector.totals
+
+
+def _effect(net: hookscope.LoadedModel, x: torch.Tensor) -> Any:
+    return hookscope.intervention_effect(net.model, (x,), {"features.7": hookscope.interventions.Zero()})
+
+
+RESULTS: dict[str, Callable[[hookscope.LoadedModel, torch.Tensor], Any]] = {
+    "load_model": lambda net, x: net,
+    "list_layers": lambda net, x: hookscope.list_layers(net.model, (128, 128)),
+    "capture": _activations,
+    "class_activation_maps": lambda net, x: hookscope.class_activation_maps(net.model, x, target="top:3"),
+    "one map": lambda net, x: hookscope.class_activation_maps(net.model, x)[0],
+    "saliency_maps": lambda net, x: hookscope.saliency_maps(net.model, x),
+    "ablate_each": lambda net, x: hookscope.ablate_each(net.model, x, "features.12.squeeze", keep=11),
+    "intervention_effect": _effect,
+    "statistics": lambda net, x: _statistics(net, x).statistics(),
+    "diagnose": lambda net, x: hookscope.diagnose(_statistics(net, x)),
+    "parameter_statistics": lambda net, x: hookscope.parameter_statistics(net.model),
+    "layer_gradients": lambda net, x: hookscope.layer_gradients(net.model, x),
+    "trace_events": lambda net, x: hookscope.trace_events(net.model, (x,)),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_shows_itself_small(net: hookscope.LoadedModel, x: torch.Tensor, name: str) -> None:
+    result = RESULTS[name](net, x)
+    html, lines = result._repr_html_(), repr(result).splitlines()
+    shown = Cells(html)
+    assert shown.tags <= {"table", "thead", "tbody", "caption", "tr", "th", "td", "img", "p"} and len(shown.rows) > 1
+    assert len(html) < 100_000 and "color" not in html
+    assert len(lines) <= 16 and max(map(len, lines)) <= 240 and "tensor(" not in repr(result)
+    for png in shown.pictures:
+        Image.open(io.BytesIO(png)).load()
+    assert bool(shown.pictures) == (name in ("class_activation_maps", "one map", "saliency_maps", "ablate_each"))
+
+
+def test_a_table_has_the_numbers_of_the_layers(net: hookscope.LoadedModel) -> None:
+    rows = hookscope.list_layers(net.model, (128, 128))
+    header, first, *others = Cells(rows._repr_html_()).rows  # type: ignore[attr-defined]
+    assert header == ["index", "name", "type", "input", "output", "params", "macs", "note"]
+    assert first == ["0", "features.0", "Conv2d", "1x3x128x128", "1x64x63x63", "1792", "7,112,448", first[-1]]
+    assert len(others) == 11 and repr(rows).splitlines()[-1] == f"and {len(rows) - 12} more rows"
+    assert repr(rows).splitlines()[1].split() == ["0", "features.0", *first[2:7]]
+
+
+def test_activations_show_the_range_that_torch_finds(net: hookscope.LoadedModel, x: torch.Tensor) -> None:
+    activations = _activations(net, x)
+    values = activations["features.0"]
+    row = repr(activations).splitlines()[2].split()
+    assert row[4:] == [f"{float(value):.4g}" for value in (values.min(), values.mean(), values.max())]
+
+
+def test_rows_are_a_list(net: hookscope.LoadedModel) -> None:
+    rows = hookscope.list_layers(net.model, (128, 128))
+    plain = list(rows)
+    assert isinstance(rows, list) and rows == plain and plain == rows
+    assert rows[1:3] == plain[1:3] and isinstance(rows[1:3], Rows) and rows[0] is plain[0]
+    assert pickle.loads(pickle.dumps(rows)) == plain
+    assert (repr(Rows()), Rows()._repr_html_()) == ("[]", "<p>nothing</p>")
+
+
+def test_hostile_names_are_text() -> None:
+    thing = Thing(**{HOSTILE: HOSTILE, "picture": Picture(lambda: b"", HOSTILE)})
+    for html in (
+        thing._repr_html_(),
+        Rows([thing, thing])._repr_html_(),
+        Finding("a", HOSTILE, "b", "c")._repr_html_(),
+    ):
+        assert "script" not in Cells(html).tags and not re.search("[\u202e\x1b]", html)
+        assert any(
+            "</td><script>alert('1')</script>\\u202e\"&amp;\\x1b]0;x" in text for r in Cells(html).rows for text in r
+        )
+    assert repr(thing).isprintable() and all(line.isprintable() for line in repr(Rows([thing])).splitlines())
+
+
+def test_a_model_with_a_hostile_layer_shows_it_as_text() -> None:
+    net = nn.Sequential()
+    net.add_module("<img src=x onerror=alert(1)>", nn.Conv2d(3, 2, 1))
+    rows = hookscope.list_layers(net, (4, 4))
+    assert "img" not in Cells(rows._repr_html_()).tags  # type: ignore[attr-defined]
+
+
+def test_long_tables_fit_a_screen() -> None:
+    rows = Rows(Thing(name="x" * 300, number=n, words="y" * 100, more="z" * 100) for n in range(1000))
+    lines = repr(rows).splitlines()
+    assert len(lines) == 14 and lines[-1] == "and 988 more rows" and max(map(len, lines)) <= 120
+    assert lines[0].split() == ["name", "number"]  # the last columns do not fit
+
+
+def test_random_weights_are_said() -> None:
+    net = hookscope.load_model("shapes", "none")
+    assert "weights=random (seed 0)" in repr(net) and "random (seed 0)" in net._repr_html_()
+
+
+@pytest.mark.parametrize("side", [1, 7, 112, 300])
+def test_the_picture_of_a_map_has_its_levels(side: int) -> None:
+    values = np.linspace(0, 2, side * side, dtype=np.float32).reshape(side, side)
+    image = Image.open(io.BytesIO(map_png(values)))
+    zoom, step = max(1, 224 // side), -(-side // 224)
+    levels = np.rint(values / max(values.max(), 1e-9) * (colours.LEVELS - 1))[step // 2 :: step, step // 2 :: step]
+    assert max(image.size) <= 224 and np.array_equal(np.asarray(image)[::zoom, ::zoom], levels)
+
+
+def test_the_picture_of_a_map_marks_nan() -> None:
+    pixels = np.asarray(Image.open(io.BytesIO(map_png(np.array([[np.nan, 0, np.inf, 1]], np.float32)))))
+    assert [*pixels[0, ::56]] == [colours.NAN, 0, colours.LEVELS - 1, colours.LEVELS - 1]
