@@ -30,7 +30,8 @@ def complete(line):
     return run([], _HOOKSCOPE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=place).split()
 
 light = [run(words) for words in (["--help"], ["--version"])]
-heavy = sorted({"torch", "torchvision", "numpy", "PIL", "matplotlib", "importlib.metadata"} & set(sys.modules))
+names = {"torch", "torchvision", "numpy", "PIL", "matplotlib", "importlib.metadata", "textual_image", "rich"}
+heavy = sorted(names & set(sys.modules))
 listings, lines = json.load(sys.stdin)
 printed = [run(words.split()) for words in listings]
 offered = {line: complete(line) for line in lines}

@@ -21,6 +21,7 @@ from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 from hookscope.cli.shared.output_paths import OutputPath, check_plot, write_picture, write_plot
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
+from hookscope.cli.shared.written import show_option
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
@@ -60,6 +61,7 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
 @shared.count_option("--top", "Number of channels that --ablate-each shows.", 20)
 @shared.file_option("--grid", "Draw the maps before and after, and their difference: a PNG file.")
 @shared.plot_option("Draw the channels of --ablate-each as bars, and the maps of the first ones")
+@show_option
 @click.option("--classes", is_flag=True, help="In a table, tsv and csv, print classes and no layers.")
 @target_option(help="Whose score is shown")
 @categories_option

@@ -17,7 +17,7 @@ from hookscope.cli.output.report import Columns, Report, Row, Section
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input, write_picture
-from hookscope.cli.shared.written import open_option
+from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError
 
 _ONLY_WITH_VALUES = ("call", "unseen", "nonfinite")
@@ -31,7 +31,7 @@ def output_option(pages: str) -> Callable[[Any], Any]:
     """``-o``: where the pages go."""
     help = f"Where to write: a file for one {pages}, a folder (made if missing), or - for standard output."
     return lambda command: click.option("-o", "--output", metavar="PATH", type=click.Path(), help=help)(
-        open_option(command)
+        open_option(show_option(command))
     )
 
 

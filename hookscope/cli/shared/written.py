@@ -1,20 +1,28 @@
-"""The line that says where pictures were written and how to open them, and ``--open``, which opens them."""
+"""The line that says where pictures were written; ``--open``, which opens them; ``--show``, which draws them here."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from hookscope.cli.output.formats import note
+from hookscope.cli.shared import terminal
 from hookscope.findings import counted, listed
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 _WRITTEN, _OPENS, _ASKED = "hookscope.written", "hookscope.opens", "hookscope.asked"  # what a run shares
+_SCREEN = "hookscope.screen"
 _OPENERS = {"darwin": "open", "win32": "start"}
+_MOST_SHOWN = 4
 _SECONDS = 1.0  # until the opener has failed, or will not
 
 
@@ -32,20 +40,43 @@ open_option = click.option(
 )
 
 
-def wrote(path: str) -> None:
-    """Remember a picture that was written to ``path``."""
+def _ask(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Ask what the terminal draws before anything is computed: while a model runs, the user may type."""
+    is_asked = context.get_parameter_source("show") is ParameterSource.COMMANDLINE
+    if value and not context.resilient_parsing and (is_asked or sys.stdout.isatty()):
+        terminal.check_terminal()
+        context.meta[_SCREEN] = terminal.ask_terminal()
+
+
+show_option = click.option(
+    "--show",
+    is_flag=True,
+    expose_value=False,
+    callback=_ask,
+    help="Draw the written pictures in the terminal too; needs hookscope[terminal].",
+)
+
+
+def wrote(path: str, overview: Callable[[], Image] | None = None) -> None:
+    """Remember a picture that was written to ``path``; of another file ``overview`` makes what --show draws."""
     context = click.get_current_context(silent=True)
     if context is not None and os.path.isfile(path):  # a device cannot be opened
-        context.meta.setdefault(_WRITTEN, {})[path] = None
+        context.meta.setdefault(_WRITTEN, {})[path] = overview
 
 
 def tell_what_was_written(context: click.Context) -> None:
     """Say in one line where the pictures of a run are, and how to open them; with ``--open``, open them."""
-    paths = [*context.meta.get(_WRITTEN, ())]
+    written = context.meta.get(_WRITTEN, {})
+    paths = [*written]
     if not paths:
-        if context.meta.get(_ASKED) and sys.exception() is None:
-            note("Note: --open opens nothing, because no picture was written to a file")
+        if sys.exception() is None:
+            if context.meta.get(_ASKED):
+                note("Note: --open opens nothing, because no picture was written to a file")
+            if _SCREEN in context.meta:
+                note("Note: --show shows nothing, because no picture was written to a file")
         return
+    if _SCREEN in context.meta and not isinstance(sys.exception(), KeyboardInterrupt):
+        _show(written, context.meta[_SCREEN])
     what, target, which = _in_words(paths)
     target = os.path.join(".", target) if target.startswith("-") else target
     opener = _OPENERS.get(sys.platform, "xdg-open")
@@ -54,6 +85,24 @@ def tell_what_was_written(context: click.Context) -> None:
         note(f"wrote {what}; cannot open {which}: {failed}" if failed else f"wrote {what}")
     else:
         note(f"wrote {what}; open {which}: {opener} {shlex.quote(target)}")
+
+
+def _show(written: Mapping[str, Callable[[], Image] | None], screen: terminal.Screen) -> None:
+    """Draw the first pictures, each below a line with its name and scale."""
+    from PIL import Image
+
+    for path, overview in islice(written.items(), _MOST_SHOWN):
+        try:
+            picture = Image.open(path) if overview is None else overview()
+            drawing = terminal.draw(picture, screen)
+        except (OSError, Image.DecompressionBombError):
+            note(f"Note: {path} is not shown: it is no PNG file, or too large")
+            continue
+        scale = terminal.fit(picture, screen)[2]
+        note(f"{path}: {picture.width}x{picture.height} pixels" + (f", drawn at {scale:.0%}" if scale < 1 else ""))
+        print(drawing, end="", flush=True)
+    if (more := len(written) - _MOST_SHOWN) > 0:
+        note(f"{counted(more, 'more picture')} not shown")
 
 
 def _in_words(paths: Sequence[str]) -> tuple[str, str, str]:

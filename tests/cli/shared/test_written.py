@@ -1,4 +1,4 @@
-"""Every command that writes pictures says where they are, and opens them on request."""
+"""Every command that writes pictures says where they are, and opens them or draws them in the terminal on request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from PIL import Image
 
 from hookscope.cli.main import main
 from hookscope.cli.output import formats
-from hookscope.cli.shared import written
-from tests.cli.helpers import POSIX
+from hookscope.cli.shared import terminal, written
+from tests.cli.helpers import POSIX, Terminal
 
 NET = """
 from collections import OrderedDict
@@ -160,3 +160,103 @@ def test_nothing_is_said_of_what_is_no_file(run: Any) -> None:
     assert run("visualize net.py:net cat.png --layer 0 -o -") == []
     assert run("cam net.py:net cat.png -o /dev/null") == []
     assert not [line for line in run("stats net.py:net cat.png") if line.startswith("wrote")]
+
+
+@pytest.fixture
+def screen(run: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run a command line on a terminal of 80x24; all that the terminal gets."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def screen(words: str, status: int = 0) -> str:
+        shown = Terminal()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", shown)
+            patch.setattr(sys, "stderr", shown)
+            run(words, status)
+        return shown.getvalue()
+
+    return screen
+
+
+DRAWS = {words: names for words, names in COMMANDS.items() if words.split()[0] in ("visualize", "cam", "saliency")}
+DRAWS["intervene net.py:net cat.png --at first zero --layer second --grid a.png"] = "a.png"
+DRAWS["intervene net.py:net cat.png --ablate-each first --plot b.png"] = "b.png"
+
+
+@pytest.mark.parametrize("words", DRAWS)
+def test_show_draws_every_picture_below_its_name_and_before_the_last_line(screen: Any, words: str) -> None:
+    names = DRAWS[words].split(", ")
+    text = screen(f"{words} --show")
+    places = []
+    for name in names:
+        with Image.open(name) as picture:
+            assert f"\n{name}: {picture.width}x{picture.height} pixels, drawn at " in text
+            places.append(text.index(f"\n{name}: "))
+            drawing = terminal.draw(picture, terminal.Screen())
+        assert f"%\n{drawing}" in text and 2 < drawing.count("\n") <= 21 and drawing.count("▀") > 50
+    assert places == sorted(places) and text.index(" pixels, drawn") > text.index("weights: ")
+    assert text.splitlines()[-1].startswith(f"wrote {DRAWS[words]}; open")
+
+
+def test_of_many_pictures_the_first_four_are_drawn(screen: Any) -> None:
+    for number in range(3):
+        Image.new("RGB", (18, 18)).save(f"{number}.png")
+    text = screen("visualize net.py:net 0.png 1.png 2.png -o out --show")
+    assert text.count(" pixels, drawn at") == 4
+    assert text.splitlines()[-2:] == ["2 more pictures not shown", "wrote 6 pictures to out/; open it: xdg-open out"]
+
+
+def test_show_goes_with_open_and_quiet(screen: Any, opened: list[list[str]]) -> None:
+    text = screen("cam net.py:net cat.png -o a.png --show --open")
+    assert text.count("▀") > 50 and text.endswith("\nwrote a.png\n") and opened == [["xdg-open", "a.png"]]
+    text = screen("cam net.py:net cat.png -o a.png --show --quiet")
+    assert text.count("▀") > 50 and "a.png: " not in text and "wrote" not in text
+
+
+def test_what_cannot_be_drawn_is_said(screen: Any) -> None:
+    text = screen("intervene net.py:net cat.png --ablate-each first --plot b.svg --show")
+    assert "\nNote: b.svg is not shown: it is no PNG file, or too large\nwrote b.svg; " in text
+    text = screen("intervene net.py:net cat.png --at first zero --show")
+    assert text.endswith("\nNote: --show shows nothing, because no picture was written to a file\n")
+
+
+def test_an_overview_is_drawn_instead_of_what_is_no_picture(screen: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with click.Context(click.Command("x")) as context:
+        context.meta[written._SCREEN] = terminal.Screen()
+        Path("a.html").touch()
+        written.wrote("a.html", lambda: Image.new("RGB", (40, 20), (1, 2, 3)))
+        written.tell_what_was_written(context)
+    assert capfd.readouterr().out.count("▀") == 40 * 10
+
+
+@pytest.mark.parametrize("words", DRAWS)
+def test_show_is_refused_in_a_pipe_before_anything_is_computed(run: Any, words: str) -> None:
+    why = "Error: --show needs a terminal; standard output is a file or a pipe; leave --show out, or use --open"
+    assert run(f"{words} --show".replace("net.py", "no.py"), 2) == [why]
+    assert "-o" not in words or run(f"{words} -o - --show", 2) == [why]
+    assert not os.path.exists("a.png")
+
+
+def test_show_is_refused_on_a_dumb_terminal_and_for_standard_output(
+    screen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert screen("cam net.py:net cat.png -o - --show", 2).startswith("Error: -o - would write a picture to the term")
+    monkeypatch.setenv("TERM", "dumb")
+    why = "Error: --show needs a terminal with colours; TERM is dumb; leave --show out, or use --open\n"
+    assert screen("cam no.py:net cat.png --show", 2) == why
+
+
+def test_without_the_extra_its_name_is_said(screen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textual_image", None)
+    why = "Error: --show needs textual-image, which is not installed; pip install 'hookscope[terminal]'"
+    assert screen("cam no.py:net cat.png --show", 1) == f"{why}\n"
+
+
+def test_show_in_the_settings_is_for_terminals_only(run: Any, screen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKSCOPE_CAM_SHOW", "1")
+    assert run("cam net.py:net cat.png -o a.png") == ["wrote a.png; open it: xdg-open a.png"]
+    assert screen("cam net.py:net cat.png -o a.png").count("▀") > 50
+    monkeypatch.setitem(sys.modules, "textual_image", None)
+    assert screen("cam net.py:net cat.png", 1).endswith("; --show is from HOOKSCOPE_CAM_SHOW\n")
