@@ -55,8 +55,18 @@ class Row:
         return self.name.removeprefix(self.path) or MODEL
 
     @property
+    def depth(self) -> int:
+        return len(self.parents)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it is itself a call of a layer, also where calls in it fold."""
+        return self.facts is not None and self.facts.call.order is not None
+
+    @property
     def order(self) -> int | None:
-        return self.parts[0].call.order
+        """Its own, else that of the first call in it."""
+        return (self.facts if self.is_call and self.facts else self.parts[0]).call.order
 
     @property
     def type(self) -> str:
@@ -131,11 +141,11 @@ def _call_row(number: int, parents: tuple[int, ...], facts: CallFacts) -> Row:
 
 def _open_modules(rows: Sequence[Row]) -> None:
     """Open level after level of modules as long as the list stays short."""
-    for depth in range(max((len(row.parents) for row in rows), default=0)):
-        if sum(len(row.parents) <= depth + 1 for row in rows) > _UNFOLDED:
+    for depth in range(max((row.depth for row in rows), default=0)):
+        if sum(row.depth <= depth + 1 for row in rows) > _UNFOLDED:
             return
         for row in rows:
-            row.is_open |= row.is_module and len(row.parents) == depth
+            row.is_open |= row.is_module and row.depth == depth
 
 
 def engineering(number: int) -> str:

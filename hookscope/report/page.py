@@ -48,7 +48,7 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
 
     def draw(views: Sequence[LayerView]) -> str:
         layers = {"layers": views, "maps_digest": views_digest(views)}
-        return render("page.html", ("page.css", "layer.css"), ("page.js", "layer.js"), **facts, **layers)
+        return render("page.html", ("page.css", "layer.css"), ("page.js", "list.js", "layer.js"), **facts, **layers)
 
     views = layer_views(inspection)
     page, room = draw(views), sum(view.weight for view in views)
