@@ -99,6 +99,7 @@ RESULTS: dict[str, Callable[[hookscope.LoadedModel, torch.Tensor], Any]] = {
     "diagnose": lambda net, x: hookscope.diagnose(_statistics(net, x)),
     "parameter_statistics": lambda net, x: hookscope.parameter_statistics(net.model),
     "layer_gradients": lambda net, x: hookscope.layer_gradients(net.model, x),
+    "inspect": lambda net, x: hookscope.inspect(net, [STAR]),
     "trace_events": lambda net, x: hookscope.trace_events(net.model, (x,)),
 }
 
@@ -113,7 +114,8 @@ def test_a_result_shows_itself_small(net: hookscope.LoadedModel, x: torch.Tensor
     assert len(lines) <= 16 and max(map(len, lines)) <= 240 and "tensor(" not in repr(result)
     for png in shown.pictures:
         Image.open(io.BytesIO(png)).load()
-    assert bool(shown.pictures) == (name in ("class_activation_maps", "one map", "saliency_maps", "ablate_each"))
+    drawn = ("class_activation_maps", "one map", "saliency_maps", "ablate_each", "inspect")
+    assert bool(shown.pictures) == (name in drawn)
 
 
 def test_a_table_has_the_numbers_of_the_layers(net: hookscope.LoadedModel) -> None:
@@ -172,6 +174,19 @@ def test_long_tables_fit_a_screen() -> None:
 def test_random_weights_are_said() -> None:
     net = hookscope.load_model("shapes", "none")
     assert "weights=random (seed 0)" in repr(net) and "random (seed 0)" in net._repr_html_()
+    inspection = hookscope.inspect(net, [STAR], "features.0")
+    for text in (repr(inspection), inspection._repr_html_()):
+        assert "the weights are random: this network knows nothing" in text
+
+
+def test_an_inspection_says_the_answer_and_the_places(net: hookscope.LoadedModel) -> None:
+    inspection = hookscope.inspect(net, [STAR, STAR, STAR, STAR])
+    rows = Cells(inspection._repr_html_()).rows
+    [seen] = [cell for name, cell in (row for row in rows if len(row) == 2) if name == "image 2"]
+    best = inspection.images[2].predictions[0]
+    assert seen.startswith(f"{STAR}: star {best.probability:.1%}") and ["more images", "1"] in rows
+    assert [row[-1] for row in rows if len(row) > 2][1:] == [place.reason for place in inspection.places]
+    assert "array(" not in repr((inspection, inspection.layers[0], inspection.images[0]))
 
 
 @pytest.mark.parametrize("side", [1, 7, 112, 300])

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.drawing import Tiles
+from hookscope.display import Cells, Picture, Shown
+from hookscope.drawing import Heat, Tiles, draw_heat
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
 from hookscope.hooks import Call, Shape
 from hookscope.scores import Prediction
 
+_MOST_IMAGES = 3  # that an inspection shows of itself
 
-@dataclass(frozen=True)
-class InspectedImage:
+
+@dataclass(frozen=True, repr=False)
+class InspectedImage(Shown):
     """One image, and what the model answered.
 
     Attributes:
@@ -38,6 +43,10 @@ class InspectedImage:
     predictions: tuple[Prediction, ...]
     cam: ClassActivationMap | None
     without_cam: str = ""
+
+    def _cells(self) -> Cells:
+        answer = self.predictions[0].cells() if self.predictions else {}
+        return {"image": self.name, **answer, "picture": Picture(partial(_seen_png, self), f"Grad-CAM of {self.name}")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +76,8 @@ class CallFacts:
     histogram: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ImageMaps:
+@dataclass(frozen=True, repr=False)
+class ImageMaps(Shown):
     """The feature maps of one part of one call for one image.
 
     Attributes:
@@ -87,9 +96,12 @@ class ImageMaps:
     answer: NDArray[np.float64] | None = None
     cam: NDArray[np.float32] | None = None
 
+    def _cells(self) -> Cells:
+        return {"maps": self.tiles.levels.shape, "scale": self.tiles.scale}
 
-@dataclass(frozen=True)
-class InspectedLayer:
+
+@dataclass(frozen=True, repr=False)
+class InspectedLayer(Shown):
     """A call whose maps are on the page.
 
     Attributes:
@@ -110,14 +122,18 @@ class InspectedLayer:
     filters: NDArray[np.float32] | None = None
     names: tuple[str, ...] = ()
 
+    def _cells(self) -> Cells:
+        maps = next((image.tiles.levels.shape for image in self.images if image is not None), None)
+        return {"layer": self.key, "type": self.call.type, "axes": self.axes, "maps": maps, "images": len(self.images)}
+
     @property
     def key(self) -> str:
         """The key of the call, and the part if there are several."""
         return f"{self.call.key} {self.part}" if self.part else self.call.key
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+@dataclass(frozen=True, slots=True, repr=False)
+class Place(Shown):
     """A place to look at.
 
     Attributes:
@@ -142,9 +158,12 @@ class Place:
     meaning: str = ""
     finding: Finding | None = None
 
+    def _cells(self) -> Cells:
+        return {"severity": self.severity, "place": self.kind, "layer": self.layer, "reason": self.reason}
 
-@dataclass(frozen=True)
-class Inspection:
+
+@dataclass(frozen=True, repr=False)
+class Inspection(Shown):
     """What `inspect` found.
 
     Attributes:
@@ -169,7 +188,32 @@ class Inspection:
     provenance: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
+    def _cells(self) -> Cells:
+        cells: dict[str, Any] = {"model": self.model, "weights": self.weights, "layers": len(self.layers)}
+        if self.is_random:
+            cells["warning"] = "the weights are random: this network knows nothing"
+        for number, image in enumerate(self.images[:_MOST_IMAGES]):
+            best = [f"{p.index if p.label is None else p.label} {p.probability:.1%}" for p in image.predictions[:3]]
+            cells[f"image {number}"] = ": ".join(filter(None, [image.name, ", ".join(best)]))
+            cells[f"Grad-CAM {number}"] = image._cells()["picture"]
+        left = len(self.images) - _MOST_IMAGES
+        return cells | ({"more images": left} if left > 0 else {})
+
+    def _rows(self) -> tuple[Place, ...]:
+        return self.places
+
     @property
     def is_random(self) -> bool:
         """Whether the weights are random: such a network knows nothing."""
         return self.weights.startswith("random")
+
+
+def _seen_png(image: InspectedImage) -> bytes:
+    """What the network saw in few colours, with the Grad-CAM over it if there is one."""
+    heat, seen = None, image.seen.convert("RGB")
+    if image.cam is not None:
+        values = np.nan_to_num(image.cam.still, posinf=0.0, neginf=0.0)
+        heat = Heat(values, (0, 0, *seen.size), float(values.max()) or 1.0)
+    buffer = io.BytesIO()
+    draw_heat(seen, heat, min(224, seen.width), "inferno").quantize(128).save(buffer, "PNG")
+    return buffer.getvalue()
