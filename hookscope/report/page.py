@@ -113,7 +113,7 @@ class PlaceView:
 
     @classmethod
     def of(cls, inspection: Inspection, rows: Sequence[Row], place: Place) -> PlaceView:
-        layer = _drawn_layer(inspection, place.layer)
+        layer = drawn_layer(inspection, place.layer)
         row = _row(rows, place.layer)
         channel = place.channels[0] if place.channels and layer is not None else None
         link = f"layer={layer}" if layer is not None else f"call={row.number}" if row else ""
@@ -121,7 +121,7 @@ class PlaceView:
         return cls(place, link, channel, picture, about, row.facts if row else None)
 
 
-def _drawn_layer(inspection: Inspection, name: str) -> int | None:
+def drawn_layer(inspection: Inspection, name: str) -> int | None:
     """The position of the layer with this key, or that has the parameter of this name."""
     for number, layer in enumerate(inspection.layers):
         if name in (layer.key, layer.call.key):

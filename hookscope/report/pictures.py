@@ -53,18 +53,30 @@ def over_photograph(seen: Image.Image, cam: NDArray[np.float32], width: int) -> 
     return draw_heat(ground, heat, width, HEAT)
 
 
-def small_cam(inspection: Inspection, layer: int, image: int = 0) -> str:
-    """The address of a thumbnail of the Grad-CAM of a layer; empty if it has none."""
+def layer_cam(inspection: Inspection, layer: int, image: int = 0, width: int = _SMALL) -> Image.Image | None:
+    """The Grad-CAM of a layer over what the network saw; None if it has none."""
     maps = inspection.layers[layer].images[image]
     if maps is None or maps.cam is None:
-        return ""
-    return jpeg_address(over_photograph(inspection.images[image].seen, maps.cam, _SMALL), 80)
+        return None
+    return over_photograph(inspection.images[image].seen, maps.cam, width)
+
+
+def small_cam(inspection: Inspection, layer: int, image: int = 0) -> str:
+    """The address of a thumbnail of `layer_cam`; empty if there is none."""
+    cam = layer_cam(inspection, layer, image)
+    return "" if cam is None else jpeg_address(cam, 80)
+
+
+def channel_map(tiles: Tiles, channel: int) -> Image.Image | None:
+    """The map of a channel in its own size; None if it has none, or a single position."""
+    if channel not in tiles.channels or tiles.values:
+        return None
+    image = Image.fromarray(tiles.levels[tiles.channels.index(channel)], "P")
+    image.putpalette(palette(MAPS).tobytes())
+    return image
 
 
 def small_map(tiles: Tiles, channel: int) -> str:
-    """The address of the map of a channel in its own size; empty if it has none, or a single position."""
-    if channel not in tiles.channels or tiles.values:
-        return ""
-    image = Image.fromarray(tiles.levels[tiles.channels.index(channel)], "P")
-    image.putpalette(palette(MAPS).tobytes())
-    return png_address(image)
+    """The address of `channel_map`; empty if there is none."""
+    image = channel_map(tiles, channel)
+    return "" if image is None else png_address(image)
