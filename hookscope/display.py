@@ -27,7 +27,8 @@ _HTML = """\
 <thead><tr>{% for name in rows[0] %}<th scope="col">{{ name | plain }}</th>{% endfor %}</tr></thead>
 <tbody>
 {%- for row in rows %}
-<tr>{% for value in row.values() %}<td>{{ cell(value) }}</td>{% endfor %}</tr>
+<tr>{% for value in row.values() %}
+<td style="text-align: {{ 'end' if value is number else 'start' }}">{{ cell(value) }}</td>{% endfor %}</tr>
 {%- endfor %}
 </tbody>
 {%- else %}
