@@ -3,6 +3,8 @@ from .colours import colour_map_names as colour_map_names, palette as palette
 from .forward import (
     input_frames as input_frames,
     input_size_of as input_size_of,
+    layers_of_classes as layers_of_classes,
+    names_of_channels as names_of_channels,
     run_and_reduce as run_and_reduce,
 )
 from .grid import (

@@ -55,7 +55,7 @@ def run_and_reduce(
 
     def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         try:
-            names = _class_names(net, call, module) if module in class_layers else ()
+            names = names_of_channels(net, call, module) if module in class_layers else ()
             chosen = choice or ChannelChoice(usual=True)
             summaries.append((call, reduce_output(output, module, input_size, chosen, scale, names, keep)))
         except UsageError:
@@ -120,8 +120,8 @@ def layers_of_classes(model: nn.Module, categories: Sequence[str]) -> set[nn.Mod
     return set(modules[max(taken, default=0) :])
 
 
-def _class_names(net: LoadedModel, call: Call, module: nn.Module) -> Sequence[str]:
-    """The names of the classes; in the head of a detector those of each anchor."""
+def names_of_channels(net: LoadedModel, call: Call, module: nn.Module) -> Sequence[str]:
+    """The names of the classes, for a layer of `layers_of_classes`; in the head of a detector those of each anchor."""
     classes = net.categories or ()
     anchors, rest = divmod(getattr(module, "out_channels", 0), max(1, len(classes)))
     if net.family == "detection" and anchors > 1 and not rest and ("cls" in call.name or "classif" in call.name):

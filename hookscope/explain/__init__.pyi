@@ -5,6 +5,7 @@ from .cam import (
     landmark_layers as landmark_layers,
     maps_by_class as maps_by_class,
 )
+from .cam_layers import candidates as candidates
 from .cam_methods import CAM_METHODS as CAM_METHODS
 from .cam_page import draw_cam as draw_cam, why_empty as why_empty
 from .page import OverlaySource as OverlaySource, why_unseen as why_unseen

@@ -22,6 +22,7 @@ from hookscope.explain.cam_layers import (
     default_layer,
     gradients_of,
     layers_with_maps,
+    outputs_of,
 )
 from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, gradient_free, method_named
 from hookscope.explain.cam_perturbation import Progress, Rerun, progress_counter, resized
@@ -203,7 +204,7 @@ def landmark_layers(
     with differentiable(model):
         activations, scores = _forward(model, inputs, "*")
         first = predictions(one_picture(scores), categories, Target.of(target))[0]
-        layers = candidates(model, activations, shown)
+        layers = candidates(model, outputs_of(activations), shown)
         connected = list(connected_layers(model, layers, scores[0, first.index], shown))
         # as `default_layer` does
         reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +90,7 @@ def default_layer(
     model: nn.Module, activations: Activations, score: Tensor, shown: InputSize, needs_gradient: bool
 ) -> MapLayer:
     """Last non-pooling call whose map has a non-zero gradient, else the last that is connected to the score."""
-    layers = candidates(model, activations, shown)
+    layers = candidates(model, outputs_of(activations), shown)
     if layers and not score.requires_grad and not needs_gradient:
         return layers[0]  # scores of a quantized model have no gradient
     connected = None
@@ -127,17 +127,22 @@ def connected_layers(
         raise NoMapError(asked, why, f"choose a layer and a method without gradient: {gradient_free()}")
 
 
-def candidates(model: nn.Module, activations: Activations, shown: InputSize) -> list[MapLayer]:
-    """The calls with a map, the last first; maps by shape alone only if there are no others."""
+def outputs_of(activations: Activations) -> list[tuple[Call, Any]]:
+    """Each call with its output, the last first."""
+    return [(call, activations[call.key]) for call in reversed(activations.calls)]
+
+
+def candidates(model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: InputSize) -> list[MapLayer]:
+    """The calls with a map, in the order of ``outputs``; maps by shape alone only if there are no others."""
     modules = dict(model.named_modules())
     layers: list[MapLayer] = []
-    for call in reversed(activations.calls):
+    for call, output in outputs:
         module = modules[call.name]
         kind = type(module).__name__
         if module is model or "Pool" in kind or kind.endswith(("Pad2d", "Pad3d")):
             continue
         with suppress(NoMapError):
-            layers += _parts_with_maps(call, module, activations[call.key], shown)
+            layers += _parts_with_maps(call, module, output, shown)
     return [layer for layer in layers if layer.is_of_places(shown)] or layers
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from hookscope.hooks import (
     shape_of,
     tensors_in,
 )
-from hookscope.inspection.facts import ImageMaps
+from hookscope.inspection.facts import ImageMaps, InspectedLayer
 
 BINS = 32
 """Intervals of the histogram of a call."""
@@ -68,6 +70,16 @@ class CallNumbers:
             self.total += float(part.values.sum(dtype=torch.float64))
             self.counts += _histogram(part.values, self.low, self.high)
 
+    def merge(self, other: CallNumbers) -> None:
+        """Add the numbers of the same call for another image."""
+        self.shape, self.nonfinite = other.shape, self.nonfinite + other.nonfinite
+        if not other.count:
+            return
+        self._widen(other.low, other.high)
+        other._widen(self.low, self.high)
+        self.count, self.zeros = self.count + other.count, self.zeros + other.zeros
+        self.total, self.counts = self.total + other.total, self.counts + other.counts
+
     def _widen(self, low: float, high: float) -> None:
         """Move the counts so far to intervals between the lowest and the highest value with the new ones."""
         before, self.low, self.high = (self.low, self.high), min(low, self.low), max(high, self.high)
@@ -84,45 +96,96 @@ class CallNumbers:
 
 def _histogram(values: Tensor, low: float, high: float) -> NDArray[np.int64]:
     """Counts in `BINS` × `_FINE` equal intervals from ``low`` to ``high``."""
-    counts: NDArray[np.int64] = torch.histc(values, BINS * _FINE, low, high).cpu().numpy().astype(np.int64)
-    return counts
+    wide = high - low > 1e37  # beyond it float32 overflows
+    counts = torch.histc(values.double() if wide else values, BINS * _FINE, low, high)
+    return counts.cpu().numpy().astype(np.int64)
 
 
 @dataclass
 class DrawnPart:
-    """The maps of one part of a drawn call for one image, and what the backward pass adds to them."""
+    """The maps of one part of a call for one image, and what the backward pass adds to them.
+
+    ``tiles``, ``mean`` and ``zeros`` are those of a drawn call; ``reached`` says whether its gradient is not 0
+    everywhere.
+    """
 
     call: Call
     maps: Maps
-    tiles: Tiles
-    mean: NDArray[np.float64]
-    zeros: NDArray[np.float64]
+    tiles: Tiles | None = None
+    mean: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    zeros: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     answer: NDArray[np.float64] | None = None
     cam: NDArray[np.float32] | None = None
     reached: bool = False
 
+    def reduce(self) -> None:
+        """Draw the maps, and measure each channel."""
+        flat = self.maps.values.flatten(1)
+        finite = flat.isfinite()
+        sums = flat.where(finite, 0.0).sum(1, dtype=torch.float64)
+        self.mean = (sums / finite.sum(1).clamp(min=1)).cpu().numpy()
+        self.zeros = ((flat == 0).sum(1).double() / flat.shape[1]).cpu().numpy()
+        self.tiles = reduce_maps(self.maps.values)
+
+    def explain(self, slopes: Tensor) -> None:
+        """Reduce the gradient to a sum of gradient × activation for each channel, and to the Grad-CAM."""
+        values = self.maps.values
+        self.answer = torch.linalg.vecdot(slopes.flatten(1).double(), values.flatten(1).double()).cpu().numpy()
+        self.reached = bool((slopes != 0).any())
+        if values.shape[1] * values.shape[2] > 1:
+            self.cam = torch.tensordot(slopes.mean((1, 2)), values, 1).relu().float().cpu().numpy()
+
     @property
-    def facts(self) -> ImageMaps:
-        return ImageMaps(self.tiles, self.mean, self.zeros, self.answer, self.cam)
+    def facts(self) -> InspectedLayer:
+        """What stays of a drawn part when the pass is over."""
+        assert self.tiles is not None
+        maps = ImageMaps(self.tiles, self.mean, self.zeros, self.answer, self.cam)
+        return InspectedLayer(self.call, self.maps.label, self.maps.axes, self.maps.frames, (maps,))
+
+
+@dataclass
+class PassRecord:
+    """What the hooks kept of the pass of one image.
+
+    Attributes:
+        numbers: The numbers of every call, by key.
+        changes: Of each block, see `Evidence.changes`.
+        means: Of each block, the mean of each channel.
+        layers: The parts of the drawn calls.
+        without_map: Why a drawn call has no map, by key.
+    """
+
+    numbers: dict[str, CallNumbers] = field(default_factory=dict)
+    changes: dict[str, float] = field(default_factory=dict)
+    means: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    layers: tuple[InspectedLayer, ...] = ()
+    without_map: dict[str, str] = field(default_factory=dict)
 
 
 class Recorder:
-    """The hooks of an inspection; `unseen` hides their calculations from counters of operations."""
+    """The hooks of one pass of an input of ``size``; the parts in ``drawn`` and ``followed`` hold their tensors.
 
-    def __init__(self, blocks: Sequence[str], unseen: Callable[..., Any]) -> None:
-        self.numbers: dict[str, CallNumbers] = {}
-        self.changes: dict[str, list[float]] = {}
-        self.block_means: dict[str, list[NDArray[np.float64]]] = {}
-        self.drawn: dict[tuple[Call, str], DrawnPart] = {}
-        self.without_map: dict[str, str] = {}
-        self.pending: dict[int, tuple[str, Tensor, nn.Module, list[DrawnPart]]] = {}
-        self._blocks, self._unseen = set(blocks), unseen
-        self.size: InputSize | None = None
+    Args:
+        size: The size of the input.
+        blocks: Names of the blocks whose change is measured.
+        followed: Keys of the calls whose gradient is wanted although they are not drawn.
+        unseen: Calls a function whose calculations are no operations of the model.
+    """
 
-    def start(self, size: InputSize | None) -> None:
-        """Begin the pass of another image."""
-        self.size = size
-        self.drawn, self.pending = {}, {}
+    def __init__(
+        self, size: InputSize, blocks: Collection[str], followed: Collection[str], unseen: Callable[..., Any]
+    ) -> None:
+        self.record = PassRecord()
+        self.drawn: list[DrawnPart] = []
+        self.followed: list[DrawnPart] = []
+        self._pending: dict[int, Tensor] = {}
+        self._numbers = count()
+        self._size, self._blocks, self._followed, self._unseen = size, blocks, followed, unseen
+
+    @property
+    def waiting(self) -> list[Tensor]:
+        """The tensors whose gradient has not come, in order of execution."""
+        return list(self._pending.values())
 
     def on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """A copy of the input of a block, which layers inside it may overwrite."""
@@ -131,74 +194,77 @@ class Recorder:
         tensor = next(iter(tensors_in((args, kwargs)).values()), None)
         return None if tensor is None else tensor.detach().clone()
 
-    def on_call(self, call: Call, module: nn.Module, output: Any, before: Tensor | None) -> None:
-        """Measure any call."""
+    def on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any, before: Tensor | None) -> Any:
+        """Measure any call; ``before`` is what `on_input` returned. A followed call hands on a copy of its output."""
         self._unseen(self._measure, call, module, output, before)
-
-    def _measure(self, call: Call, module: nn.Module, output: Any, before: Tensor | None) -> None:
-        self.numbers.setdefault(call.key, CallNumbers(call)).update(output)
-        if call.name in self._blocks:
-            after = next(iter(tensors_in(output).values()), None)
-            if after is None:
-                return
-            values = as_float(after)
-            self.changes.setdefault(call.key, []).append(_change(before, values))
-            means = by_channel(values, module, self.size)
-            means = means.flatten(2).mean(2) if means.dim() > 2 else means
-            self.block_means.setdefault(call.key, []).append(means.mean(0).double().cpu().numpy())
+        if call.key not in self._followed or not torch.is_grad_enabled():
+            return None
+        own, handed_on = keep_and_hand_on(module, args, kwargs, output)
+        self._unseen(self._follow, call, module, own)
+        return handed_on
 
     def on_drawn(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Reduce the maps of a drawn call; in a graph return a copy of the output to the rest of the network."""
+        """Reduce the maps of a drawn call; in a graph it hands on a copy of its output."""
         own, handed_on = keep_and_hand_on(module, args, kwargs, output) if torch.is_grad_enabled() else (output, None)
         self._unseen(self._draw, call, module, own)
         return handed_on
 
+    def _measure(self, call: Call, module: nn.Module, output: Any, before: Tensor | None) -> None:
+        numbers = self.record.numbers[call.key] = CallNumbers(call)
+        numbers.update(output)
+        after = next(iter(tensors_in(output).values()), None)
+        if call.name in self._blocks and after is not None:
+            values = as_float(after)
+            self.record.changes[call.key] = _change(before, values)
+            means = by_channel(values, module, self._size)
+            means = means.flatten(2).mean(2) if means.dim() > 2 else means
+            self.record.means[call.key] = means.mean(0).double().cpu().numpy()
+
     def _draw(self, call: Call, module: nn.Module, output: Any) -> None:
-        found: list[tuple[str, Tensor, list[DrawnPart]]] = []
-        reason = "it returned no tensor"
-        for name, tensor in tensors_in(output).items():
-            try:
-                maps = maps_or_vectors({name: tensor} if name else tensor, module, self.size)
-                found.append((name, tensor, [_drawn(call, each) for each in maps]))
-            except NoMapError as error:
-                reason = error.asked
-        if any(part.maps.axes != "N C" for *_, parts in found for part in parts):  # vectors beside maps are no maps
-            found = [each for each in found if each[2][0].maps.axes != "N C"]
+        try:
+            parts = self._parts(call, module, output)
+        except NoMapError as error:
+            self.record.without_map[call.key] = error.asked
+            return
+        for part in parts:
+            part.reduce()
+        self.drawn += parts
+
+    def _follow(self, call: Call, module: nn.Module, output: Any) -> None:
+        with suppress(NoMapError):
+            self.followed += self._parts(call, module, output)
+
+    def _parts(self, call: Call, module: nn.Module, output: Any) -> list[DrawnPart]:
+        """The maps of an output, each with a hook for its gradient; vectors only where there are no maps."""
+        read = [
+            (name, tensor, [DrawnPart(call, maps) for maps in _of_part(name, tensor, module, self._size)])
+            for name, tensor in tensors_in(output).items()
+        ]
+        found = [each for each in read if any(part.maps.axes != "N C" for part in each[2])]
+        found = found or [each for each in read if each[2]]
         if not found:
-            self.without_map[call.key] = reason
+            maps_or_vectors(output, module, self._size)  # raises, and says why
         for name, tensor, parts in found:
-            self.drawn |= {(call, part.maps.label): part for part in parts}
             if tensor.requires_grad:
-                self.pending[id(tensor)] = (name, tensor, module, parts)
-                hook_tensor(tensor, partial(self._on_gradient, id(tensor)))
+                number = next(self._numbers)
+                self._pending[number] = tensor
+                hook_tensor(tensor, partial(self._on_gradient, number, name, module, parts))
 
-    def _on_gradient(self, key: int, gradient: Tensor) -> None:
+        return [part for *_, parts in found for part in parts]
+
+    def _on_gradient(self, number: int, name: str, module: nn.Module, parts: list[DrawnPart], gradient: Tensor) -> None:
+        if self._pending.pop(number, None) is None:
+            return
         with torch.no_grad(), one_thread():
-            if key not in self.pending:
-                return
-            name, _, module, parts = self.pending.pop(key)
-            read = maps_or_vectors({name: gradient} if name else gradient, module, self.size)
-            for part, slopes in zip(parts, read, strict=True):
-                _explain(part, slopes.values)
+            for part, slopes in zip(parts, _of_part(name, gradient, module, self._size), strict=True):
+                part.explain(slopes.values)
 
 
-def _drawn(call: Call, maps: Maps) -> DrawnPart:
-    values = maps.values
-    flat = values.flatten(1)
-    finite = flat.isfinite()
-    sums = flat.where(finite, 0.0).sum(1, dtype=torch.float64) / finite.sum(1).clamp(min=1)
-    zeros = (flat == 0).sum(1).double() / flat.shape[1]
-    return DrawnPart(call, maps, reduce_maps(values), sums.cpu().numpy(), zeros.cpu().numpy())
-
-
-def _explain(part: DrawnPart, slopes: Tensor) -> None:
-    """Reduce the gradient of a part to a sum for each channel and to its Grad-CAM."""
-    values = part.maps.values
-    part.answer = (slopes * values).sum((1, 2), dtype=torch.float64).cpu().numpy()
-    part.reached = bool((slopes != 0).any())
-    if values.shape[1] * values.shape[2] > 1:
-        weights = slopes.mean((1, 2))
-        part.cam = torch.tensordot(weights, values, 1).relu().float().cpu().numpy()
+def _of_part(name: str, tensor: Tensor, module: nn.Module, size: InputSize) -> list[Maps]:
+    """The maps, or vectors, of one tensor of an output; empty if it has none."""
+    with suppress(NoMapError):
+        return maps_or_vectors({name: tensor} if name else tensor, module, size)
+    return []
 
 
 def _change(before: Tensor | None, after: Tensor) -> float:

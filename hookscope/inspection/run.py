@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope.drawing import input_frames, input_size_of
-from hookscope.errors import HookscopeError, LayerError, UsageError
-from hookscope.explain import ClassActivationMap
+from hookscope.drawing import input_frames, input_size_of, layers_of_classes, names_of_channels
+from hookscope.errors import InputError, ModelError, NoMapError, UsageError, is_out_of_memory
+from hookscope.explain import ClassActivationMap, candidates
 from hookscope.findings import ranked
 from hookscope.hooks import (
+    MODEL,
+    Call,
     InputSize,
     Layers,
     Observer,
     Selection,
     call_key,
+    class_names,
     differentiable,
     is_leaf,
     leaves_of,
@@ -32,10 +37,10 @@ from hookscope.hooks import (
 )
 from hookscope.images import InputImage, read_picture
 from hookscope.inspection.evidence import Evidence
-from hookscope.inspection.facts import CallFacts, InspectedImage, InspectedLayer, Inspection
-from hookscope.inspection.recorder import DrawnPart, Recorder
+from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedImage, InspectedLayer, Inspection, Place
+from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
 from hookscope.models import LoadedModel, WeightsMetadata, model_errors_as_input_errors, package_versions
-from hookscope.parameters import parameter_findings, parameter_statistics
+from hookscope.parameters import drawable_filters, parameter_findings, parameter_statistics
 from hookscope.scores import (
     Prediction,
     Target,
@@ -44,6 +49,7 @@ from hookscope.scores import (
     class_scores,
     one_picture,
     predictions,
+    without_scores,
 )
 from hookscope.statistics import StatisticsCollector, StatisticsThresholds, find_problems
 from hookscope.tracing import Trace, rows_of_type, trace
@@ -51,6 +57,7 @@ from hookscope.tracing import Trace, rows_of_type, trace
 Picture = str | os.PathLike[str] | InputImage | Image.Image
 
 _SHOWN = "top:5"
+_LAST_FEW = 8  # maps that are tried for the Grad-CAM of an image
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -104,8 +111,9 @@ def inspect(
     pictures = [_read(picture, loaded) for picture in _listed(images)]
     if not pictures:
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
-    run = _Run(loaded, pictures, layers, types, Target.of(target))
-    return run.inspection()
+    wanted = Target.of(target)
+    wanted.check(names)
+    return _Run(loaded, pictures, layers, types, wanted).inspection()
 
 
 def _as_loaded(model: nn.Module) -> LoadedModel:
@@ -140,17 +148,18 @@ class _Run:
     ) -> None:
         self.net, self.pictures, self.target = net, pictures, target
         self.types = tuple(types) if types else None
-        target.check(net.categories)
         self.inputs = tuple((net.prepare(picture),) for picture in pictures)
-        model = net.model
-        self.trace = trace(model, net.inputs(*self.inputs[0]), name=net.name).without_operations()
-        self.blocks = [name for name, module in _blocks(model)]
-        self.selection = Selection.of(layers) if layers is not None else self._usual()
-        self.collector = StatisticsCollector(model)
-        self.recorder = Recorder(self.blocks, self.collector.unseen)
+        first = net.inputs(*self.inputs[0])
+        # a detector needs values in the middle of a pass
+        traced = trace(net.model, first, dry=net.family != "detection", name=net.name)
+        self.trace = traced.without_operations()
+        self.blocks = [name for name, module in _blocks(net.model)]
+        self.selection = self._usual() if layers is None else Selection.of(layers)
+        self.followed = self._last_maps(input_size_of(self.inputs[0][0]))
+        self.collector = StatisticsCollector(net.model)
+        self.records: list[PassRecord] = []
         self.images: list[InspectedImage] = []
         self.scores: list[Tensor | None] = []
-        self.drawn: dict[tuple[str, str], list[DrawnPart | None]] = {}
 
     def _usual(self) -> Selection:
         """Every convolution, and the blocks where convolutions are a minor part."""
@@ -160,148 +169,229 @@ class _Run:
         macs = sum(call.macs for call in self.trace.calls if convolves[call.layer])
         ran = any(convolves[call.layer] for call in self.trace.calls)
         chosen: list[Selection] = [Selection.of("0:")] if ran else []
-        if macs < self.trace.macs / 2 or not ran:
+        if not ran or macs < self.trace.macs / 2:
             names = {layers[call.layer].name for call in self.trace.calls}
             chosen.append(Selection.of_names([name for name in self.blocks if name in names]))
         return Selection(chosen)
 
+    def _last_maps(self, size: InputSize) -> list[str]:
+        """The last few calls with a map: `class_activation_maps` takes the last one that the score depends on."""
+        numbers: Counter[int] = Counter()
+        outputs = []
+        for traced in self.trace.calls:
+            layer = self.trace.layers[traced.layer]
+            call = Call(layer.name, layer.type, numbers[traced.layer], None)
+            numbers[traced.layer] += 1
+            shapes = traced.output_shape if isinstance(traced.output_shape, dict) else {"": traced.output_shape or ()}
+            output = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+            outputs.append((call, output.get("", output)))
+        last = candidates(self.net.model, reversed(outputs), size)
+        return list(dict.fromkeys(layer.call.key for layer in last))[:_LAST_FEW]
+
     def inspection(self) -> Inspection:
         for number in range(len(self.pictures)):
-            self._pass(number)
+            self._inspect(number)
         return self._result()
 
-    @contextmanager
-    def _hooks(self) -> Iterator[Observer]:
-        """The hooks: of every call, of drawn calls, and of the statistics, which see what the others hand on."""
-        everything = Observer(
-            self.net.model,
-            "*",
-            self.types,
-            lambda call, module, args, kwargs, output: self.recorder.on_call(call, module, output, everything.input),
-            on_input=self.recorder.on_input,
-            ordered=True,
-        )
-        drawn = Observer(self.net.model, self.selection, self.types, self.recorder.on_drawn, ordered=True)
-        with ExitStack() as stack:
-            for each in (everything, drawn, self.collector):
-                stack.enter_context(each)
-            yield drawn
-
-    def _pass(self, number: int) -> None:
+    def _inspect(self, number: int) -> None:
+        """The passes of one image."""
         net, picture, prepared = self.net, self.pictures[number], self.inputs[number]
-        self.recorder.start(input_size_of(prepared[0]))
-        self.collector.name_images([picture.name or str(number)])
-        answers: tuple[Prediction, ...] = ()
-        why, score, label = "", None, None
-        self.scores.append(None)
-        with model_errors_as_input_errors(net.name, prepared), differentiable(net.model):
-            inputs = passed_on(leaves_of(net.inputs(*prepared)))
-            with self._hooks() as drawn:
-                output = net.model(*inputs)
+        why = family = _no_scores(net)
+        with differentiable(net.model):
             try:
-                check_family(net.family, net.name)
-                scores = one_picture(class_scores(output, net.name))
-                self.scores[number] = scores.detach()[None]
-                answers = tuple(predictions(scores, net.categories, Target(_SHOWN)))
-                label = predictions(scores, net.categories, self.target)[0]
-                check_finite_score(label)
-                score = scores[label.index]
-            except (HookscopeError, UsageError) as error:
+                with torch.set_grad_enabled(not family):
+                    recorder, output = self._forward(number)
+            except (InputError, ModelError) as error:
+                if family:
+                    raise
+                with torch.no_grad():  # a model may fail only because a gradient is asked for
+                    recorder, output = self._forward(number)
                 why = error.asked
-            if score is not None:
-                self._backward(score)
+            scores, answers, label = self._answers(output) if not family else (None, (), None)
+            if scores is None:
+                why = why or without_scores(output, net.family, net.name)
+            elif label is not None and not why:
+                why = self._explain(scores, label, recorder)
+        cam = None if label is None or why else self._cam(recorder, label, prepared[0])
+        if cam is None:
+            why = why or "no layer has a map that the score depends on"
         frames = input_frames(net, prepared)[0]
-        size = self.recorder.size or InputSize(*frames[0].size[::-1])
-        cam = self._cam(label, size) if label is not None and not why else None
-        if cam is None and not why:
-            why = "no drawn layer has a map that the score depends on"
-        self.images.append(
-            InspectedImage(
-                picture.name, picture.sha256, frames[len(frames) // 2], len(frames), answers, cam, "" if cam else why
-            )
-        )
-        for (call, part), found in self.recorder.drawn.items():
-            if drawn.wanted(call):
-                images = self.drawn.setdefault((call.key, part), [None] * len(self.pictures))
-                images[number] = found
-        self.recorder.start(None)
+        about = picture.name, picture.sha256, frames[len(frames) // 2], len(frames)
+        self.images.append(InspectedImage(*about, answers, cam, "" if cam else why))
+        self.scores.append(None if scores is None else scores.detach()[None])
+        recorder.record.layers = tuple(part.facts for part in recorder.drawn)
+        self.records.append(recorder.record)
 
-    def _backward(self, score: Tensor) -> None:
-        """The gradients of ``score`` reach the hooks of all drawn tensors that it depends on."""
-        tensors = [tensor for _, tensor, *_ in self.recorder.pending.values()]
-        if tensors and score.requires_grad:
-            torch.autograd.grad(score, tensors, allow_unused=True)
+    def _forward(self, number: int) -> tuple[Recorder, Any]:
+        """One pass with hooks of every call, of drawn calls, and of the statistics, which see what these hand on."""
+        net, prepared = self.net, self.inputs[number]
+        recorder = Recorder(input_size_of(prepared[0]), self.blocks, self.followed, self.collector.unseen)
 
-    def _cam(self, label: Prediction, size: InputSize) -> ClassActivationMap | None:
-        parts = [part for part in self.recorder.drawn.values() if part.cam is not None and part.maps.items == 1]
-        last = next((part for part in reversed(parts) if part.reached), parts[-1] if parts else None)
-        if last is None or last.cam is None:
+        def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            return recorder.on_call(call, module, args, kwargs, output, everything.input)
+
+        everything = Observer(net.model, "*", self.types, on_call, on_input=recorder.on_input, ordered=True)
+        drawn = Observer(net.model, self.selection, self.types, recorder.on_drawn, ordered=True)
+        self.collector.name_images([self.pictures[number].name or str(number)])
+        with model_errors_as_input_errors(net.name, prepared):
+            inputs = passed_on(leaves_of(net.inputs(*prepared)))
+            with everything, drawn, self.collector:
+                output = net.model(*inputs)
+        recorder.drawn = [part for part in recorder.drawn if drawn.wanted(part.call)]
+        return recorder, output
+
+    def _answers(self, output: Any) -> tuple[Tensor | None, tuple[Prediction, ...], Prediction | None]:
+        """The scores ``(K,)``, the best classes and the explained one; nothing for an output without scores."""
+        if without_scores(output, self.net.family, self.net.name):
+            return None, (), None
+        scores, names = one_picture(class_scores(output, self.net.name)), self.net.categories
+        [label, *_] = predictions(scores, names, self.target)
+        return scores, tuple(predictions(scores, names, Target(_SHOWN))), label
+
+    def _explain(self, scores: Tensor, label: Prediction, recorder: Recorder) -> str:
+        """Let the gradient of the score reach the hooks of all tensors that it depends on, or say why it cannot."""
+        score = scores[label.index]
+        try:
+            check_finite_score(label)
+            if not score.requires_grad:
+                return f"no gradient can flow through {self.net.name}"
+            # most tensors lie between the first one and the score
+            torch.autograd.grad(score, recorder.waiting[:1], retain_graph=True, allow_unused=True)
+            if recorder.waiting:
+                torch.autograd.grad(score, recorder.waiting, allow_unused=True)
+        except InputError as error:
+            return error.asked
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            return f"no gradient can flow through {self.net.name}: {str(error).splitlines()[0][:200]}"
+        return ""
+
+    def _cam(self, recorder: Recorder, label: Prediction, prepared: Tensor) -> ClassActivationMap | None:
+        """The Grad-CAM at the last map that the score depends on."""
+        last = [part for key in self.followed for part in recorder.followed if part.call.key == key]
+        parts = [part for part in [*last, *reversed(recorder.drawn)] if part.cam is not None and part.maps.items == 1]
+        part = next((part for part in parts if part.reached), parts[0] if parts else None)
+        if part is None or part.cam is None:
             return None
-        values = last.cam
-        if last.maps.frames > 1:
-            values = values.reshape(len(values), last.maps.frames, -1).transpose(1, 0, 2)
-        seen = (size.height, size.width)
-        channels, unreached = last.maps.values.shape[0], not last.reached
-        return ClassActivationMap(last.call, label, "gradcam", values, channels, seen, unreached)
+        values, size = part.cam, input_size_of(prepared)
+        if part.maps.frames > 1:  # side by side
+            values = values.reshape(len(values), part.maps.frames, -1).transpose(1, 0, 2)
+        shown = (size.height, size.width)
+        return ClassActivationMap(
+            part.call, label, "gradcam", values, len(part.maps.values), shown, unreached=not part.reached
+        )
 
     def _result(self) -> Inspection:
         net = self.net
-        layers = tuple(_layer(parts, len(self.pictures)) for parts in self.drawn.values())
+        layers = tuple(self._layers())
         if not layers:
-            first = next(iter(self.recorder.without_map.items()), ("no layer", "nothing was chosen"))
-            raise LayerError(f"nothing to draw: {first[0]}", first[1], "choose a layer with feature maps")
-        calls = tuple(_call_facts(self.trace, self.recorder, {layer.call.key for layer in layers}))
-        totals = self.collector.totals
-        thresholds = StatisticsThresholds()
+            reasons = [(key, why) for record in self.records for key, why in record.without_map.items()]
+            key, why = reasons[0] if reasons else ("", "no chosen layer ran")
+            raise NoMapError(f"nothing to draw in {key or MODEL}: {why}", do="choose a layer with feature maps")
+        totals, thresholds = self.collector.totals, StatisticsThresholds()
         measured = tuple(totals.statistics(thresholds.correlation))
         assumed = "values" in net.preprocess.assumed
         parameters = tuple(parameter_statistics(net.model))
         findings = find_problems(measured, totals.drifts(), totals.images, thresholds, assumed)
-        findings = ranked([*findings, *parameter_findings(parameters)])
         evidence = Evidence(
             net=net,
             inputs=self.inputs,
             images=tuple(self.images),
             scores=tuple(self.scores),
-            calls=calls,
+            calls=tuple(_call_facts(self.trace, self.records, {layer.call.key for layer in layers})),
             layers=layers,
             totals=totals,
             statistics=measured,
             coverage=self.collector.coverage,
             parameters=parameters,
-            findings=tuple(findings),
-            changes={key: np.array(values) for key, values in self.recorder.changes.items()},
-            block_means={key: np.array(values) for key, values in self.recorder.block_means.items()},
+            findings=tuple(ranked([*findings, *parameter_findings(parameters)])),
+            changes=_of_all_images([record.changes for record in self.records]),
+            block_means=_of_all_images([record.means for record in self.records]),
         )
         return Inspection(
             model=net.name,
             weights=net.weights,
             images=evidence.images,
             places=_places(evidence),
-            calls=calls,
+            calls=evidence.calls,
             layers=layers,
             findings=evidence.findings,
             provenance=self._provenance(),
-            notes=tuple(self._notes()),
+            notes=tuple(dict.fromkeys(self._notes())),
         )
 
+    def _layers(self) -> Iterator[InspectedLayer]:
+        """The drawn parts, each with its maps of every image, in order of execution."""
+        by_key: dict[str, tuple[InspectedLayer, list[ImageMaps | None]]] = {}
+        for number, record in enumerate(self.records):
+            for layer in record.layers:
+                _, images = by_key.setdefault(layer.key, (layer, [None] * len(self.records)))
+                images[number] = layer.images[0]
+        modules = dict(self.net.model.named_modules())
+        of_classes = layers_of_classes(self.net.model, self.net.categories or ())
+        first = next((module for module in modules.values() if "_ConvNd" in class_names(module)), None)
+        for layer, images in by_key.values():
+            module = modules[layer.call.name]
+            names = tuple(names_of_channels(self.net, layer.call, module)) if module in of_classes else ()
+            width = max(len(maps.mean) for maps in images if maps is not None)
+            filters = drawable_filters(module, module is first)
+            names = names if len(names) == width else ()
+            yield replace(layer, images=tuple(images), filters=filters, names=names)
+
     def _provenance(self) -> dict[str, Any]:
-        images = [{"image": os.path.basename(each.name), "sha256": each.sha256} for each in self.pictures]
-        about = {"model": self.net.name, "weights": self.net.weights, "preprocess": self.net.preprocess.describe()}
-        return {**package_versions(), **about, "images": images, "command": None}
+        """Versions, model, weights, preprocessing and images; the command line is added by the command."""
+        net = self.net
+        return {
+            **package_versions(),
+            "command": None,
+            "model": net.name,
+            "weights": net.weights,
+            "checkpoint": _checkpoint(net.checkpoint),
+            "seed": None if net.checkpoint else net.seed,
+            "preprocess": net.preprocess.describe(),
+            "images": [{"image": os.path.basename(each.name), "sha256": each.sha256} for each in self.pictures],
+        }
 
     def _notes(self) -> Iterator[str]:
         yield from self.net.notes
-        for key, reason in self.recorder.without_map.items():
-            yield f"{key} is not drawn: {reason}"
+        for picture in self.pictures:
+            yield from (f"{picture.name}: {note}" for note in picture.notes)
+        for record in self.records:
+            yield from (f"{key or MODEL} is not drawn: {why}" for key, why in record.without_map.items())
 
 
-def _places(evidence: Evidence) -> tuple[Any, ...]:
+def _places(evidence: Evidence) -> tuple[Place, ...]:
     try:
         from hookscope.inspection.places import find_places  # type: ignore
     except ImportError:
         return ()
     return tuple(find_places(evidence))
+
+
+def _no_scores(net: LoadedModel) -> str:
+    """Why a model of this family has no score for each class; empty if it may have."""
+    try:
+        check_family(net.family, net.name)
+    except ModelError as error:
+        return error.asked
+    return ""
+
+
+def _checkpoint(path: str) -> dict[str, str] | None:
+    """The file of the weights and its SHA-256; None if there is none, or if it is a folder."""
+    if not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        return {"file": os.path.basename(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _of_all_images(values: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
+    """The values of each key for every image; a call that did not run has NaN."""
+    keys = dict.fromkeys(key for each in values for key in each)
+    shapes = {key: max(np.shape(each[key]) for each in values if key in each) for key in keys}
+    nothing = {key: np.full(shape, np.nan) for key, shape in shapes.items()}
+    return {key: np.array([each.get(key, nothing[key]) for each in values]) for key in keys}
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -312,16 +402,15 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _layer(parts: Sequence[DrawnPart | None], count: int) -> InspectedLayer:
-    first = next(part for part in parts if part is not None)
-    images = tuple(None if part is None else part.facts for part in parts)
-    return InspectedLayer(first.call, first.maps.label, first.maps.axes, first.maps.frames, images)
-
-
-def _call_facts(traced: Trace, recorder: Recorder, drawn: set[str]) -> Iterator[CallFacts]:
+def _call_facts(traced: Trace, records: Sequence[PassRecord], drawn: Collection[str]) -> Iterator[CallFacts]:
     """The numbers of every call of a single layer and of each drawn block, in order of execution."""
     rows = {call_key(row.name, row.call): row for row in rows_of_type(traced, ("all",)) if row.call is not None}
-    for key, numbers in recorder.numbers.items():
+    everything: dict[str, CallNumbers] = {}
+    for record in records:
+        for key, numbers in record.numbers.items():
+            if everything.setdefault(key, numbers) is not numbers:
+                everything[key].merge(numbers)
+    for key, numbers in everything.items():
         row = rows.get(key)
         if row is None and numbers.call.order is None and key not in drawn:
             continue

@@ -42,6 +42,7 @@ class EfficientNetLiteSource(ModelSource):
         from hookscope.models.transforms import Normalisation, imagenet_transforms
 
         built, label, notes = _package(_CODE).EfficientNet.from_name(_NAME), f"random (seed {seed})", list[str]()
+        path = ""
         if weights.kind is WeightsKind.NAME:
             do = "give auto, default, none or a file"
             raise WeightsError(f"no weights '{weights.text}' for {_NAME}", "it has one set of weights", do)
@@ -51,7 +52,7 @@ class EfficientNetLiteSource(ModelSource):
         # the model takes (255 x - 127) / 128, see the preprocessing of its authors
         transforms = replace(imagenet_transforms(), values=Normalisation((0.0, 255.0), (127.0,), (128.0,)))
         metadata = WeightsMetadata(transforms, self.class_names(model), tuple(notes))
-        return LoadedModel.of(built, model, label, metadata)
+        return replace(LoadedModel.of(built, model, label, metadata), checkpoint=path)
 
     def skeleton(self, model: str) -> Skeleton:
         from hookscope.models.meta_device import build_on_meta

@@ -17,7 +17,7 @@ from hookscope.models.model_source import Progress
 from hookscope.models.preprocess_choice import PreprocessChoice
 from hookscope.models.run import quiet_and_seeded
 from hookscope.models.sources import find_source
-from hookscope.models.weights_choice import WeightsChoice
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind
 
 
 def load_model(
@@ -86,7 +86,9 @@ def load_model(
     size = None if input_size is None else (input_size[-2], input_size[-1])
     changed = loaded.preprocess.changed(_with_function(chosen), size)
     frames = changed.frames if input_size is None or len(input_size) == 2 else input_size[0]
-    return replace(loaded, device=where, preprocess=replace(changed, device=where, frames=frames))
+    preprocess = replace(changed, device=where, frames=frames)
+    checkpoint = choice.text if choice.kind is WeightsKind.FILE else loaded.checkpoint
+    return replace(loaded, device=where, preprocess=preprocess, checkpoint=checkpoint, seed=seed)
 
 
 def _with_function(choice: PreprocessChoice) -> PreprocessChoice:

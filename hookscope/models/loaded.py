@@ -30,6 +30,8 @@ class LoadedModel(Shown):
         device: Device of the model.
         notes: What the user should know, such as why the weights are random.
         missing_weights: The one of ``notes`` that says why there are no trained weights, else empty.
+        checkpoint: The file or folder of the weights, empty for random ones and where it is not known.
+        seed: Seed of random weights, None if it is not known.
     """
 
     model: nn.Module
@@ -41,6 +43,8 @@ class LoadedModel(Shown):
     device: str
     notes: tuple[str, ...] = ()
     missing_weights: str = ""
+    checkpoint: str = ""
+    seed: int | None = None
 
     def _cells(self) -> Cells:
         height, width = self.preprocess.default_size

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -123,13 +124,14 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
             raise WeightsError(f"torchvision has no weights for {name}", do="use --weights none, or a checkpoint file")
         return _random(architecture, seed, usual.without_weights("torchvision has no weights for this model"))
     try:
-        model = _build_with(architecture, entry, progress)
+        file = fetch(entry.url, progress)
+        model = _build_with(architecture, entry, file)
     except WeightsError as error:
         if weights.kind is not WeightsKind.AUTO:
             raise WeightsError(f"no weights {entry.name} for {name}: {error.asked}", error.exists, error.do) from error
         note = f"weights of {name} are random (seed {seed}): {error.asked}"
         return _random(architecture, seed, usual.without_weights(note))
-    return LoadedModel.of(model, name, entry.name, _metadata_of(entry))
+    return replace(LoadedModel.of(model, name, entry.name, _metadata_of(entry)), checkpoint=str(file))
 
 
 def load_bundled(bundled: BundledModel, weights: WeightsChoice, seed: int) -> LoadedModel:
@@ -179,13 +181,13 @@ def _named_entry(name: str, weights: str) -> Any:
     return entry
 
 
-def _build_with(architecture: Architecture, entry: Any, progress: Progress | None) -> nn.Module:
+def _build_with(architecture: Architecture, entry: Any, file: Path) -> nn.Module:
     """The model with torchvision's weights, built by torchvision, which sets other arguments to suit the weights.
 
-    Its builder unpickles the cached file with ``weights_only=False`` and does not check its hash. So `fetch` checks the
-    hash first, and a load with ``weights_only=True`` proves that the file runs no code.
+    Its builder unpickles the cached ``file`` with ``weights_only=False`` and does not check its hash. `fetch` has
+    checked the hash, and a load with ``weights_only=True`` proves that the file runs no code.
     """
-    load_file(fetch(entry.url, progress))
+    load_file(file)
     kwargs: dict[str, Any] = {"quantize": True} if "backend" in entry.meta else {}
     if "init_weights" in architecture.kwargs:
         kwargs["init_weights"] = False
@@ -207,7 +209,8 @@ def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) ->
     usual = replace(usual, categories=None if "num_classes" in kwargs else usual.categories)
     family = family_of(model)
     metadata = read_metadata(checkpoint.path, classes, usual.noted(*notes), family)
-    return LoadedModel.of(model, architecture.name, checkpoint.label, metadata, family)
+    loaded = LoadedModel.of(model, architecture.name, checkpoint.label, metadata, family)
+    return replace(loaded, checkpoint=path)
 
 
 def _model_that_fits(path: str, state: Mapping[str, Tensor]) -> str | None:

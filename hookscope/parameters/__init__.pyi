@@ -1,5 +1,9 @@
 from .facts import ParameterStatistics as ParameterStatistics, ParameterThresholds as ParameterThresholds
 from .figure import plot_weights as plot_weights
 from .findings import finding_names as finding_names, parameter_findings as parameter_findings
-from .kernels import draw_kernels as draw_kernels, kernel_sheet as kernel_sheet
+from .kernels import (
+    draw_kernels as draw_kernels,
+    drawable_filters as drawable_filters,
+    kernel_sheet as kernel_sheet,
+)
 from .statistics import parameter_statistics as parameter_statistics

@@ -171,6 +171,26 @@ def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:
     return convolutions
 
 
+def drawable_filters(module: nn.Module, first: bool) -> NDArray[np.float32] | None:
+    """The filters of a convolution that are pictures: ``(C, h, w)`` of one input, ``(C, h, w, 3)`` of three colours.
+
+    Only the ``first`` convolution takes colours. The moments of a filter of clips are side by side.
+    """
+    weight = layer_tensor(module) if is_convolution(module) else None
+    filters = filters_of(module, weight) if weight is not None else None
+    if filters is None:
+        return None
+    maps, _ = _laid_flat(filters.flatten(0, 1))
+    if first and maps.shape[1] == 3 and filters.shape[0] == 1:
+        maps = maps.permute(0, 2, 3, 1)
+    elif maps.shape[1] == 1 and maps.shape[2] * maps.shape[3] > 1:
+        maps = maps[:, 0]
+    else:
+        return None
+    drawable: NDArray[np.float32] = maps.float().cpu().numpy()
+    return drawable
+
+
 def _section(
     layer: str, module: nn.Module, filters: Tensor, choice: ChannelChoice | None, style: Style, first: bool
 ) -> _Section:
