@@ -116,6 +116,8 @@ def fit(picture: Image, screen: Screen) -> tuple[int, int, float]:
     most_columns, most_rows = min(most_columns, _MOST_COLUMNS), max(1, most_rows - _ROWS_BELOW)
     wide, high = _pixels(screen)
     scale = min(1.0, most_columns * wide / picture.width, most_rows * high / picture.height)
+    if scale == 1:  # its pixels stay, and the rest of the last cells is filled
+        return -(-picture.width // wide), -(-picture.height // high), scale
     rows = max(1, round(scale * picture.height / high))
     columns = round(rows * high / picture.height * picture.width / wide)
     return min(max(1, columns), most_columns), min(rows, most_rows), scale
@@ -128,12 +130,17 @@ def _pixels(screen: Screen) -> tuple[int, int]:
 
 def draw(picture: Image, screen: Screen) -> str:
     """What to write so that the terminal draws ``picture``; it ends at the start of a line."""
-    from PIL.Image import Resampling
+    import PIL.Image
     from rich.console import Console
 
-    columns, rows, _ = fit(picture, screen)
+    columns, rows, scale = fit(picture, screen)
     wide, high = _pixels(screen)
-    small = picture.convert("RGB").resize((columns * wide, rows * high), Resampling.BOX)
+    size, shown = (columns * wide, rows * high), picture.convert("RGB")
+    if scale == 1:
+        small = PIL.Image.new("RGB", size, shown.getpixel((picture.width - 1, picture.height - 1)))
+        small.paste(shown)
+    else:
+        small = shown.resize(size, PIL.Image.Resampling.BOX)
     stream = io.StringIO()
     with _as_terminal(stream, screen):
         from textual_image import renderable
