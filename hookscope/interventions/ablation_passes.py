@@ -409,8 +409,11 @@ def scores_without(
     first = channels[0][0].name
     if len(changes) > 1 and all(site.axis for site, _ in changes):  # without a batch axis there can be no copies
         for name in (first, *_around(first)):
-            if (scores := _verified(Copies(Fork(name, 0), changes), given)) is not None:
-                return scores
+            # copies of the input of the whole model would cost as much as a pass for each channel
+            if name and not isinstance(model.get_submodule(name), nn.ModuleList | nn.ModuleDict):
+                scores = _verified(Copies(Fork(name, 0), changes), given)
+                if scores is not None:
+                    return scores
     return torch.cat([Copies(None, [change]).scores(given.passes) for change in changes])
 
 

@@ -1,0 +1,200 @@
+"""Places to look at that are no findings: where the answer comes from, and layers unlike those of their kind.
+
+All are notes. They are in this order, those of one kind by their numbers:
+
+| kind | what the place is |
+| --- | --- |
+| dominates-answer | a channel far larger than its neighbours, without which another class is the answer |
+| changes-answer | a channel without which another class is the answer |
+| carries-answer | a channel without which the probability of the answer falls |
+| classes-part | the layer from which images of different answers differ |
+| adds-nothing | a block that hardly changes its input |
+| adds-most | the block that changes its input most |
+| widest-maps | a layer, or a channel of one, with values far beyond those of its kind |
+| emptiest-maps | the layer with by far the most zeros, or maps of one value |
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from hookscope.findings import percent
+from hookscope.hooks import differentiable
+from hookscope.inspection.evidence import Evidence
+from hookscope.inspection.facts import CallFacts, Place
+from hookscope.inspection.outliers import block_places, far_beyond, map_places, sizes_of
+from hookscope.inspection.separation import parting_places
+from hookscope.interventions import scores_without
+from hookscope.scores import Prediction, class_label, probabilities
+
+_KINDS = ("dominates-answer", "changes-answer", "carries-answer")
+_LATE = 0.5  # of the multiply-accumulates at most come after a layer whose channels are tried for their gradient
+_COST = 1.0  # forward passes that the copies of an image for these may cost
+_LAYERS, _OF_LAYER, _DOMINANT = 3, 3, 2  # layers, channels of each, and dominating channels that are tried
+_LOST = 0.25  # of its probability, which an answer loses at least without a channel that carries it
+_MOST = 2  # places of one image
+_MEANINGS = {
+    "dominates-answer": "One channel decides alone: perhaps its weights are wrong. See the classes without it:",
+    "changes-answer": "The answer depends on this channel: see what it responds to, and the classes without it:",
+    "carries-answer": "The answer depends on this channel: see what it responds to, and the classes without it:",
+}
+
+
+def answer_places(evidence: Evidence) -> list[Place]:
+    """The places that are no findings, the most important first."""
+    return [
+        *_carriers(evidence),
+        *parting_places(evidence),
+        *block_places(evidence),
+        *map_places(evidence),
+    ]
+
+
+def _carriers(evidence: Evidence) -> Iterator[Place]:
+    """The channels without which the answer to an image changes or falls; random weights answer nothing."""
+    if evidence.net.weights.startswith("random"):
+        return
+    rest = _rest(evidence.calls)
+    found = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest)]
+    told = set[tuple[str, tuple[int, ...] | None]]()
+    for place in sorted(found, key=_rank):
+        if (place.layer, place.channels) not in told:  # for the image that needs it most
+            told.add((place.layer, place.channels))
+            yield place
+
+
+def _rank(place: Place) -> tuple[int, float]:
+    before, after = place.numbers["probability"], place.numbers["probability_after"]
+    return _KINDS.index(place.kind), float(after or 0) - float(before or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A channel that may carry the answer.
+
+    ``answer`` is its gradient × activation; ``times`` its size over the usual one of its layer, 0 if it is no outlier.
+    """
+
+    facts: CallFacts
+    channel: int
+    answer: float
+    times: float
+
+    @property
+    def key(self) -> str:
+        return self.facts.call.key
+
+
+def _of_image(evidence: Evidence, number: int, rest: Mapping[str, float]) -> list[Place]:
+    """The places of one image: dominating channels or, if there are none, those of the largest gradient."""
+    scores = evidence.scores[number]
+    if scores is None or not bool(scores.isfinite().all()):
+        return []
+    candidates = list(_candidates(evidence, number, scores.shape[1]))
+    dominant = sorted((each for each in candidates if each.times), key=lambda each: -each.times)[:_DOMINANT]
+    late = (each for each in candidates if each.answer > 0 and rest[each.key] <= _LATE)
+    best = _affordable(sorted(late, key=lambda each: -each.answer), rest)
+    places = _confirmed(evidence, number, dominant, scores)
+    if not any(place.kind == _KINDS[0] for place in places):
+        places += _confirmed(evidence, number, best, scores)
+    return sorted(places, key=_rank)[:_MOST]
+
+
+def _candidates(evidence: Evidence, number: int, classes: int) -> Iterator[_Candidate]:
+    """Of each drawn call the best channels and the outliers. Channels that are classes themselves explain nothing."""
+    facts = {each.call.key: each for each in evidence.calls}
+    for layer in evidence.layers:
+        maps = layer.images[number]
+        if maps is None or maps.answer is None or layer.call.key not in facts or len(maps.answer) == classes:
+            continue
+        answer = np.nan_to_num(maps.answer, posinf=0, neginf=0)
+        times = far_beyond(sizes_of(maps))
+        best = np.argsort(-answer, kind="stable")[:_OF_LAYER].tolist()
+        for channel in dict.fromkeys([*best, *times]):
+            yield _Candidate(facts[layer.call.key], channel, float(answer[channel]), times.get(channel, 0.0))
+
+
+def _rest(calls: Iterable[CallFacts]) -> dict[str, float]:
+    """The share of the multiply-accumulates that come after each call."""
+    done = {call.call.key: call.macs for call in calls}
+    sums = np.cumsum(list(done.values()))
+    return dict(zip(done, (1 - sums / max(sums[-1:].sum(), 1)).tolist(), strict=True))
+
+
+def _affordable(candidates: Iterable[_Candidate], rest: Mapping[str, float]) -> list[_Candidate]:
+    """The first candidates of a few layers; all copies of the image begin at the first of these layers."""
+    chosen: list[_Candidate] = []
+    for candidate in candidates:
+        keys = {each.key for each in (*chosen, candidate)}
+        if len(keys) <= _LAYERS and (len(chosen) + 1) * max(rest[key] for key in keys) <= _COST:
+            chosen.append(candidate)
+    return chosen
+
+
+def _confirmed(evidence: Evidence, number: int, candidates: list[_Candidate], scores: Tensor) -> list[Place]:
+    """The best candidate of each call without which the answer changes or falls far."""
+    if not candidates:
+        return []
+    net = evidence.net
+    order = {call.call.key: at for at, call in enumerate(evidence.calls)}
+    candidates = sorted(candidates, key=lambda each: order[each.key])
+    channels = [(each.facts.call, each.facts.shape, each.channel) for each in candidates]
+    with differentiable(net.model):  # in eval mode
+        without = scores_without(net.model, net.inputs(*evidence.inputs[number]), scores, channels)
+    answer = evidence.images[number].predictions[0]
+    places: dict[str, Place] = {}
+    for candidate, after in zip(candidates, without, strict=True):
+        place = _place(evidence, number, candidate, answer, after)
+        if place is not None and (candidate.key not in places or _rank(place) < _rank(places[candidate.key])):
+            places[candidate.key] = place
+    return list(places.values())
+
+
+def _place(evidence: Evidence, number: int, candidate: _Candidate, answer: Prediction, after: Tensor) -> Place | None:
+    """The place of a channel without which the scores are ``after`` ``(K,)``; None if that changes little."""
+    probability = float(probabilities(after)[answer.index])
+    best = int(after.argmax())
+    if not bool(after.isfinite().all()) or probability > (1 - _LOST) * answer.probability:
+        return None
+    kind = _KINDS[2] if best == answer.index else _KINDS[0 if candidate.times else 1]
+    label, other = (_class(index, evidence.net.categories) for index in (answer.index, best))
+    image = evidence.images[number].name if len(evidence.images) > 1 else ""
+    subject = f"Channel {candidate.channel} of {candidate.key}"
+    falls = f"without it {label} falls from {_share(answer.probability)} to {_share(probability)}"
+    if kind == _KINDS[0]:
+        times = f"{candidate.times:.3g} times the layer's usual value"
+        reason = f"{subject} reaches {times}: without it {other} is the answer, not {label}"
+    else:
+        of_image = f" for {os.path.basename(image)}" if image else ""
+        reason = f"{subject} carries the answer{of_image}: {falls}"
+        reason += f", and the answer is {other}" if kind == _KINDS[1] else ""
+    numbers = {
+        "probability": answer.probability,
+        "probability_after": probability,
+        "score": answer.score,
+        "score_after": float(after[answer.index]),
+        "gradient_x_activation": candidate.answer,
+        "class": answer.index,
+        "class_after": best,
+        "times": candidate.times or None,
+    }
+    layer = shlex.quote(candidate.key)
+    show = f"hookscope intervene MODEL IMAGE --at {layer} zero:channels={candidate.channel} --classes"
+    return Place(
+        kind, "note", candidate.key, f"{reason}.", (candidate.channel,), number, numbers, f"{_MEANINGS[kind]} {show}"
+    )
+
+
+def _class(index: int, names: tuple[str, ...] | None) -> str:
+    return class_label(index, names) or f"class {index}"
+
+
+def _share(probability: float) -> str:
+    """A probability in percent, short: what differs stays different."""
+    return f"{100 * probability:.0f} %" if 0.01 <= probability <= 0.99 else percent(probability)

@@ -1,0 +1,155 @@
+"""Layers, blocks and channels unlike those of their kind: what they add, how wide and how empty their maps are."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.findings import percent
+from hookscope.inspection.evidence import Evidence
+from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedLayer, Place
+
+_FEWEST = 4  # blocks, calls or channels of one kind among which one can be unusual
+_DEVIATIONS, _TIMES = 6.0, 8.0  # sound networks have channels at 4.7 deviations (6.6 times the usual value) and less
+_LEAST_DEVIATION = 0.15  # of the logarithm: nearly equal values make no outlier of a slightly larger one
+_NOTHING = 0.02  # of its input, which a block that adds nothing changes at most
+_EMPTY = 0.9  # share of zeros, or of maps of one value
+
+
+def deviations(sizes: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How far each of ``sizes`` is from the median: in robust standard deviations of the logarithm, and as a factor.
+
+    The robust standard deviation is 1.4826 times the median distance from the median. Sizes of 0 do not count.
+    """
+    logs = np.log(sizes, where=sizes > 0, out=np.full(sizes.shape, -np.inf))
+    usual = logs[np.isfinite(logs)]
+    if len(usual) < _FEWEST:
+        return np.zeros(len(sizes)), np.ones(len(sizes))
+    distance = logs - np.median(usual)
+    spread = max(1.4826 * float(np.median(abs(usual - np.median(usual)))), _LEAST_DEVIATION)
+    return distance / spread, np.exp(distance)
+
+
+def far_beyond(sizes: NDArray[np.float64], least: float = _DEVIATIONS, least_times: float = _TIMES) -> dict[int, float]:
+    """The positions of values far beyond the usual one, the largest first, with the factor between them."""
+    distance, times = deviations(sizes)
+    far = np.flatnonzero((distance >= least) & (times >= least_times))
+    return {int(at): float(times[at]) for at in far[np.argsort(-times[far], kind="stable")]}
+
+
+def sizes_of(maps: ImageMaps) -> NDArray[np.float64]:
+    """``(C,)`` the largest finite \\|value\\| of each channel."""
+    tiles = maps.tiles
+    if tiles.values:
+        return abs(np.nan_to_num(np.array(tiles.values), posinf=0, neginf=0))
+    sizes: NDArray[np.float64] = np.nan_to_num(np.maximum(abs(tiles.low), abs(tiles.high)), posinf=0, neginf=0)
+    return sizes.astype(np.float64)
+
+
+def block_places(evidence: Evidence) -> Iterator[Place]:
+    """The blocks that add nothing, and the one that adds most, each against the other blocks of its class."""
+    kinds: dict[str, dict[str, float]] = {}
+    for key, changes in evidence.changes.items():
+        if np.isfinite(changes).all():
+            block = evidence.net.model.get_submodule(key.partition("#")[0])
+            kinds.setdefault(type(block).__name__, {})[key] = float(changes.mean())
+    most: list[Place] = []
+    for blocks in kinds.values():
+        keys, values = list(blocks), np.array(list(blocks.values()))
+        usual = float(np.median(values))
+        nothing = [key for key in keys if blocks[key] <= min(_NOTHING, usual / _TIMES)]
+        if usual > 0 and len(keys) >= _FEWEST:
+            yield from (_block("adds-nothing", key, blocks) for key in sorted(nothing, key=lambda key: blocks[key]))
+        most += [_block("adds-most", keys[at], blocks) for at in list(far_beyond(values, 4.0, 3.0))[:1]]
+    yield from most
+
+
+def _block(kind: str, key: str, blocks: Mapping[str, float]) -> Place:
+    change, usual = blocks[key], statistics.median(blocks.values())
+    others = f"the median of the {len(blocks)} blocks of its class is {percent(usual)}"
+    reason = f"{key} changes its input by {percent(change)}; {others}."
+    numbers = {"change": change, "median": usual, "blocks": len(blocks)}
+    return Place(kind, "note", key, reason, None, None, numbers, _meaning(kind, key))
+
+
+def map_places(evidence: Evidence) -> Iterator[Place]:
+    """The widest call and channel, and the emptiest call."""
+    yield from _widest_channels(evidence.layers)
+    classes = next((scores.shape[1] for scores in evidence.scores if scores is not None), None)
+    yield from _widest_call([facts for facts in evidence.calls if _channels(facts) != classes])
+    yield from _emptiest(evidence)
+
+
+def _widest_channels(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
+    """Of each layer the channel with values far beyond those of the other channels; the two widest."""
+    found: list[tuple[float, InspectedLayer, int, NDArray[np.float64]]] = []
+    for layer in layers:
+        sizes = np.max([sizes_of(maps) for maps in layer.images if maps is not None], axis=0)
+        found += [(times, layer, channel, sizes) for channel, times in list(far_beyond(sizes).items())[:1]]
+    for times, layer, channel, sizes in sorted(found, key=lambda each: -each[0])[:2]:
+        usual = float(np.median(sizes[sizes > 0]))
+        reaches = f"{sizes[channel]:.3g}, {times:.3g} times the layer's usual {usual:.3g}"
+        reason = f"Channel {channel} of {layer.key} reaches {reaches}."
+        numbers = {"largest": float(sizes[channel]), "usual": usual, "times": times}
+        meaning = _meaning("widest-maps", layer.call.key, f" --channels {channel}")
+        yield Place("widest-maps", "note", layer.call.key, reason, (channel,), None, numbers, meaning)
+
+
+def _of_type(calls: Sequence[CallFacts]) -> Iterator[list[CallFacts]]:
+    """The calls of single layers with values, type by type."""
+    kinds: dict[str, list[CallFacts]] = {}
+    for facts in calls:
+        if facts.call.order is not None and facts.low is not None:
+            kinds.setdefault(facts.call.type, []).append(facts)
+    yield from (facts for facts in kinds.values() if len(facts) >= 2 * _FEWEST)
+
+
+def _channels(facts: CallFacts) -> int | None:
+    return facts.shape[1] if isinstance(facts.shape, tuple) and len(facts.shape) > 1 else None
+
+
+def _widest_call(calls: Sequence[CallFacts]) -> Iterator[Place]:
+    found: list[tuple[float, CallFacts, float, float]] = []
+    for alike in _of_type(calls):
+        sizes = np.array([max(abs(facts.low or 0.0), abs(facts.high or 0.0)) for facts in alike])
+        usual = float(np.median(sizes[sizes > 0])) if sizes.any() else 0.0
+        found += [(times, alike[at], sizes[at], usual) for at, times in list(far_beyond(sizes).items())[:1]]
+    for times, facts, largest, usual in sorted(found, key=lambda each: -each[0])[:1]:
+        key, kind = facts.call.key, facts.call.type
+        reason = f"{key} reaches {largest:.3g}, {times:.3g} times the {usual:.3g} that is usual for {kind} here."
+        numbers = {"largest": float(largest), "usual": usual, "times": times}
+        yield Place("widest-maps", "note", key, reason, None, None, numbers, _meaning("widest-maps", key))
+
+
+def _emptiest(evidence: Evidence) -> Iterator[Place]:
+    """The call with far more zeros than the others of its type; what a finding says is not said again."""
+    told = {each.layer for finding in evidence.findings for each in (finding, *finding.parts)}
+    found: list[tuple[float, str, float, str]] = []
+    for alike in _of_type(evidence.calls):
+        zeros = np.array([facts.zeros or 0.0 for facts in alike])
+        usual, at = float(np.median(zeros)), int(zeros.argmax())
+        spread = max(1.4826 * float(np.median(abs(zeros - usual))), 0.05)
+        if _EMPTY <= zeros[at] and zeros[at] - usual >= _DEVIATIONS * spread and alike[at].call.key not in told:
+            found.append((float(zeros[at]), alike[at].call.key, usual, alike[at].call.type))
+    for share, key, usual, kind in sorted(found, reverse=True)[:1]:
+        reason = f"{percent(share)} of the values of {key} are 0; {percent(usual)} is usual for {kind} here."
+        numbers = {"zeros": share, "usual": usual}
+        yield Place("emptiest-maps", "note", key, reason, None, None, numbers, _meaning("emptiest-maps", key))
+
+
+_MEANINGS = {
+    "adds-nothing": "The network may do without this block: compare the answers with its last layer at 0.",
+    "adds-most": "This block replaces most of what came before it. See its maps:",
+    "widest-maps": "Values of this size can decide the answer alone, and are hard to quantize. See the maps:",
+    "emptiest-maps": "Little passes through this layer. See its values over more images:",
+}
+_COMMANDS = {"emptiest-maps": "stats MODEL IMAGES"}
+
+
+def _meaning(kind: str, key: str, options: str = "") -> str:
+    command = _COMMANDS.get(kind, "visualize MODEL IMAGE")
+    return f"{_MEANINGS[kind]} hookscope {command} --layer {shlex.quote(key)}{options}"
