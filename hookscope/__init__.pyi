@@ -54,6 +54,7 @@ from .parameters import (
     parameter_statistics as parameter_statistics,
     plot_weights as plot_weights,
 )
+from .report import read_page as read_page
 from .scores import Loss as Loss, Prediction as Prediction
 from .statistics import (
     LayerStatistics as LayerStatistics,

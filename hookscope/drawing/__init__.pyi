@@ -56,6 +56,7 @@ from .png import (
     encode_png as encode_png,
     map_png as map_png,
     read_sheet as read_sheet,
+    values_of_levels as values_of_levels,
     with_provenance as with_provenance,
     write_png as write_png,
 )

@@ -136,13 +136,21 @@ def _values(pixels: Pixels, part: Mapping[str, Any]) -> NDArray[np.float64]:
         row, column = divmod(at, part["columns"])
         y, x = part["y"] + row * part["step_y"], part["x"] + column * part["step_x"]
         levels = pixels[y : y + height * z : z, x + columns.ravel()]
-        low, high = (math.nan if limit is None else limit for limit in (low, high))
-        values[at] = scale.from_levels(np.minimum(levels, TOP), low, high)
-        for index, value in (
-            (colours.CONSTANT, low),
-            (colours.NAN, math.nan),
-            (colours.PLUS_INF, math.inf),
-            (colours.MINUS_INF, -math.inf),
-        ):
-            values[at][levels == index] = value
+        values[at] = values_of_levels(levels, low, high, scale)
+    return values
+
+
+def values_of_levels(
+    levels: NDArray[np.uint8], low: float | None, high: float | None, scale: Scale
+) -> NDArray[np.float64]:
+    """The values of the palette indices of a map; ``low`` and ``high`` are None without a finite value."""
+    low, high = (math.nan if limit is None else limit for limit in (low, high))
+    values = scale.from_levels(np.minimum(levels, TOP), low, high)
+    for index, value in (
+        (colours.CONSTANT, low),
+        (colours.NAN, math.nan),
+        (colours.PLUS_INF, math.inf),
+        (colours.MINUS_INF, -math.inf),
+    ):
+        values[levels == index] = value
     return values

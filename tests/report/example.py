@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from PIL import Image
@@ -51,6 +53,26 @@ def example(*, name: str = "star", images: int = 1, weights: str = "shapes.safet
         provenance={"hookscope": "1.0", "command": f"hookscope inspect shapes {name}.png", "images": [{"name": name}]},
         notes=(f"The layer {name} has no maps.",),
     )
+
+
+def layer_of(*images: np.ndarray | None, name: str = "layer", answer: object = None, **facts: object) -> InspectedLayer:
+    """A layer with these values ``(C, H, W)`` for each image, and gradient × activation ``(C,)`` alike for all."""
+    options: dict = {"part": "", "axes": "N C H W", "frames": 1} | facts
+    maps = tuple(None if values is None else _reduced(values, answer) for values in images)
+    return InspectedLayer(Call(name, "Conv2d", 0, 0, 0), images=maps, **options)
+
+
+def inspection_of(*layers: InspectedLayer) -> Inspection:
+    """An inspection that draws these layers."""
+    return replace(example(images=len(layers[0].images)), layers=layers, places=())
+
+
+def _reduced(values: np.ndarray, answer: object = None) -> ImageMaps:
+    flat = np.where(np.isfinite(values), values, np.nan).reshape(len(values), -1).astype(float)
+    none = np.isnan(flat).all(1)
+    means = np.array([np.nan if bad else np.nanmean(row) for row, bad in zip(flat, none, strict=True)])
+    zeros = (flat == 0).mean(1)
+    return ImageMaps(reduce_maps(torch.from_numpy(values)), means, zeros, None if answer is None else np.array(answer))
 
 
 def _layer(call: Call, shape: tuple[int, int, int], images: int, noise: np.random.Generator) -> InspectedLayer:
