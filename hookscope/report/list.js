@@ -31,7 +31,10 @@
       this.rows = [...this.body.rows].map(rowOf); // in order of execution: their numbers are their positions
       this.sorted = this.rows;
       this.heads = [...table.tHead.rows[0].cells];
-      this.filter = document.getElementById("filter");
+      const part = table.closest("section");
+      this.filter = part.querySelector(".filter");
+      this.unfold = part.querySelector(".unfold"); // null where there are no modules
+      this.count = part.querySelector(".shown");
       this.column = 0; // sorted by the order of execution: then modules are shown, and can be folded
       this.direction = 1;
       this.current = null; // the row that the keyboard is at
@@ -39,7 +42,8 @@
       for (const row of this.rows) row.element.tabIndex = -1;
       this.filter.addEventListener("input", () => this.show());
       this.filter.addEventListener("keydown", (event) => this.leaveFilter(event));
-      document.getElementById("unfold").addEventListener("click", () => this.foldAll(this.isFolded));
+      this.unfold?.addEventListener("click", () => this.foldAll(this.isFolded));
+      part.addEventListener("focusin", () => (hookscope.list = this));
       this.body.addEventListener("click", (event) => this.onClick(event));
       this.show();
     }
@@ -86,8 +90,8 @@
       }
       const calls = this.rows.filter((row) => row.isCall);
       const shown = calls.filter((row) => !row.element.hidden).length;
-      document.getElementById("shown").textContent = `${shown} of ${calls.length} calls`;
-      document.getElementById("unfold").textContent = this.isFolded ? "Unfold all" : "Fold all";
+      this.count.textContent = `${shown} of ${calls.length} ${this.table.dataset.rows ?? "calls"}`;
+      if (this.unfold) this.unfold.textContent = this.isFolded ? "Unfold all" : "Fold all";
     }
 
     isShown(row, words) {
@@ -172,7 +176,9 @@
   };
 
   addEventListener("DOMContentLoaded", () => {
-    hookscope.list = new List(document.getElementById("calls"));
+    const lists = [...document.querySelectorAll("table.calls")].map((table) => new List(table));
+    if (!lists.length) return;
+    hookscope.list = lists[0];
     addEventListener("hashchange", revealNamed);
     revealNamed();
   });

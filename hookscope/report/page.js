@@ -123,7 +123,7 @@ document.documentElement.classList.add("js");
   const onKey = (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, select, textarea, dialog")) return;
-    if (event.key === "Enter" && event.target.matches("#calls tbody tr")) hookscope.list.enter();
+    if (event.key === "Enter" && event.target.matches(".calls tbody tr")) hookscope.list.enter();
     if (!Object.hasOwn(KEYS, event.key)) return;
     event.preventDefault();
     KEYS[event.key]();
