@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gc
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -13,6 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TextIO
+
+import click
 
 from hookscope.cli.output.formats import note
 from hookscope.errors import WriteError
@@ -32,6 +35,12 @@ def standard_output() -> TextIO:
         if hasattr(stream, "reconfigure"):  # the encoding of the terminal may lack characters of a name
             stream.reconfigure(errors="backslashreplace")
     return sys.stdout
+
+
+def command_line() -> str:
+    """The command line of this run, for a shell."""
+    run = click.get_current_context().obj
+    return shlex.join(["hookscope", *(sys.argv[1:] if run is None else run.argv)])
 
 
 def streams_as_now() -> Callable[[], None]:

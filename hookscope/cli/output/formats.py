@@ -79,7 +79,10 @@ def _write_flat(report: Report, stream: TextIO, line: Callable[[Sequence[Plain]]
     try:
         for row in section.rows:
             section.check(row)
-            cells = {name: _json(row[name]) if name in section.as_json else row[name] for name in row}
+            cells = {
+                name: _json(row[name]) if name in section.as_json and row[name] is not None else row[name]
+                for name in row
+            }
             # the header is written with the first row, because an error may come instead
             _emit(stream, header + line([plain(cells.get(name)) for name in section.fields]))
             header = ""
@@ -179,6 +182,9 @@ def _until_error(rows: Iterable[Any]) -> tuple[list[Any], Exception | None]:
 
 def _write_table(report: Report, stream: TextIO) -> None:
     page, lines = _page(stream), list[str]()
+    if report.in_words is not None:
+        _emit(stream, "".join(f"{line}\n" for line in report.in_words(page)))
+        return
     sections, caption, left_out = [s for s in report.sections if s.in_table], dict(report.caption), list[str]()
     for section in sections:
         rows, error = _until_error(map(section.check, section.rows))

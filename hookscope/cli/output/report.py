@@ -106,6 +106,7 @@ class Report:
         flat_note: A note for standard error if tsv or csv leaves something out.
         caption: What holds for every row of a table, such as model and preprocessing; one text under the last table,
             with the columns that are the same in every row.
+        in_words: What a table prints instead of sections, from a `hookscope.cli.output.table.Page`.
     """
 
     sections: Sequence[Section]
@@ -114,6 +115,7 @@ class Report:
     totals: Sequence[str] = ()
     flat_note: str = ""
     caption: Mapping[str, Any] = field(default_factory=dict)
+    in_words: Callable[[Any], Iterable[str]] | None = None
 
     @classmethod
     def of_rows(cls, rows: Iterable[Row], fields: Sequence[str], totals: Sequence[str] = (), **more: Any) -> Report:

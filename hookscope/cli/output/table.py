@@ -20,7 +20,7 @@ _CAPTION_FIELDS = ("model", "image", "weights", "method")
 _KEYS = ("index", "name", "layer", "file", "holds", "limit")
 _PATHS = ("image", "file")  # these lose their folders first
 _SHORTEST, _SENTENCE = 12, 28  # columns of a shortened cell, and of one with blanks
-_MOST_WORDS = 100  # columns of a line of words, which can be read at a glance
+MOST_WORDS = 100  # columns of a line of words, which can be read at a glance
 _BESIDE = 30  # columns that words need beside what they explain; else they begin below it
 
 
@@ -197,7 +197,7 @@ def whole_line(text: str, columns: int) -> list[str]:
 
 def caption_lines(facts: Mapping[str, Any], left_out: Sequence[str], page: Page) -> Iterator[str]:
     """``model: resnet18; weights: ...``, and which columns did not fit."""
-    columns = min(_MOST_WORDS, page.columns)
+    columns = min(MOST_WORDS, page.columns)
     texts = {name: f"{name}: {_cell(plain(value)) or '-'}" for name, value in facts.items()}
     for line in wrapped("; ".join(texts.values()), columns):
         for name, value in facts.items():
@@ -211,7 +211,7 @@ def caption_lines(facts: Mapping[str, Any], left_out: Sequence[str], page: Page)
 def findings_in_words(findings: Sequence[Finding], page: Page) -> Iterator[str]:
     """The findings, each with its severity, and the verdict; each meaning is printed once."""
     yield ""
-    columns = min(_MOST_WORDS, page.columns)
+    columns = min(MOST_WORDS, page.columns)
     severity_width = max((len(finding.severity) for finding in findings), default=0)
     width = max((len(finding.finding) for finding in findings), default=0)
     meanings: set[str] = set()
@@ -221,7 +221,7 @@ def findings_in_words(findings: Sequence[Finding], page: Page) -> Iterator[str]:
         words = [f"{where}{finding.evidence}", *({finding.meaning} - meanings)]
         meanings.add(finding.meaning)
         longest = max(map(text_width, printable(where).split()), default=0)
-        yield from _beside(begin, words, longest, finding.severity, Page(columns, page.colours))
+        yield from beside(begin, words, longest, finding.severity, Page(columns, page.colours))
     gravest = ranked(findings)[0].severity if findings else "note"
     if findings:
         yield ""
@@ -229,13 +229,18 @@ def findings_in_words(findings: Sequence[Finding], page: Page) -> Iterator[str]:
         yield styled(line, "good" if gravest == "note" else gravest, page.colours)
 
 
-def _beside(begin: str, words: Sequence[str], longest: int, style: str, page: Page) -> Iterator[str]:
-    """The ``words`` to the right of ``begin``, or below it where the ``longest`` word does not fit there."""
-    indent = " " * len(begin)
+def beside(
+    begin: str, words: Sequence[str], longest: int, style: str, page: Page, indent: str | None = None
+) -> Iterator[str]:
+    """The ``words`` to the right of ``begin``, or below it where the ``longest`` word does not fit there.
+
+    Later lines have ``indent``, by default that of the words in the first line.
+    """
+    indent = " " * len(begin) if indent is None else indent
     if page.columns - len(begin) < max(_BESIDE, longest):
         yield styled(begin.rstrip(), style, page.colours)
         begin = indent = "    "
     for text in words:
-        for line in wrapped(text, page.columns, indent):
+        for line in wrapped(text, page.columns, begin, indent):
             yield (styled(begin, style, page.colours) if begin.strip() else begin) + line[len(begin) :]
             begin = indent

@@ -11,7 +11,7 @@ from hookscope import images as image_reader, models
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row
 from hookscope.cli.shared.output_paths import image_words
-from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
+from hookscope.errors import HookscopeError, ImageError, InputError, LayerError, NoMapError, UsageError
 
 
 def with_notes(image: image_reader.InputImage) -> image_reader.InputImage:
@@ -60,6 +60,19 @@ class ImageFiles:
         source = path if self._content is None else io.BytesIO(self._content)
         return image_reader.read_picture(source, frames=frames, name=path)
 
+    def usable(self, frames: int) -> list[image_reader.InputImage]:
+        """All images that can be read; another is reported, or ends the run if it is the only one."""
+        read = []
+        for path in self.paths:
+            try:
+                read.append(self.read(path, frames))
+            except ImageError as error:
+                self._failed(error)
+        self.done += len(read)
+        if not read:
+            self.exit()
+        return read
+
     def groups(self, net: models.LoadedModel) -> list[Sequence[str]]:
         """The paths of each forward pass: one, or for optical flow one or two."""
         if net.family != "optical_flow":
@@ -77,13 +90,17 @@ class ImageFiles:
                 yield from rows_of_pass([self.read(path, net.preprocess.frames) for path in paths])
             except (ImageError, InputError, NoMapError, LayerError) as error:
                 # a layer that has no map for the first image has none for any image
-                is_of_layer = isinstance(error, NoMapError | LayerError) and not self.done
-                if is_of_layer or len(self.paths) == 1:
+                if isinstance(error, NoMapError | LayerError) and not self.done:
                     raise
-                self.failed += 1
-                output.note(f"Error: {error}", always=True)
+                self._failed(error)
             else:
                 self.done += 1
+
+    def _failed(self, error: HookscopeError) -> None:
+        if len(self.paths) == 1:
+            raise error
+        self.failed += 1
+        output.note(f"Error: {error}", always=True)
 
     def exit(self) -> None:
         """End the run with status 1 if an image could not be used."""

@@ -50,6 +50,28 @@ class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
         return size * 2 if len(size) == 1 else size
 
 
+_UNITS = {
+    "": 1,
+    **{f"{p}b": 1000**n for n, p in enumerate(("", *"kmgt"))},
+    **{f"{p}ib": 1024**n for n, p in enumerate("kmgt", 1)},
+}
+
+
+class FileSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """``20MB`` or ``512KiB`` to bytes."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        parts = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([a-z]*)", value.strip().lower(), re.ASCII)
+        size = int(float(parts[1]) * _UNITS.get(parts[2], 0)) if parts else 0
+        if not size:
+            self.fail(f"'{value}' is not a size; write 20MB, 500kB or 512KiB", param, ctx)
+        return size
+
+
 class Seed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A seed that torch takes; errors show the range, but help does not."""
 

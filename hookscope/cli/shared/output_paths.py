@@ -18,6 +18,7 @@ from hookscope.system import cache, check_folder, check_writable, write_atomical
 
 # In bytes: file systems take 255. The parts are cut so that the index, by which names sort and differ, is whole.
 _LONGEST_NAME, _LONGEST_IMAGE, _LONGEST_MODEL = 180, 80, 60
+_CONTENT = {".png": "sheets are PNG files", ".html": "the page is an HTML file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,11 @@ class OutputPath:
     path: str = ""
 
     @classmethod
-    def parse(cls, output: str | None, images: Sequence[str]) -> OutputPath:
+    def parse(cls, output: str | None, images: Sequence[str], suffix: str = ".png") -> OutputPath:
         """Parse ``output``, and refuse what cannot work before anything is computed.
 
-        A folder exists, ends in a slash or has no suffix; a file ends in ``.png`` or is a device.
+        A folder exists, ends in a slash or has no suffix; a file ends in ``suffix`` or is a device. A picture takes one
+        image, an HTML page takes all.
         """
         if output is None:
             return cls("default")
@@ -41,9 +43,10 @@ class OutputPath:
             check_folder(output)
             return cls("folder", output)
         output_path = cls("stdout" if output == "-" else "file", output)
-        if output != "-" and os.path.splitext(output)[1].lower() != ".png" and not is_device(output):
-            raise UsageError(f"cannot write {output}", "sheets are PNG files", "name it .png, or give a folder")
-        output_path.check_count(len(images) - 1)
+        if output != "-" and os.path.splitext(output)[1].lower() != suffix and not is_device(output):
+            raise UsageError(f"cannot write {output}", _CONTENT[suffix], f"name it {suffix}, or give a folder")
+        if suffix == ".png":
+            output_path.check_count(len(images) - 1)
         if output != "-":
             check_writable(output)
             refuse_input(output, images)
@@ -109,6 +112,12 @@ def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> 
         drawing.plot_suffix(path)
         check_writable(path)
         refuse_input(path, inputs, kind)
+
+
+def page_name(words: Sequence[str], model: str) -> str:
+    """The file name of the page of all images, which ``words`` name: ``cat-resnet34.html``."""
+    more = f"-and-{len(words) - 1}-more" if len(words) > 1 else ""
+    return f"{words[0]}{more}-{model_word(model)}.html"
 
 
 def write_picture(path: str, image: Any) -> None:

@@ -35,12 +35,20 @@ def output_option(pages: str) -> Callable[[Any], Any]:
     )
 
 
-def parse_output(path: str | None, paths: Sequence[str]) -> OutputPath:
-    """Parse ``-o`` before a model is loaded; refuse a picture on a terminal."""
-    output = OutputPath.parse(path, paths)
+def parse_output(path: str | None, paths: Sequence[str], suffix: str = ".png") -> OutputPath:
+    """Parse ``-o`` before a model is loaded; refuse a picture or a page on a terminal."""
+    output = OutputPath.parse(path, paths, suffix)
     if output.kind == "stdout" and process.standard_output().isatty():
-        raise UsageError("-o - would write a picture to the terminal", do="send it to a file or a pipe")
+        what = "picture" if suffix == ".png" else "page"
+        raise UsageError(f"-o - would write a {what} to the terminal", do="send it to a file or a pipe")
     return output
+
+
+def write_bytes(data: bytes) -> None:
+    """Write a picture or a page to standard output."""
+    stream = process.standard_output().buffer
+    stream.write(data)
+    stream.flush()
 
 
 @dataclass(frozen=True)
@@ -107,9 +115,7 @@ class PictureRun:
     def write(self, page: Any, path: str) -> None:
         """Write a page with its provenance to ``path``, or to standard output with ``-o -``."""
         if self.output.kind == "stdout":
-            stream = process.standard_output().buffer
-            stream.write(drawing.encode_png(page))
-            stream.flush()
+            write_bytes(drawing.encode_png(page))
             return
         if folder := os.path.dirname(path):
             system.make_folder(folder)

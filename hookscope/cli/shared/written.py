@@ -36,7 +36,7 @@ open_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_remember,
-    help="Open the written picture, or the folder of several, in the system's viewer.",
+    help="Open the written picture or page, or the folder of several, in the system's viewer.",
 )
 
 
@@ -71,7 +71,7 @@ def tell_what_was_written(context: click.Context) -> None:
     if not paths:
         if sys.exception() is None:
             if context.meta.get(_ASKED):
-                note("Note: --open opens nothing, because no picture was written to a file")
+                note("Note: --open opens nothing, because nothing was written to a file")
             if _SCREEN in context.meta:
                 note("Note: --show shows nothing, because no picture was written to a file")
         return

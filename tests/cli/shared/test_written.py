@@ -32,6 +32,8 @@ input_size = (18, 18)
 preprocess = "imagenet"
 """
 COMMANDS = {
+    "inspect net.py:net cat.png": "cat-net.py-net.html",
+    "inspect net.py:net cat.png -o a.html": "a.html",
     "visualize net.py:net cat.png --layer 0 -o a.png": "a.png",
     "cam net.py:net cat.png -o a.png": "a.png",
     "cam net.py:net cat.png -o a.png --sheet sheet.png": "sheet.png, a.png",
@@ -141,7 +143,7 @@ def test_what_cannot_be_opened_stays_and_the_status_is_0(
 
 
 def test_open_without_a_picture_has_a_note(run: Any, opened: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = "Note: --open opens nothing, because no picture was written to a file"
+    nothing = "Note: --open opens nothing, because nothing was written to a file"
     assert run("weights net.py:net --open") == [nothing]
     assert run("visualize net.py:net no.png --open", status=1)[0].startswith("Error: ")
     monkeypatch.setenv("HOOKSCOPE_OPEN", "1")
