@@ -25,6 +25,7 @@ from hookscope.models import broken_pair, missing_package, package_versions, unr
 # What `hookscope --help` says of each command, in at most 60 characters.
 SUMMARIES = {
     "Look": {
+        "inspect": "Make one page that says where to look. Start here.",
         "visualize": "Draw the feature maps of each layer.",
         "list-layers": "List the layers of a model in order of execution.",
         "trace": "Show what each layer call takes and returns.",
@@ -61,9 +62,9 @@ COMMANDS = {
 }
 
 _FIRST = {
+    "inspect resnet18 photo.jpg": "Where should I look?",
     "list-layers resnet18": "Which layers are there?",
     "visualize resnet18 photo.jpg --layer 0": "What does layer 0 see?",
-    "cam resnet18 photo.jpg": "Where did the model look?",
 }
 _PROGRAM = "hookscope"
 _COMPLETION = "_HOOKSCOPE_COMPLETE"
@@ -369,6 +370,7 @@ def cli(context: click.Context) -> None:
 
     \b
     Examples:
+      hookscope inspect resnet18 photo.jpg
       hookscope list-layers resnet18
       hookscope visualize resnet18 photo.jpg --layer conv1 -o conv1.png
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +69,7 @@ def inspect(
     types: Iterable[Any] | None = None,
     target: Any = "top:1",
     categories: Sequence[str] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
     """What a model did with some images, and where to look first.
 
@@ -84,6 +85,7 @@ def inspect(
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         target: The class that is explained: its index, its name, or ``top:1`` for the best of each image.
         categories: Names of the classes; None for those of ``net``.
+        on_progress: Called as ``on_progress(done, total)`` after each image.
 
     Returns:
         The `Inspection`: predictions and Grad-CAM of each image, places to look at, numbers of every call, maps of the
@@ -113,7 +115,7 @@ def inspect(
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
     wanted = Target.of(target)
     wanted.check(names)
-    return _Run(loaded, pictures, layers, types, wanted).inspection()
+    return _Run(loaded, pictures, layers, types, wanted).inspection(on_progress)
 
 
 def _as_loaded(model: nn.Module) -> LoadedModel:
@@ -171,8 +173,9 @@ class _Run:
         chosen: list[Selection] = [Selection.of("0:")] if ran else []
         if not ran or macs < self.trace.macs / 2:
             names = {layers[call.layer].name for call in self.trace.calls}
-            chosen.append(Selection.of_names([name for name in self.blocks if name in names]))
-        return Selection(chosen)
+            blocks = [name for name in self.blocks if name in names]
+            chosen += [Selection.of_names(blocks)] if blocks else []
+        return Selection(chosen or ["all"])
 
     def _last_maps(self, size: InputSize) -> list[str]:
         """The last few calls with a map: `class_activation_maps` takes the last one that the score depends on."""
@@ -188,9 +191,11 @@ class _Run:
         last = candidates(self.net.model, reversed(outputs), size)
         return list(dict.fromkeys(layer.call.key for layer in last))[:_LAST_FEW]
 
-    def inspection(self) -> Inspection:
+    def inspection(self, on_progress: Callable[[int, int], None] | None) -> Inspection:
         for number in range(len(self.pictures)):
             self._inspect(number)
+            if on_progress is not None:
+                on_progress(number + 1, len(self.pictures))
         return self._result()
 
     def _inspect(self, number: int) -> None:

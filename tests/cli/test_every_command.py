@@ -24,6 +24,7 @@ from tests.cli.helpers import POSIX, Run, Terminal, files, one_error, rows
 PICTURES = {"cat.jpg": (40, 32), "dog.png": (32, 40)}
 WORDS = {
     "visualize": "cat.jpg",
+    "inspect": "cat.jpg --input-size 32",
     "predict": "cat.jpg",
     "cam": "cat.jpg --input-size 32",
     "saliency": "cat.jpg --input-size 32",
@@ -38,8 +39,9 @@ WORDS = {
 }
 OF_A_PICTURE = [name for name, words in WORDS.items() if words]
 OF_LAYERS = [name for name in OF_A_PICTURE if name not in ("predict", "saliency")]
-OF_CLASSES = ["cam", "saliency", "gradients", "intervene", "predict"]
+OF_CLASSES = ["inspect", "cam", "saliency", "gradients", "intervene", "predict"]
 DRAWING = ["visualize", "cam", "saliency"]
+OF_MANY = ["inspect", *DRAWING, "predict", "stats", "check"]
 PLOTTING = ["gradients", "stats", "weights"]
 every_command = pytest.mark.parametrize("command", WORDS)
 drawing_command = pytest.mark.parametrize("command", DRAWING)
@@ -164,7 +166,7 @@ WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
     (OF_A_PICTURE, ["--input-size", "x"], 2, "'x'"),
     (DRAWING, ["--cmap", "virids"], 2, "no colour map 'virids'; nearest: viridis"),
     (DRAWING, ["dog.png", "-o", "x.png"], 2, "-o x.png takes one picture; there are several images"),
-    (["visualize", "predict", "cam", "saliency"], ["-", "-"], 2, "standard input is named more than once; it can be"),
+    (["inspect", "predict", *DRAWING], ["-", "-"], 2, "standard input is named more than once; it can be"),
     (OF_CLASSES, ["--target", "4"], 1, "no class 4; the model has 4 classes: 0 to 3"),
     (OF_CLASSES, ["--target", "top:0"], 2, "bad target 'top:0'"),
 ]
@@ -179,6 +181,7 @@ WRONG_FILES: list[tuple[Iterable[str], list[str], int, str]] = [
     (PLOTTING, ["--plot", "x.jpg"], 2, "cannot write x.jpg; plots are PNG, SVG or PDF files"),
     (PLOTTING, ["--plot", "no/x.png"], 1, "its folder does not exist"),
     (["stats"], ["--plot", "dog.png"], 1, "it is the image dog.png itself"),
+    (["inspect"], ["-o", "no/x.html"], 1, "its folder does not exist"),
     (["stats"], ["--save", "no/x.json"], 1, "its folder does not exist"),
     (["check"], ["--junit", "no/x.xml"], 1, "its folder does not exist"),
     (["check"], ["--junit", "dog.png"], 1, "it is the image dog.png itself"),
@@ -230,7 +233,7 @@ def test_a_wrong_picture_is_the_error(
     assert files(here) == ["bad.jpg", "empty.jpg"]
 
 
-@pytest.mark.parametrize("command", ["visualize", "predict", "cam", "saliency", "stats", "check"])
+@pytest.mark.parametrize("command", [name for name in OF_MANY if name != "inspect"])
 def test_broken_pictures_are_named_and_the_others_done(run: Run, here: Path, command: str) -> None:
     folder = ["-o", "out"] if command in DRAWING else []
     others = {"dog.png"} - {*WORDS[command].split()}
@@ -281,7 +284,7 @@ def test_an_input_is_not_written_over(run: Run, here: Path, monkeypatch: pytest.
 
 
 @FULL
-@drawing_command
+@pytest.mark.parametrize("command", ["inspect", *DRAWING])
 def test_a_full_disk_for_a_picture_is_one_line(run: Run, command: str) -> None:
     status, _, errors = run(command, "-o", "/dev/full")
     assert (status, errors.count("\n"), "cannot write /dev/full: No space left" in errors) == (1, 1, True)
@@ -309,7 +312,13 @@ def test_a_full_disk_for_another_file_costs_no_row(run: Run, command: str, optio
 @POSIX
 @pytest.mark.parametrize(
     ("command", "options"),
-    [("visualize", "-o"), ("cam", "-o --raw --sheet"), ("saliency", "-o --raw"), ("weights", "--plot --kernels")],
+    [
+        ("inspect", "-o"),
+        ("visualize", "-o"),
+        ("cam", "-o --raw --sheet"),
+        ("saliency", "-o --raw"),
+        ("weights", "--plot --kernels"),
+    ],
 )
 def test_devices_are_written_to(run: Run, here: Path, command: str, options: str) -> None:
     assert run(command, *(word for option in options.split() for word in (option, "/dev/null")))[0] == 0
@@ -374,7 +383,7 @@ def test_an_interrupt_is_silent(run: Run, here: Path, command: str) -> None:
     assert files(here) == []
 
 
-@pytest.mark.parametrize("command", ["visualize", "predict", "cam", "saliency", "stats", "check"])
+@pytest.mark.parametrize("command", OF_MANY)
 def test_images_are_named_in_the_same_ways(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     photos, runs = here / "photos", []
     photos.mkdir()
@@ -390,7 +399,7 @@ def test_images_are_named_in_the_same_ways(run: Run, here: Path, monkeypatch: py
         runs.append(out)
     assert len(set(runs)) == 1
     status, out, _ = run(command, "photos", "--limit", "1", "--format", "json")
-    assert status == 0 and (command == "check" or out != runs[0])
+    assert status == 0 and (command in ("check", "inspect") or out != runs[0])
 
 
 @every_command

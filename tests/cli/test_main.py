@@ -265,7 +265,7 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
         ("visualize --layers 3", "hookscope visualize has no option --layers; nearest: --layer; see"),
         ("visualize --kernels", "hookscope visualize has no option --kernels; --kernels is an option of weights; see"),
         ("predict shapes cat.jpg --top abc", "Invalid value for '--top': 'abc' is not a whole number; see"),
-        ("list-layers --layers 3", "--layer is an option of visualize, trace, stats, check, weights"),
+        ("list-layers --layers 3", "--layer is an option of inspect, visualize, trace, stats, check"),
         (
             "--plot x",
             "hookscope has no option --plot; --plot is an option of stats, weights, gradients, intervene, watch; see",

@@ -39,6 +39,7 @@ LINES = [
     "list-layers MODEL --ops",
     "list-layers MODEL --total",
     "list-models",
+    "inspect MODEL CAT dog.png --categories names.txt -o FOLDER",
     "visualize MODEL CAT --type all --layer all -o FOLDER",
     "trace MODEL CAT",
     "trace MODEL CAT --values --most 1000",
@@ -87,6 +88,8 @@ def test_a_line_fits_eighty_columns(run: Run, here: Path, monkeypatch: pytest.Mo
     assert widest(run, here, monkeypatch, 80, line, "Long") <= 80
 
 
-@pytest.mark.parametrize("line", ["stats MODEL CAT", "check MODEL CAT --max-dead 0", "weights MODEL"])
+@pytest.mark.parametrize(
+    "line", ["inspect MODEL CAT", "stats MODEL CAT", "check MODEL CAT --max-dead 0", "weights MODEL"]
+)
 def test_findings_fit_a_narrow_terminal(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     assert widest(run, here, monkeypatch, 40, line, "Sick") <= 40

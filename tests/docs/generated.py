@@ -19,6 +19,7 @@ _FIELDS = {
     "list-layers": "commands.list_layers:FIELDS",
     "list-layers --total": "commands.list_layers:TOTAL_FIELDS",
     "visualize": "commands.visualize:FIELDS",
+    "inspect": "output.place_rows:FIELDS",
     "stats": "output.stats_rows:FIELDS",
     "stats --per-channel": "output.stats_rows:CHANNEL_FIELDS",
     "predict": "commands.predict:FIELDS",

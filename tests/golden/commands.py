@@ -9,7 +9,19 @@ SQUEEZE = "squeezenet1_1 star.png --weights none --input-size 64"
 RESNET = "resnet18 star.png --weights none --seed 3 --input-size 64"
 
 COMMANDS = [
-    *("visualize", "predict", "cam", "saliency", "gradients", "intervene", "stats", "check", "weights", "verify"),
+    *(
+        "inspect",
+        "visualize",
+        "predict",
+        "cam",
+        "saliency",
+        "gradients",
+        "intervene",
+        "stats",
+        "check",
+        "weights",
+        "verify",
+    ),
     *("trace", "watch", "list-layers", "list-models", "completion"),
 ]
 CASES: dict[str, dict[str, str]] = {
@@ -37,6 +49,19 @@ CASES: dict[str, dict[str, str]] = {
         "bars of a vector": "visualize nets.py:small star.png --layer fc -o fc.png",
         "strongest of many channels": "visualize shapes star.png --layer 18 -o deep.png",
         "dead channels": "visualize nets.py:sick star.png --type ReLU --layer 0 -o sick.png",
+    },
+    "inspect": {
+        "one image": "inspect shapes star.png",
+        "a folder to a folder": "inspect shapes photos --layer features.3.* -o out/ --format ndjson",
+        "table": "inspect shapes star.png ring.png --format table",
+        "json of a sick model": "inspect nets.py:sick star.png -o page.html --format json",
+        "not finite": "inspect nets.py:nan star.png --format csv",
+        "random weights": f"inspect {SQUEEZE} --layer 0:2 --format table",
+        "standard input": "inspect shapes - --layer 0 --target 3 --max-size 1MB < star.png",
+        "no map": "inspect shapes star.png --layer nowhere",
+        "page on a terminal": "TERMINAL inspect shapes star.png -o -",
+        "page that is no HTML": "inspect shapes star.png -o page.png",
+        "size that is none": "inspect shapes star.png --max-size 20M",
     },
     "predict": {
         "top classes": "predict shapes star.png",

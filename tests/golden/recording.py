@@ -32,7 +32,7 @@ from hookscope.cli.main import main
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PICTURES = ("star.png", "ring.png", "square.png", "circle.png")
-PROSE_FIELDS = ("evidence", "meaning", "advice", "note")
+PROSE_FIELDS = ("reason", "evidence", "meaning", "advice", "note")
 LOG_CHANGES = ("time", "started", "pid", "hookscope", "torch")
 VERSIONS = ("hookscope", "torch", "torchvision")
 HEADER_LINE = re.compile(r" *[a-z_]+(  +[a-z_0-9]+){2,}$")  # of a table

@@ -1,0 +1,102 @@
+"""The places of an inspection: rows for programs, and about ten lines for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hookscope import hooks, inspection
+from hookscope.cli.output.report import Row, Section, row_of
+from hookscope.cli.output.styles import styled
+from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, wrapped
+from hookscope.errors import printable
+from hookscope.findings import SEVERITIES, counted, percent
+
+FIELDS = (
+    "rank", "severity", "kind", "layer", "index", "call", "order", "channels", "image", "reason", "numbers", "meaning",
+    "weights", "file",
+)  # fmt: skip
+_MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption
+_IMAGES, _CLASSES, _LEAST_SHARE = 3, 3, 0.01  # of the answer
+_SEVERITY_WORDS = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
+
+
+def place_section(found: inspection.Inspection, file: str) -> Section:
+    """A row for each place."""
+    return Section(list(_rows(found, file)), FIELDS, as_json=("channels", "numbers"))
+
+
+def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:
+    calls: dict[str, Any] = {}
+    for call in [facts.call for facts in found.calls] + [layer.call for layer in found.layers]:
+        calls.setdefault(call.key, call)
+        calls.setdefault(call.name, call)  # of a parameter, whose layer may run several times
+    for rank, place in enumerate(found.places, 1):
+        call = calls.get(place.layer)
+        owner = call or calls.get(place.layer.rpartition(".")[0]) if place.layer else None
+        yield row_of(
+            FIELDS,
+            place,
+            owner,
+            rank=rank,
+            layer=(call.name or hooks.MODEL) if call else place.layer or None,
+            image=None if place.image is None else found.images[place.image].name,
+            weights=found.weights,
+            file=file,
+        )
+
+
+def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Page) -> Iterator[str]:
+    """The answer for each image, how grave the places are, and the first of them."""
+    page = replace(page, columns=min(MOST_WORDS, page.columns))
+    lines, shown = [*_answers(found, page), *_verdict(found.places, page)], 0
+    for place in found.places:
+        begin = f"{shown + 1:>2}  {_SEVERITY_WORDS[place.severity]}  "
+        where = f"{shortened([printable(place.layer)], page.columns // 2, page.ellipsis)[0]}: " if place.layer else ""
+        more = [*beside(begin, [f"{where}{place.reason}"], len(where), place.severity, page, indent=" " * 4)]
+        if shown >= _LEAST_PLACES and len(lines) + len(more) > _MOST_LINES:
+            break
+        shown, lines = shown + 1, [*lines, *more]
+    if rest := len(found.places) - shown:
+        lines += wrapped(f"{counted(rest, 'more place')} on the page", page.columns, " " * 4)
+    yield from [*lines, "", *caption_lines(caption, [], page)]
+
+
+def _answers(found: inspection.Inspection, page: Page) -> Iterator[str]:
+    if found.is_random:
+        loud = found.weights.replace("random", "RANDOM WEIGHTS", 1)
+        text = f"{loud}: this network is not trained, and its answers mean nothing"
+        yield from (styled(line, "error", page.colours) for line in wrapped(text, page.columns))
+    for image in found.images[:_IMAGES]:
+        name = shortened([printable(image.name)], page.columns // 2, page.ellipsis, are_paths=True)[0]
+        yield from wrapped(f"{name}: {_answer(image)}", page.columns, later="  ")
+    if (rest := len(found.images) - _IMAGES) > 0:
+        yield from wrapped(f"{counted(rest, 'more image')} on the page", page.columns)
+
+
+def _answer(image: inspection.InspectedImage) -> str:
+    best = image.predictions[:_CLASSES]
+    seen = [one for one in best if not one.probability < _LEAST_SHARE] or best[:1]
+    words = [
+        f"{one.label or f'class {one.index}'} {'NaN' if math.isnan(one.probability) else percent(one.probability)}"
+        for one in seen
+    ]
+    return ", ".join(words) or "no scores of classes"
+
+
+def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:
+    numbers = {severity: sum(place.severity == severity for place in places) for severity in SEVERITIES}
+    gravest = next((severity for severity in SEVERITIES if numbers[severity]), "note")
+    parts = []
+    for severity, number in numbers.items():
+        if number:
+            be = "" if severity != "note" else "is " if number == 1 else "are "
+            noun = counted(number, "place") if not parts else str(number)
+            parts.append(f"{noun} {be}{_SEVERITY_WORDS[severity]}")
+    text = ", ".join(parts) or "no place stands out"
+    if gravest == "note":
+        text = f"nothing must be mended; {text}"
+    for line in wrapped(text, page.columns):
+        yield styled(line, "good" if gravest == "note" else gravest, page.colours)

@@ -1,0 +1,279 @@
+"""`hookscope inspect`: the page, the rows, and about ten lines on a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from hookscope import inspection
+from hookscope.cli.main import cli
+from hookscope.cli.output.place_rows import FIELDS, in_words
+from hookscope.cli.output.table import Page, text_width
+from hookscope.errors import WriteError
+from tests.cli.helpers import Run, files, one_error, rows
+
+NETS = '''
+
+class Nothing(nn.Module):
+    """Layers without a map."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.fc(x.mean((2, 3)))
+
+
+def raising():
+    raise RuntimeError("no such file")
+'''
+PICTURES = {"cat.jpg": (40, 32), "dog.png": (32, 40)}
+
+
+def command_line(*words: str, model: str = "nets.py:Small") -> list[str]:
+    return ["inspect", model, *words, "--input-size", "32"]
+
+
+def place(severity: str = "note", layer: str = "conv1", reason: str = "it is wide", **more: Any) -> inspection.Place:
+    return inspection.Place("a-kind", severity, layer, reason, **more)
+
+
+@pytest.fixture
+def found(here: Path) -> inspection.Inspection:
+    """An inspection of `Small` and both pictures."""
+    from hookscope.models import load_model
+
+    net = load_model("nets.py:Small", input_size=(32, 32))
+    return inspection.inspect(net, ["cat.jpg", "dog.png"])
+
+
+@pytest.fixture
+def finds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let every inspection find these places."""
+
+    def finds(*places: inspection.Place) -> None:
+        really = inspection.inspect
+        monkeypatch.setattr(
+            inspection, "inspect", lambda *words, **more: replaced(really(*words, **more), places=places)
+        )
+
+    return finds
+
+
+def replaced(found: inspection.Inspection, **changes: Any) -> inspection.Inspection:
+    from dataclasses import replace
+
+    return replace(found, **changes)
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("cat.jpg", "cat-nets.py-Small.html"),
+        ("cat.jpg dog.png", "cat-and-1-more-nets.py-Small.html"),
+        ("cat.jpg -o mine.html", "mine.html"),
+        ("cat.jpg dog.png -o mine.HTML", "mine.HTML"),
+        ("cat.jpg -o pages/new", "pages/new/cat-nets.py-Small.html"),
+    ],
+)
+def test_the_images_share_one_page(run: Run, here: Path, words: str, page: str) -> None:
+    status, out, _ = run(*words.split(), "--format", "ndjson")
+    assert (status, files(here)) == (0, [page])
+    assert (here / page).read_text().startswith("<!doctype html>")
+    assert {row["file"] for row in rows(out)} <= {page}
+
+
+def test_a_page_goes_to_a_pipe_without_rows(run: Run, here: Path) -> None:
+    result = CliRunner().invoke(cli, command_line("cat.jpg", "dog.png", "-o", "-"))
+    assert (result.exit_code, files(here)) == (0, [])
+    assert result.stdout.startswith("<!doctype html>") and result.stdout.rstrip().endswith("</html>")
+
+
+def test_a_page_is_not_written_to_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    one_error(run("cat.jpg", "-o", "-"), 2, "-o - would write a page to the terminal; send it to a file or a pipe")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ("cat.jpg -o x.png", 2, "cannot write x.png; the page is an HTML file; name it .html, or give a folder"),
+        ("cat.jpg -o no/x.html", 1, "its folder does not exist"),
+        ("cat.jpg --max-size 20M", 2, "'20M' is not a size; write 20MB, 500kB or 512KiB"),
+        ("cat.jpg --max-size 0MB", 2, "'0MB' is not a size"),
+        ("cat.jpg --target top:2", 2, "a page explains one class, got --target top:2; give one class"),
+        ("", 2, "no image was given"),
+        ("nets.py", 1, "'nets.py' is not a picture"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    run: Run, here: Path, words: str, status: int, message: str
+) -> None:
+    one_error(run(*words.split(), model="nets.py:raising"), status, message)
+    assert files(here) == []
+
+
+def test_the_size_of_the_page_is_kept(run: Run, here: Path) -> None:
+    whole = len((here / "a.html").read_bytes()) if run("cat.jpg", "-o", "a.html")[0] == 0 else 0
+    assert run("cat.jpg", "-o", "b.html", "--max-size", f"{whole - 1}B")[0] == 0
+    assert (here / "b.html").stat().st_size < whole
+    one_error(run("cat.jpg", "-o", "c.html", "--max-size", "1kB"), 1, "1")
+    assert files(here) == ["a.html", "b.html"]
+
+
+def test_a_row_has_the_call_of_its_place(run: Run, finds: Any) -> None:
+    finds(
+        place(layer="conv2", channels=(2, 0), numbers={"share": 0.5}, image=1),
+        place(layer="conv2.weight"),
+        place(layer=""),
+        place(layer="(model)"),
+        place(layer="relu#1"),
+    )
+    status, out, _ = run("cat.jpg", "dog.png", "--format", "ndjson")
+    of_conv, of_weight, of_all, of_model, of_unknown = found = rows(out)
+    assert status == 0
+    assert [list(row) for row in found] == [list(FIELDS)] * 5
+    assert [row["rank"] for row in found] == [1, 2, 3, 4, 5]
+    call = {"index": 1, "call": 0, "order": 2}
+    assert of_conv.items() >= {**call, "layer": "conv2", "image": "dog.png", "numbers": {"share": 0.5}}.items()
+    assert of_conv["channels"] == [2, 0]
+    assert of_weight.items() >= {**call, "layer": "conv2.weight", "channels": None, "image": None}.items()
+    assert of_all.items() >= {"layer": None, "index": None, "order": None}.items()
+    assert (of_model["layer"], of_unknown["layer"]) == ("(model)", "relu#1")
+
+
+def test_tsv_has_channels_and_numbers_as_json(run: Run, finds: Any) -> None:
+    finds(place(channels=(2, 10), numbers={"share": 0.5}), place())
+    _, out, _ = run("cat.jpg")
+    header, first, second = (line.split("\t") for line in out.splitlines())
+    assert tuple(header) == FIELDS
+    told = dict(zip(header, first, strict=True))
+    assert (json.loads(told["channels"]), json.loads(told["numbers"])) == ([2, 10], {"share": 0.5})
+    assert dict(zip(header, second, strict=True))["channels"] == ""
+
+
+def test_broken_images_are_named_and_the_others_inspected(run: Run, here: Path) -> None:
+    (here / "bad\n.jpg").write_text("no picture")
+    status, _, errors = run("bad\n.jpg", "cat.jpg", "none.png", "dog.png")
+    assert (status, files(here)) == (1, ["bad\n.jpg", "cat-and-1-more-nets.py-Small.html"])
+    assert [line[:21] for line in errors.splitlines() if "Error" in line] == [
+        "Error: 'bad\\n.jpg' is",
+        "Error: no picture 'non",
+    ] or errors.count("Error: ") == 2
+    (here / "cat-and-1-more-nets.py-Small.html").unlink()
+    status, out, errors = run("bad\n.jpg", "none.png")
+    assert (status, out, errors.count("Error: "), files(here)) == (1, "", 2, ["bad\n.jpg"])
+
+
+def test_a_page_has_eight_images_unless_limit_says_otherwise(run: Run, here: Path) -> None:
+    (here / "photos").mkdir()
+    for number in range(10):
+        Image.new("RGB", (8, 8), (20 * number, 0, 0)).save(here / f"photos/{number}.png")
+    assert "Note: the page has the first 8 of 10 images" in run("photos", "-o", "a.html")[2]
+    assert "first 8" not in run("photos", "-o", "b.html", "--limit", "9")[2]
+    pages = [(here / name).read_text() for name in ("a.html", "b.html")]
+    assert ["photos/7.png" in page or "7.png" in page for page in pages] == [True, True]
+    assert ["8.png" in page for page in pages] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "status", "message"),
+    [
+        (["--layer", "conv9"], "nets.py:Small", 1, "no layer 'conv9' in Small; nearest: conv"),
+        ([], "nets.py:raising", 1, "no such file"),
+        (["--target", "9"], "nets.py:Small", 1, "no class 9"),
+    ],
+)
+def test_what_cannot_be_inspected_is_one_line(
+    run: Run, here: Path, words: list[str], model: str, status: int, message: str
+) -> None:
+    one_error(run("cat.jpg", *words, model=model), status, message)
+    assert files(here) == []
+
+
+@pytest.mark.parametrize("model", ["Nothing", "features", "Boxes", "Broken", "Dull", "Detached", "Blind"])
+def test_a_model_without_a_usual_answer_has_a_page(run: Run, here: Path, model: str) -> None:
+    status, out, errors = run("cat.jpg", "--format", "table", model=f"nets.py:{model}")
+    assert (status, "Error" in errors, len(files(here))) == (0, False, 1)
+    assert {"features": "no scores of classes", "Boxes": "no scores of classes", "Broken": "NaN"}.get(model, "%") in out
+
+
+def test_several_images_of_a_model_without_classes(run: Run, here: Path) -> None:
+    status, out, _ = run("cat.jpg", "dog.png", "--format", "table", model="nets.py:features")
+    assert (status, out.count("no scores of classes")) == (0, 2)
+
+
+def words_of(found: inspection.Inspection, columns: int = 80, colours: bool = False) -> list[str]:
+    return [*in_words(found, {"model": found.model, "weights": found.weights}, Page(columns, colours))]
+
+
+def test_a_terminal_has_about_ten_lines(found: inspection.Inspection) -> None:
+    reason = "channels 30, 99 and 12 carry the answer: without them the score of star falls from 5.26 to 0.2"
+    lines = words_of(replaced(found, places=(place("error"), place("warning"), *[place(reason=reason)] * 10)))
+    assert 8 <= len(lines) <= 11
+    assert lines[0].startswith("cat.jpg: class ") and lines[1].startswith("dog.png: class ")
+    assert lines[2] == "1 place must be mended, 1 should be looked at, 10 are worth a look"
+    assert lines[3:5] == [" 1  must be mended  conv1: it is wide", " 2  should be looked at  conv1: it is wide"]
+    assert [line for line in lines if re.fullmatch(r"    \d more places on the page", line)]
+
+
+@pytest.mark.parametrize(
+    ("severities", "verdict"),
+    [
+        ((), "nothing must be mended; no place stands out"),
+        (("note",), "nothing must be mended; 1 place is worth a look"),
+        (("warning", "note", "note"), "1 place should be looked at, 2 are worth a look"),
+        (("error", "error"), "2 places must be mended"),
+    ],
+)
+def test_the_verdict_says_how_grave_it_is(
+    found: inspection.Inspection, severities: tuple[str, ...], verdict: str
+) -> None:
+    assert verdict in words_of(replaced(found, places=tuple(map(place, severities))))
+
+
+def test_random_weights_are_said_first_and_loudly(found: inspection.Inspection) -> None:
+    first = words_of(replaced(found, weights="random (seed 3)"), colours=True)[0]
+    assert "RANDOM WEIGHTS (seed 3): this network is not trained" in first and "\x1b[31m" in first
+    assert "RANDOM" not in " ".join(words_of(replaced(found, weights="mine.pth")))
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 80, 200])
+def test_no_line_is_too_long(found: inspection.Inspection, columns: int) -> None:
+    long = place("warning", "vision_language_model.encoder_layers.11.attention#12", "猫の写真 " * 30)
+    images = tuple(replaced_name(image, "写真の/" * 20 + "猫.png\x1b[2J") for image in found.images)
+    lines = words_of(replaced(found, places=(long,) * 9, images=images), columns)
+    assert max(map(text_width, lines)) <= columns
+    assert not any("\x1b" in line for line in lines)
+
+
+def replaced_name(image: Any, name: str) -> Any:
+    from dataclasses import replace
+
+    return replace(image, name=name)
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str, data: bytes) -> None:
+        raise WriteError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("hookscope.system.write_atomically", full)
+    one_error(run("cat.jpg"), 1, "No space left on device")
+    assert files(here) == []
+
+
+def test_a_slow_run_has_a_bar(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.cli.helpers import Terminal
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert run("cat.jpg", "dog.png")[0] == 0
+    assert "passes" in terminal.getvalue()
