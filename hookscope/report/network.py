@@ -32,7 +32,8 @@ class Row:
         is_module: Whether there are calls in it.
         is_open: Whether these are shown at first.
         layer: Position of its view in `Inspection.layers`; None without one.
-        cam: Address of the picture of its Grad-CAM; empty without one.
+        cam: Address of the picture of its Grad-CAM, of a module that of the last layer in it; empty without one.
+        cam_of: Key of the layer of that Grad-CAM.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Row:
     is_open: bool = False
     layer: int | None = None
     cam: str = ""
+    cam_of: str = ""
 
     @property
     def path(self) -> str:
@@ -64,9 +66,12 @@ class Row:
         return self.facts is not None and self.facts.call.order is not None
 
     @property
-    def order(self) -> int | None:
-        """Its own, else that of the first call in it."""
-        return (self.facts if self.is_call and self.facts else self.parts[0]).call.order
+    def orders(self) -> str:
+        """Its position in order of execution; of a module those of the first and the last call in it."""
+        orders = [part.call.order for part in self.parts if part.call.order is not None]
+        if len(orders) < 2:
+            return str(orders[0]) if orders else ""
+        return f"{min(orders)}–{max(orders)}"
 
     @property
     def type(self) -> str:
@@ -113,7 +118,9 @@ def network_rows(inspection: Inspection) -> list[Row]:
     numbers = {layer.call.key: number for number, layer in reversed(list(enumerate(inspection.layers)))}
     for row in rows:
         row.layer = numbers.get(row.facts.call.key) if row.facts else None
-        row.cam = small_cam(inspection, row.layer) if row.layer is not None else ""
+        if row.layer is not None and (cam := small_cam(inspection, row.layer)):
+            for shown in (row, *(rows[parent] for parent in row.parents if rows[parent].layer is None)):
+                shown.cam, shown.cam_of = cam, row.name
     _open_modules(rows)
     return rows
 

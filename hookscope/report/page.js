@@ -54,7 +54,7 @@ document.documentElement.classList.add("js");
     hookscope.openLayer(place.layer, place);
     if (!isNew) return;
     const heading = section.querySelector("h2");
-    document.title = `${heading.textContent.trim()} · ${before.title}`;
+    document.title = `${before.title} · ${heading.textContent.trim()}`;
     scrollTo({ top: 0, behavior: "instant" });
     heading.focus({ preventScroll: true });
   };

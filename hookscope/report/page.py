@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hookscope.errors import WriteError
 from hookscope.explain import why_empty
+from hookscope.findings import listed
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
 from hookscope.report.network import Row, engineering, network_rows, outline
@@ -40,6 +42,7 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
         "total": Row(0, (), "", None, inspection.calls),
         "rows": rows,
         "severity": SEVERITY,
+        "gravity": _gravity(inspection.places),
         "engineering": engineering,
         "outline": outline,
         "colour_maps": COLOUR_MAPS,
@@ -135,10 +138,22 @@ def _row(rows: Sequence[Row], name: str) -> Row | None:
     return (by_name.get(name) or by_name.get(name.rpartition(".")[0])) if name else None
 
 
+def _gravity(places: Sequence[Place]) -> str:
+    """How many places have which severity, in words."""
+    numbers = Counter(place.severity for place in places)
+    words = [f"{numbers[severity]} {words}" for severity, words in SEVERITY.items() if numbers[severity]]
+    sentence = f"{listed(words)}; the first is the most important."
+    return sentence if len(places) > 1 else f"{words[0]}."
+
+
 def _thumbnail(inspection: Inspection, layer: int | None, channel: int | None, image: int) -> tuple[str, str]:
     """The address of the map of a channel, else of the Grad-CAM of the layer, and what it shows."""
-    maps = inspection.layers[layer].images[image] if layer is not None else None
-    if layer is None or maps is None:
+    if layer is None:
+        return "", ""
+    every = inspection.layers[layer].images
+    image = next((at for at in (image, *range(len(every))) if every[at] is not None), image)
+    maps = every[image]
+    if maps is None:
         return "", ""
     if channel is not None and (picture := small_map(maps.tiles, channel)):
         return picture, f"Feature map of channel {channel}"

@@ -61,9 +61,10 @@ def layer_cam(inspection: Inspection, layer: int, image: int = 0, width: int = _
     return over_photograph(inspection.images[image].seen, maps.cam, width)
 
 
-def small_cam(inspection: Inspection, layer: int, image: int = 0) -> str:
-    """The address of a thumbnail of `layer_cam`; empty if there is none."""
-    cam = layer_cam(inspection, layer, image)
+def small_cam(inspection: Inspection, layer: int, image: int | None = None) -> str:
+    """The address of a thumbnail of `layer_cam`, by default for the first image that has one; empty if none has."""
+    images = range(len(inspection.images)) if image is None else [image]
+    cam = next(filter(None, (layer_cam(inspection, layer, at) for at in images)), None)
     return "" if cam is None else jpeg_address(cam, 80)
 
 

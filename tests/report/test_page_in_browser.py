@@ -89,7 +89,7 @@ def test_random_weights_are_said_everywhere(opened, weights):
     page.goto(page.url.split("#")[0] + "#layer=1")
     page.locator("[data-layer='1']").wait_for()
     assert is_seen(page, ".band")
-    assert page.title().endswith("RANDOM WEIGHTS: shapes on star-0.png")
+    assert page.title() == "RANDOM WEIGHTS: shapes on star-0.png · features.3.squeeze"
     page.emulate_media(media="print")
     assert (
         page.locator(".band").evaluate("band => getComputedStyle(band).position") == "fixed"
