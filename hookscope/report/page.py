@@ -142,8 +142,8 @@ def _gravity(places: Sequence[Place]) -> str:
     """How many places have which severity, in words."""
     numbers = Counter(place.severity for place in places)
     words = [f"{numbers[severity]} {words}" for severity, words in SEVERITY.items() if numbers[severity]]
-    sentence = f"{listed(words)}; the first is the most important."
-    return sentence if len(places) > 1 else f"{words[0]}."
+    first = "; the first is the most important" if len(places) > 1 else ""
+    return f"{listed(words)}{first}." if words else ""
 
 
 def _thumbnail(inspection: Inspection, layer: int | None, channel: int | None, image: int) -> tuple[str, str]:

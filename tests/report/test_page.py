@@ -1,5 +1,7 @@
 """Tests of the page of an inspection, without a browser."""
 
+from dataclasses import replace
+
 from hookscope.report import draw_page
 from tests.report.example import HOSTILE, example
 
@@ -8,3 +10,21 @@ def test_names_are_text_on_the_page():
     page = draw_page(example(name=HOSTILE))
     assert "<img src=x" not in page
     assert page.count("</script>") == 1 + page.count('<script type="application/json"')
+
+
+def test_what_an_inspection_lacks_is_said():
+    found = example()
+    image = replace(found.images[0], predictions=(), cam=None, without_cam="The model gives boxes.")
+    page = draw_page(replace(found, images=(image,), places=(), findings=(), layers=(), calls=(), provenance={}))
+    for words in (
+        "No place stands out.",
+        "The model gives no scores of classes.",
+        "No Grad-CAM: The model gives boxes.",
+    ):
+        assert words in page
+
+
+def test_places_are_counted_by_severity():
+    assert "1 must be mended, 1 should be looked at, 1 worth a look; the first is the most important." in draw_page(
+        example()
+    )
