@@ -88,7 +88,7 @@ def tell_what_was_written(context: click.Context) -> None:
 
 
 def _show(written: Mapping[str, Callable[[], Image] | None], screen: terminal.Screen) -> None:
-    """Draw the first pictures, each below a line with its name and scale."""
+    """Draw the first pictures, each below a line with its name and scale, or the overviews of other files."""
     from PIL import Image
 
     for path, overview in islice(written.items(), _MOST_SHOWN):
@@ -98,8 +98,9 @@ def _show(written: Mapping[str, Callable[[], Image] | None], screen: terminal.Sc
         except (OSError, Image.DecompressionBombError):
             note(f"Note: {path} is not shown: it is no PNG file, or too large")
             continue
-        scale = terminal.fit(picture, screen)[2]
-        note(f"{path}: {picture.width}x{picture.height} pixels" + (f", drawn at {scale:.0%}" if scale < 1 else ""))
+        if overview is None:
+            scale = terminal.fit(picture, screen)[2]
+            note(f"{path}: {picture.width}x{picture.height} pixels" + (f", drawn at {scale:.0%}" if scale < 1 else ""))
         print(drawing, end="", flush=True)
     if (more := len(written) - _MOST_SHOWN) > 0:
         note(f"{counted(more, 'more picture')} not shown")

@@ -230,7 +230,15 @@ def test_an_overview_is_drawn_instead_of_what_is_no_picture(screen: Any, capfd: 
         Path("a.html").touch()
         written.wrote("a.html", lambda: Image.new("RGB", (40, 20), (1, 2, 3)))
         written.tell_what_was_written(context)
-    assert capfd.readouterr().out.count("▀") == 40 * 10
+    out, errors = capfd.readouterr()
+    assert out.count("▀") == 40 * 10 and "pixels" not in errors
+
+
+def test_inspect_shows_the_image_its_cam_and_the_first_places_below_its_lines(screen: Any) -> None:
+    text = screen("inspect net.py:net cat.png -o a.html --show")
+    before, _, drawing = text.partition("\x1b[38;5")
+    assert "preprocess" in before and "a.html: " not in text
+    assert 8 <= drawing.count("▀\x1b[0m\n") <= 21 and text.splitlines()[-1].startswith("wrote a.html; open it: ")
 
 
 @pytest.mark.parametrize("words", DRAWS)
