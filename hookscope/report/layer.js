@@ -72,6 +72,10 @@
       return this.high[at] / (this.codes.levels - 1) / 2 - this.low[at] / (this.codes.levels - 1) / 2;
     }
 
+    isConstant(at) {
+      return this.low[at] !== null && this.low[at] === this.high[at] && !(at in this.nonfinite);
+    }
+
     // How the order of the channels is measured; the largest comes first.
     measure(order, at) {
       if (order === "range") {
@@ -219,7 +223,9 @@
       this.sight = new IntersectionObserver((entries) => this.onSight(entries), { rootMargin: "300px" });
       new ResizeObserver(() => this.onResize()).observe(root);
       addEventListener("beforeprint", () => this.bands?.forEach((band) => this.draw(band)));
-      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+      for (const media of ["(prefers-color-scheme: dark)", "print"]) {
+        matchMedia(media).addEventListener("change", () => this.redraw());
+      }
     }
 
     // Show the channels `order` of the images `shown` with `settings`.
@@ -342,7 +348,7 @@
     label(at) {
       const images = this.shown.map((image) => this.layer.images[image]);
       const isBad = images.some(({ nonfinite }) => at in nonfinite);
-      const isConstant = images.every(({ low, high }) => low[at] !== null && low[at] === high[at]);
+      const isConstant = images.every((maps) => maps.isConstant(at));
       return `${this.layer.channels[at]}${isBad ? " !" : isConstant ? " =" : ""}`;
     }
 
@@ -403,9 +409,10 @@
 {
   const BINS = 24;
   const FIRST_BARS = 100;
+  const SIDE_BY_SIDE = 4; // so many images, unless the reader chose one
 
   // What the reader chose, for all layers.
-  const settings = { scale: "channel", colours: "viridis", joint: true, image: "" };
+  const settings = { scale: "channel", colours: "viridis", joint: true };
   const views = new Map();
 
   hookscope.percent = (share) => `${Number((100 * share).toPrecision(3))} %`;
@@ -448,16 +455,26 @@
       this.control("order").querySelector("[value=answer]").disabled = !this.first?.answer;
       this.current = 0;
       if (!this.isSingle) this.grid = new hookscope.Grid(this.channels, layer);
+      this.explainMarks();
       this.listen();
+    }
+
+    // Which channels have values that are no levels.
+    explainMarks() {
+      const images = this.present.map((image) => this.layer.images[image]);
+      const all = this.layer.channels.map((channel, at) => at);
+      const bad = all.filter((at) => images.some(({ nonfinite }) => at in nonfinite));
+      const constant = all.filter((at) => !this.isSingle && images.some((maps) => maps.isConstant(at)));
+      const list = (channels) => channels.slice(0, 8).map((at) => this.layer.channels[at]).join(", ") + (channels.length > 8 ? ", …" : "");
+      const words = (channels) => `channel${channels.length > 1 ? "s" : ""} ${list(channels)}`;
+      const marks = [];
+      if (bad.length) marks.push(this.isSingle ? `NaN or Inf: ${words(bad)}` : `NaN magenta, +Inf red, -Inf light blue (!): ${words(bad)}`);
+      if (constant.length) marks.push(`constant, grey (=): ${words(constant)}`);
+      this.find(".marks").textContent = marks.join(" · ");
     }
 
     control(name) {
       return this.find(`[name=${name}]`);
-    }
-
-    get shown() {
-      const chosen = this.present.filter((image) => settings.image === "" || Number(settings.image) === image);
-      return chosen.length ? chosen : this.present;
     }
 
     listen() {
@@ -475,10 +492,16 @@
     }
 
     onControl(control) {
+      if (control.name === "image") return this.go({ image: control.value === "" ? null : Number(control.value) });
       if (control.name === "order") this.order = control.value;
       else settings[control.name] = control.type === "checkbox" ? control.checked : control.value;
       if (control.name === "scale") this.changeColours();
-      this.show(hookscope.readHash());
+      return this.show(hookscope.readHash());
+    }
+
+    // Show another channel or image; the browser's way back leaves the layer.
+    go(place) {
+      hookscope.go({ ...hookscope.readHash(), layer: this.layer.number, ...place }, { replace: true });
     }
 
     // A scale that is symmetric about 0 has a colour map with a middle, unless the reader chose another.
@@ -487,19 +510,22 @@
       else if (settings.scale !== "symmetric" && settings.colours === "RdBu_r") settings.colours = "viridis";
     }
 
-    // Show the layer, and enlarge a channel unless it is null.
-    show({ channel }) {
+    // Show the layer, with one image unless it is null, and enlarge a channel unless it is null.
+    show({ channel, image }) {
       if (!this.first) return;
-      for (const name of ["scale", "colours", "image", "joint"]) this.setControl(name);
+      const isChosen = this.present.includes(image);
+      this.shown = isChosen ? [image] : this.present.slice(0, SIDE_BY_SIDE);
+      this.setControl("image", isChosen ? image : "");
+      for (const name of ["scale", "colours", "joint"]) this.setControl(name, settings[name]);
       this.sequence = sorted(this.layer, this.shown, this.order);
       if (this.isSingle) this.showBars(channel);
       else this.showMaps(channel);
     }
 
-    setControl(name) {
+    setControl(name, value) {
       const control = this.control(name);
-      if (control?.type === "checkbox") control.checked = settings[name];
-      else if (control) control.value = settings[name];
+      if (control?.type === "checkbox") control.checked = value;
+      else if (control) control.value = value;
     }
 
     showMaps(channel) {
@@ -507,7 +533,7 @@
       this.showBar();
       this.enlarged.hidden = at < 0;
       this.section.classList.toggle("enlarging", at >= 0);
-      const key = JSON.stringify([settings, this.order, this.channels.clientWidth]);
+      const key = JSON.stringify([settings, this.order, this.shown, this.channels.clientWidth]);
       if (key !== this.drawn) this.grid.show(this.sequence, this.shown, { ...settings, order: this.order });
       this.drawn = key;
       if (at < 0) return void this.grid.mark(-1);
@@ -561,13 +587,13 @@
     }
 
     open(at) {
-      hookscope.go({ layer: this.layer.number, channel: this.layer.channels[at], image: hookscope.readHash().image }, { replace: true });
+      this.go({ channel: this.layer.channels[at] });
       this.find(".stage canvas")?.focus({ preventScroll: true });
       this.enlarged.scrollIntoView({ block: "nearest" });
     }
 
     close() {
-      hookscope.go({ layer: this.layer.number, image: hookscope.readHash().image }, { replace: true });
+      this.go({ channel: null });
       this.channels.focus({ preventScroll: true });
       this.grid.mark(this.current, { scroll: true });
     }
@@ -719,7 +745,7 @@
       rows.push(["zeros", maps.zeros[at] === null ? "–" : hookscope.percent(maps.zeros[at])]);
       if (maps.answer) rows.push(["share in the answer", this.answerWords(maps, at)]);
       if (at in maps.nonfinite) rows.push(["NaN or Inf", `${maps.nonfinite[at].toLocaleString("en")} values`]);
-      if (maps.low[at] !== null && maps.low[at] === maps.high[at] && !(at in maps.nonfinite)) rows.push(["constant", "every value is the same"]);
+      if (maps.isConstant(at)) rows.push(["constant", "every value is the same"]);
       const cells = rows.flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: value })]);
       return element("dl", {}, ...cells);
     }
@@ -780,7 +806,7 @@
 
     barRow(at, ends, isChosen) {
       const name = this.layer.names[at] ?? "";
-      const head = element("th", { scope: "row" }, element("b", { textContent: this.layer.channels[at] }), name && element("bdi", { textContent: name }));
+      const head = element("th", { scope: "row" }, element("b", { textContent: this.layer.channels[at] }), " ", name && element("bdi", { textContent: name }));
       const cells = this.shown.map((image) => element("td", {}, ...this.bar(this.layer.images[image].values[at], ends)));
       return element("tr", { className: isChosen ? "chosen" : "" }, head, ...cells);
     }
@@ -799,13 +825,18 @@
     }
   }
 
-  // Open the view of layer `number`; its section is shown already. `channel` and `image` may be null.
-  hookscope.openLayer = async (number, { channel, image }) => {
+  // Read the numbers of a layer once, and show what the reader wants to see by then.
+  const load = async (number) => {
+    views.set(number, null);
     const section = document.querySelector(`section.layer[data-layer="${number}"]`);
-    if (!views.has(number)) {
-      views.set(number, hookscope.readLayer(section).then((layer) => new LayerView(section, layer)));
-    }
-    const view = await views.get(number);
-    if (hookscope.readHash().layer === number) view.show({ channel, image });
+    views.set(number, new LayerView(section, await hookscope.readLayer(section)));
+    const place = hookscope.readHash();
+    if (place.layer === number) views.get(number).show(place);
+  };
+
+  // Open the view of layer `number`; its section is shown already. `channel` and `image` may be null.
+  hookscope.openLayer = (number, { channel, image }) => {
+    if (views.has(number)) views.get(number)?.show({ channel, image });
+    else load(number);
   };
 }

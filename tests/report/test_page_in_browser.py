@@ -234,9 +234,11 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("hash", ["", "#layer=0"])
+@pytest.mark.parametrize("hash", ["", "#layer=0&channel=1"])
 def test_text_has_the_contrast_of_wcag_aa(opened, hash):
     page = opened(drawn(weights="random (seed 0)"), hash)
+    if hash:
+        page.locator(".layer.open.ready").wait_for()
     page.evaluate("document.querySelector('details').open = true")
     grounds = []
     for media in ({"color_scheme": "light"}, {"color_scheme": "dark"}, {"color_scheme": "dark", "media": "print"}):
