@@ -849,6 +849,94 @@ _kind(
     },
 )
 
+# What an inspection finds that one layer alone does not show.
+_kind(
+    "random-weights",
+    "The network was not trained: what it answers is chance, and its channels mean nothing.",
+    "Load trained weights before you look at anything else: --weights FILE, or the name of weights.",
+    severity="error",
+)
+_kind(
+    "input-mismatch",
+    "The network was trained on images that were prepared in another way.",
+    "Give the preprocessing of training: --preprocess, --range, --mean, --std.",
+    Threshold(
+        "better",
+        1.5,
+        "how far the first three BatchNorms are from the inputs, over how far they would be: 1.2 for right inputs,"
+        " 1.9 and more without mean and std",
+    ),
+    Threshold("much_better", 3.0, "chosen: beyond it this is a warning; unusual images reach 1.5"),
+    Threshold("large_input", 20.0, "chosen: mean and std of training leave values within 3, a range of -1 to 1 less"),
+    cases={
+        "little": Case("The network may have been trained on images that were prepared in another way.", "", "note"),
+        "large": Case("Most networks take values within 3 of 0; this one may be made for larger ones.", "", "note"),
+    },
+)
+_kind(
+    "sudden-drift",
+    "From this BatchNorm on, the network computes with values that it was not trained on.",
+    "Compare this BatchNorm and the layer before it with the checkpoint: weights or statistics may be foreign.",
+    Threshold(
+        "sudden_shift",
+        0.6,
+        "median distance from the running mean, in its standard deviations: on one image sound first BatchNorms reach"
+        " 0.51, later ones twice the largest before them",
+    ),
+    Threshold("sudden_ratio", 9.0, "median factor of the variance: on one image sound first BatchNorms reach 6.3"),
+    Threshold(
+        "sudden_spread",
+        1.7,
+        "interquartile range of the logarithm of this factor: on one image sound first BatchNorms reach 1.0",
+    ),
+    Threshold(
+        "sudden_channel",
+        6.0,
+        "distance of one channel: on one image sound BatchNorms reach 3.4, and 11 where earlier ones reach 10",
+    ),
+    Threshold(
+        "sudden_profile",
+        0.5,
+        "1 minus the correlation of the channels' means with the running means: in sound networks 0.1 after the first"
+        " BatchNorm, where the running means differ by 0.4 standard deviations",
+    ),
+    Threshold("sudden_step", 2.0, "over the largest before it: in sound networks 1.6"),
+    cases={
+        "sign": Case(
+            "The layer computes about the opposite of what its BatchNorm expects.",
+            "Compare the weights with the checkpoint: their sign may have been changed.",
+        ),
+    },
+    severity="note",
+)
+_kind(
+    "outlier-weights",
+    "One channel outweighs all others of its layer, and may decide the answer alone.",
+    "Look at the map of the channel, and remove it with intervene to see whether the answer changes.",
+    Threshold(
+        "outlier_filter",
+        2.0,
+        "largest over second largest norm of the weights of a channel: ten trained networks reach 1.41",
+    ),
+    Threshold(
+        "outlier_value",
+        4.0,
+        "largest over second largest bias or scale: the same networks reach 2.1 and 3.4",
+    ),
+    severity="note",
+)
+_kind(
+    "outlier-layer",
+    "The weights of this layer are on another scale than those of all others.",
+    "Compare the layer with the checkpoint: it may have been scaled, or come from another model.",
+    Threshold(
+        "outlier_layer",
+        12.0,
+        "norm of a filter, over the median of the layers: ten trained networks reach 5.4",
+    ),
+    severity="note",
+)
+
 _ORDER = {
     "activations": "non-finite never-updated exploding-activations vanishing-activations constant-output saturated"
     " dead-channels duplicate-channels low-rank batchnorm-drift few-images",
@@ -860,6 +948,7 @@ _ORDER = {
     " batchnorm-small-batch non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
     " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
+    "inspection": "random-weights input-mismatch sudden-drift outlier-layer outlier-weights",
 }
 GRAVITY = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the gravest first: the order in which findings are reported."""

@@ -37,7 +37,8 @@ from hookscope.hooks import (
 )
 from hookscope.images import InputImage, read_picture
 from hookscope.inspection.evidence import Evidence
-from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedImage, InspectedLayer, Inspection, Place
+from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedImage, InspectedLayer, Inspection
+from hookscope.inspection.places import find_places
 from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
 from hookscope.models import LoadedModel, WeightsMetadata, model_errors_as_input_errors, package_versions
 from hookscope.parameters import drawable_filters, parameter_findings, parameter_statistics
@@ -318,7 +319,7 @@ class _Run:
             model=net.name,
             weights=net.weights,
             images=evidence.images,
-            places=_places(evidence),
+            places=find_places(evidence),
             calls=evidence.calls,
             layers=layers,
             findings=evidence.findings,
@@ -364,14 +365,6 @@ class _Run:
             yield from (f"{picture.name}: {note}" for note in picture.notes)
         for record in self.records:
             yield from (f"{key or MODEL} is not drawn: {why}" for key, why in record.without_map.items())
-
-
-def _places(evidence: Evidence) -> tuple[Place, ...]:
-    try:
-        from hookscope.inspection.places import find_places  # type: ignore
-    except ImportError:
-        return ()
-    return tuple(find_places(evidence))
 
 
 def _no_scores(net: LoadedModel) -> str:

@@ -1,4 +1,8 @@
-from .batchnorm import BATCH_NORMS as BATCH_NORMS
+from .batchnorm import (
+    BATCH_NORMS as BATCH_NORMS,
+    BatchNormAccumulator as BatchNormAccumulator,
+    BatchNormDrift as BatchNormDrift,
+)
 from .collector import StatisticsCollector as StatisticsCollector
 from .coverage import Coverage as Coverage
 from .figure import plot_statistics as plot_statistics
@@ -12,6 +16,7 @@ from .limits import (
     checked_layers as checked_layers,
     junit_xml as junit_xml,
 )
+from .moments import Floats as Floats
 from .run import measure_images as measure_images
 from .storage import (
     BEGINNING as BEGINNING,

@@ -43,6 +43,7 @@ _QUESTIONS = {
     "gradients": "gradients: `gradients`",
     "weights": "weights: `weights`",
     "training": "a training run: `watch --show`",
+    "inspection": "a whole network: `inspect`",
 }
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):$")
 _QUOTES = re.compile(r"(: |-> )(['\"])(.*?)\2")  # around annotations

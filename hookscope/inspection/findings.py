@@ -1,0 +1,224 @@
+"""Named findings that only the whole network shows: a layer unlike the others, inputs prepared in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookscope.findings import CATALOGUE, Finding, default
+from hookscope.hooks import as_float
+from hookscope.inspection.evidence import Evidence
+from hookscope.statistics import BatchNormAccumulator, BatchNormDrift, Floats, StatisticsCollector
+
+_MEAN, _STD = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+_FEW_CHANNELS = 4  # of fewer channels one is easily twice as large as the others
+_FEW_VALUES = 16  # values of a channel, of which no variance is known
+_SMALL = 0.05  # biases and scales below it are noise beside each other
+_VARIED = 0.4  # spread of the running means, below which their correlation says little
+_OPPOSITE = 0.5
+_FIRST = 3  # BatchNorms that judge an input
+_LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
+_MUCH_BETTER = default("input-mismatch", "much_better")
+_STEP = default("sudden-drift", "sudden_step")
+
+
+def network_findings(evidence: Evidence) -> list[Finding]:
+    """The findings on the whole network, in order of `GRAVITY`; the input is judged by the first BatchNorms."""
+    drift, weights = _sudden(evidence.totals.batch_norms), list(_weights(evidence.net.model))
+    scaled = any(finding.finding == "outlier-layer" for finding in weights)  # another input would undo that
+    found = [*_random(evidence), *([] if scaled else _input(evidence, drift))]
+    return [*found, *([drift] if drift else []), *weights]
+
+
+def _random(evidence: Evidence) -> Iterator[Finding]:
+    label = evidence.net.weights
+    if label.startswith("random"):
+        yield CATALOGUE["random-weights"].finding("", f"the weights are {label}")
+    elif all_new := [each for each in evidence.findings if each.finding == "never-updated" and _is_every(each)]:
+        yield CATALOGUE["random-weights"].finding("", all_new[0].evidence)
+
+
+def _is_every(finding: Finding) -> bool:
+    return finding.meaning == CATALOGUE["never-updated"].text("all")
+
+
+class _Drift(NamedTuple):
+    """How far the inputs of a BatchNorm are from its running statistics; none is below 0."""
+
+    sudden_shift: float = 0.0
+    sudden_ratio: float = 0.0
+    sudden_spread: float = 0.0
+    sudden_channel: float = 0.0
+    sudden_profile: float = 0.0
+
+
+def _measured(drift: BatchNormDrift, running: Floats) -> _Drift:
+    """``running`` are the running means in running standard deviations."""
+    ratio = np.log(drift.ratio.clip(1e-30, 1e30))
+    low, high = np.percentile(ratio, [25, 75])
+    return _Drift(
+        sudden_shift=drift.median_shift,
+        sudden_ratio=float(np.exp(abs(np.median(ratio)))),
+        sudden_spread=float(high - low),
+        sudden_channel=float(np.abs(drift.shift).max()),
+        sudden_profile=1 - _correlation(running, drift.shift) if running.std() > _VARIED else 0.0,
+    )
+
+
+def _correlation(running: Floats, shift: Floats) -> float:
+    """Of the running means with the means of the inputs."""
+    means = running + shift
+    return float(np.corrcoef(running, means)[0, 1]) if means.std() > 0 else 0.0
+
+
+def _running(norm: BatchNormAccumulator) -> Floats:
+    """The running means in running standard deviations."""
+    running: Floats = norm.running_mean / (norm.running_var + norm.eps) ** 0.5
+    return running
+
+
+def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> Finding | None:
+    """The first BatchNorm whose inputs differ far more from its statistics than those of the BatchNorms before it.
+
+    On few images all drift a little, and the later the more: only the step is news.
+    """
+    kind, largest, first = CATALOGUE["sudden-drift"], _Drift(), True
+    for layer, norm in norms.items():
+        drift = norm.drift(layer)
+        if not (drift.updated and drift.items >= _FEW_VALUES and np.isfinite([*drift.shift, *drift.ratio]).all()):
+            continue
+        now = _measured(drift, _running(norm))
+        times = {
+            name: value / max(default(kind.name, name), _STEP * before)
+            for name, value, before in zip(now._fields, now, largest, strict=True)
+        }
+        if first and np.median(drift.ratio) < 1:
+            times["sudden_ratio"] = 0.0  # an image of little contrast
+        most = max(times, key=lambda name: times[name])
+        if times[most] > 1:
+            return _sudden_finding(drift, _running(norm), now, most, times[most], None if first else largest)
+        largest, first = _Drift(*map(max, largest, now)), False
+    return None
+
+
+def _sudden_finding(
+    drift: BatchNormDrift, running: Floats, now: _Drift, most: str, times: float, before: _Drift | None
+) -> Finding:
+    channel, value = int(np.abs(drift.shift).argmax()), getattr(now, most)
+    numbers = {**now._asdict(), "times": times}
+    correlation = _correlation(running, drift.shift)
+    if now.sudden_profile and correlation < -_OPPOSITE:
+        text = f"the means of its inputs correlate with the running means by {correlation:.2f}, as with a wrong sign"
+        return CATALOGUE["sudden-drift"].finding(drift.layer, text, "sign", numbers=numbers)
+    text = {
+        "sudden_shift": f"the mean of its inputs is off by {value:.3g} standard deviations",
+        "sudden_ratio": f"the variance of its inputs is off by a factor of {value:.3g}",
+        "sudden_spread": f"the variances of its inputs are off by factors that differ e^{value:.2g}-fold",
+        "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
+        "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
+    }[most]
+    if before is not None:
+        usual = 1 - before.sudden_profile if most == "sudden_profile" else getattr(before, most)
+        text += f"; before it by at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g}"
+    channels = (channel,) if most == "sudden_channel" else None
+    return CATALOGUE["sudden-drift"].finding(drift.layer, text, channels=channels, numbers=numbers)
+
+
+def _weights(model: nn.Module) -> Iterator[Finding]:
+    """The layers, and the channels of layers, whose weights are on another scale than all others."""
+    sizes: dict[str, float] = {}
+    for layer, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or parameter.numel() == 0 or parameter.is_meta:
+                continue
+            values = as_float(parameter.detach()).abs()
+            if not bool(values.isfinite().all()):
+                continue
+            full = f"{layer}.{name}" if layer else name
+            if values.dim() > 1 and name == "weight" and not isinstance(module, nn.Embedding):
+                norms = values.flatten(1).norm(dim=1)
+                if float(norms.max()):
+                    sizes[full] = float(norms[norms > 0].median())
+                yield from _outlier(full, norms, "filter")
+                if values.shape[1] >= _FEW_CHANNELS:
+                    yield from _outlier(full, values.transpose(0, 1).flatten(1).norm(dim=1), "input channel")
+            elif values.dim() == 1:
+                yield from _outlier(full, values, name)
+    usual = float(np.median(list(sizes.values()))) if sizes else 0.0
+    for full, size in sizes.items():
+        times = size / usual / default("outlier-layer", "outlier_layer")
+        if times > 1 and len(sizes) >= _FEW_CHANNELS:
+            text = f"its filters have a norm of {size:.3g}, the median of the layers is {usual:.3g}"
+            yield CATALOGUE["outlier-layer"].finding(full, text, numbers={"norm": size, "usual": usual, "times": times})
+
+
+def _outlier(full: str, sizes: Tensor, what: str) -> Iterator[Finding]:
+    if len(sizes) < _FEW_CHANNELS:
+        return
+    (first, second), order = sizes.topk(2)
+    channel, second = int(order[0]), max(float(second), _SMALL)
+    limit = default("outlier-weights", "outlier_filter" if what in ("filter", "input channel") else "outlier_value")
+    if (factor := float(first) / second) > limit:
+        size = "" if what in ("bias", "weight") else "the norm of "
+        which = f"the {'scale' if what == 'weight' else what} of channel" if not size else f"{size}{what}"
+        text = f"{which} {channel} is {float(first):.3g}, {factor:.3g} times the next largest"
+        numbers = {"size": float(first), "factor": factor, "times": factor / limit}
+        yield CATALOGUE["outlier-weights"].finding(full, text, channels=(channel,), numbers=numbers)
+
+
+_OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "divided by 255, with ImageNet's mean and std": lambda x: (x / 255 - _MEAN.to(x)) / _STD.to(x),
+    "divided by 255": lambda x: x / 255,
+    "with ImageNet's mean and std": lambda x: (x - _MEAN.to(x)) / _STD.to(x),
+    "without ImageNet's mean and std": lambda x: x * _STD.to(x) + _MEAN.to(x),
+    "in a range of -1 to 1": lambda x: 2 * x - 1,
+    "in a range of 0 to 255": lambda x: 255 * x,
+}
+"""Other ways to prepare an image, which the user may have forgotten or done twice."""
+
+
+def _input(evidence: Evidence, drift: Finding | None) -> Iterator[Finding]:
+    """Whether the first BatchNorms would fit the inputs if these were prepared in another way."""
+    kind = CATALOGUE["input-mismatch"]
+    pictures = [tensors[0] for tensors in evidence.inputs if len(tensors) == 1 and tensors[0].dim() == 3]
+    if len(pictures) != len(evidence.inputs) or any(len(picture) != 3 for picture in pictures):
+        return
+    norms = [norm for norm in evidence.totals.drifts() if norm.updated and norm.items >= _FEW_VALUES][:_FIRST]
+    low, high = (float(getattr(torch.stack([getattr(p, name)() for p in pictures]), name)()) for name in ("min", "max"))
+    if not norms:
+        if max(-low, high) > _LARGE_INPUT:
+            text = f"its values go from {low:.3g} to {high:.3g}"
+            yield kind.finding("", text, "large", numbers={"low": low, "high": high, "times": high / _LARGE_INPUT})
+        return
+    now = _fit(norms)
+    if low < 0 and max(-low, high) <= _LARGE_INPUT and (drift is None or all(drift.layer != n.layer for n in norms)):
+        return
+    first = [norm.layer for norm in norms]
+    fits = {words: _fit(_drifts_of(evidence, first, other)) for words, other in _OTHERS.items()}
+    best = min(fits, key=lambda words: fits[words])
+    if fits[best] * _BETTER < now:
+        text = f"{best}, the images fit the first BatchNorm {now / fits[best]:.2g} times better"
+        numbers = {"low": low, "high": high, "drift": now, "other": fits[best], "times": now / fits[best] / _BETTER}
+        yield kind.finding("", text, "" if now / fits[best] > _MUCH_BETTER else "little", numbers=numbers)
+
+
+def _fit(drifts: Sequence[BatchNormDrift]) -> float:
+    """How far the inputs of some BatchNorms are from their statistics: the mean of four measures of each."""
+    return float(np.mean([_distance(drift) for drift in drifts])) if drifts else np.inf
+
+
+def _distance(drift: BatchNormDrift) -> float:
+    ratio: Floats = np.log(drift.ratio.clip(1e-30, 1e30))
+    return float(np.mean(np.abs(drift.shift)) + np.std(ratio) + abs(np.mean(ratio)))
+
+
+def _drifts_of(evidence: Evidence, layers: Sequence[str], other: Callable[[Tensor], Tensor]) -> list[BatchNormDrift]:
+    model = evidence.net.model
+    with StatisticsCollector(model) as collector, torch.no_grad():
+        for tensors in evidence.inputs:
+            model(*evidence.net.inputs(*(other(tensor) for tensor in tensors)))
+    return [drift for drift in collector.totals.drifts() if drift.layer in layers]
