@@ -123,7 +123,7 @@ def _sudden_finding(
     }[most]
     if before is not None:
         usual = 1 - before.sudden_profile if most == "sudden_profile" else getattr(before, most)
-        text += f"; before it by at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g}"
+        text += f", before it by at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g}"
     channels = (channel,) if most == "sudden_channel" else None
     return CATALOGUE["sudden-drift"].finding(drift.layer, text, channels=channels, numbers=numbers)
 

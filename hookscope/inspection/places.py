@@ -64,6 +64,12 @@ class _Cause:
         return known[0] if known else None
 
     @property
+    def consequences(self) -> int:
+        """Number of later calls that are affected; a finding counts those of its chain."""
+        own = [int(each.numbers.get("layers") or 1) - 1 for each in self.findings]
+        return max(own) + sum(int(each.numbers.get("layers") or 1) for each in self.after)
+
+    @property
     def severity(self) -> str:
         """The gravest of what it does, here and later."""
         return min((each.severity for each in (*self.findings, *self.after)), key=SEVERITIES.index)
@@ -76,10 +82,10 @@ def find_places(evidence: Evidence) -> tuple[Place, ...]:
     what is usual, then in order of execution. What follows from a broken layer further on is told with that layer.
     """
     findings = [*network_findings(evidence), *_unusual(evidence)]
-    loud = [_place(finding, finding.severity, None, ()) for finding in findings if finding.finding == "random-weights"]
+    loud = [_place(_Cause(-1, "", [each], [])) for each in findings if each.finding == "random-weights"]
     causes = _causes(evidence, [finding for finding in findings if finding.finding != "random-weights"])
     causes.sort(key=lambda cause: (SEVERITIES.index(cause.severity), -_times(cause.main), cause.at))
-    places = [_place(cause.main, cause.severity, cause.channels, cause.after) for cause in causes]
+    places = [_place(cause) for cause in causes]
     graver = [place for place in places if place.severity != "note"]
     notes = [place for place in places if place.severity == "note"][:_MOST_NOTES]
     found = [*loud, *graver, *notes]
@@ -178,11 +184,13 @@ def _feeders(evidence: Evidence) -> dict[str, str]:
     return feeders
 
 
-def _place(finding: Finding, severity: str, channels: tuple[int, ...] | None, after: Sequence[Finding]) -> Place:
-    layers = len({each.layer for each in after})
-    reason = finding.evidence
-    if layers:
-        reason += f"; {counted(layers, 'layer')} after it {'is' if layers == 1 else 'are'} affected"
+def _place(cause: _Cause) -> Place:
+    finding, after = cause.main, cause.consequences
+    reason = finding.evidence.partition("; ")[0]  # later layers are counted here, for all findings of the cause
+    if after:
+        reason += f"; {counted(after, 'layer')} after it {'is' if after == 1 else 'are'} affected"
     reason = f"{reason[:1].upper()}{reason[1:]}."
-    numbers = {**finding.numbers, **({"after": layers} if layers else {})}
-    return Place(finding.finding, severity, finding.layer, reason, channels, None, numbers, finding.meaning, finding)
+    numbers = {**finding.numbers, **({"after": after} if after else {})}
+    return Place(
+        finding.finding, cause.severity, finding.layer, reason, cause.channels, None, numbers, finding.meaning, finding
+    )

@@ -1,0 +1,125 @@
+"""Faults planted into trained networks are told first; sound networks have no place graver than a note."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope import LoadedModel, load_model, open_image
+from hookscope.findings import CATALOGUE
+from hookscope.inspection.places import MOST, find_places
+from tests.inspection import faults
+
+Loaded = tuple[LoadedModel, Tensor]
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+
+def inputs_of(loaded: LoadedModel, *names: str) -> Tensor:
+    return torch.stack([loaded.preprocess(open_image(SAMPLES / name)) for name in names])
+
+
+@pytest.fixture(scope="module")
+def shapes() -> Loaded:
+    loaded = load_model("shapes")
+    return loaded, inputs_of(loaded, *sorted(f"shapes/{path.name}" for path in (SAMPLES / "shapes").glob("*.png")))
+
+
+@pytest.fixture(scope="module")
+def normalised(shapes: Loaded) -> Loaded:
+    """The same network with a BatchNorm behind each convolution, whose statistics are those of the pictures."""
+    loaded, inputs = shapes
+    return replace(loaded, model=faults.with_batch_norms(loaded.model, inputs)), inputs
+
+
+@pytest.fixture(scope="module")
+def lite() -> Loaded:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    loaded = load_model("efficientnet-lite0")
+    return loaded, inputs_of(loaded, "cat.jpg", "coffee.jpg", "rocket.jpg")
+
+
+def rank(kind: str, layer: str, loaded: Loaded) -> int | None:
+    """The rank of the place of a fault on one picture."""
+    model, inputs = loaded
+    raw = inputs * faults.IMAGENET[1] + faults.IMAGENET[0]
+    planted = faults.plant(kind, model.model, layer, inputs[3:4], raw[3:4], random.Random(kind))
+    assert planted is not None
+    return planted.rank(find_places(faults.evidence_of(planted.net, planted.inputs)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [
+        ("zero", "features.9.squeeze"),
+        ("copy", "features.7.expand1x1"),
+        ("channel", "features.3.squeeze"),
+        ("column", "features.11.squeeze"),
+        ("bias", "features.10.expand3x3"),
+        ("nan", "features.12.squeeze"),
+        ("scale", "features.4.expand3x3"),
+        ("255", ""),
+    ],
+)
+def test_a_fault_in_a_network_without_batchnorm_is_among_the_first_three(kind: str, layer: str, shapes: Loaded) -> None:
+    assert rank(kind, layer, shapes) in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [
+        ("zero", "features.3.expand1x1.0"),
+        ("nan", "features.12.expand3x3.0"),
+        ("scale", "features.10.squeeze.0"),
+        ("foreign", "features.7.squeeze.1"),
+        ("shift", "features.11.expand1x1.1"),
+        ("sign", "features.6.squeeze.0"),
+        ("reinit", "features.9.squeeze.0"),
+        ("255", ""),
+        ("0..1", ""),
+    ],
+)
+def test_a_fault_in_a_network_with_batchnorm_is_among_the_first_three(
+    kind: str, layer: str, normalised: Loaded
+) -> None:
+    assert rank(kind, layer, normalised) in (1, 2, 3)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_sound_network_has_only_notes(count: int, shapes: Loaded, normalised: Loaded) -> None:
+    for net, inputs in (shapes, normalised):
+        places = find_places(faults.evidence_of(net, inputs[:count]))
+        assert {place.severity for place in places} <= {"note"} and len(places) <= MOST
+
+
+def test_a_trained_network_of_imagenet_has_only_notes_of_the_answer(lite: Loaded) -> None:
+    found = find_places(faults.evidence_of(*lite))
+    assert [place for place in found if place.severity != "note" or place.finding is not None] == []
+
+
+def test_what_follows_from_a_zeroed_layer_is_told_with_it(lite: Loaded) -> None:
+    planted = faults.plant("zero", lite[0].model, "_conv_head", lite[1][:1], lite[1], random.Random(0))
+    assert planted is not None
+    first, *others = find_places(faults.evidence_of(planted.net, planted.inputs))
+    assert (first.layer, first.kind, first.severity) == ("_conv_head.weight", "constant-weights", "warning")
+    assert first.numbers["after"] == 1 and first.reason.endswith("; 1 layer after it is affected.")
+    assert others == []
+
+
+def test_random_weights_are_told_first_and_loudly() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    first = find_places(faults.evidence_of(net, torch.randn(1, 3, 16, 16), weights="random (seed 0)"))[0]
+    assert (first.kind, first.severity, first.layer) == ("random-weights", "error", "")
+    assert first.meaning == CATALOGUE["random-weights"].text()
+
+
+def test_never_updated_batchnorms_mean_random_weights() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    first = find_places(faults.evidence_of(net, torch.randn(1, 3, 16, 16), weights="as given"))[0]
+    assert first.kind == "random-weights"
