@@ -4,7 +4,7 @@ All are notes. They are in this order, those of one kind by their numbers:
 
 | kind | what the place is |
 | --- | --- |
-| dominates-answer | a channel far larger than its neighbours, without which another class is the answer |
+| dominates-answer | a channel far larger than its neighbours, without which the answer is another or far surer |
 | changes-answer | a channel without which another class is the answer |
 | carries-answer | a channel without which the probability of the answer falls |
 | classes-part | the layer from which images of different answers differ |
@@ -48,12 +48,10 @@ _MEANINGS = {
 
 def answer_places(evidence: Evidence) -> list[Place]:
     """The places that are no findings, the most important first."""
-    return [
-        *_carriers(evidence),
-        *parting_places(evidence),
-        *block_places(evidence),
-        *map_places(evidence),
-    ]
+    carriers = list(_carriers(evidence))
+    told = {(place.layer, place.channels) for place in carriers}
+    widest = [place for place in map_places(evidence) if (place.layer, place.channels) not in told]
+    return [*carriers, *parting_places(evidence), *block_places(evidence), *widest]
 
 
 def _carriers(evidence: Evidence) -> Iterator[Place]:
@@ -70,8 +68,8 @@ def _carriers(evidence: Evidence) -> Iterator[Place]:
 
 
 def _rank(place: Place) -> tuple[int, float]:
-    before, after = place.numbers["probability"], place.numbers["probability_after"]
-    return _KINDS.index(place.kind), float(after or 0) - float(before or 0)
+    before, after = (float(place.numbers[name] or 0) for name in ("probability", "probability_after"))
+    return _KINDS.index(place.kind), -abs(before - after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +156,24 @@ def _confirmed(evidence: Evidence, number: int, candidates: list[_Candidate], sc
 
 def _place(evidence: Evidence, number: int, candidate: _Candidate, answer: Prediction, after: Tensor) -> Place | None:
     """The place of a channel without which the scores are ``after`` ``(K,)``; None if that changes little."""
-    probability = float(probabilities(after)[answer.index])
-    best = int(after.argmax())
-    if not bool(after.isfinite().all()) or probability > (1 - _LOST) * answer.probability:
+    probability, best = float(probabilities(after)[answer.index]), int(after.argmax())
+    lost = answer.probability - probability
+    rises = bool(candidate.times) and -lost >= _LOST
+    if not bool(after.isfinite().all()) or not (rises or lost >= _LOST * answer.probability):
         return None
-    kind = _KINDS[2] if best == answer.index else _KINDS[0 if candidate.times else 1]
-    label, other = (_class(index, evidence.net.categories) for index in (answer.index, best))
-    image = evidence.images[number].name if len(evidence.images) > 1 else ""
-    subject = f"Channel {candidate.channel} of {candidate.key}"
-    falls = f"without it {label} falls from {_share(answer.probability)} to {_share(probability)}"
-    if kind == _KINDS[0]:
-        times = f"{candidate.times:.3g} times the layer's usual value"
-        reason = f"{subject} reaches {times}: without it {other} is the answer, not {label}"
+    names, channel, key = evidence.net.categories, candidate.channel, candidate.key
+    label, other = _class(answer.index, names), _class(best, names)
+    moves = f"{label} {'falls' if lost > 0 else 'rises'} from {_share(answer.probability)} to {_share(probability)}"
+    if candidate.times:
+        kind = _KINDS[0]
+        outcome = moves if best == answer.index else f"{other} is the answer, not {label}"
+        size = f"{candidate.times:.3g} times the layer's usual value"
+        reason = f"Channel {channel} of {key} reaches {size}: without it {outcome}."
     else:
-        of_image = f" for {os.path.basename(image)}" if image else ""
-        reason = f"{subject} carries the answer{of_image}: {falls}"
-        reason += f", and the answer is {other}" if kind == _KINDS[1] else ""
+        kind = _KINDS[2 if best == answer.index else 1]
+        of_image = f" for {os.path.basename(evidence.images[number].name)}" if len(evidence.images) > 1 else ""
+        outcome = moves if best == answer.index else f"{moves}, and the answer is {other}"
+        reason = f"Channel {channel} of {key} carries the answer{of_image}: without it {outcome}."
     numbers = {
         "probability": answer.probability,
         "probability_after": probability,
@@ -182,13 +182,11 @@ def _place(evidence: Evidence, number: int, candidate: _Candidate, answer: Predi
         "gradient_x_activation": candidate.answer,
         "class": answer.index,
         "class_after": best,
-        "times": candidate.times or None,
     }
-    layer = shlex.quote(candidate.key)
-    show = f"hookscope intervene MODEL IMAGE --at {layer} zero:channels={candidate.channel} --classes"
-    return Place(
-        kind, "note", candidate.key, f"{reason}.", (candidate.channel,), number, numbers, f"{_MEANINGS[kind]} {show}"
-    )
+    if candidate.times:
+        numbers["times"] = candidate.times
+    show = f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channel} --classes"
+    return Place(kind, "note", key, reason, (channel,), number, numbers, f"{_MEANINGS[kind]} {show}")
 
 
 def _class(index: int, names: tuple[str, ...] | None) -> str:

@@ -70,17 +70,23 @@ def block_places(evidence: Evidence) -> Iterator[Place]:
 
 def _block(kind: str, key: str, blocks: Mapping[str, float]) -> Place:
     change, usual = blocks[key], statistics.median(blocks.values())
-    others = f"the median of the {len(blocks)} blocks of its class is {percent(usual)}"
-    reason = f"{key} changes its input by {percent(change)}; {others}."
+    others = f"the median of the {len(blocks)} blocks of its class is {_times(usual)}"
+    reason = f"{key} changes its input by {_times(change)} of its norm; {others}."
     numbers = {"change": change, "median": usual, "blocks": len(blocks)}
     return Place(kind, "note", key, reason, None, None, numbers, _meaning(kind, key))
 
 
+def _times(change: float) -> str:
+    return percent(change) if change < 10 else f"{change:.3g} times"
+
+
 def map_places(evidence: Evidence) -> Iterator[Place]:
     """The widest call and channel, and the emptiest call."""
-    yield from _widest_channels(evidence.layers)
+    channels = list(_widest_channels(evidence.layers))
+    yield from channels
     classes = next((scores.shape[1] for scores in evidence.scores if scores is not None), None)
-    yield from _widest_call([facts for facts in evidence.calls if _channels(facts) != classes])
+    if not channels:  # which make the layers after them wide
+        yield from _widest_call([facts for facts in evidence.calls if _channels(facts) != classes])
     yield from _emptiest(evidence)
 
 

@@ -153,7 +153,7 @@ SEVERAL: dict[str, tuple[dict[str, Any], list[str]]] = {
     "resnet18": ({}, ["layer3.1.conv1", "layer4.0.downsample.0", "layer4.1.conv2"]),
     "densenet121": ({}, ["features.denseblock4.denselayer15.conv2", "features.denseblock4.denselayer16.conv2"]),
     "googlenet": ({"init_weights": False}, ["inception5b.branch1.conv", "inception5b.branch4.1.conv"]),
-    "VisionTransformer": (VIT, ["conv_proj", "encoder.layers.encoder_layer_1.mlp"]),
+    "VisionTransformer": (VIT, ["encoder.layers.encoder_layer_0.mlp", "encoder.layers.encoder_layer_1"]),
 }
 
 

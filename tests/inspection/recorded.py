@@ -1,0 +1,22 @@
+"""What an inspection recorded, before places are found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+from torch import nn
+
+from hookscope.inspection import run
+from hookscope.inspection.evidence import Evidence
+from hookscope.models import LoadedModel, WeightsMetadata
+
+
+def evidence_of(net: LoadedModel | nn.Module, images: Sequence[Any], **options: Any) -> Evidence:
+    kept: list[Evidence] = []
+    if isinstance(net, nn.Module):
+        net = LoadedModel.of(net, "net", "trained.pth", WeightsMetadata())
+    with mock.patch.object(run, "_places", lambda evidence: kept.append(evidence) or ()):
+        run.inspect(net, images, **options)
+    return kept[0]

@@ -1,0 +1,200 @@
+"""The channels that carry the answer, compared with numbers on paper, `ablate_each` and captum."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from torch import nn
+
+from hookscope import LoadedModel, ablate_each, load_model
+from hookscope.cli.main import cli
+from hookscope.inspection import answer
+from hookscope.inspection.answer import answer_places
+from hookscope.inspection.facts import Place
+from tests.inspection.recorded import evidence_of
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+STAR = str(SAMPLES / "shapes" / "star.png")
+CARRIERS = ("dominates-answer", "changes-answer", "carries-answer")
+
+
+def paper(values: Sequence[float], scores: Sequence[Sequence[float]]) -> nn.Sequential:
+    """Channels of constant ``values``, whatever the picture; class ``k`` has the score ``scores[k] @ values``."""
+    conv, head = nn.Conv2d(3, len(values), 1), nn.Linear(len(values), len(scores))
+    with torch.no_grad():
+        conv.weight.zero_()
+        conv.bias.copy_(torch.tensor(values))
+        head.weight.copy_(torch.tensor(scores))
+        head.bias.zero_()
+    return nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head).eval()
+
+
+def carriers(net: Any, *images: Any) -> list[Place]:
+    images = images or (Image.new("RGB", (8, 8)),)
+    return [place for place in answer_places(evidence_of(net, images)) if place.kind in CARRIERS]
+
+
+def share(*scores: float) -> float:
+    """The softmax probability of the first class."""
+    return math.exp(scores[0]) / sum(map(math.exp, scores))
+
+
+def test_a_channel_without_which_another_class_is_the_answer() -> None:
+    [place] = carriers(paper([2, 1, 1, 1], [[2, 0, 0, 0], [0, 3, 0, 0], [0, 0, 1, 1]]))  # scores 4, 3, 2
+    assert (place.kind, place.severity, place.layer, place.channels, place.image) == (
+        "changes-answer",
+        "note",
+        "0",
+        (0,),
+        0,
+    )
+    assert place.reason == (
+        "Channel 0 of 0 carries the answer: without it class 0 falls from 67 % to 4 %, and the answer is class 1."
+    )
+    numbers = dict(place.numbers)
+    assert numbers.pop("probability") == pytest.approx(share(4, 3, 2))
+    assert numbers.pop("probability_after") == pytest.approx(share(0, 3, 2))
+    assert numbers.pop("gradient_x_activation") == pytest.approx(4)
+    assert numbers == {"score": 4, "score_after": 0, "class": 0, "class_after": 1}
+
+
+def test_a_channel_without_which_the_answer_falls() -> None:
+    [place] = carriers(paper([1, 1, 1], [[1.5, 1.4, 0], [0, 0, 1]]))  # 2.9 and 1, then 1.4 and 1
+    assert place.kind == "carries-answer"
+    assert place.reason == "Channel 0 of 0 carries the answer: without it class 0 falls from 87 % to 60 %."
+
+
+def test_a_channel_that_changes_the_answer_ranks_above_one_that_lowers_it_more() -> None:
+    def place(kind: str, after: float) -> Place:
+        return Place(kind, "note", "conv", "", numbers={"probability": 0.8, "probability_after": after})
+
+    lowers, changes, more, drives = (
+        place("carries-answer", 0.1),
+        place("changes-answer", 0.4),
+        place("changes-answer", 0.3),
+        place("dominates-answer", 1.0),
+    )
+    assert sorted([lowers, changes, more, drives], key=answer._rank) == [drives, more, changes, lowers]
+
+
+def test_where_no_channel_matters_nothing_is_claimed() -> None:
+    assert carriers(paper([1] * 20, [[1.0] * 20, [0.0] * 20])) == []
+
+
+@pytest.mark.parametrize("weights", ["random (seed 0)", "random"])
+def test_random_weights_answer_nothing(weights: str) -> None:
+    evidence = evidence_of(paper([2, 1, 1], [[2, 0, 0], [0, 3, 0]]), [Image.new("RGB", (8, 8))])
+    assert answer_places(evidence) and not answer_places(replace(evidence, net=replace(evidence.net, weights=weights)))
+
+
+def test_the_channels_of_class_scores_are_no_places() -> None:
+    net = paper([3, 1, 1], torch.eye(3).tolist())
+    assert carriers(net) == []  # the convolution has a channel for each class
+
+
+def test_nan_is_no_answer() -> None:
+    assert carriers(paper([2, math.nan, 1], [[2, 0, 0], [0, 3, 0]])) == []
+
+
+@pytest.fixture(scope="module")
+def shapes() -> LoadedModel:
+    return load_model("shapes")
+
+
+@pytest.fixture(scope="module")
+def driven(shapes: LoadedModel) -> LoadedModel:
+    """A channel 40 times as large makes a crescent of the star."""
+    model = copy.deepcopy(shapes.model)
+    conv = model.get_submodule("features.6.squeeze")
+    with torch.no_grad():
+        conv.weight[11] *= 40
+        conv.bias[11] *= 40
+    return replace(shapes, model=model)
+
+
+@pytest.fixture(scope="module")
+def told(driven: LoadedModel) -> list[Place]:
+    return answer_places(evidence_of(driven, [STAR]))
+
+
+def test_the_channel_that_drives_a_wrong_answer_comes_first_and_is_told_once(told: list[Place]) -> None:
+    assert (told[0].kind, told[0].layer, told[0].channels) == ("dominates-answer", "features.6.squeeze", (11,))
+    assert told[0].reason == (
+        "Channel 11 of features.6.squeeze reaches 74.2 times the layer's usual value: "
+        "without it star is the answer, not crescent."
+    )
+    assert sum(place.layer == "features.6.squeeze" for place in told) == 1
+
+
+def test_the_numbers_are_those_of_ablate_each(told: list[Place], driven: LoadedModel) -> None:
+    [inputs] = [driven.inputs(driven.prepare(Image.open(STAR)))]
+    rows = ablate_each(driven.model, inputs, "features.6.squeeze", categories=driven.categories).channels
+    [row] = [row for row in rows if row.channel == 11]
+    numbers = told[0].numbers
+    assert numbers["score_after"] == pytest.approx(row.score_after, rel=1e-5)
+    assert numbers["probability_after"] == pytest.approx(row.probability_after, rel=1e-4)
+    assert (numbers["class_after"], numbers["score"]) == (row.top_after, pytest.approx(row.score, rel=1e-6))
+
+
+def test_the_numbers_are_those_of_captum(told: list[Place], driven: LoadedModel) -> None:
+    captum = pytest.importorskip("captum.attr")
+    [inputs] = driven.inputs(driven.prepare(Image.open(STAR)))
+    layer, numbers = driven.model.get_submodule("features.6.squeeze"), told[0].numbers
+    times = captum.LayerGradientXActivation(driven.model, layer).attribute(inputs, target=numbers["class"]).detach()
+    assert numbers["gradient_x_activation"] == pytest.approx(float(times[0, 11].sum()), rel=1e-4)
+    mask = (torch.arange(times.shape[1]) == 11).long()[None, :, None, None].expand_as(times)
+    lost = captum.LayerFeatureAblation(driven.model, layer).attribute(inputs, target=numbers["class"], layer_mask=mask)
+    assert numbers["score"] - numbers["score_after"] == pytest.approx(float(lost[0, 11, 0, 0]), rel=1e-4)
+
+
+def test_with_several_images_a_place_says_of_which_it_is(driven: LoadedModel) -> None:
+    images = [STAR, str(SAMPLES / "shapes" / "ring.png")]
+    found = carriers(driven, *images)
+    assert found[0].image is not None and found[0].kind == "dominates-answer"
+    assert len({(place.layer, place.channels) for place in found}) == len(found) <= 4
+
+
+def test_the_network_stays_as_it_was(driven: LoadedModel) -> None:
+    evidence = evidence_of(driven, [STAR])
+    driven.model.train()
+    state = {name: tensor.clone() for name, tensor in driven.model.state_dict().items()}
+    assert answer_places(evidence)[0].kind == "dominates-answer"
+    assert all(module.training for module in driven.model.modules())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in driven.model.state_dict().items())
+    driven.model.eval()
+
+
+@pytest.mark.parametrize(
+    ("answers", "rest", "chosen"),
+    [
+        ([("a", 0), ("b", 1), ("c", 2), ("d", 3)], {"a": 0.1, "b": 0.1, "c": 0.0, "d": 0.0}, "abc"),  # three layers
+        ([("a", 0), ("b", 1), ("c", 2)], {"a": 0.1, "b": 0.4, "c": 0.4}, "ab"),  # a third of 0.4 costs too much
+        ([("a", 0), ("b", 1), ("a", 2)], {"a": 0.3, "b": 0.6}, "aa"),
+    ],
+)
+def test_copies_of_the_image_cost_at_most_one_pass(
+    answers: list[tuple[str, int]], rest: dict[str, float], chosen: str
+) -> None:
+    class Named:
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+    candidates: Any = [Named(key) for key, _ in answers]
+    assert "".join(each.key for each in answer._affordable(candidates, rest)) == chosen
+
+
+def test_the_command_line_of_a_place_shows_it(told: list[Place]) -> None:
+    command = told[0].meaning.partition("hookscope ")[2]
+    words = shlex.split(command.replace("MODEL", "shapes").replace("IMAGE", STAR))
+    shown = CliRunner().invoke(cli, words)
+    assert shown.exit_code == 0 and "star" in shown.stdout
