@@ -156,6 +156,9 @@ def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
     return LayerError(f"no layer of type {asked}", exists, do, kind="type", name=asked)
 
 
+_MANY = 1 << 40  # calls: a range that is empty of so many is empty
+
+
 @dataclass(frozen=True, slots=True)
 class _Indices:
     """``30``, ``-1``, ``0:10`` or ``0:36:5``: calls by their index."""
@@ -487,7 +490,10 @@ class Selection:
                 have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
                 meant = f"the layer named {term.text} is name:{term.text}" if term.text in named else ""
                 do = meant or "indices are those of list-layers"
-                raise LayerError(f"no {kind} {term.text}", have, do, kind=kind, name=term.text)
+                asked = f"no {kind} {term.text}"
+                if not (term.from_the_end or term.within(_MANY)):
+                    asked, do = f"the range {term.text} is empty", "the start comes first, and the stop is not in it"
+                raise LayerError(asked, have, do, kind=kind, name=term.text)
         for by_name in self._names:
             if by_name.call is None:
                 continue

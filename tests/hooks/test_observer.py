@@ -351,7 +351,7 @@ class TestStop:
         assert not observer.progress.stopped and observer.progress.total == 4
 
     def test_an_empty_range_is_still_an_error(self) -> None:
-        with pytest.raises(LayerError, match="no range 2:2"):
+        with pytest.raises(LayerError, match="the range 2:2 is empty"):
             self.stopped("2:2")
 
     def test_a_model_that_catches_its_layers_failures_does_not_catch_the_stop(self) -> None:
