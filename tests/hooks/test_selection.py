@@ -185,7 +185,10 @@ RAN = [(("conv1",), 1), (("head.conv", "alias.conv"), 3), (("idle",), 0)]
         ("7", r"no index 7; there are 7 Conv2d calls: 0 to 6"),
         ("0,-8", r"no index -8; there are 7 Conv2d calls: 0 to 6"),
         ("7:9", r"no range 7:9; there are 7 Conv2d calls: 0 to 6"),
-        ("5:2", r"the range 5:2 is empty; there are 7 Conv2d calls: 0 to 6; the start comes first, and the stop is not"),
+        (
+            "5:2",
+            r"the range 5:2 is empty; there are 7 Conv2d calls: 0 to 6; the start comes first, and the stop is not",
+        ),
         ("-2:3", r"no range -2:3"),
         ("head.conv#3", r"no call 'head.conv#3'; the layer ran 3 times: #0 to #2"),
         ("conv1#1", r"no call 'conv1#1'; the layer ran once"),

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from hookscope.cli.shared.output_paths import is_device, refuse_input
+from hookscope.cli.shared.written import wrote_arrays
 from hookscope.errors import UsageError, WriteError
 from hookscope.system import check_writable, replacement, write_atomically
 
@@ -94,6 +95,8 @@ class ArrayFile:
             self._open.close()
         if self.path is not None and self.arrays:
             write_atomically(self.path, _content(self.path, self.arrays))
+        if self._keys and self.path is not None:
+            wrote_arrays(self.path)
 
 
 def as_array(tensor: Any) -> Any:

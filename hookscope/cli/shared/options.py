@@ -225,7 +225,15 @@ def count_option(name: str, help: str, default: int | None = None, least: int = 
 
 
 def file_option(name: str, help: str, metavar: str = "FILE") -> Option:
-    return click.option(name, metavar=metavar, type=click.Path(), help=help)
+    callback = parsed(lambda path: _no_option(name, path, metavar))
+    return click.option(name, metavar=metavar, type=click.Path(), callback=callback, help=help)
+
+
+def _no_option(name: str, path: str, metavar: str) -> str:
+    """``path``, unless it is the next option, which click takes for a file."""
+    if re.fullmatch(r"--?[a-z][a-z-]*", path):
+        raise UsageError(f"{name} needs a file, but '{path}' is an option", do=f"write {name} {metavar}")
+    return path
 
 
 def plot_option(what: str) -> Option:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _WRITTEN, _OPENS, _ASKED = "hookscope.written", "hookscope.opens", "hookscope.asked"  # what a run shares
-_SCREEN = "hookscope.screen"
+_SCREEN, _ARRAYS = "hookscope.screen", "hookscope.arrays"
 _OPENERS = {"darwin": "open", "win32": "start"}
 _MOST_SHOWN = 4
 _SECONDS = 1.0  # until the opener has failed, or will not
@@ -64,11 +64,20 @@ def wrote(path: str, overview: Callable[[], Image] | None = None) -> None:
         context.meta.setdefault(_WRITTEN, {})[path] = overview
 
 
+def wrote_arrays(path: str) -> None:
+    """Remember the file of ``--raw``, which no viewer opens."""
+    context = click.get_current_context(silent=True)
+    if context is not None and os.path.isfile(path):
+        context.meta.setdefault(_ARRAYS, []).append(path)
+
+
 def tell_what_was_written(context: click.Context) -> None:
     """Say in one line where the pictures of a run are, and how to open them; with ``--open``, open them."""
     written = context.meta.get(_WRITTEN, {})
-    paths = [*written]
+    paths, arrays = [*written], context.meta.get(_ARRAYS, [])
     if not paths:
+        if arrays:
+            note(f"wrote {listed(arrays, 3)}")
         if sys.exception() is None:
             if context.meta.get(_ASKED):
                 note("Note: --open opens nothing, because nothing was written to a file")
@@ -78,6 +87,7 @@ def tell_what_was_written(context: click.Context) -> None:
     if _SCREEN in context.meta and not isinstance(sys.exception(), KeyboardInterrupt):
         _show(written, context.meta[_SCREEN])
     what, target, which = _in_words(paths)
+    what = " and ".join([what, *arrays])
     target = os.path.join(".", target) if target.startswith("-") else target
     opener = _OPENERS.get(sys.platform, "xdg-open")
     if context.meta.get(_OPENS):

@@ -142,6 +142,15 @@ def test_what_cannot_be_opened_stays_and_the_status_is_0(
     assert os.path.isfile("k.png")
 
 
+def test_the_file_of_raw_is_named_too_and_not_opened(run: Any, opened: list[list[str]]) -> None:
+    assert run("visualize net.py:net cat.png -o out --raw a.npz --open") == ["wrote 2 pictures to out/ and a.npz"]
+    last = run("cam net.py:net cat.png -o b.png --raw b.npy")[-1]
+    assert last == "wrote b.png and b.npy; open it: xdg-open b.png"
+    assert run("saliency net.py:net cat.png -o - --raw c.safetensors")[-1] == "wrote c.safetensors"
+    assert run("cam net.py:net cat.png -o d.png --raw /dev/null")[-1].startswith("wrote d.png; ")
+    assert opened == [["xdg-open", "out"]]
+
+
 def test_open_without_a_picture_has_a_note(run: Any, opened: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = "Note: --open opens nothing, because nothing was written to a file"
     assert run("weights net.py:net --open") == [nothing]
