@@ -93,6 +93,12 @@ def _write_flat(report: Report, stream: TextIO, line: Callable[[Sequence[Plain]]
     _note_of(report)
 
 
+def _write_csv(report: Report, stream: TextIO) -> None:
+    """Exact, in quotes where they are needed; on a terminal a name with control characters has escapes instead."""
+    shows = stream.isatty()
+    _write_flat(report, stream, lambda values: f"{printable(_csv_line(values)[:-1])}\n" if shows else _csv_line(values))
+
+
 def _note_of(report: Report) -> None:
     if report.flat_note:
         note(report.flat_note)
@@ -218,7 +224,7 @@ def _page(stream: TextIO) -> Page:
 FORMATS: dict[str, Callable[[Report, TextIO], None]] = {
     "table": _write_table,
     "tsv": functools.partial(_write_flat, line=_tsv_line),
-    "csv": functools.partial(_write_flat, line=_csv_line),
+    "csv": _write_csv,
     "json": _write_json,
     "ndjson": _write_ndjson,
 }

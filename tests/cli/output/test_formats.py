@@ -72,6 +72,14 @@ def test_csv_is_read_back_by_the_csv_module() -> None:
     assert [row["index"] for row in back] == ["0", "12345", "2"]
 
 
+def test_csv_on_a_terminal_has_escapes_for_control_characters() -> None:
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    write_report(Report.of_rows(ROWS, FIELDS), "csv", screen)
+    assert screen.getvalue().splitlines()[2] == r'12345,"a\tb\c\n\x1b]0;x\x07",,0.3333333333333333'
+    assert len(screen.getvalue().splitlines()) == 1 + len(ROWS)
+
+
 @pytest.mark.parametrize("format", ["json", "ndjson"])
 def test_json_keeps_types_and_has_no_bare_nan(format: str) -> None:
     text = written(ROWS, format, totals=["left out"])
