@@ -58,7 +58,7 @@ from hookscope.tracing import Trace, rows_of_type, trace
 Picture = str | os.PathLike[str] | InputImage | Image.Image
 
 _SHOWN = "top:5"
-_LAST_FEW = 8  # maps that are tried for the Grad-CAM of an image
+_LAST_FEW = 16  # maps that are tried for the Grad-CAM of an image
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -165,18 +165,22 @@ class _Run:
         self.scores: list[Tensor | None] = []
 
     def _usual(self) -> Selection:
-        """Every convolution, and the blocks where convolutions are a minor part."""
+        """Every convolution, and the blocks of other layers where convolutions are a minor part of the network."""
         usual, _ = types_of(self.net.model, self.types)
-        layers = self.trace.layers
-        convolves = [matches_type(layer.types, usual, layer.leaf) for layer in layers]
-        macs = sum(call.macs for call in self.trace.calls if convolves[call.layer])
-        ran = any(convolves[call.layer] for call in self.trace.calls)
-        chosen: list[Selection] = [Selection.of("0:")] if ran else []
-        if not ran or macs < self.trace.macs / 2:
-            names = {layers[call.layer].name for call in self.trace.calls}
-            blocks = [name for name in self.blocks if name in names]
-            chosen += [Selection.of_names(blocks)] if blocks else []
-        return Selection(chosen or ["all"])
+        whole: Counter[str] = Counter()  # multiply-accumulates of each layer with the layers in it
+        other: Counter[str] = Counter()  # and without those of convolutions
+        ran = False
+        for call in self.trace.calls:
+            layer = self.trace.layers[call.layer]
+            convolves = matches_type(layer.types, usual, layer.leaf)
+            ran = ran or convolves
+            for name in _with_parents(layer.name):
+                whole[name] += call.macs
+                other[name] += 0 if convolves else call.macs
+        minor = not ran or 2 * other[""] > whole[""]
+        blocks = [name for name in self.blocks if minor and 2 * other[name] > whole[name]]
+        chosen = ([Selection("0:")] if ran else []) + ([Selection.of_names(blocks)] if blocks else [])
+        return Selection(chosen or "all")
 
     def _last_maps(self, size: InputSize) -> list[str]:
         """The last few calls with a map: `class_activation_maps` takes the last one that the score depends on."""
@@ -390,6 +394,14 @@ def _of_all_images(values: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.
     shapes = {key: max(np.shape(each[key]) for each in values if key in each) for key in keys}
     nothing = {key: np.full(shape, np.nan) for key, shape in shapes.items()}
     return {key: np.array([each.get(key, nothing[key]) for each in values]) for key in keys}
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    """The name of a layer, of the layers around it, and of the model."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
