@@ -37,7 +37,7 @@ class Options:
     target: scores.Target
     categories: tuple[str, ...] | None
     output: str | None
-    max_size: int | None
+    max_size: int
     format: str
 
 
@@ -47,6 +47,8 @@ class Options:
 @click.option(
     "--max-size",
     type=shared.FileSize(),
+    default="50MB",
+    show_default=True,
     help="Largest size of the page, such as 20MB or 512KiB: the best channels of each layer stay.",
 )
 @shared.layer_option(f"Calls whose maps are on the page: {shared.SELECTION}  [default: 0:, every index]")
@@ -129,9 +131,7 @@ def _chosen(paths: list[str]) -> list[str]:
     return paths[:_MOST_IMAGES]
 
 
-def _write(
-    found: inspection.Inspection, max_size: int | None, file: str, place: OutputPath, inputs: Sequence[str]
-) -> None:
+def _write(found: inspection.Inspection, max_size: int, file: str, place: OutputPath, inputs: Sequence[str]) -> None:
     data = report.draw_page(found, max_size=max_size).encode(errors="backslashreplace")
     if place.kind == "stdout":
         write_bytes(data)

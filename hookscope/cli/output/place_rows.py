@@ -12,7 +12,7 @@ from hookscope.cli.output.report import Row, Section, row_of
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, wrapped
 from hookscope.errors import printable
-from hookscope.findings import SEVERITIES, counted, percent
+from hookscope.findings import SEVERITIES, counted
 
 FIELDS = (
     "rank", "severity", "kind", "layer", "index", "call", "order", "channels", "image", "reason", "numbers", "meaning",
@@ -79,11 +79,12 @@ def _answers(found: inspection.Inspection, page: Page) -> Iterator[str]:
 def _answer(image: inspection.InspectedImage) -> str:
     best = image.predictions[:_CLASSES]
     seen = [one for one in best if not one.probability < _LEAST_SHARE] or best[:1]
-    words = [
-        f"{one.label or f'class {one.index}'} {'NaN' if math.isnan(one.probability) else percent(one.probability)}"
-        for one in seen
-    ]
+    words = [f"{one.label or f'class {one.index}'} {_percent(one.probability)}" for one in seen]
     return ", ".join(words) or "no scores of classes"
+
+
+def _percent(share: float) -> str:
+    return "NaN" if math.isnan(share) else f"{100 * share:.3g}%"  # without a blank, at which a line may end
 
 
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:
