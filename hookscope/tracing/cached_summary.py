@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 from hookscope import models
@@ -41,7 +41,7 @@ def listing(name: str, input_size: tuple[int, ...] | None = None) -> Listing:
         counts = dict.fromkeys([channels, models.first_channels(net.model)])
         pictures = (torch.zeros(count, *sides, dtype=net.preprocess.dtype) for count in counts)
         traced = first_accepted(net.model, map(net.inputs, pictures), name)
-        return tuple(sides if len(input_size or ()) == 3 else sides[-2:]), traced
+        return tuple(sides if len(input_size or ()) == 3 else sides[-2:]), replace(traced, notes=net.notes)
     models.check_size(skeleton.model, input_size)
     size = input_size or skeleton.size
     listed = size, _traced(name, skeleton.model, size)

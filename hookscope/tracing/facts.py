@@ -46,13 +46,14 @@ class Trace:
     """A pass as facts: every module under its first name, and every call in the order in which the layers returned.
 
     ``sizes`` are the numbers of values of the parameters, each once. ``real`` says that the pass calculated, because a
-    pass without values was not possible.
+    pass without values was not possible. ``notes`` are those on the model, such as which factory was taken.
     """
 
     layers: tuple[TracedLayer, ...]
     calls: tuple[TracedCall, ...]
     sizes: tuple[int, ...]
     real: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def params(self) -> int:

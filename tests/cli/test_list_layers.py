@@ -215,3 +215,10 @@ def test_what_a_process_of_a_factory_prints_is_no_row(run: Run) -> None:
     status, out, errors = run(model="loud.py:make")
     assert (status, len(json.loads(out))) == (0, 1)
     assert "import" in errors and "process" in errors
+
+
+def test_the_factory_that_was_taken_is_named(run: Run, here: Path) -> None:
+    (here / "one.py").write_text("from nets import grey\n\n\ndef only():\n    return grey()\n")
+    status, out, errors = run(model="one.py")
+    assert (status, errors) == (0, "Note: one.py has one factory: one.py:only is taken\n") and json.loads(out)
+    assert run(model="one.py:only") == (0, out, "")

@@ -6,7 +6,7 @@ import click
 
 from hookscope import hooks, models, tracing
 from hookscope.cli import process
-from hookscope.cli.output.formats import write_report
+from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.output.report import Columns, Report, call_row, row_of
 from hookscope.cli.shared.options import format_option, model_argument, ops_option, size_option, type_option
 from hookscope.findings import counted, operations_in_words
@@ -62,6 +62,8 @@ def command(
     pass.
     """
     size, trace = _trace(model, input_size)
+    for text in trace.notes:
+        note(f"Note: {text}")
     usual = hooks.usual_types(layer.types for layer in trace.layers)
     has_usual = any(set(usual).intersection(layer.types) for layer in trace.layers)
     if total and not has_usual:
