@@ -17,7 +17,8 @@ _FEWEST = 4  # blocks, calls or channels of one kind among which one can be unus
 _DEVIATIONS, _TIMES = 6.0, 8.0  # sound networks have channels at 4.7 deviations (6.6 times the usual value) and less
 _LEAST_DEVIATION = 0.15  # of the logarithm: nearly equal values make no outlier of a slightly larger one
 _NOTHING = 0.02  # of its input, which a block that adds nothing changes at most
-_EMPTY = 0.9  # share of zeros, or of maps of one value
+_CONSTANT, _USUALLY_CONSTANT = 0.5, 0.1  # share of maps of one value, and the median of the other layers at most
+_EMPTY, _EMPTIER = 0.9, 4.0  # share of zeros, and robust standard deviations above the usual share
 
 
 def deviations(sizes: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -71,13 +72,13 @@ def block_places(evidence: Evidence) -> Iterator[Place]:
 def _block(kind: str, key: str, blocks: Mapping[str, float]) -> Place:
     change, usual = blocks[key], statistics.median(blocks.values())
     others = f"the median of the {len(blocks)} blocks of its class is {_times(usual)}"
-    reason = f"{key} changes its input by {_times(change)} of its norm; {others}."
+    reason = f"{key} changes its input by {_times(change)}; {others}."
     numbers = {"change": change, "median": usual, "blocks": len(blocks)}
     return Place(kind, "note", key, reason, None, None, numbers, _meaning(kind, key))
 
 
 def _times(change: float) -> str:
-    return percent(change) if change < 10 else f"{change:.3g} times"
+    return percent(change) if change < 10 else f"{change:.3g} times its norm"
 
 
 def map_places(evidence: Evidence) -> Iterator[Place]:
@@ -132,19 +133,38 @@ def _widest_call(calls: Sequence[CallFacts]) -> Iterator[Place]:
 
 
 def _emptiest(evidence: Evidence) -> Iterator[Place]:
-    """The call with far more zeros than the others of its type; what a finding says is not said again."""
+    """The call with far more zeros than the others of its type, else the one with the most constant maps.
+
+    What a finding says is not said again.
+    """
     told = {each.layer for finding in evidence.findings for each in (finding, *finding.parts)}
     found: list[tuple[float, str, float, str]] = []
     for alike in _of_type(evidence.calls):
         zeros = np.array([facts.zeros or 0.0 for facts in alike])
         usual, at = float(np.median(zeros)), int(zeros.argmax())
         spread = max(1.4826 * float(np.median(abs(zeros - usual))), 0.05)
-        if _EMPTY <= zeros[at] and zeros[at] - usual >= _DEVIATIONS * spread and alike[at].call.key not in told:
+        if _EMPTY <= zeros[at] and zeros[at] - usual >= _EMPTIER * spread and alike[at].call.key not in told:
             found.append((float(zeros[at]), alike[at].call.key, usual, alike[at].call.type))
     for share, key, usual, kind in sorted(found, reverse=True)[:1]:
         reason = f"{percent(share)} of the values of {key} are 0; {percent(usual)} is usual for {kind} here."
         numbers = {"zeros": share, "usual": usual}
         yield Place("emptiest-maps", "note", key, reason, None, None, numbers, _meaning("emptiest-maps", key))
+    if not found:
+        yield from _most_constant([layer for layer in evidence.layers if layer.call.key not in told])
+
+
+def _most_constant(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
+    constant = [np.all([maps.tiles.constant for maps in layer.images if maps is not None], axis=0) for layer in layers]
+    shares = np.array([maps.mean() for maps in constant])
+    if len(shares) < 2 * _FEWEST or shares.max() < _CONSTANT or np.median(shares) > _USUALLY_CONSTANT:
+        return
+    at, key = int(shares.argmax()), layers[int(shares.argmax())].call.key
+    channels = tuple(np.flatnonzero(constant[at]).tolist())
+    reason = (
+        f"{len(channels)} of {len(constant[at])} maps of {key} have one value; {percent(np.median(shares))} is usual."
+    )
+    numbers = {"constant": len(channels), "channels": len(constant[at]), "usual": float(np.median(shares))}
+    yield Place("emptiest-maps", "note", key, reason, channels, None, numbers, _meaning("emptiest-maps", key))
 
 
 _MEANINGS = {

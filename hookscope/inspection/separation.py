@@ -17,6 +17,8 @@ from hookscope.inspection.facts import Place
 _RISE = 2.0  # how far the ratio after the layer is above that before it, at least
 _BEFORE = 0.25  # without images of one answer: the distance before the layer over that after it, at most
 _AGREE = 0.9  # share of layers that are on their side of the threshold
+_FEWEST = 4  # layers
+_ROUNDING = 1e-6  # distance of equal images
 _PAIRS = 2  # of images with one answer, from which their usual distance is known
 
 
@@ -42,7 +44,7 @@ def separation(means: NDArray[np.float64], answers: Sequence[int]) -> float:
     if len(within) < _PAIRS:
         return of_different
     of_one = float(np.mean([apart[pair] for pair in within]))
-    return of_different / of_one if of_one else math.nan
+    return (of_different + _ROUNDING) / (of_one + _ROUNDING)
 
 
 def _pairs(answers: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -77,10 +79,8 @@ def parting_places(evidence: Evidence) -> Iterator[Place]:
         maps = [image for image in layer.images if image is not None]
         if len(maps) == len(answers) and layer.call.key not in measured:
             measured[layer.call.key] = separation(np.array([image.mean for image in maps]), answers)
-    values = [value for value in measured.values() if math.isfinite(value)]
-    if len(values) < len(measured) or len(values) < 4:
-        return
-    at = split(values)
+    values = list(measured.values())
+    at = split(values) if np.isfinite(values).all() and len(values) >= _FEWEST else None
     if at is None:
         return
     before, after = float(np.median(values[:at])), float(np.median(values[at:]))

@@ -17,6 +17,6 @@ def evidence_of(net: LoadedModel | nn.Module, images: Sequence[Any], **options: 
     kept: list[Evidence] = []
     if isinstance(net, nn.Module):
         net = LoadedModel.of(net, "net", "trained.pth", WeightsMetadata())
-    with mock.patch.object(run, "_places", lambda evidence: kept.append(evidence) or ()):
+    with mock.patch.object(run, "find_places", lambda evidence: kept.append(evidence) or ()):
         run.inspect(net, images, **options)
     return kept[0]
