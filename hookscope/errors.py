@@ -111,6 +111,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def printable(text: str) -> str:
     """``text`` with control, format and undecodable characters written as escapes, safe to show on a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 

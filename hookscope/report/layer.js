@@ -117,10 +117,10 @@
     return halfStep > 0 ? text : String(Number(text));
   };
 
-  // Four digits, for labels.
-  hookscope.short = (value) => {
+  // A few digits, for labels.
+  hookscope.short = (value, count = 4) => {
     if (value === null) return "–";
-    return Number.isFinite(value) ? String(Number(value.toPrecision(4))) : hookscope.digits(value, 0);
+    return Number.isFinite(value) ? String(Number(value.toPrecision(count))) : hookscope.digits(value, 0);
   };
 }
 
@@ -356,7 +356,7 @@
       const { order } = this.settings;
       if (order === "number") return this.layer.names[at] ?? "";
       const measured = hookscope.measure(this.layer, this.shown, order, at);
-      return measured === null ? "" : order === "zeros" ? hookscope.percent(measured) : String(Number(measured.toPrecision(2)));
+      return measured === null ? "" : order === "zeros" ? hookscope.percent(measured) : hookscope.short(measured, 2);
     }
 
     // What is under the pointer: the position of the channel, the image, and the place in its map; null between maps.
@@ -451,12 +451,23 @@
       this.isSingle = Boolean(this.first?.isSingle);
       section.classList.toggle("single", this.isSingle);
       this.order = this.isSingle && layer.names.length ? "mean" : "number";
-      this.control("order").value = this.order;
-      this.control("order").querySelector("[value=answer]").disabled = !this.first?.answer;
+      this.prepareOrders();
       this.current = 0;
       if (!this.isSingle) this.grid = new hookscope.Grid(this.channels, layer);
       this.explainMarks();
       this.listen();
+    }
+
+    prepareOrders() {
+      const control = this.control("order");
+      const option = (value) => control.querySelector(`[value=${value}]`);
+      option("answer").disabled = !this.first?.answer;
+      if (this.isSingle) {
+        option("range").textContent = "|value|";
+        option("mean").textContent = "value";
+        option("zeros").remove();
+      }
+      control.value = this.order;
     }
 
     // Which channels have values that are no levels.
@@ -464,7 +475,7 @@
       const images = this.present.map((image) => this.layer.images[image]);
       const all = this.layer.channels.map((channel, at) => at);
       const bad = all.filter((at) => images.some(({ nonfinite }) => at in nonfinite));
-      const constant = all.filter((at) => !this.isSingle && images.some((maps) => maps.isConstant(at)));
+      const constant = all.filter((at) => !this.isSingle && images.every((maps) => maps.isConstant(at)));
       const list = (channels) => channels.slice(0, 8).map((at) => this.layer.channels[at]).join(", ") + (channels.length > 8 ? ", …" : "");
       const words = (channels) => `channel${channels.length > 1 ? "s" : ""} ${list(channels)}`;
       const marks = [];
@@ -627,7 +638,8 @@
 
     rangeWords(image, at) {
       const { low, high } = this.layer.images[image];
-      return low[at] === null ? "no finite value" : `${hookscope.short(low[at])} to ${hookscope.short(high[at])}`;
+      const whose = this.present.length > 1 ? `${this.imageName(image)}: ` : "";
+      return whose + (low[at] === null ? "no finite value" : `${hookscope.short(low[at])} to ${hookscope.short(high[at])}`);
     }
 
     // An enlarged channel: a stage for each frame of each image, with what is known of the channel below.
@@ -648,7 +660,9 @@
       const frames = Array.from({ length: maps.frames }, (_, frame) => this.stage(image, at, frame, colours));
       const title = this.present.length > 1 ? [element("figcaption", { className: "whose", textContent: this.imageName(image) })] : [];
       const below = [this.scaleBar(limits), this.histogram(maps, at), this.facts(maps, at)];
-      return element("figure", { className: "of-image" }, ...title, element("div", { className: "frames" }, ...frames), ...below);
+      const figure = element("figure", { className: "of-image" }, ...title, element("div", { className: "frames" }, ...frames), ...below);
+      if (maps.frames === 1) figure.style.maxWidth = `${Math.max(160, maps.width * this.stageZoom(maps))}px`;
+      return figure;
     }
 
     stage(image, at, frame, colours) {
@@ -675,9 +689,9 @@
     // Whole pixels for each value; several images and frames share the width.
     stageZoom(maps) {
       const width = this.find(".stages").clientWidth || 400;
-      const columns = Math.min(this.shown.length, Math.max(1, Math.floor(width / 176)));
+      const columns = Math.min(this.shown.length, Math.max(1, Math.floor((width + 16) / 160)));
       const beside = columns * (maps.frames > 1 ? Math.min(4, maps.frames) : 1);
-      const room = Math.min(width / beside - 16, Math.max(224, innerHeight * 0.42));
+      const room = Math.min(width / beside - 16, Math.max(224, innerHeight * 0.38));
       return Math.max(1, Math.floor(room / Math.max(maps.frameWidth, maps.height)));
     }
 
@@ -735,7 +749,7 @@
       path.setAttribute("d", counts.map((count, bin) => `M${bin + 0.05} 20v${(-20 * count) / most}h.9V20z`).join(""));
       svg.append(path);
       const end = (value) => element("span", { textContent: hookscope.short(value) });
-      const ends = element("div", { className: "ends" }, end(maps.low[at]), `up to ${most.toLocaleString("en")} values`, end(maps.high[at]));
+      const ends = element("div", { className: "ends" }, end(maps.low[at]), element("i", { textContent: `up to ${most.toLocaleString("en")} values` }), end(maps.high[at]));
       return element("div", { className: "histogram" }, svg, ends);
     }
 
@@ -746,8 +760,8 @@
       if (maps.answer) rows.push(["share in the answer", this.answerWords(maps, at)]);
       if (at in maps.nonfinite) rows.push(["NaN or Inf", `${maps.nonfinite[at].toLocaleString("en")} values`]);
       if (maps.isConstant(at)) rows.push(["constant", "every value is the same"]);
-      const cells = rows.flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: value })]);
-      return element("dl", {}, ...cells);
+      const pair = ([name, value]) => element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value }));
+      return element("dl", {}, ...rows.map(pair));
     }
 
     answerWords(maps, at) {
@@ -792,7 +806,7 @@
       this.channels.removeAttribute("role");
       this.channels.replaceChildren(table);
       if (count < this.sequence.length) this.channels.append(this.moreButton());
-      this.channels.querySelector(".chosen")?.scrollIntoView({ block: "nearest" });
+      this.channels.querySelector(".chosen")?.scrollIntoView({ block: "center" });
     }
 
     moreButton() {
@@ -821,7 +835,7 @@
         Object.assign(fill.style, { left: `${100 * from}%`, width: `${100 * (to - from)}%` });
         track.append(fill);
       }
-      return [track, element("span", { className: "value", textContent: hookscope.digits(value, 0) })];
+      return [track, element("span", { className: "value", textContent: hookscope.short(value, 6) })];
     }
   }
 

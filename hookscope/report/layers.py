@@ -236,12 +236,14 @@ def _filters_picture(filters: NDArray[np.float32]) -> Picture:
     most = np.abs(filters).max(axis=tuple(range(1, filters.ndim)), keepdims=True)
     shares = filters / np.where(most > 0, most, 1) / 2 + 0.5
     if filters.ndim == 4:
-        pixels, columns = _mosaic((shares * 255).round().astype(np.uint8), 255)
+        opaque = np.insert((shares * 255).round().astype(np.uint8), 3, 255, axis=3)
+        pixels, columns = _mosaic(opaque, 0)
         image = Image.fromarray(pixels)
     else:
         pixels, columns = _mosaic((shares * (colours.LEVELS - 1)).round().astype(np.uint8), colours.BACKGROUND)
         image = Image.fromarray(pixels)
         image.putpalette(palette("RdBu_r")[: colours.PHOTOGRAPH].tobytes())
+        image.info["transparency"] = colours.BACKGROUND
     return Picture(png_address(image), columns, image.width, image.height, _zoom(image.width, filters.shape[1]))
 
 
