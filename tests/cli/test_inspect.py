@@ -225,6 +225,11 @@ def test_a_terminal_has_about_ten_lines(found: inspection.Inspection) -> None:
     assert [line for line in lines if re.fullmatch(r"    \d more places on the page", line)]
 
 
+def test_a_layer_is_named_once(found: inspection.Inspection) -> None:
+    lines = words_of(replaced(found, places=(place(reason="Channel 3 of conv1 is dead."), place(reason="It is wide."))))
+    assert lines[3:5] == [" 1  worth a look  Channel 3 of conv1 is dead.", " 2  worth a look  conv1: It is wide."]
+
+
 @pytest.mark.parametrize(
     ("severities", "verdict"),
     [

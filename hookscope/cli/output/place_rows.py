@@ -54,7 +54,8 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
     lines, shown = [*_answers(found, page), *_verdict(found.places, page)], 0
     for place in found.places:
         begin = f"{shown + 1:>2}  {_SEVERITY_WORDS[place.severity]}  "
-        where = f"{shortened([printable(place.layer)], page.columns // 2, page.ellipsis)[0]}: " if place.layer else ""
+        layer = "" if place.layer in place.reason else printable(place.layer)
+        where = f"{shortened([layer], page.columns // 2, page.ellipsis)[0]}: " if layer else ""
         more = [*beside(begin, [f"{where}{place.reason}"], len(where), place.severity, page, indent=" " * 4)]
         if shown >= _LEAST_PLACES and len(lines) + len(more) > _MOST_LINES:
             break
