@@ -910,6 +910,18 @@ _kind(
     severity="note",
 )
 _kind(
+    "initial-weights",
+    "The weights are uniform with sharp bounds, as an initialisation makes them: the layer was not trained.",
+    "Look for a layer that is missing in the checkpoint, that was initialised again, or that is frozen.",
+    Threshold(
+        "uniform",
+        0.01,
+        "largest |weight| over the root mean square is 1.732 for uniform weights; at most this share from it. Trained"
+        " layers are at 1.9 and above",
+    ),
+    Threshold("few_weights", 256, "chosen: the largest of fewer uniform weights may be further from the bound"),
+)
+_kind(
     "outlier-weights",
     "One channel outweighs all others of its layer, and may decide the answer alone.",
     "Look at the map of the channel, and remove it with intervene to see whether the answer changes.",
@@ -948,7 +960,7 @@ _ORDER = {
     " batchnorm-small-batch non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
     " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
-    "inspection": "random-weights input-mismatch sudden-drift outlier-layer outlier-weights",
+    "inspection": "random-weights input-mismatch initial-weights sudden-drift outlier-layer outlier-weights",
 }
 GRAVITY = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the gravest first: the order in which findings are reported."""

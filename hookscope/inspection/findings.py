@@ -9,37 +9,50 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.findings import CATALOGUE, Finding, default
+from hookscope.findings import CATALOGUE, Finding, counted, default, listed
 from hookscope.hooks import as_float
 from hookscope.inspection.evidence import Evidence
 from hookscope.statistics import BatchNormAccumulator, BatchNormDrift, Floats, StatisticsCollector
 
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 _FEW_CHANNELS = 4  # of fewer channels one is easily twice as large as the others
+_FEW_COPIED = 9  # weights: fewer, or quantised ones, may be equal by chance
 _FEW_VALUES = 16  # values of a channel, of which no variance is known
 _SMALL = 0.05  # biases and scales below it are noise beside each other
 _VARIED = 0.4  # spread of the running means, below which their correlation says little
 _OPPOSITE = 0.5
+_DRIFTS = 3
 _FIRST = 3  # BatchNorms that judge an input
 _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
 _MUCH_BETTER = default("input-mismatch", "much_better")
+_FEW_WEIGHTS = default("initial-weights", "few_weights")
 _STEP = default("sudden-drift", "sudden_step")
 
 
 def network_findings(evidence: Evidence) -> list[Finding]:
     """The findings on the whole network, in order of `GRAVITY`; the input is judged by the first BatchNorms."""
-    drift, weights = _sudden(evidence.totals.batch_norms), list(_weights(evidence.net.model))
+    drifts, weights = _sudden(evidence.totals.batch_norms), list(_weights(evidence.net.model))
     scaled = any(finding.finding == "outlier-layer" for finding in weights)  # another input would undo that
-    found = [*_random(evidence), *([] if scaled else _input(evidence, drift))]
-    return [*found, *([drift] if drift else []), *weights]
+    initial = [finding for finding in weights if finding.finding == "initial-weights"]
+    random = list(_random(evidence, initial))
+    if random:
+        return random + [finding for finding in weights if finding not in initial]
+    return [*([] if scaled else _input(evidence, drifts)), *drifts, *weights]
 
 
-def _random(evidence: Evidence) -> Iterator[Finding]:
-    label = evidence.net.weights
+def _random(evidence: Evidence, initial: Sequence[Finding]) -> Iterator[Finding]:
+    """One finding: by the label of the weights, by BatchNorms that were never updated, or by weights as at first."""
+    label, kind = evidence.net.weights, CATALOGUE["random-weights"]
+    never = next((each for each in evidence.findings if each.finding == "never-updated" and _is_every(each)), None)
+    large = [row for row in evidence.parameters if len(row.shape) > 1 and row.count >= _FEW_WEIGHTS]
     if label.startswith("random"):
-        yield CATALOGUE["random-weights"].finding("", f"the weights are {label}")
-    elif all_new := [each for each in evidence.findings if each.finding == "never-updated" and _is_every(each)]:
-        yield CATALOGUE["random-weights"].finding("", all_new[0].evidence)
+        yield kind.finding("", f"the weights are {label}")
+    elif never is not None:
+        yield kind.finding("", never.evidence)
+    elif len(initial) > len(large) / 2:
+        yield kind.finding(
+            "", f"the weights of {len(initial)} of {counted(len(large), 'layer')} are uniform, as at first"
+        )
 
 
 def _is_every(finding: Finding) -> bool:
@@ -81,12 +94,13 @@ def _running(norm: BatchNormAccumulator) -> Floats:
     return running
 
 
-def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> Finding | None:
-    """The first BatchNorm whose inputs differ far more from its statistics than those of the BatchNorms before it.
+def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
+    """The first BatchNorms whose inputs differ far more from their statistics than those of the BatchNorms before.
 
     On few images all drift a little, and the later the more: only the step is news.
     """
     kind, largest, first = CATALOGUE["sudden-drift"], _Drift(), True
+    found: list[Finding] = []
     for layer, norm in norms.items():
         drift = norm.drift(layer)
         if not (drift.updated and drift.items >= _FEW_VALUES and np.isfinite([*drift.shift, *drift.ratio]).all()):
@@ -100,9 +114,9 @@ def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> Finding | None:
             times["sudden_ratio"] = 0.0  # an image of little contrast
         most = max(times, key=lambda name: times[name])
         if times[most] > 1:
-            return _sudden_finding(drift, _running(norm), now, most, times[most], None if first else largest)
+            found.append(_sudden_finding(drift, _running(norm), now, most, times[most], None if first else largest))
         largest, first = _Drift(*map(max, largest, now)), False
-    return None
+    return found[:_DRIFTS]
 
 
 def _sudden_finding(
@@ -143,6 +157,9 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                 norms = values.flatten(1).norm(dim=1)
                 if float(norms.max()):
                     sizes[full] = float(norms[norms > 0].median())
+                yield from _initial(full, values)
+                if getattr(module, "groups", 1) > 1:
+                    yield from _copied(full, parameter.detach().flatten(1))
                 yield from _outlier(full, norms, "filter")
                 if values.shape[1] >= _FEW_CHANNELS:
                     yield from _outlier(full, values.transpose(0, 1).flatten(1).norm(dim=1), "input channel")
@@ -154,6 +171,31 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
         if times > 1 and len(sizes) >= _FEW_CHANNELS:
             text = f"its filters have a norm of {size:.3g}, the median of the layers is {usual:.3g}"
             yield CATALOGUE["outlier-layer"].finding(full, text, numbers={"norm": size, "usual": usual, "times": times})
+
+
+def _copied(full: str, filters: Tensor) -> Iterator[Finding]:
+    """Equal filters of different groups, which no comparison of filters on the same inputs sees."""
+    if filters.shape[1] < _FEW_COPIED:
+        return
+    _, inverse, counts = filters.unique(dim=0, return_inverse=True, return_counts=True)
+    alike = [(inverse == at).nonzero()[:, 0].tolist() for at in (counts > 1).nonzero()[:, 0].tolist()]
+    groups = tuple(tuple(group) for group in alike if bool(filters[group[0]].any()))
+    if groups:
+        channels = tuple(sorted(channel for group in groups for channel in group))
+        same = listed([" = ".join(map(str, group)) for group in groups], 4)
+        text = f"{len(channels)} of {len(filters)} filters are equal to another in every bit: {same}"
+        numbers = {"groups": len(groups), "filters": len(filters)}
+        yield CATALOGUE["duplicate-filters"].finding(full, text, channels=channels, groups=groups, numbers=numbers)
+
+
+def _initial(full: str, values: Tensor) -> Iterator[Finding]:
+    """``values`` are the absolute weights: whether they spread evenly up to a sharp bound."""
+    kind = CATALOGUE["initial-weights"]
+    peak, rms = float(values.max()), float(values.double().square().mean().sqrt())
+    even = values.numel() >= default(kind.name, "few_weights") and rms > 0
+    if even and abs(peak / rms / 3**0.5 - 1) <= default(kind.name, "uniform"):
+        text = f"its {values.numel():,} weights are uniform between -{peak:.3g} and {peak:.3g}"
+        yield kind.finding(full, text, numbers={"bound": peak, "rms": rms})
 
 
 def _outlier(full: str, sizes: Tensor, what: str) -> Iterator[Finding]:
@@ -181,7 +223,7 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Other ways to prepare an image, which the user may have forgotten or done twice."""
 
 
-def _input(evidence: Evidence, drift: Finding | None) -> Iterator[Finding]:
+def _input(evidence: Evidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
     """Whether the first BatchNorms would fit the inputs if these were prepared in another way."""
     kind = CATALOGUE["input-mismatch"]
     pictures = [tensors[0] for tensors in evidence.inputs if len(tensors) == 1 and tensors[0].dim() == 3]
@@ -195,7 +237,11 @@ def _input(evidence: Evidence, drift: Finding | None) -> Iterator[Finding]:
             yield kind.finding("", text, "large", numbers={"low": low, "high": high, "times": high / _LARGE_INPUT})
         return
     now = _fit(norms)
-    if low < 0 and max(-low, high) <= _LARGE_INPUT and (drift is None or all(drift.layer != n.layer for n in norms)):
+    if (
+        low < 0
+        and max(-low, high) <= _LARGE_INPUT
+        and not {each.layer for each in drifts} & {norm.layer for norm in norms}
+    ):
         return
     first = [norm.layer for norm in norms]
     fits = {words: _fit(_drifts_of(evidence, first, other)) for words, other in _OTHERS.items()}

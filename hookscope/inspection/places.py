@@ -16,6 +16,7 @@ from hookscope.inspection.findings import network_findings
 MOST = 12
 """Places of an inspection."""
 _FEW_DEAD = 2  # layers with dead filters; an EfficientNet-Lite has 28
+_WEAK = 1.5  # times what is usual: single images reach it
 _MOST_NOTES = 7  # so that the answer has places too
 
 _SPREADS = {
@@ -27,6 +28,7 @@ _SPREADS = {
     "vanishing-activations",
     "constant-weights",
     "constant-output",
+    "initial-weights",
     "outlier-layer",
     "outlier-weights",
     "sudden-drift",
@@ -49,6 +51,10 @@ class _Cause:
     @property
     def spreads(self) -> bool:
         return any(finding.finding in _SPREADS for finding in self.findings)
+
+    @property
+    def is_weak(self) -> bool:
+        return all(finding.finding == "sudden-drift" and _times(finding) < _WEAK for finding in self.findings)
 
     @property
     def main(self) -> Finding:
@@ -161,7 +167,8 @@ def _causes(evidence: Evidence, findings: Sequence[Finding]) -> list[_Cause]:
             own.findings.append(finding)
             own.weights += [finding] * (finding.layer in parameters)
             continue
-        source = next((cause for cause in causes if cause.spreads), None)
+        weak = finding.finding == "sudden-drift"  # it may be news behind a drift that is hardly one
+        source = next((cause for cause in causes if cause.spreads and not (weak and cause.is_weak)), None)
         if source is not None and finding.layer not in parameters:
             source.after.append(finding)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from hookscope import LoadedModel, load_model, open_image
 from hookscope.findings import CATALOGUE
+from hookscope.inspection.findings import network_findings
 from hookscope.inspection.places import MOST, find_places
 from tests.inspection import faults
 
@@ -90,10 +92,10 @@ def test_a_fault_in_a_network_with_batchnorm_is_among_the_first_three(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_sound_network_has_only_notes(count: int, shapes: Loaded, normalised: Loaded) -> None:
-    for net, inputs in (shapes, normalised):
-        places = find_places(faults.evidence_of(net, inputs[:count]))
-        assert {place.severity for place in places} <= {"note"} and len(places) <= MOST
+def test_a_sound_network_has_only_notes(count: int, normalised: Loaded) -> None:
+    net, inputs = normalised
+    places = find_places(faults.evidence_of(net, inputs[:count]))
+    assert {place.severity for place in places} <= {"note"} and len(places) <= MOST
 
 
 def test_a_trained_network_of_imagenet_has_only_notes_of_the_answer(lite: Loaded) -> None:
@@ -108,6 +110,48 @@ def test_what_follows_from_a_zeroed_layer_is_told_with_it(lite: Loaded) -> None:
     assert (first.layer, first.kind, first.severity) == ("_conv_head.weight", "constant-weights", "warning")
     assert first.numbers["after"] == 1 and first.reason.endswith("; 1 layer after it is affected.")
     assert others == []
+
+
+def test_a_copied_filter_of_a_depthwise_convolution_is_told(lite: Loaded) -> None:
+    layer = "_blocks.13._depthwise_conv"
+    planted = faults.plant("copy", lite[0].model, layer, lite[1][:1], lite[1], random.Random(1))
+    assert planted is not None
+    (first,) = network_findings(faults.evidence_of(planted.net, planted.inputs))
+    assert (first.finding, first.layer, first.channels) == (
+        "duplicate-filters",
+        f"{layer}.weight",
+        tuple(sorted(planted.channels or ())),
+    )
+
+
+def test_a_layer_that_was_initialised_again_is_told(shapes: Loaded) -> None:
+    layer = "features.10.expand3x3"
+    planted = faults.plant("reinit", shapes[0].model, layer, shapes[1][:1], shapes[1], random.Random(0))
+    assert planted is not None
+    net: Any = planted.net
+    bound = (9 * 48) ** -0.5  # of PyTorch's initialisation: 1 / sqrt(inputs of a filter)
+    assert net.get_submodule(layer).weight.abs().max() <= bound
+    first = find_places(faults.evidence_of(net, planted.inputs))[0]
+    assert (first.kind, first.layer) == ("initial-weights", f"{layer}.weight")
+    assert first.numbers["bound"] == pytest.approx(bound, rel=0.01)
+
+
+def test_a_network_as_torch_makes_it_is_told_to_be_random_without_a_label() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GELU(), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    places = find_places(faults.evidence_of(net.eval(), torch.randn(2, 3, 16, 16), weights="as given"))
+    assert [(place.kind, place.severity) for place in places[:1]] == [("random-weights", "error")]
+
+
+def test_findings_on_one_layer_and_the_batchnorm_behind_it_are_one_place(normalised: Loaded) -> None:
+    layer = "features.10.squeeze.0"
+    planted = faults.plant("scale", normalised[0].model, layer, normalised[1][:3], normalised[1], random.Random(0))
+    assert planted is not None
+    evidence = faults.evidence_of(planted.net, planted.inputs)
+    assert {"sudden-drift", "outlier-layer"} <= {finding.finding for finding in network_findings(evidence)}
+    first, *others = find_places(evidence)
+    assert (first.kind, first.layer) == ("outlier-layer", f"{layer}.weight")
+    assert [other for other in others if other.finding is not None] == []
 
 
 def test_random_weights_are_told_first_and_loudly() -> None:
