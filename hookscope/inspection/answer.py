@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,13 +45,16 @@ _MEANINGS = {
     "carries-answer": "The answer depends on this channel: see what it responds to, and the classes without it:",
 }
 
+REASONS: list[Callable[[Evidence], Iterable[Place]]] = [parting_places, block_places, map_places]
+"""What finds places after the channels that carry the answer, the most important first."""
+
 
 def answer_places(evidence: Evidence) -> list[Place]:
     """The places that are no findings, the most important first."""
     carriers = list(_carriers(evidence))
     told = {(place.layer, place.channels) for place in carriers}
-    widest = [place for place in map_places(evidence) if (place.layer, place.channels) not in told]
-    return [*carriers, *parting_places(evidence), *block_places(evidence), *widest]
+    others = (place for find in REASONS for place in find(evidence))
+    return [*carriers, *(place for place in others if (place.layer, place.channels) not in told)]
 
 
 def _carriers(evidence: Evidence) -> Iterator[Place]:
