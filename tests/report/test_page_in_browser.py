@@ -272,6 +272,15 @@ def test_on_paper_there_are_no_controls(opened):
     assert page.locator("button:visible").count() == page.locator("#calls thead button:visible").count()
 
 
+@pytest.mark.parametrize("hash", ["", "#layer=0&channel=1"])
+def test_the_judge_of_accessibility_finds_nothing(opened, hash):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = opened(drawn(images=2, weights="random (seed 0)"), hash)
+    found = axe.run(page).response
+    assert len(found["passes"]) > 30
+    assert [(rule["id"], node["html"]) for rule in found["violations"] for node in rule["nodes"]] == []
+
+
 def test_a_screen_reader_finds_names_and_headings(opened):
     page = opened(drawn(images=2))
     levels = page.eval_on_selector_all(
