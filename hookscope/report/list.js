@@ -24,6 +24,8 @@
 
   const collator = new Intl.Collator("en", { numeric: true });
 
+  const AT_ONCE = 60; // rows that are laid out before the next frame; the others follow frame by frame
+
   class List {
     constructor(table) {
       this.table = table;
@@ -70,9 +72,14 @@
     sort(column) {
       const isNumber = this.rows.some((row) => typeof row.values[column] === "number");
       const first = column > 0 && isNumber ? -1 : 1;
-      this.direction = column === this.column ? -this.direction : first;
+      this.sortBy(column, column === this.column ? -this.direction : first);
+    }
+
+    sortBy(column, direction) {
       this.column = column;
+      this.direction = direction;
       this.sorted = [...this.rows].sort((a, b) => compare(a.values[column], b.values[column], this.direction));
+      for (const row of this.rows) row.element.hidden = true;
       this.body.append(...this.sorted.map((row) => row.element));
       const word = this.direction === 1 ? "ascending" : "descending";
       this.heads.forEach((head, at) => head.setAttribute("aria-sort", at === column ? word : "none"));
@@ -85,13 +92,23 @@
       const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
       this.table.classList.toggle("sorted", !this.isInOrder);
       for (const row of this.rows) {
-        row.element.hidden = !this.isShown(row, words);
+        row.isShown = this.isShown(row, words);
+        if (!row.isShown) row.element.hidden = true;
         row.button?.setAttribute("aria-expanded", String(row.isOpen));
       }
+      this.layOut();
       const calls = this.rows.filter((row) => row.isCall);
-      const shown = calls.filter((row) => !row.element.hidden).length;
+      const shown = calls.filter((row) => row.isShown).length;
       this.count.textContent = `${shown} of ${calls.length} ${this.table.dataset.rows ?? "calls"}`;
       if (this.unfold) this.unfold.textContent = this.isFolded ? "Unfold all" : "Fold all";
+    }
+
+    // A thousand rows at once would keep the reader waiting.
+    layOut() {
+      cancelAnimationFrame(this.frame);
+      const rows = this.sorted.filter((row) => row.isShown && row.element.hidden);
+      for (const row of rows.slice(0, AT_ONCE)) row.element.hidden = false;
+      if (rows.length > AT_ONCE) this.frame = requestAnimationFrame(() => setTimeout(() => this.layOut()));
     }
 
     isShown(row, words) {
@@ -119,19 +136,26 @@
     // Make a row the current one, in sight and with the focus.
     reveal(row) {
       for (const parent of row.parents) this.rows[parent].isOpen = true;
-      if (row.element.hidden) this.filter.value = "";
       this.show();
+      if (!row.isShown) this.showAll();
       this.focus(row);
+    }
+
+    // Without a filter, in order of execution.
+    showAll() {
+      this.filter.value = "";
+      this.sortBy(0, 1);
     }
 
     focus(row) {
       this.current = row;
+      row.element.hidden = false;
       row.element.focus();
     }
 
     // Go to the next row (`step` 1), or to the one before (-1).
     move(step) {
-      const rows = this.sorted.filter((row) => !row.element.hidden);
+      const rows = this.sorted.filter((row) => row.isShown);
       const at = rows.indexOf(this.current);
       const next = rows[at < 0 ? (step > 0 ? 0 : rows.length - 1) : at + step];
       if (next) this.focus(next);

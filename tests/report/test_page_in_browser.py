@@ -207,6 +207,10 @@ def test_an_unknown_place_shows_the_page(opened):
 def test_a_call_is_found_by_its_address(opened):
     page = opened(drawn(), "#call=6")
     assert focused(page) == "features.3.squeeze_activation"
+    page.get_by_label("Filter").fill("nothing like it")
+    page.locator(".calls thead button").nth(5).click()
+    page.evaluate("location.hash = 'call=4'")
+    assert focused(page) == "features.3" and len(visible_rows(page)) == 9
 
 
 # [contrast, name, text] of every text that is seen, by the formula of WCAG 2
