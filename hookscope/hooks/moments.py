@@ -51,10 +51,11 @@ def _moments(parts: Sequence[FiniteValues]) -> tuple[float, float, float]:
     moments: Moments = (0, 0.0, 0.0)
     squares = 0.0
     for part in parts:
-        scaled = part.values.double() / unit
-        squares += float(scaled.square().sum())
+        scaled = part.values.to(torch.float64, copy=True).div_(unit)
+        squares += float(torch.dot(scaled, scaled))
         mean = float(scaled.mean())
-        moments = merge_moments(moments, (len(scaled), mean, float((scaled - mean).square().sum())))
+        scaled.sub_(mean)
+        moments = merge_moments(moments, (len(scaled), mean, float(torch.dot(scaled, scaled))))
     count, mean, about_mean = moments
     return mean * unit, math.sqrt(about_mean / count) * unit, math.sqrt(squares) * unit
 

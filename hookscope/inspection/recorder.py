@@ -120,18 +120,19 @@ class DrawnPart:
 
     def reduce(self) -> None:
         """Draw the maps, and measure each channel."""
-        flat = self.maps.values.flatten(1)
-        finite = flat.isfinite()
-        sums = flat.where(finite, 0.0).sum(1, dtype=torch.float64)
-        self.mean = (sums / finite.sum(1).clamp(min=1)).cpu().numpy()
-        self.zeros = ((flat == 0).sum(1).double() / flat.shape[1]).cpu().numpy()
+        flat = self.maps.values.flatten(1).cpu()
         self.tiles = reduce_maps(self.maps.values)
+        self.zeros = (flat.shape[1] - np.count_nonzero(flat.numpy(), axis=1)) / flat.shape[1]
+        if self.tiles.nonfinite.any():
+            flat = flat.where(flat.isfinite(), 0.0)
+        count = flat.shape[1] - self.tiles.nonfinite
+        self.mean = flat.sum(1, dtype=torch.float64).numpy() / count.clip(min=1)
 
     def explain(self, slopes: Tensor) -> None:
         """Reduce the gradient to a sum of gradient × activation for each channel, and to the Grad-CAM."""
         values = self.maps.values
-        self.answer = torch.linalg.vecdot(slopes.flatten(1).double(), values.flatten(1).double()).cpu().numpy()
-        self.reached = bool((slopes != 0).any())
+        self.answer = (slopes * values).sum((1, 2), dtype=torch.float64).cpu().numpy()
+        self.reached = bool(slopes.any())
         if values.shape[1] * values.shape[2] > 1:
             self.cam = torch.tensordot(slopes.mean((1, 2)), values, 1).relu().float().cpu().numpy()
 
