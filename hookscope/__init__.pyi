@@ -54,7 +54,14 @@ from .parameters import (
     parameter_statistics as parameter_statistics,
     plot_weights as plot_weights,
 )
-from .report import read_page as read_page
+from .report import (
+    draw_gradients_page as draw_gradients_page,
+    draw_page as draw_page,
+    draw_statistics_page as draw_statistics_page,
+    draw_training_page as draw_training_page,
+    draw_weights_page as draw_weights_page,
+    read_page as read_page,
+)
 from .scores import Loss as Loss, Prediction as Prediction
 from .statistics import (
     LayerStatistics as LayerStatistics,

@@ -118,6 +118,7 @@ LIGHT_FILES = [
     "explain/saliency_settings.py",
     "hooks/selection.py",
     "scores/categories.py",
+    "report/row.py",
     "scores/target.py",
     "parameters/facts.py",
     "parameters/findings.py",

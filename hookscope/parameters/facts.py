@@ -69,6 +69,7 @@ class ParameterStatistics(Shown):
         eps: The layer's eps, for running statistics.
         updated: Whether running statistics were ever updated: batches were counted, a mean is not 0, or a variance is
             not 1 (old checkpoints have no count of batches).
+        histogram: Numbers of finite values in equal intervals from ``min`` to ``max``; empty if none were asked for.
     """
 
     name: str
@@ -94,6 +95,7 @@ class ParameterStatistics(Shown):
     collapsed: tuple[int, ...] | None = None
     eps: float | None = None
     updated: bool | None = None
+    histogram: tuple[int, ...] = ()
 
     def _cells(self) -> Cells:
         names = ("name", "shape", "mean", "std", "min", "max", "norm", "zeros")

@@ -24,7 +24,7 @@ from hookscope.parameters.filters import (
 
 
 def parameter_statistics(
-    model: nn.Module, thresholds: ParameterThresholds | None = None, layers: Layers | None = None
+    model: nn.Module, thresholds: ParameterThresholds | None = None, layers: Layers | None = None, *, bins: int = 0
 ) -> list[ParameterStatistics]:
     """Statistics of all parameters of ``model`` and of the buffers of its BatchNorms, in order of registration.
 
@@ -34,6 +34,7 @@ def parameter_statistics(
         model: Any eager module; it is neither run nor changed.
         thresholds: What counts as dead, duplicate and collapsed.
         layers: Names of layers, globs and ``re:…``; the name of a block selects all layers in it. None for all.
+        bins: Number of intervals of the histogram of each parameter; 0 for none.
 
     Raises:
         ModelError: for a lazy parameter, or one on the meta device: it has no values.
@@ -67,6 +68,8 @@ def parameter_statistics(
                 raise ModelError(f"{full} has no values", why, "run the model once, or load weights")
             with one_thread():
                 numbers = value_numbers(as_float(tensor)) | _layer_facts(module, name, tensor, thresholds)
+                if bins and numbers["min"] is not None:
+                    numbers["histogram"] = _histogram(as_float(tensor), numbers["min"], numbers["max"], bins)
             kind = type(module).__name__
             rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers))
     if not rows and layers is not None:
@@ -74,6 +77,15 @@ def parameter_statistics(
             "the chosen layers have no parameters", do="weights without --layer lists layers with parameters"
         )
     return rows
+
+
+def _histogram(values: Tensor, low: float, high: float, bins: int) -> tuple[int, ...]:
+    finite = values.detach().double().flatten()
+    finite = finite[finite.isfinite()]
+    if low == high:
+        return (finite.numel(),)
+    at = ((finite - low) / (high - low) * bins).long().clamp(0, bins - 1)
+    return tuple(torch.bincount(at, minlength=bins).tolist())
 
 
 def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | None:

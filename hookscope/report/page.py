@@ -33,6 +33,14 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
 
     Raises:
         WriteError: not even one channel of each layer fits.
+
+    Example:
+        >>> from PIL import Image
+        >>> from torch import nn
+        >>> from hookscope import inspect
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> draw_page(inspect(net, Image.new("RGB", (32, 32)))).startswith("<!doctype html>")
+        True
     """
     rows = network_rows(inspection)
     facts = {

@@ -10,14 +10,15 @@ from typing import Any
 
 import click
 
-from hookscope import gradients, hooks, models, scores
+from hookscope import gradients, hooks, models, report, scores
+from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.gradient_rows import sections, totals
 from hookscope.cli.output.report import Report, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
-from hookscope.cli.shared.output_paths import check_plot, write_plot
+from hookscope.cli.shared.output_paths import check_html, check_plot, write_html, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding
@@ -42,6 +43,7 @@ class Options:
     detect_anomaly: bool
     parameters: bool
     plot: str | None
+    html: str | None
     vanishing: float
     exploding: float
     format: str
@@ -67,6 +69,7 @@ class Options:
 @categories_option
 @click.option("--parameters", is_flag=True, help="In tsv and csv, print parameters instead of layers.")
 @shared.plot_option("Draw the gradient flow")
+@shared.html_option("findings, layers and parameters")
 @click.option("--clip-value", metavar="X", type=float, help="Clip every value of the parameter gradients to ±X.")
 @click.option("--scale", metavar="X", type=float, help="Multiply the gradients by X; -1 reverses them.")
 @click.option(
@@ -137,7 +140,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
         options.target.check(categories)
     loss = scores.Loss(options.loss, options.target, categories)
     with subject.run():
-        report, findings, anomaly = gradients.examine_gradients(
+        measured, findings, anomaly = gradients.examine_gradients(
             net.model,
             subject.inputs,
             loss,
@@ -149,9 +152,9 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
         )
     if options.detect_anomaly and anomaly is None:
         output.note("Note: no NaN in the forward pass or in the backward pass")
-    lines = totals(report, loss.name, changes.describe())
-    shown = gradients.select_parameters(report, net.model, options.layers or "all")
-    about = _about(net, report, options)
+    lines = totals(measured, loss.name, changes.describe())
+    shown = gradients.select_parameters(measured, net.model, options.layers or "all")
+    about = _about(net, measured, options)
     rows = sections(shown, thresholds, net.weights, options.parameters)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(
@@ -162,7 +165,13 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             figure = gradients.plot_gradients(
                 shown, findings, net.name, weights=net.weights, lines=above, thresholds=thresholds
             )
-            write_plot(options.plot, figure, _provenance(subject, report, findings, options))
+            write_plot(options.plot, figure, _provenance(subject, measured, findings, options))
+        if options.html is not None:
+            facts = {**_provenance(subject, measured, [], options), "command": process.command_line()}
+            page = report.draw_gradients_page(
+                shown, findings, net.name, weights=net.weights, lines=lines, thresholds=thresholds, provenance=facts
+            )
+            write_html(options.html, page)
 
 
 def _check(paths: Sequence[str], options: Options) -> None:
@@ -171,22 +180,25 @@ def _check(paths: Sequence[str], options: Options) -> None:
         raise UsageError("--loss mse takes no --target", "it compares the outputs with zeros", "leave --target out")
     ModelAndImages.check_count(paths)
     check_plot(options.plot, paths)
+    check_html(options.html, paths, {"--plot": options.plot})
 
 
-def _about(net: models.LoadedModel, report: gradients.GradientReport, options: Options) -> dict[str, Any]:
+def _about(net: models.LoadedModel, measured: gradients.GradientReport, options: Options) -> dict[str, Any]:
     """The members of json beside layers, parameters and findings."""
     return {
         "model": net.name,
         "weights": net.weights,
-        "loss": {"name": options.loss, "value": report.value},
-        "targets": [row_of(_TARGET_FIELDS, prediction, **{"class": prediction.index}) for prediction in report.targets],
-        "total_norm": report.total_norm,
-        "total_norm_after": report.total_after,
+        "loss": {"name": options.loss, "value": measured.value},
+        "targets": [
+            row_of(_TARGET_FIELDS, prediction, **{"class": prediction.index}) for prediction in measured.targets
+        ],
+        "total_norm": measured.total_norm,
+        "total_norm_after": measured.total_after,
     }
 
 
 def _provenance(
-    subject: ModelAndImages, report: gradients.GradientReport, findings: Sequence[Finding], options: Options
+    subject: ModelAndImages, measured: gradients.GradientReport, findings: Sequence[Finding], options: Options
 ) -> dict[str, Any]:
     """Where a plot comes from: the model, the images and the options."""
     net = subject.net
@@ -202,6 +214,6 @@ def _provenance(
         "target": str(options.target),
         "layers": [str(term) for term in options.layers.terms] if options.layers else [],
         **{name: output.plain_json(getattr(options, name)) for name in names},
-        "value": output.plain_json(report.value),
+        "value": output.plain_json(measured.value),
         "findings": output.plain_json([finding.as_row() for finding in findings]),
     }

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from hookscope import statistics, system
+from hookscope import models, report, statistics, system
+from hookscope.cli import process
 from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.output.report import Report
 from hookscope.cli.output.stats_rows import channel_section, layer_section
@@ -18,7 +19,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_options import images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
 from hookscope.cli.shared.model import ModelOptions
-from hookscope.cli.shared.output_paths import check_plot, is_same_file, write_plot
+from hookscope.cli.shared.output_paths import check_html, check_plot, is_same_file, write_html, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed, single
@@ -29,6 +30,7 @@ from hookscope.statistics import StatisticsThresholds  # its file registers the 
 @shared.model_argument()
 @images_argument
 @shared.plot_option("Draw distributions, and shares of dead and saturated channels")
+@shared.html_option("findings, layers and their channels")
 @click.option("--per-channel", is_flag=True, help="Print a row for each channel.")
 @shared.file_option("--save", "Save the statistics, for --merge and --resume.")
 @click.option("--resume", is_flag=True, help="Continue the interrupted run that wrote the --save file.")
@@ -48,6 +50,7 @@ def command(
     resume: bool,
     merge: bool,
     plot: str | None,
+    html: str | None,
     tensorboard: str | None,
     format: str,
     **values: Any,
@@ -80,6 +83,7 @@ def command(
         raise UsageError("--low-rank needs --rank", do="add --rank, which measures the effective rank")
     images = [] if merge else job.images()
     _check_outputs(plot, save, tensorboard, resume, images)
+    check_html(html, images, {"--plot": plot, "--save": save})
     if merge:
         saved, lost = _merged([job.model.model, *job.paths], save), 0
     else:
@@ -95,9 +99,18 @@ def command(
             lines = [f"preprocessing: {saved.source.preprocess}"]
             figure = statistics.plot_statistics(layers, findings, title, weights=saved.source.weights, lines=lines)
             write_plot(plot, figure)
+        if html is not None:
+            source = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
+            facts = {**models.package_versions(), **source, "command": process.command_line()}
+            title = f"{saved.source.model}, {counted(saved.totals.images, 'image')}"
+            weights = saved.source.weights
+            page = report.draw_statistics_page(
+                layers, findings, title, weights=weights, lines=_totals(saved, layers), provenance=facts
+            )
+            write_html(html, page)
         if tensorboard is not None:
-            source = {"model": saved.source.model, "weights": saved.source.weights}
-            statistics.write_events(tensorboard, layers, step=0, about=source)
+            about = {"model": saved.source.model, "weights": saved.source.weights}
+            statistics.write_events(tensorboard, layers, step=0, about=about)
     if lost:
         raise click.exceptions.Exit(1)
 
@@ -152,13 +165,8 @@ def _report(
     per_channel: bool,
     format: str,
 ) -> None:
-    weights, values = saved.source.weights, sum(layer.values for layer in layers)
+    weights = saved.source.weights
     section = layer_section(layers, findings, weights)
-    totals = [
-        f"{counted(len(layers), 'call')}, {counted(values, 'value')}; zeros and saturated are shares, dead and"
-        " duplicate count channels",
-    ]
-    totals += [words] if (words := saved.coverage.words()) else []
     # findings that no row names, such as those of a BatchNorm
     keys = set() if per_channel else {layer.key for layer in layers}
     rest = [f"{finding.finding} {finding.layer}".strip() for finding in single(findings) if finding.layer not in keys]
@@ -167,4 +175,13 @@ def _report(
     shown = channel_section(layers, weights) if per_channel else section
     source = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
     caption = source | {"images": saved.totals.images}
-    write_report(Report([shown], findings, about, totals, flat_note, caption), format)
+    write_report(Report([shown], findings, about, _totals(saved, layers), flat_note, caption), format)
+
+
+def _totals(saved: statistics.SavedStatistics, layers: Sequence[statistics.LayerStatistics]) -> list[str]:
+    values = sum(layer.values for layer in layers)
+    totals = [
+        f"{counted(len(layers), 'call')}, {counted(values, 'value')}; zeros and saturated are shares, dead and"
+        " duplicate count channels",
+    ]
+    return totals + ([words] if (words := saved.coverage.words()) else [])

@@ -18,7 +18,7 @@ _RUN_OPTIONS = {
     "layers": "--layer", "types": "--type", "every": "--every", "log": "--log", "tensorboard": "--tensorboard",
     "stop_on": "--stop-on",
 }  # fmt: skip
-_SHOW_OPTIONS = {"plot": "--plot", "open": "--open", "format": "--format"}
+_SHOW_OPTIONS = {"plot": "--plot", "html": "--html", "open": "--open", "format": "--format"}
 
 
 class _ScriptCommand(click.Command):
@@ -85,6 +85,12 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.option(
     "--plot", metavar="FILE", type=click.Path(), help="With --show: draw the curves to a PNG, SVG or PDF file."
 )
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(),
+    help="With --show: make a page of findings, curves and layers: an HTML file that asks for nothing else.",
+)
 @open_option
 @format_option
 def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None:
@@ -102,7 +108,8 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     arguments. The script runs unedited in this process: its output, exit status, exceptions and random numbers do not
     change. Notes of hookscope go to standard error and begin with Note.
 
-    --show prints the findings of a run, the most severe first, also while the run goes on. The format json adds the run
+    --show prints the findings of a run, the most severe first, also while the run goes on. --html shows all runs of the
+    log over one another, as the log is then; write it again for a run that goes on. The format json adds the run
     and the last values of each layer. The exit status is 0, with or without findings.
 
     \b
@@ -136,7 +143,7 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     if options["show"] is not None:
         from hookscope.cli.commands.watch_show import show
 
-        show(options["show"], options["plot"], options["format"])
+        show(options["show"], options["plot"], options["html"], options["format"])
         return None
     from hookscope.cli.commands.watch_run import WatchRun
 

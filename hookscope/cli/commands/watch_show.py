@@ -8,9 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from hookscope import models, report
+from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Columns, Report, Section
-from hookscope.cli.shared.output_paths import check_plot, write_plot
+from hookscope.cli.shared.output_paths import check_html, check_plot, write_html, write_plot
 from hookscope.errors import InputError, near_misses
 from hookscope.training import Run, TimedFinding, duration_words, findings_over_time, read_runs, summary
 
@@ -18,12 +20,12 @@ FIELDS = ("step", "last_step", "time", "lasts", "finding", "severity", "layer", 
 _COLUMNS = Columns(
     ("step", "last_step", "time", "finding", "severity", "layer"), least_needed=({"time"}, {"last_step"}, {"severity"})
 )
-_NO_METRICS = ("row", "loss", "passes", "learning_rate")  # in the line of a layer
 
 
-def show(log: str, plot: str | None, format: str) -> None:
-    """Write the findings of the last run in ``log`` to standard output, and draw its curves to the file ``plot``."""
+def show(log: str, plot: str | None, html: str | None, format: str) -> None:
+    """Write the findings of the last run in ``log`` to standard output, and its curves to ``plot`` and ``html``."""
     check_plot(plot, [log], "log")
+    check_html(html, [log], {"--plot": plot}, "log")
     if not os.path.exists(log):
         raise InputError(f"no log '{log}': No such file or directory", _near(log))
     runs = read_runs(log)
@@ -35,6 +37,10 @@ def show(log: str, plot: str | None, format: str) -> None:
     lines = [_what_ran(run, len(runs)), f"{summary(run)}{written if run.end is None else ''}"]
     if plot is not None:
         _draw(plot, run, findings, lines[0])
+    if html is not None:
+        facts = {**models.package_versions(), "log": log, "command": process.command_line()}
+        title = lines[0].partition(", started")[0]
+        write_html(html, report.draw_training_page(runs, findings, title, lines=lines, provenance=facts))
     _report(run, findings, lines, format)
 
 
@@ -58,13 +64,6 @@ def _what_ran(run: Run, runs: int) -> str:
     return ", ".join(parts)
 
 
-def _last_of_each_layer(run: Run) -> list[dict[str, Any]]:
-    """The metrics of each layer call at the last step in which it ran, in order of execution."""
-    last = {(row.get("model"), row.get("layer"), row.get("call")): row for row in run.rows}
-    rows = [{name: value for name, value in row.items() if name not in _NO_METRICS} for row in last.values()]
-    return sorted(rows, key=lambda row: (row.get("model") or 0, row.get("index") or 0))
-
-
 def _run_row(run: Run) -> dict[str, Any]:
     """The header of the run, its totals and its notes."""
     header = {name: value for name, value in run.header.items() if name not in ("row", "layers", "types")}
@@ -84,5 +83,5 @@ def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str], fo
     """Write the findings; json also has the run and the last metrics of each layer."""
     rows = [{name: value for name, value in finding.as_row().items() if name in FIELDS} for finding in findings]
     section = Section(rows, FIELDS, columns=_COLUMNS, needs_rows=True)
-    about = {"run": _run_row(run), "layers": _last_of_each_layer(run)}
+    about = {"run": _run_row(run), "layers": report.last_rows(run)}
     output.write_report(Report([section], findings, about, lines), format)

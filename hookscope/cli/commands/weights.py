@@ -9,29 +9,31 @@ from typing import Any
 
 import click
 
-from hookscope import drawing, hooks, models, parameters, system, tracing
+from hookscope import drawing, hooks, models, parameters, report, system, tracing
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
+from hookscope.cli.output.report import Columns, Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.output_paths import (
+    check_html,
     check_plot,
     is_device,
     is_same_file,
     refuse_input,
+    write_html,
     write_picture,
     write_plot,
 )
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
-from hookscope.parameters import finding_names  # its file registers the findings whose options help shows
+from hookscope.parameters import (
+    finding_names as finding_names,  # its file registers the findings whose options help shows
+)
+from hookscope.report import NESTED_WEIGHTS_FIELDS as NESTED_FIELDS, WEIGHTS_FIELDS as FIELDS
 
-FIELDS = (
-    "name", "type", "shape", "mean", "std", "min", "max", "norm", "zeros", "nan", "inf", "filters", "filter_norm_min",
-    "filter_norm_mean", "filter_norm_max", "dead", "duplicate", "collapsed", "updated", "findings", "weights",
-)  # fmt: skip
+_BINS = 48  # of a histogram on a page
 _COLUMNS = Columns(
     FIELDS,
     ("nan", "inf", "dead", "duplicate", "collapsed", "findings"),
@@ -41,7 +43,6 @@ _COLUMNS = Columns(
         {"shape"}, {"min", "max"}, {"zeros"}, {"mean"},
     ),
 )  # fmt: skip
-_NESTED_FIELDS = ("layer", "buffer", "dead_filters", "duplicate_filters", "collapsed_channels", "first_nonfinite")
 
 
 @click.command("weights")
@@ -51,6 +52,7 @@ _NESTED_FIELDS = ("layer", "buffer", "dead_filters", "duplicate_filters", "colla
     " repeatable, comma separated.  [default: all]"
 )
 @shared.plot_option("Draw all layers on one page")
+@shared.html_option("findings and parameters")
 @shared.file_option(
     "--kernels", "Draw the filters of the first convolution, or of those that --layer names.", metavar="PNG"
 )
@@ -71,6 +73,7 @@ def command(
     seed: int,
     layers: hooks.Selection | None,
     plot: str | None,
+    html: str | None,
     kernels: str | None,
     channels: drawing.ChannelChoice | None,
     columns: int | None,
@@ -105,17 +108,19 @@ def command(
     thresholds = parameters.ParameterThresholds.of(chosen_thresholds("weights", values))
     if kernels is None and any(map(shared.was_given, ("channels", "columns", "cell", "cmap"))):
         raise UsageError("--channels, --columns, --cell and --cmap need --kernels", do="add --kernels FILE.png")
-    _check_outputs(plot, kernels, [weights, model.partition(":")[0]])
+    inputs = [weights, model.partition(":")[0]]
+    _check_outputs(plot, kernels, inputs)
+    check_html(html, inputs, {"--plot": plot, "--kernels": kernels}, "input")
     net = ModelOptions(model, weights, seed).load(pictures=False)
     check_choice(net, (), layers)
     if layers is not None:
         with process.prints_to_standard_error():
             layers = tracing.named(net.model, layers, net.preprocess.input_shape[1:])
-    rows = parameters.parameter_statistics(net.model, thresholds, layers)
+    rows = parameters.parameter_statistics(net.model, thresholds, layers, bins=_BINS if html else 0)
     findings = parameters.parameter_findings(rows, thresholds)
     totals = _totals(rows)
-    shown = [_as_row(row, thresholds, net.weights) for row in rows]
-    section = Section(shown, FIELDS, "parameter", _NESTED_FIELDS, _COLUMNS)
+    shown = [report.weights_row(row, thresholds, net.weights) for row in rows]
+    section = Section(shown, FIELDS, "parameter", NESTED_FIELDS, _COLUMNS)
     about = {"model": net.name, "weights": net.weights}
     style = drawing.Style(columns, cell, cmap or "RdBu_r")
     sheet = kernels and parameters.kernel_sheet(net.model, layers, channels, style, net.name, net.weights)
@@ -124,6 +129,14 @@ def command(
         if plot is not None:
             figure = parameters.plot_weights(rows, findings, net.name, weights=net.weights, lines=totals)
             write_plot(plot, figure, _provenance(net, findings))
+        if html is not None:
+            facts = {**models.package_versions(), **about, "command": process.command_line()}
+            write_html(
+                html,
+                report.draw_weights_page(
+                    rows, findings, net.name, weights=net.weights, lines=totals, thresholds=thresholds, provenance=facts
+                ),
+            )
         if kernels and sheet:
             for text in sheet.left_out:
                 output.note(f"Note: {kernels} leaves out {text}")
@@ -146,20 +159,6 @@ def _check_outputs(plot: str | None, kernels: str | None, inputs: Sequence[str])
 def _provenance(net: models.LoadedModel, findings: Sequence[Finding]) -> dict[str, Any]:
     rows = output.plain_json([finding.as_row() for finding in findings])
     return {**models.package_versions(), "model": net.name, "weights": net.weights, "findings": rows}
-
-
-def _as_row(row: parameters.ParameterStatistics, thresholds: parameters.ParameterThresholds, weights: str) -> Row:
-    duplicates = row.duplicate_filters
-    return row_of(
-        (*FIELDS, *_NESTED_FIELDS),
-        row,
-        dead=None if row.dead_filters is None else len(row.dead_filters),
-        duplicate=None if duplicates is None else sum(len(group) - 1 for group in duplicates),
-        collapsed=None if row.collapsed is None else len(row.collapsed),
-        collapsed_channels=row.collapsed,
-        findings=finding_names(row, thresholds),
-        weights=weights,
-    )
 
 
 def _totals(rows: Sequence[parameters.ParameterStatistics]) -> list[str]:

@@ -7,23 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookscope.findings import Finding
-from hookscope.hooks import MODEL
-
-Row = Mapping[str, Any]
-
-
-def row_of(fields: Iterable[str], *sources: Any, **values: Any) -> Row:
-    """A row with ``fields`` in their order: each from ``values``, else from the first source that has it, else None."""
-
-    def value(name: str) -> Any:
-        return next((getattr(source, name) for source in sources if hasattr(source, name)), None)
-
-    return {name: values[name] if name in values else value(name) for name in fields}
-
-
-def call_row(fields: Iterable[str], call: Any, *sources: Any, **values: Any) -> Row:
-    """A row of a `Call` or a `LayerCall`, whose ``name`` can be given to ``--layer``: the model itself has one too."""
-    return row_of(fields, call, *sources, **{"name": call.name or MODEL, **values})
+from hookscope.report import Row as Row, call_row as call_row, row_of as row_of
 
 
 @dataclass(frozen=True)

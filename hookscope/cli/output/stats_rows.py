@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from hookscope import statistics
+from hookscope import report, statistics
 from hookscope.cli.output.report import Columns, Row, Section, call_row
-from hookscope.findings import Finding, single
+from hookscope.findings import Finding
+from hookscope.report import NESTED_STATISTICS_FIELDS as NESTED_FIELDS, STATISTICS_FIELDS as FIELDS
 
-FIELDS = (
-    "index", "name", "type", "call", "order", "part", "calls", "shape", "images", "mean", "std", "min", "max", "min_at",
-    "max_at", "rms", "zeros", "p1", "p5", "p25", "p50", "p75", "p95", "p99", "nan", "inf", "channels", "dead",
-    "saturated", "duplicate", "rank", "findings", "weights",
-)  # fmt: skip
-# too long for a column
-NESTED_FIELDS = ("dead_channels", "duplicate_channels", "nonfinite_at")
 TABLE_FIELDS = (
     "index", "name", "type", "call", "order", "part", "shape", "mean", "std", "min", "max", "zeros", "dead",
     "saturated", "duplicate", "findings",
@@ -30,31 +23,8 @@ CHANNEL_FIELDS = (
 
 def layer_section(layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str) -> Section:
     """A row for each layer call."""
-    rows = list(_layer_rows(layers, findings, weights))
+    rows = report.statistics_rows(layers, findings, weights)
     return Section(rows, FIELDS, "layer", NESTED_FIELDS, Columns(TABLE_FIELDS, *_IF_SHOWN, least_needed=_LEAST_NEEDED))
-
-
-def _layer_rows(
-    layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str
-) -> Iterator[Row]:
-    names: dict[str, list[str]] = {}
-    for finding in single(findings):
-        names.setdefault(finding.layer, []).append(finding.finding)
-    for layer in layers:
-        yield call_row(
-            (*FIELDS, *NESTED_FIELDS),
-            layer.call,
-            layer,
-            images=layer.items,
-            min_at=_place(layer.low_at),
-            max_at=_place(layer.high_at),
-            **{f"p{100 * share:g}": layer.quantiles.get(share) for share in statistics.QUANTILES},
-            dead=len(layer.dead_channels),
-            duplicate=sum(len(group) - 1 for group in layer.duplicate_channels),
-            findings=names.get(layer.key, []),
-            weights=weights,
-            nonfinite_at=_place(layer.nonfinite_at),
-        )
 
 
 def channel_section(layers: Sequence[statistics.LayerStatistics], weights: str) -> Section:
@@ -86,7 +56,3 @@ def _channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) ->
                 duplicate_of=first.get(channel),
                 weights=weights,
             )
-
-
-def _place(place: statistics.ValuePosition | None) -> dict[str, Any] | None:
-    return place and place._asdict()

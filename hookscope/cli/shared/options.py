@@ -241,6 +241,10 @@ def plot_option(what: str) -> Option:
     return lambda command: plot(open_option(command))
 
 
+def html_option(what: str) -> Option:
+    return file_option("--html", f"Make a page of {what}: an HTML file that asks for nothing else.")
+
+
 def method_option(methods: Callable[[], Rows], default: str, help: str) -> Option:
     """``--method``: a name of a registry, which is read when it is needed."""
     names = RegistryChoice(lambda: dict(methods()))

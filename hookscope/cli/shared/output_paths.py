@@ -120,6 +120,25 @@ def page_name(words: Sequence[str], model: str) -> str:
     return f"{words[0]}{more}-{model_word(model)}.html"
 
 
+def check_html(path: str | None, inputs: Iterable[str], others: Mapping[str, str | None], kind: str = "image") -> None:
+    """Refuse a file of ``--html`` with another suffix, that cannot be written, or is an input or one of ``others``."""
+    if path is None:
+        return
+    if os.path.splitext(path)[1].lower() not in (".html", ".htm") and not is_device(path):
+        raise UsageError(f"cannot write {path}", _CONTENT[".html"], "name it .html")
+    check_writable(path)
+    refuse_input(path, inputs, kind)
+    for option, other in others.items():
+        if other is not None and is_same_file(path, other):
+            raise UsageError(f"--html and {option} name the same file '{path}'", do="name two files")
+
+
+def write_html(path: str, page: str) -> None:
+    """Write the file of ``--html``."""
+    write_atomically(path, page.encode(errors="backslashreplace"))
+    wrote(path)
+
+
 def write_picture(path: str, image: Any) -> None:
     """Write a PNG with the provenance that the image carries."""
     drawing.write_png(image, path)

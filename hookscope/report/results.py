@@ -1,0 +1,367 @@
+"""Pages of statistics, weights, gradients and training runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.errors import InputError
+from hookscope.findings import Finding
+from hookscope.gradients import GradientReport, GradientThresholds
+from hookscope.parameters import ParameterStatistics, ParameterThresholds, parameter_findings
+from hookscope.report.charts import Chart, Line, spread
+from hookscope.report.row import (
+    GRADIENT_FIELDS,
+    PARAMETER_GRADIENT_FIELDS,
+    STATISTICS_FIELDS,
+    WEIGHTS_FIELDS,
+    last_rows,
+)
+from hookscope.report.rows import (
+    layer_gradient_row,
+    parameter_gradient_row,
+    statistics_rows,
+    weights_row,
+)
+from hookscope.report.tables import Distribution, ResultPage, RowView, Table, draw_result_page
+from hookscope.statistics import LayerStatistics
+from hookscope.system import StrPath
+from hookscope.training import Run, TimedFinding, findings_over_time, read_runs, summary
+
+_INTERVALS = 48  # of a histogram
+_MOST_RUNS, _MOST_LINES = 6, 60
+_NOT_SHOWN = (
+    "weights",
+    "call",
+    "order",
+    "images",
+    "calls",
+    "min_at",
+    "max_at",
+)  # in the table; the view of a row has them
+_TRAINING = {
+    "gradient_norm": "gradient norm",
+    "update_to_weight": "update to weight",
+    "activation_std": "standard deviation of activations",
+    "zero_share": "share of zeros",
+    "weight_norm": "weight norm",
+    "dead_channels": "dead channels",
+    "non_finite": "NaN and Inf in activations",
+}
+_LOGARITHMIC = ("gradient_norm", "update_to_weight", "activation_std", "weight_norm")
+_ON_TOP = ("gradient_norm", "update_to_weight", "activation_std")
+
+
+def draw_statistics_page(
+    layers: Sequence[LayerStatistics],
+    findings: Sequence[Finding] = (),
+    title: str = "",
+    *,
+    weights: str = "",
+    lines: Sequence[str] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> str:
+    """A page of HTML with the findings on activations, a table of all calls, and the channels of each.
+
+    Args:
+        layers: The result of `RunningStatistics.statistics`.
+        findings: The result of `diagnose`.
+        title: The first line, such as the name of the model.
+        weights: Label of the weights; random weights are said loudly.
+        lines: Lines under the verdict.
+        provenance: Facts at the end of the page; JSON.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import StatisticsCollector, diagnose
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
+        >>> with StatisticsCollector(net) as collector, torch.no_grad():
+        ...     _ = net(torch.rand(8, 3, 5, 5))
+        >>> layers = collector.totals.statistics()
+        >>> draw_statistics_page(layers, diagnose(collector.totals), "two layers").startswith("<!doctype html>")
+        True
+    """
+    rows = statistics_rows(layers, findings, weights)
+    views = [
+        RowView(row, layer.key, _of_bins(layer), charts=_channel_charts(layer))
+        for row, layer in zip(rows, layers, strict=True)
+    ]
+    summary = {"weights": weights, "calls": len(layers), "images": max((layer.items for layer in layers), default=0)}
+    columns = [name for name in STATISTICS_FIELDS if name not in _NOT_SHOWN]
+    table = Table("Layers", "calls", columns, views)
+    return draw_result_page(
+        ResultPage(
+            "Statistics of activations", title, summary, weights, findings, [table], lines, provenance=provenance or {}
+        )
+    )
+
+
+def draw_weights_page(
+    rows: Sequence[ParameterStatistics],
+    findings: Sequence[Finding] | None = None,
+    title: str = "",
+    *,
+    weights: str = "",
+    lines: Sequence[str] = (),
+    thresholds: ParameterThresholds | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> str:
+    """A page of HTML with the findings on weights, and a table of all parameters.
+
+    Args:
+        rows: The result of `parameter_statistics`; with ``bins`` each row has a histogram.
+        findings: The result of `parameter_findings`; None looks for them.
+        title: The first line, such as the name of the model.
+        weights: Label of the weights; random weights are said loudly.
+        lines: Lines under the verdict.
+        thresholds: What the findings of a row are judged by.
+        provenance: Facts at the end of the page; JSON.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import parameter_statistics
+        >>> rows = parameter_statistics(torch.nn.Conv2d(3, 8, 3), bins=20)
+        >>> "weight" in draw_weights_page(rows, title="one layer")
+        True
+    """
+    thresholds = thresholds or ParameterThresholds()
+    findings = parameter_findings(rows, thresholds) if findings is None else findings
+    views = [RowView(weights_row(row, thresholds, weights), row.name, _of_parameter(row)) for row in rows]
+    columns = [name for name in WEIGHTS_FIELDS if name != "weights"]
+    own = [row for row in rows if not row.buffer]
+    summary = {"weights": weights, "parameters": len(own), "values": sum(row.count for row in own)}
+    table = Table("Parameters", "parameters", columns, views)
+    return draw_result_page(
+        ResultPage("Weights", title, summary, weights, findings, [table], lines, provenance=provenance or {})
+    )
+
+
+def draw_gradients_page(
+    report: GradientReport,
+    findings: Sequence[Finding] = (),
+    title: str = "",
+    *,
+    weights: str = "",
+    lines: Sequence[str] = (),
+    thresholds: GradientThresholds | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> str:
+    """A page of HTML with the findings on gradients, their sizes in order of execution, and tables of them.
+
+    Args:
+        report: The result of `layer_gradients`.
+        findings: The result of `diagnose_gradients`.
+        title: The first line, such as the name of the model.
+        weights: Label of the weights; random weights are said loudly.
+        lines: Lines under the verdict.
+        thresholds: What the findings of a row are judged by.
+        provenance: Facts at the end of the page; JSON.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import diagnose_gradients, layer_gradients
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(36, 2))
+        >>> report = layer_gradients(net, torch.rand(1, 3, 5, 5))
+        >>> "grad_output_norm" in draw_gradients_page(report, diagnose_gradients(report), "two layers")
+        True
+    """
+    thresholds = thresholds or GradientThresholds()
+    layers = [layer_gradient_row(layer, report.parameters, thresholds, weights) for layer in report.layers]
+    parameters = [parameter_gradient_row(parameter, thresholds, weights) for parameter in report.parameters]
+    keys = [layer.call.key or row["name"] for layer, row in zip(report.layers, layers, strict=True)]
+    tables = [
+        Table(
+            "Layers",
+            "calls",
+            [name for name in GRADIENT_FIELDS if name not in _NOT_SHOWN],
+            [RowView(row, key, size=_size(row["grad_output_norm"])) for row, key in zip(layers, keys, strict=True)],
+        ),
+        Table(
+            "Parameters",
+            "parameters",
+            [name for name in PARAMETER_GRADIENT_FIELDS if name != "weights"],
+            [RowView(row, row["name"], size=_size(row["norm"])) for row in parameters],
+        ),
+    ]
+    positions = range(len(layers))
+    sizes = [
+        Line("gradient of the output", positions, [row["grad_output_norm"] for row in layers], 0),
+        Line("gradient of the input", positions, [row["grad_input_norm"] for row in layers], 1),
+    ]
+    charts = [Chart("Norm of the gradient, in order of execution", sizes, "row", log=True)]
+    ratio = [Line("parameters", range(len(parameters)), [row["ratio"] for row in parameters], 2)]
+    charts += [Chart("Gradient to weight of each parameter", ratio, "row", log=True)] if parameters else []
+    summary = {"weights": weights, "loss": f"{report.loss} {report.value:.4g}", "total norm": report.total_norm}
+    return draw_result_page(
+        ResultPage("Gradients", title, summary, weights, findings, tables, lines, charts, provenance or {})
+    )
+
+
+def draw_training_page(
+    runs: Sequence[Run] | StrPath,
+    findings: Sequence[TimedFinding] | None = None,
+    title: str = "",
+    *,
+    lines: Sequence[str] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> str:
+    """A page of HTML with the findings on the last run, its curves over those of the runs before, and its layers.
+
+    Args:
+        runs: The path of a log, or the result of `read_runs`; of more than 6 runs the last ones are drawn.
+        findings: The result of `findings_over_time` for the last run; None looks for them.
+        title: The first line, such as the command.
+        lines: Lines under the verdict.
+        provenance: Facts at the end of the page; JSON.
+
+    Raises:
+        InputError: there is no run.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import Monitor, Run
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> with Monitor(net, optimizer, every=1) as monitor:
+        ...     for _ in range(5):
+        ...         optimizer.zero_grad()
+        ...         net(torch.rand(16, 4)).square().mean().backward()
+        ...         optimizer.step()
+        >>> "gradient norm" in draw_training_page([Run({}, monitor.rows, facts=monitor.facts)], title="five steps")
+        True
+    """
+    drawn = (list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else read_runs(runs))[-_MOST_RUNS:]
+    if not drawn:
+        raise InputError("there is no run to draw")
+    run = drawn[-1]
+    findings = findings_over_time(run) if findings is None else findings
+    names = [_run_name(number, each, len(drawn)) for number, each in enumerate(drawn)]
+    steps = [_steps_of(each) for each in drawn]
+    views = []
+    for row in last_rows(run):
+        charts = [_over_runs(metric, _layer_key(row), steps, names) for metric in _TRAINING]
+        views.append(RowView(_with_name(row), _label(row), charts=[chart for chart in charts if chart.range]))
+    columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))
+    charts = [_losses(drawn, names), *(_all_layers(metric, steps[-1]) for metric in _ON_TOP)]
+    facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
+    table = Table("Layers at the last step", "calls", columns, views)
+    page = ResultPage("Training", title or "a training run", facts, "", findings, [table], lines or [str(summary(run))])
+    return draw_result_page(
+        replace(page, charts=[chart for chart in charts if chart.range], provenance=provenance or {})
+    )
+
+
+def _of_bins(layer: LayerStatistics) -> Distribution | None:
+    """The histogram of a layer in equal intervals; a bin, which is narrow, counts where its middle is."""
+    lower, upper, counts = layer.histogram.bins()
+    if layer.min is None or layer.max is None or layer.mean is None or not len(counts):
+        return None
+    middle = ((lower + upper) / 2).clip(layer.min, layer.max)
+    histogram = _counted(middle, counts, layer.min, layer.max)
+    return Distribution(layer.min, layer.mean, layer.max, histogram)
+
+
+def _counted(values: NDArray[np.float64], counts: NDArray[np.int64], low: float, high: float) -> list[int]:
+    if not high > low:
+        return [int(counts.sum())]
+    at = ((values - low) / (high - low) * _INTERVALS).astype(int).clip(0, _INTERVALS - 1)
+    return [int(count) for count in np.bincount(at, counts, _INTERVALS)]
+
+
+def _channel_charts(layer: LayerStatistics) -> list[Chart]:
+    """Mean and range of each channel."""
+    moments = layer.by_channel
+    if layer.channels < 2:
+        return []
+
+    def line(name: str, values: NDArray[np.float64], colour: int) -> Line:
+        known = zip(values, moments.count, strict=True)
+        return Line(
+            name, range(layer.channels), [float(f"{value:.6g}") if count else None for value, count in known], colour
+        )
+
+    lines = [line("highest", moments.high, 0), line("mean", moments.mean, 1), line("lowest", moments.low, 2)]
+    return [Chart("Channels", lines, "channel")]
+
+
+def _of_parameter(row: ParameterStatistics) -> Distribution | None:
+    if row.min is None or row.max is None or row.mean is None or not row.histogram:
+        return None
+    return Distribution(row.min, row.mean, row.max, row.histogram)
+
+
+def _size(norm: float | None) -> float | None:
+    return norm if norm and math.isfinite(norm) else None
+
+
+def _layer_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row.get("model") or 0, row.get("layer"), row.get("call") or 0
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return f"{row.get('layer')}#{row['call']}" if row.get("call") else str(row.get("layer"))
+
+
+def _with_name(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": row.get("layer"), **{name: value for name, value in row.items() if name != "layer"}}
+
+
+def _run_name(number: int, run: Run, count: int) -> str:
+    return (
+        f"run {number + 1}"
+        + (" (the last)" if number == count - 1 else "")
+        + (f", {run.header['started']}" if run.header.get("started") else "")
+    )
+
+
+def _steps_of(run: Run) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """The lines of each layer call, by their steps."""
+    lines: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in run.rows:
+        if isinstance(row.get("step"), int):
+            lines.setdefault(_layer_key(row), []).append(row)
+    return {key: sorted(rows, key=lambda row: row["step"]) for key, rows in lines.items()}
+
+
+def _curve(name: str, rows: Sequence[Mapping[str, Any]], metric: str, colour: int) -> Line:
+    return Line(name, [row["step"] for row in rows], [_value(row.get(metric)) for row in rows], colour)
+
+
+def _value(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _chart(metric: str, lines: Sequence[Line], title: str) -> Chart:
+    values = (y for line in lines for y in line.ys if y is not None)
+    return Chart(title, lines, log=metric in _LOGARITHMIC and spread(values))
+
+
+def _over_runs(
+    metric: str,
+    key: tuple[Any, ...],
+    steps: Sequence[Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]],
+    names: Sequence[str],
+) -> Chart:
+    lines = [_curve(names[n], of_run[key], metric, n) for n, of_run in enumerate(steps) if key in of_run]
+    return _chart(metric, lines, _TRAINING[metric])
+
+
+def _all_layers(metric: str, steps: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]) -> Chart:
+    """A line for each layer of the last run that has the metric."""
+    lines = [_curve(_label(rows[-1]), rows, metric, n) for n, rows in enumerate(steps.values())]
+    some = [line for line in lines if any(y is not None for y in line.ys)][:_MOST_LINES]
+    left = f", the first {_MOST_LINES} layers" if len(some) == _MOST_LINES else ""
+    return _chart(metric, some, f"{_TRAINING[metric]} of each layer{left}")
+
+
+def _losses(runs: Sequence[Run], names: Sequence[str]) -> Chart:
+    lines = []
+    for number, run in enumerate(runs):
+        at = {row["step"]: _value(row.get("loss")) for row in run.rows if isinstance(row.get("step"), int)}
+        lines.append(Line(names[number], sorted(at), [at[step] for step in sorted(at)], number))
+    return Chart("loss", lines)
