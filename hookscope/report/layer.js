@@ -495,7 +495,7 @@
       this.channels.addEventListener("pointermove", (event) => this.onPointer(event));
       this.channels.addEventListener("click", (event) => this.onClick(event));
       this.channels.addEventListener("keydown", (event) => this.onKey(event));
-      this.enlarged.addEventListener("keydown", (event) => this.onEnlargedKey(event));
+      this.section.addEventListener("keydown", (event) => this.onSectionKey(event));
       this.control("previous").addEventListener("click", () => this.step(-1));
       this.control("next").addEventListener("click", () => this.step(1));
       this.control("close").addEventListener("click", () => this.close());
@@ -611,8 +611,9 @@
 
     // Enlarge the next channel of the order (`by` 1), or the one before (-1).
     step(by) {
+      if (this.enlarged.hidden) return this.open(this.current);
       const place = this.sequence.indexOf(this.current) + by;
-      if (place >= 0 && place < this.sequence.length) this.open(this.sequence[place]);
+      return place >= 0 && place < this.sequence.length && this.open(this.sequence[place]);
     }
 
     onKey(event) {
@@ -719,9 +720,11 @@
       event.stopPropagation();
     }
 
-    onEnlargedKey(event) {
-      const action = { Escape: () => this.close(), n: () => this.step(1), p: () => this.step(-1) }[event.key];
-      if (!action) return;
+    onSectionKey(event) {
+      if (this.isSingle || event.target.matches("select, input:not([type=range])")) return;
+      const close = this.enlarged.hidden ? null : () => this.close();
+      const action = { Escape: close, n: () => this.step(1), p: () => this.step(-1) }[event.key];
+      if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       event.stopPropagation();
       action();

@@ -155,8 +155,8 @@ class LayerView:
         if not images or count >= len(self.channels):
             return self
         shares = [maps.tiles.strength if maps.answer is None else np.abs(maps.answer) for maps in images]
-        bad = sum(maps.tiles.nonfinite for maps in images) > 0
-        order = np.lexsort((-np.nan_to_num(sum(shares)), ~bad))
+        is_finite = np.all([maps.tiles.nonfinite == 0 for maps in images], axis=0)
+        order = np.lexsort((-np.nan_to_num(np.sum(shares, axis=0)), is_finite))
         return LayerView(self.number, self.layer, tuple(sorted(int(at) for at in order[:count])))
 
 

@@ -19,8 +19,8 @@ from hookscope.report.template import render
 SEVERITY = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
 
 
-MAX_SIZE = 30_000_000
-"""The largest size of a page in bytes: browsers open it at once, and mail takes it."""
+MAX_SIZE = 50_000_000
+"""The largest size of a page in bytes that browsers open at once."""
 
 
 def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str:
@@ -62,15 +62,17 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
         return render("page.html", ("page.css", "layer.css"), ("page.js", "list.js", "layer.js"), **facts, **layers)
 
     views = layer_views(inspection)
-    page, room = draw(views), sum(view.weight for view in views)
-    while max_size is not None and (size := len(page.encode())) > max_size:
+    room = max_size
+    while True:
+        if room is not None and sum(view.weight for view in views) > room:
+            views = fewer_channels(views, room)
+        page = draw(views)
+        if room is None or max_size is None or (size := len(page.encode())) <= max_size:
+            return page
         if all(len(view.channels) <= 1 for view in views):
             least = f"with one channel of each of its {len(views):,} layers it has {size:,} bytes"
             raise WriteError(f"the page does not fit into {max_size:,} bytes", least, "choose fewer layers")
         room = min(room, sum(view.weight for view in views)) - (size - max_size) - 2_000
-        views = fewer_channels(views, room)
-        page = draw(views)
-    return page
 
 
 @dataclass(frozen=True)

@@ -272,6 +272,9 @@ def test_the_keyboard_leads_through_a_layer(opened):
     page.keyboard.press("p")
     page.keyboard.press("Escape")
     assert page.url.endswith("#layer=0") and page.evaluate("document.activeElement.className") == "channels"
+    page.keyboard.press("n")
+    assert page.url.endswith("#layer=0&channel=1")
+    page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.locator(".layer.open[data-layer='1'].ready").wait_for()
     page.keyboard.press("Escape")
