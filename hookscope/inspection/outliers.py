@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.findings import percent
+from hookscope.hooks import passes_values_on
 from hookscope.inspection.evidence import Evidence
 from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedLayer, Place
 
 _FEWEST = 4  # blocks, calls or channels of one kind among which one can be unusual
 _DEVIATIONS, _TIMES = 6.0, 8.0  # sound networks have channels at 4.7 deviations (6.6 times the usual value) and less
 _LEAST_DEVIATION = 0.15  # of the logarithm: nearly equal values make no outlier of a slightly larger one
-_NOTHING = 0.02  # of its input, which a block that adds nothing changes at most
+_NOTHING, _SOMETHING, _MUCH = 0.02, 0.05, 0.5  # changes: of a block that adds nothing, of others, of one that adds most
 _CONSTANT, _USUALLY_CONSTANT = 0.5, 0.1  # share of maps of one value, and the median of the other layers at most
 _EMPTY, _EMPTIER = 0.9, 4.0  # share of zeros, and robust standard deviations above the usual share
 
@@ -63,9 +64,10 @@ def block_places(evidence: Evidence) -> Iterator[Place]:
         keys, values = list(blocks), np.array(list(blocks.values()))
         usual = float(np.median(values))
         nothing = [key for key in keys if blocks[key] <= min(_NOTHING, usual / _TIMES)]
-        if usual > 0 and len(keys) >= _FEWEST:
+        if usual >= _SOMETHING and len(keys) >= _FEWEST:
             yield from (_block("adds-nothing", key, blocks) for key in sorted(nothing, key=lambda key: blocks[key]))
-        most += [_block("adds-most", keys[at], blocks) for at in list(far_beyond(values, 4.0, 3.0))[:1]]
+        far = [keys[at] for at in list(far_beyond(values, 4.0, 3.0))[:1]]
+        most += [_block("adds-most", key, blocks) for key in far if blocks[key] >= _MUCH]
     yield from most
 
 
@@ -107,10 +109,10 @@ def _widest_channels(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
 
 
 def _of_type(calls: Sequence[CallFacts]) -> Iterator[list[CallFacts]]:
-    """The calls of single layers with values, type by type."""
+    """The calls of single layers that make values, type by type."""
     kinds: dict[str, list[CallFacts]] = {}
     for facts in calls:
-        if facts.call.order is not None and facts.low is not None:
+        if facts.call.order is not None and facts.low is not None and not passes_values_on(facts.call.type):
             kinds.setdefault(facts.call.type, []).append(facts)
     yield from (facts for facts in kinds.values() if len(facts) >= 2 * _FEWEST)
 
@@ -143,7 +145,8 @@ def _emptiest(evidence: Evidence) -> Iterator[Place]:
         zeros = np.array([facts.zeros or 0.0 for facts in alike])
         usual, at = float(np.median(zeros)), int(zeros.argmax())
         spread = max(1.4826 * float(np.median(abs(zeros - usual))), 0.05)
-        if _EMPTY <= zeros[at] and zeros[at] - usual >= _EMPTIER * spread and alike[at].call.key not in told:
+        empty = (zeros >= _EMPTY) & (zeros - usual >= _EMPTIER * spread)
+        if 0 < empty.sum() <= max(1, len(alike) // 10) and alike[at].call.key not in told:
             found.append((float(zeros[at]), alike[at].call.key, usual, alike[at].call.type))
     for share, key, usual, kind in sorted(found, reverse=True)[:1]:
         reason = f"{percent(share)} of the values of {key} are 0; {percent(usual)} is usual for {kind} here."
