@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wcwidth
 from click.testing import CliRunner
 from PIL import Image
 
 from hookscope import inspection
 from hookscope.cli.main import cli
 from hookscope.cli.output.place_rows import FIELDS, in_words
-from hookscope.cli.output.table import Page, text_width
+from hookscope.cli.output.table import Page
 from hookscope.errors import WriteError
-from tests.cli.helpers import Run, files, one_error, rows
+from hookscope.models import load_model
+from tests.cli.helpers import Run, Terminal, files, one_error, rows
 
 NETS = '''
 
@@ -49,8 +52,6 @@ def place(severity: str = "note", layer: str = "conv1", reason: str = "it is wid
 @pytest.fixture
 def found(here: Path) -> inspection.Inspection:
     """An inspection of `Small` and both pictures."""
-    from hookscope.models import load_model
-
     net = load_model("nets.py:Small", input_size=(32, 32))
     return inspection.inspect(net, ["cat.jpg", "dog.png"])
 
@@ -62,16 +63,10 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Any:
     def finds(*places: inspection.Place) -> None:
         really = inspection.inspect
         monkeypatch.setattr(
-            inspection, "inspect", lambda *words, **more: replaced(really(*words, **more), places=places)
+            inspection, "inspect", lambda *words, **more: replace(really(*words, **more), places=places)
         )
 
     return finds
-
-
-def replaced(found: inspection.Inspection, **changes: Any) -> inspection.Inspection:
-    from dataclasses import replace
-
-    return replace(found, **changes)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +84,12 @@ def test_the_images_share_one_page(run: Run, here: Path, words: str, page: str) 
     assert (status, files(here)) == (0, [page])
     assert (here / page).read_text().startswith("<!doctype html>")
     assert {row["file"] for row in rows(out)} <= {page}
+
+
+def test_the_page_has_the_command_line(run: Run, here: Path) -> None:
+    assert run("cat.jpg", "-o", "a b.html")[0] == 0
+    line = "hookscope inspect nets.py:Small cat.jpg -o &#39;a b.html&#39; --input-size 32"
+    assert line in (here / "a b.html").read_text()
 
 
 def test_a_page_goes_to_a_pipe_without_rows(run: Run, here: Path) -> None:
@@ -125,7 +126,7 @@ def test_the_size_of_the_page_is_kept(run: Run, here: Path) -> None:
     whole = len((here / "a.html").read_bytes()) if run("cat.jpg", "-o", "a.html")[0] == 0 else 0
     assert run("cat.jpg", "-o", "b.html", "--max-size", f"{whole - 1}B")[0] == 0
     assert (here / "b.html").stat().st_size < whole
-    one_error(run("cat.jpg", "-o", "c.html", "--max-size", "1kB"), 1, "1")
+    one_error(run("cat.jpg", "-o", "c.html", "--max-size", "1kB"), 1, "the page does not fit into 1,000 bytes")
     assert files(here) == ["a.html", "b.html"]
 
 
@@ -164,10 +165,8 @@ def test_broken_images_are_named_and_the_others_inspected(run: Run, here: Path) 
     (here / "bad\n.jpg").write_text("no picture")
     status, _, errors = run("bad\n.jpg", "cat.jpg", "none.png", "dog.png")
     assert (status, files(here)) == (1, ["bad\n.jpg", "cat-and-1-more-nets.py-Small.html"])
-    assert [line[:21] for line in errors.splitlines() if "Error" in line] == [
-        "Error: 'bad\\n.jpg' is",
-        "Error: no picture 'non",
-    ] or errors.count("Error: ") == 2
+    told = [line for line in errors.splitlines() if line.startswith("Error: ")]
+    assert len(told) == 2 and "'bad\\n.jpg' is not a picture" in told[0] and "no picture 'none.png'" in told[1]
     (here / "cat-and-1-more-nets.py-Small.html").unlink()
     status, out, errors = run("bad\n.jpg", "none.png")
     assert (status, out, errors.count("Error: "), files(here)) == (1, "", 2, ["bad\n.jpg"])
@@ -180,7 +179,7 @@ def test_a_page_has_eight_images_unless_limit_says_otherwise(run: Run, here: Pat
     assert "Note: the page has the first 8 of 10 images" in run("photos", "-o", "a.html")[2]
     assert "first 8" not in run("photos", "-o", "b.html", "--limit", "9")[2]
     pages = [(here / name).read_text() for name in ("a.html", "b.html")]
-    assert ["photos/7.png" in page or "7.png" in page for page in pages] == [True, True]
+    assert ["7.png" in page for page in pages] == [True, True]
     assert ["8.png" in page for page in pages] == [False, True]
 
 
@@ -217,7 +216,7 @@ def words_of(found: inspection.Inspection, columns: int = 80, colours: bool = Fa
 
 def test_a_terminal_has_about_ten_lines(found: inspection.Inspection) -> None:
     reason = "channels 30, 99 and 12 carry the answer: without them the score of star falls from 5.26 to 0.2"
-    lines = words_of(replaced(found, places=(place("error"), place("warning"), *[place(reason=reason)] * 10)))
+    lines = words_of(replace(found, places=(place("error"), place("warning"), *[place(reason=reason)] * 10)))
     assert 8 <= len(lines) <= 11
     assert lines[0].startswith("cat.jpg: class ") and lines[1].startswith("dog.png: class ")
     assert lines[2] == "1 place must be mended, 1 should be looked at, 10 are worth a look"
@@ -226,7 +225,7 @@ def test_a_terminal_has_about_ten_lines(found: inspection.Inspection) -> None:
 
 
 def test_a_layer_is_named_once(found: inspection.Inspection) -> None:
-    lines = words_of(replaced(found, places=(place(reason="Channel 3 of conv1 is dead."), place(reason="It is wide."))))
+    lines = words_of(replace(found, places=(place(reason="Channel 3 of conv1 is dead."), place(reason="It is wide."))))
     assert lines[3:5] == [" 1  worth a look  Channel 3 of conv1 is dead.", " 2  worth a look  conv1: It is wide."]
 
 
@@ -242,28 +241,22 @@ def test_a_layer_is_named_once(found: inspection.Inspection) -> None:
 def test_the_verdict_says_how_grave_it_is(
     found: inspection.Inspection, severities: tuple[str, ...], verdict: str
 ) -> None:
-    assert verdict in words_of(replaced(found, places=tuple(map(place, severities))))
+    assert verdict in words_of(replace(found, places=tuple(map(place, severities))))
 
 
 def test_random_weights_are_said_first_and_loudly(found: inspection.Inspection) -> None:
-    first = words_of(replaced(found, weights="random (seed 3)"), colours=True)[0]
+    first = words_of(replace(found, weights="random (seed 3)"), colours=True)[0]
     assert "RANDOM WEIGHTS (seed 3): this network is not trained" in first and "\x1b[31m" in first
-    assert "RANDOM" not in " ".join(words_of(replaced(found, weights="mine.pth")))
+    assert "RANDOM" not in " ".join(words_of(replace(found, weights="mine.pth")))
 
 
 @pytest.mark.parametrize("columns", [30, 40, 60, 80, 200])
 def test_no_line_is_too_long(found: inspection.Inspection, columns: int) -> None:
     long = place("warning", "vision_language_model.encoder_layers.11.attention#12", "猫の写真 " * 30)
-    images = tuple(replaced_name(image, "写真の/" * 20 + "猫.png\x1b[2J") for image in found.images)
-    lines = words_of(replaced(found, places=(long,) * 9, images=images), columns)
-    assert max(map(text_width, lines)) <= columns
+    images = tuple(replace(image, name="写真の/" * 20 + "猫.png\x1b[2J") for image in found.images)
+    lines = words_of(replace(found, places=(long,) * 9, images=images), columns)
+    assert max(map(wcwidth.width, lines)) <= columns
     assert not any("\x1b" in line for line in lines)
-
-
-def replaced_name(image: Any, name: str) -> Any:
-    from dataclasses import replace
-
-    return replace(image, name=name)
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,8 +269,6 @@ def test_a_page_that_cannot_be_written_leaves_nothing(run: Run, here: Path, monk
 
 
 def test_a_slow_run_has_a_bar(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.cli.helpers import Terminal
-
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert run("cat.jpg", "dog.png")[0] == 0

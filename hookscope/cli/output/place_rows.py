@@ -29,13 +29,13 @@ def place_section(found: inspection.Inspection, file: str) -> Section:
 
 
 def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:
-    calls: dict[str, Any] = {}
-    for call in [facts.call for facts in found.calls] + [layer.call for layer in found.layers]:
-        calls.setdefault(call.key, call)
-        calls.setdefault(call.name, call)  # of a parameter, whose layer may run several times
+    calls: dict[str, hooks.Call] = {}
+    for one in [facts.call for facts in found.calls] + [layer.call for layer in found.layers]:
+        calls.setdefault(one.key, one)
+        calls.setdefault(one.name, one)  # of a parameter, whose layer may run several times
     for rank, place in enumerate(found.places, 1):
-        call = calls.get(place.layer)
-        owner = call or calls.get(place.layer.rpartition(".")[0]) if place.layer else None
+        call = calls.get(place.layer) if place.layer else None
+        owner = call or (calls.get(place.layer.rpartition(".")[0]) if "." in place.layer else None)
         yield row_of(
             FIELDS,
             place,
@@ -91,7 +91,7 @@ def _percent(share: float) -> str:
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:
     numbers = {severity: sum(place.severity == severity for place in places) for severity in SEVERITIES}
     gravest = next((severity for severity in SEVERITIES if numbers[severity]), "note")
-    parts = []
+    parts: list[str] = []
     for severity, number in numbers.items():
         if number:
             be = "" if severity != "note" else "is " if number == 1 else "are "

@@ -10,7 +10,7 @@ import pytest
 
 from hookscope.cli.commands.list_layers import command as list_layers
 from hookscope.cli.shared import options
-from hookscope.cli.shared.options import InputSize, Seed
+from hookscope.cli.shared.options import FileSize, InputSize, Seed
 from hookscope.models.load import load_model
 from hookscope.models.preprocess_choice import PREPROCESS_WORDS, PreprocessChoice
 from hookscope.system import cache
@@ -98,3 +98,17 @@ def test_the_words_that_are_offered_are_those_that_are_taken(monkeypatch: pytest
     assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
     words = offered(options.complete_preprocess, "")
     assert words == list(PREPROCESS_WORDS) and all(PreprocessChoice.parse(word).base == word for word in words)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("20MB", 20_000_000), ("512 KiB", 524_288), ("1.5kb", 1500), ("2gib", 2**31), ("0.1GB", 10**8), (" 7 ", 7)],
+)
+def test_sizes_of_files(text: str, size: int) -> None:
+    assert FileSize().convert(text, None, None) == FileSize().convert(size, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "20M", "MB", "-1MB", "0kB", "1e3", "٣MB", "inf", "20 000"])
+def test_what_is_no_size_of_a_file(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a size; write 20MB, 500kB or 512KiB"):
+        FileSize().convert(text, None, None)

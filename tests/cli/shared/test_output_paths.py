@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.cli.shared.output_paths import OutputPath, call_names, file_word, image_words, model_word, refuse_input
+from hookscope.cli.shared.output_paths import (
+    OutputPath,
+    call_names,
+    file_word,
+    image_words,
+    model_word,
+    page_name,
+    refuse_input,
+)
 from hookscope.errors import HookscopeError, UsageError, WriteError
 from hookscope.hooks.selection import Call
 
@@ -88,6 +96,14 @@ def test_two_images_may_be_one_pass() -> None:
         with pytest.raises(UsageError, match="takes one picture"):
             destination.check_count(2)
     OutputPath.parse("out", ["a", "b", "c"]).check_count(3)
+
+
+def test_a_page_takes_all_images() -> None:
+    assert OutputPath.parse("x.html", ["a", "b", "c"], ".html") == OutputPath("file", "x.html")
+    with pytest.raises(UsageError, match=r"the page is an HTML file; name it \.html, or give a folder"):
+        OutputPath.parse("x.png", ["a"], ".html")
+    assert page_name(["cat"], "nets/small.py:make(3)") == "cat-small.py-make-3.html"
+    assert page_name(["cat", "dog", "cow"], "resnet34") == "cat-and-2-more-resnet34.html"
 
 
 def test_a_link_to_the_image_is_the_image(here: Path) -> None:
