@@ -149,22 +149,23 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
         for name, parameter in module._parameters.items():
             if parameter is None or parameter.numel() == 0 or parameter.is_meta:
                 continue
-            values = as_float(parameter.detach()).abs()
-            if not bool(values.isfinite().all()):
-                continue
+            values = as_float(parameter.detach())
             full = f"{layer}.{name}" if layer else name
             if values.dim() > 1 and name == "weight" and not isinstance(module, nn.Embedding):
                 norms = values.flatten(1).norm(dim=1)
+                if not bool(norms.isfinite().all()):
+                    continue
                 if float(norms.max()):
                     sizes[full] = float(norms[norms > 0].median())
-                yield from _initial(full, values)
+                yield from _initial(full, values, norms)
                 if getattr(module, "groups", 1) > 1:
                     yield from _copied(full, parameter.detach().flatten(1))
                 yield from _outlier(full, norms, "filter")
                 if values.shape[1] >= _FEW_CHANNELS:
-                    yield from _outlier(full, values.transpose(0, 1).flatten(1).norm(dim=1), "input channel")
-            elif values.dim() == 1:
-                yield from _outlier(full, values, name)
+                    squares = values.square().sum(0).reshape(values.shape[1], -1).sum(1)
+                    yield from _outlier(full, squares.sqrt(), "input channel")
+            elif values.dim() == 1 and bool(values.isfinite().all()):
+                yield from _outlier(full, values.abs(), name)
     usual = float(np.median(list(sizes.values()))) if sizes else 0.0
     for full, size in sizes.items():
         times = size / usual / default("outlier-layer", "outlier_layer")
@@ -188,10 +189,11 @@ def _copied(full: str, filters: Tensor) -> Iterator[Finding]:
         yield CATALOGUE["duplicate-filters"].finding(full, text, channels=channels, groups=groups, numbers=numbers)
 
 
-def _initial(full: str, values: Tensor) -> Iterator[Finding]:
-    """``values`` are the absolute weights: whether they spread evenly up to a sharp bound."""
+def _initial(full: str, values: Tensor, norms: Tensor) -> Iterator[Finding]:
+    """Whether the weights, with the ``norms`` of their rows, spread evenly up to a sharp bound."""
     kind = CATALOGUE["initial-weights"]
-    peak, rms = float(values.max()), float(values.double().square().mean().sqrt())
+    low, high = values.aminmax()
+    peak, rms = max(-float(low), float(high)), float(norms.double().square().sum() / values.numel()) ** 0.5
     even = values.numel() >= default(kind.name, "few_weights") and rms > 0
     if even and abs(peak / rms / 3**0.5 - 1) <= default(kind.name, "uniform"):
         text = f"its {values.numel():,} weights are uniform between -{peak:.3g} and {peak:.3g}"
