@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.findings import CATALOGUE, Finding, counted, default, listed
-from hookscope.hooks import as_float
+from hookscope.hooks import Selection, as_float
 from hookscope.inspection.evidence import Evidence
 from hookscope.statistics import BatchNormAccumulator, BatchNormDrift, Floats, StatisticsCollector
 
@@ -265,8 +265,8 @@ def _distance(drift: BatchNormDrift) -> float:
 
 
 def _drifts_of(evidence: Evidence, layers: Sequence[str], other: Callable[[Tensor], Tensor]) -> list[BatchNormDrift]:
-    model = evidence.net.model
-    with StatisticsCollector(model) as collector, torch.no_grad():
+    model, names = evidence.net.model, [layer.partition("#")[0] for layer in layers]
+    with StatisticsCollector(model, Selection.of_names(names)) as collector, torch.no_grad():
         for tensors in evidence.inputs:
             model(*evidence.net.inputs(*(other(tensor) for tensor in tensors)))
     return [drift for drift in collector.totals.drifts() if drift.layer in layers]

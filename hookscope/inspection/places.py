@@ -96,7 +96,8 @@ def find_places(evidence: Evidence) -> tuple[Place, ...]:
     notes = [place for place in places if place.severity == "note"][:_MOST_NOTES]
     found = [*loud, *graver, *notes]
     told = {(place.layer.removesuffix(".weight"), channel) for place in found for channel in place.channels or ()}
-    more = [place for place in answer_places(evidence) if not _is_told(place, told)]
+    # what explains an answer means nothing for random weights
+    more = [] if loud else [place for place in answer_places(evidence) if not _is_told(place, told)]
     return tuple([*found, *more][:MOST])
 
 

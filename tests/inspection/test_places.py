@@ -15,7 +15,7 @@ from hookscope import LoadedModel, load_model, open_image
 from hookscope.findings import CATALOGUE
 from hookscope.inspection.findings import network_findings
 from hookscope.inspection.places import MOST, find_places
-from tests.inspection import faults
+from tests.inspection import faults, small_nets
 
 Loaded = tuple[LoadedModel, Tensor]
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -167,3 +167,46 @@ def test_never_updated_batchnorms_mean_random_weights() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     first = find_places(faults.evidence_of(net, torch.randn(1, 3, 16, 16), weights="as given"))[0]
     assert first.kind == "random-weights"
+
+
+NOT_KNOWN = {"bgr"}
+"""Faults that no place can tell; in networks without BatchNorm also a wrong sign and a missing mean and std."""
+
+
+@pytest.fixture(scope="module")
+def networks(shapes: Loaded, lite: Loaded) -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
+    """Trained networks, with inputs, and with these from 0 to 1."""
+    raw, _ = small_nets.pictures(2, 12)
+    drawn, photos = shapes[1] * faults.IMAGENET[1] + faults.IMAGENET[0], (lite[1] * 128 + 127) / 255
+    return {
+        "shapes": (shapes[0].model, shapes[1], drawn),
+        "lite": (lite[0].model, lite[1], photos),
+        "resnet": (small_nets.trained(small_nets.resnet, 0, 8), small_nets.prepared(raw), raw),
+        "vit": (small_nets.trained(small_nets.VisionTransformer, 0, 15), small_nets.prepared(raw), raw),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("name", ["shapes", "lite", "resnet", "vit"])
+def test_nine_of_ten_faults_are_among_the_first_three(name: str, half: int, networks: Any) -> None:
+    net, inputs, raw = networks[name]
+    known = NOT_KNOWN if faults.batch_norms(net) else NOT_KNOWN | {"sign", "0..1"}
+    told = []
+    for kind, layer, rng in faults.faults(net, half, each=1, seed=1):
+        for count in (1, 3):
+            planted = None if kind in known else faults.plant(kind, net, layer, inputs[:count], raw[:count], rng)
+            if planted is not None:
+                places = find_places(faults.evidence_of(planted.net, planted.inputs))
+                told.append((planted.rank(places) in (1, 2, 3), kind, layer, count))
+    assert len(told) > 10
+    assert sum(found for found, *_ in told) >= 0.9 * len(told), [fault for found, *fault in told if not found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["shapes", "lite", "resnet", "vit"])
+def test_sound_networks_have_only_notes_on_each_image_and_all(name: str, networks: Any) -> None:
+    net, inputs, _ = networks[name]
+    for part in (*inputs.split(1), *inputs.split(3), inputs):
+        places = find_places(faults.evidence_of(net, part))
+        assert {place.severity for place in places} <= {"note"}, places
