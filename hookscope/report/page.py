@@ -95,7 +95,8 @@ class ImageView:
 
     @property
     def name(self) -> str:
-        return os.path.basename(self.image.name) or self.image.name
+        """Of the file without its folder; of an image without a name its position."""
+        return os.path.basename(self.image.name) or f"image {self.number + 1}"
 
     @property
     def best(self) -> str:

@@ -28,3 +28,10 @@ def test_places_are_counted_by_severity():
     assert "1 must be mended, 1 should be looked at, 1 worth a look; the first is the most important." in draw_page(
         example()
     )
+
+
+def test_an_image_without_a_name_is_told_by_its_position():
+    found = example()
+    page = draw_page(replace(found, images=(replace(found.images[0], name=""),)))
+    assert "shapes on image 1" in page
+    assert 'alt="image 1, as the network saw it"' in page
