@@ -846,7 +846,12 @@
   const load = async (number) => {
     views.set(number, null);
     const section = document.querySelector(`section.layer[data-layer="${number}"]`);
-    views.set(number, new LayerView(section, await hookscope.readLayer(section)));
+    try {
+      views.set(number, new LayerView(section, await hookscope.readLayer(section)));
+    } catch (error) {
+      section.classList.add("unread"); // its plain pictures stay
+      throw error;
+    }
     const place = hookscope.readHash();
     if (place.layer === number) views.get(number).show(place);
   };

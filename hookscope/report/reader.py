@@ -20,10 +20,10 @@ from hookscope.drawing import Scale, values_of_levels
 from hookscope.errors import PageError
 from hookscope.report.layers import GAP, digest
 
-LayerValues = list[tuple[list[int], NDArray[np.float64]] | None]
+_LayerValues = list[tuple[list[int], NDArray[np.float64]] | None]
 
 
-def read_page(path: str | os.PathLike[str]) -> dict[str, LayerValues]:
+def read_page(path: str | os.PathLike[str]) -> dict[str, list[tuple[list[int], NDArray[np.float64]] | None]]:
     """Turn the pictures of a page of `inspect` back into numbers: for each layer, and each image, its feature maps.
 
     A key is a name or ``name#call``, with the name of the tensor if a layer returns several. Each image has the numbers
@@ -70,7 +70,7 @@ class _Layer:
         self.data = ""
         self.pictures: dict[int, str] = {}
 
-    def values(self) -> tuple[str, LayerValues]:
+    def values(self) -> tuple[str, _LayerValues]:
         facts = json.loads(self.data)
         images = enumerate(facts["images"])
         return facts["key"], [
