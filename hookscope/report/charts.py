@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from hookscope.errors import printable
 
@@ -33,13 +34,13 @@ class Chart:
     x: str = "step"
     log: bool = False
 
-    @property
+    @cached_property
     def span(self) -> tuple[float, float]:
         """The ends of the horizontal axis."""
         xs = [x for line in self.lines for x in line.xs]
         return (min(xs), max(xs)) if xs else (0.0, 0.0)
 
-    @property
+    @cached_property
     def range(self) -> tuple[float, float] | None:
         """The ends of the vertical axis, None without values to draw."""
         ys = [y for line in self.lines for y in self._drawn(line)]
