@@ -353,10 +353,10 @@ def _over_runs(
 
 def _all_layers(metric: str, steps: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]) -> Chart:
     """A line for each layer of the last run that has the metric."""
-    lines = [_curve(_label(rows[-1]), rows, metric, n) for n, rows in enumerate(steps.values())]
-    some = [line for line in lines if any(y is not None for y in line.ys)][:_MOST_LINES]
+    some = [rows for rows in steps.values() if any(row.get(metric) is not None for row in rows)][:_MOST_LINES]
+    lines = [_curve(_label(rows[-1]), rows, metric, n) for n, rows in enumerate(some)]
     left = f", the first {_MOST_LINES} layers" if len(some) == _MOST_LINES else ""
-    return _chart(metric, some, f"{_TRAINING[metric]} of each layer{left}")
+    return _chart(metric, lines, f"{_TRAINING[metric]} of each layer{left}")
 
 
 def _losses(runs: Sequence[Run], names: Sequence[str]) -> Chart:
