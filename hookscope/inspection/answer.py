@@ -6,7 +6,8 @@ All are notes. They are in this order, those of one kind by their numbers:
 | --- | --- |
 | dominates-answer | a channel far larger than its neighbours, without which the answer is another or far surer |
 | changes-answer | a channel without which another class is the answer |
-| carries-answer | a channel without which the probability of the answer falls |
+| carries-answer | a channel without which the probability of the answer falls by a quarter of it or more |
+| supports-answer | where no channel does that: one without which it falls by 5 percentage points or more |
 | classes-part | the layer from which images of different answers differ |
 | adds-nothing | a block that hardly changes its input |
 | adds-most | the block that changes its input most |
@@ -33,16 +34,19 @@ from hookscope.inspection.separation import parting_places
 from hookscope.interventions import scores_without
 from hookscope.scores import Prediction, class_label, probabilities
 
-_KINDS = ("dominates-answer", "changes-answer", "carries-answer")
+_KINDS = ("dominates-answer", "changes-answer", "carries-answer", "supports-answer")
 _LATE = 0.5  # of the multiply-accumulates at most come after a layer whose channels are tried for their gradient
 _COST = 1.0  # forward passes that the copies of an image for these may cost
 _LAYERS, _OF_LAYER, _DOMINANT = 3, 3, 2  # layers, channels of each, and dominating channels that are tried
 _LOST = 0.25  # of its probability, which an answer loses at least without a channel that carries it
-_MOST = 2  # places of one image
+_LOST_A_LITTLE = 0.05  # probability that it loses at least without a channel that supports it
+_MOST, _MOST_SUPPORTING = 2, 2  # places of one image; in all
+_DEPENDS = "The answer depends on this channel: its map shows on what. See the classes without it:"
 _MEANINGS = {
     "dominates-answer": "One channel decides alone: perhaps its weights are wrong. See the classes without it:",
-    "changes-answer": "The answer depends on this channel: see what it responds to, and the classes without it:",
-    "carries-answer": "The answer depends on this channel: see what it responds to, and the classes without it:",
+    "changes-answer": _DEPENDS,
+    "carries-answer": _DEPENDS,
+    "supports-answer": "No channel that was tried decides alone: the answer rests on many. See the classes without it:",
 }
 
 REASONS: list[Callable[[Evidence], Iterable[Place]]] = [parting_places, block_places, map_places]
@@ -63,11 +67,11 @@ def _carriers(evidence: Evidence) -> Iterator[Place]:
         return
     rest = _rest(evidence.calls)
     found = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest)]
-    told = set[tuple[str, tuple[int, ...] | None]]()
+    best: dict[tuple[str, tuple[int, ...] | None], Place] = {}
     for place in sorted(found, key=_rank):
-        if (place.layer, place.channels) not in told:  # for the image that needs it most
-            told.add((place.layer, place.channels))
-            yield place
+        best.setdefault((place.layer, place.channels), place)  # for the image that needs it most
+    yield from [place for place in best.values() if place.kind != _KINDS[3]]
+    yield from [place for place in best.values() if place.kind == _KINDS[3]][:_MOST_SUPPORTING]
 
 
 def _rank(place: Place) -> tuple[int, float]:
@@ -104,7 +108,8 @@ def _of_image(evidence: Evidence, number: int, rest: Mapping[str, float]) -> lis
     places = _confirmed(evidence, number, dominant, scores)
     if not any(place.kind == _KINDS[0] for place in places):
         places += _confirmed(evidence, number, best, scores)
-    return sorted(places, key=_rank)[:_MOST]
+    places.sort(key=_rank)
+    return [place for place in places if place.kind != _KINDS[3]][:_MOST] or places[:1]
 
 
 def _candidates(evidence: Evidence, number: int, classes: int) -> Iterator[_Candidate]:
@@ -162,21 +167,23 @@ def _place(evidence: Evidence, number: int, candidate: _Candidate, answer: Predi
     probability, best = float(probabilities(after)[answer.index]), int(after.argmax())
     lost = answer.probability - probability
     rises = bool(candidate.times) and -lost >= _LOST
-    if not bool(after.isfinite().all()) or not (rises or lost >= _LOST * answer.probability):
+    if not bool(after.isfinite().all()) or not (rises or lost >= _LOST_A_LITTLE):
         return None
     names, channel, key = evidence.net.categories, candidate.channel, candidate.key
     label, other = _class(answer.index, names), _class(best, names)
     moves = f"{label} {'falls' if lost > 0 else 'rises'} from {_share(answer.probability)} to {_share(probability)}"
-    if candidate.times:
+    carries = lost >= _LOST * answer.probability
+    if candidate.times and (rises or carries):
         kind = _KINDS[0]
         outcome = moves if best == answer.index else f"{other} is the answer, not {label}"
         size = f"{candidate.times:.3g} times the layer's usual value"
         reason = f"Channel {channel} of {key} reaches {size}: without it {outcome}."
     else:
-        kind = _KINDS[2 if best == answer.index else 1]
+        kind = _KINDS[3 if not carries else 2 if best == answer.index else 1]
+        does = "carries" if carries else "supports"
         of_image = f" for {os.path.basename(evidence.images[number].name)}" if len(evidence.images) > 1 else ""
         outcome = moves if best == answer.index else f"{moves}, and the answer is {other}"
-        reason = f"Channel {channel} of {key} carries the answer{of_image}: without it {outcome}."
+        reason = f"Channel {channel} of {key} {does} the answer{of_image}: without it {outcome}."
     numbers = {
         "probability": answer.probability,
         "probability_after": probability,

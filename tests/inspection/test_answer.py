@@ -25,7 +25,7 @@ from tests.inspection.recorded import evidence_of
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 STAR = str(SAMPLES / "shapes" / "star.png")
-CARRIERS = ("dominates-answer", "changes-answer", "carries-answer")
+CARRIERS = ("dominates-answer", "changes-answer", "carries-answer", "supports-answer")
 
 
 def paper(values: Sequence[float], scores: Sequence[Sequence[float]]) -> nn.Sequential:
@@ -72,6 +72,12 @@ def test_a_channel_without_which_the_answer_falls() -> None:
     [place] = carriers(paper([1, 1, 1], [[1.5, 1.4, 0], [0, 0, 1]]))  # 2.9 and 1, then 1.4 and 1
     assert place.kind == "carries-answer"
     assert place.reason == "Channel 0 of 0 carries the answer: without it class 0 falls from 87 % to 60 %."
+
+
+def test_where_no_channel_carries_the_answer_the_best_one_supports_it() -> None:
+    [place] = carriers(paper([1] * 6, [[0.9] * 5 + [0], [0.0] * 5 + [1.5]]))  # 4.5 and 1.5, then 3.6 and 1.5
+    assert place.kind == "supports-answer"
+    assert place.reason == "Channel 0 of 0 supports the answer: without it class 0 falls from 95 % to 89 %."
 
 
 def test_a_channel_that_changes_the_answer_ranks_above_one_that_lowers_it_more() -> None:
