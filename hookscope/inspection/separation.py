@@ -15,7 +15,7 @@ from hookscope.inspection.evidence import Evidence
 from hookscope.inspection.facts import Place
 
 _RISE = 2.0  # how far the ratio after the layer is above that before it, at least
-_BEFORE = 0.25  # without images of one answer: the distance before the layer over that after it, at most
+_BEFORE = 0.05  # without images of one answer: the distance before the layer over that after it, at most
 _AGREE = 0.9  # share of layers that are on their side of the threshold
 _FEWEST = 4  # layers
 _ROUNDING = 1e-6  # distance of equal images
