@@ -16,8 +16,9 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from hookscope.errors import ImageError, InputError, LayerError, TargetError, UsageError
 from hookscope.explain import class_activation_maps
-from hookscope.hooks import ModelSnapshot, as_float, capture, feature_maps, tensors_in
+from hookscope.hooks import Call, ModelSnapshot, as_float, capture, feature_maps, tensors_in
 from hookscope.inspection import Inspection, inspect
+from hookscope.inspection.recorder import CallNumbers
 from hookscope.models import LoadedModel, Preprocess, WeightsMetadata, load_model
 from hookscope.tracing import list_layers
 from tests.nets import Fails, Function, named
@@ -259,6 +260,15 @@ class TestNumbers:
         assert first.mean == pytest.approx(joined.mean())
         moved = np.abs(np.array(first.histogram) - np.histogram(joined, 32)[0]).sum()
         assert moved < 0.05 * joined.size
+
+    @pytest.mark.parametrize("count", [999, 70_000, 70_001, 200_000])
+    @pytest.mark.parametrize("unit", [1e-36, 1.0, 1e36])
+    def test_values_are_counted_as_numpy_does(self, count, unit):
+        values, numbers = torch.randn(count) * unit, CallNumbers(Call("layer", "ReLU", 0, 0))
+        numbers.update(values)
+        expected, _ = np.histogram(values.double().numpy(), 32)
+        assert sum(numbers.histogram) == count
+        assert np.abs(expected - np.array(numbers.histogram)).sum() <= 8  # some lie on an edge
 
     def test_constant_values_lie_in_the_middle(self):
         call = inspect(ready(nn.Sequential(nn.Conv2d(3, 4, 1), Function(lambda x: x * 0), head(4))), noise()).calls[1]
