@@ -131,14 +131,13 @@ def _add_rows(rows: list[Row], calls: Iterable[CallFacts], depth: int, parents: 
         inside = list(run)
         deeper = [facts for facts in inside if facts.call.name.count(".") > depth]
         own = [facts for facts in inside if facts.call.name.count(".") <= depth]
-        if not deeper or len(inside) == 1:
-            rows += (_call_row(len(rows) + at, parents, facts) for at, facts in enumerate(inside))
-            continue
-        *before, last = own or [None]  # a block ends after the layers in it
-        name = last.call.key if last else ".".join(path)
         number = len(rows)
-        rows.append(Row(number, parents, name, last, inside, is_module=True))
-        rows += (_call_row(len(rows) + at, (*parents, number), facts) for at, facts in enumerate(before) if facts)
+        if not deeper or len(inside) == 1:
+            rows += (_call_row(number + at, parents, facts) for at, facts in enumerate(inside))
+            continue
+        last = own.pop() if own else None  # a block ends after the layers in it
+        rows.append(Row(number, parents, last.call.key if last else ".".join(path), last, inside, is_module=True))
+        rows += (_call_row(number + 1 + at, (*parents, number), facts) for at, facts in enumerate(own))
         _add_rows(rows, deeper, depth + 1, (*parents, number))
 
 

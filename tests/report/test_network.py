@@ -66,6 +66,7 @@ def test_a_layer_that_is_called_twice_has_its_parameters_once():
     assert [(row.name, row.params, row.macs) for row in rows] == [
         *[("head", 10, 200), ("head.conv", 10, 100), ("head.conv#1", 10, 100)]
     ]
+    assert [row.number for row in rows] == [0, 1, 2]
 
 
 def test_a_module_that_runs_twice_stands_where_it_runs():
