@@ -173,24 +173,22 @@ NOT_KNOWN = {"bgr"}
 """Faults that no place can tell; in networks without BatchNorm also a wrong sign and a missing mean and std."""
 
 
-@pytest.fixture(scope="module")
-def networks(shapes: Loaded, lite: Loaded) -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
-    """Trained networks, with inputs, and with these from 0 to 1."""
-    raw, _ = small_nets.pictures(2, 12)
-    drawn, photos = shapes[1] * faults.IMAGENET[1] + faults.IMAGENET[0], (lite[1] * 128 + 127) / 255
-    return {
-        "shapes": (shapes[0].model, shapes[1], drawn),
-        "lite": (lite[0].model, lite[1], photos),
-        "resnet": (small_nets.trained(small_nets.resnet, 0, 8), small_nets.prepared(raw), raw),
-        "vit": (small_nets.trained(small_nets.VisionTransformer, 0, 15), small_nets.prepared(raw), raw),
-    }
+@pytest.fixture(scope="module", params=["shapes", "lite", "resnet", "vit"])
+def network(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor, Tensor]:
+    """A trained network, inputs, and these from 0 to 1."""
+    if request.param in ("resnet", "vit"):
+        raw, _ = small_nets.pictures(2, 12)
+        make, epochs = {"resnet": (small_nets.resnet, 8), "vit": (small_nets.VisionTransformer, 15)}[request.param]
+        return small_nets.trained(make, 0, epochs), small_nets.prepared(raw), raw
+    loaded, inputs = request.getfixturevalue(request.param)
+    raw = inputs * faults.IMAGENET[1] + faults.IMAGENET[0] if request.param == "shapes" else (inputs * 128 + 127) / 255
+    return loaded.model, inputs, raw
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [0, 1])
-@pytest.mark.parametrize("name", ["shapes", "lite", "resnet", "vit"])
-def test_nine_of_ten_faults_are_among_the_first_three(name: str, half: int, networks: Any) -> None:
-    net, inputs, raw = networks[name]
+def test_nine_of_ten_faults_are_among_the_first_three(half: int, network: tuple[nn.Module, Tensor, Tensor]) -> None:
+    net, inputs, raw = network
     known = NOT_KNOWN if faults.batch_norms(net) else NOT_KNOWN | {"sign", "0..1"}
     told = []
     for kind, layer, rng in faults.faults(net, half, each=1, seed=1):
@@ -204,9 +202,8 @@ def test_nine_of_ten_faults_are_among_the_first_three(name: str, half: int, netw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["shapes", "lite", "resnet", "vit"])
-def test_sound_networks_have_only_notes_on_each_image_and_all(name: str, networks: Any) -> None:
-    net, inputs, _ = networks[name]
+def test_sound_networks_have_only_notes_on_each_image_and_all(network: tuple[nn.Module, Tensor, Tensor]) -> None:
+    net, inputs, _ = network
     for part in (*inputs.split(1), *inputs.split(3), inputs):
         places = find_places(faults.evidence_of(net, part))
         assert {place.severity for place in places} <= {"note"}, places
