@@ -11,12 +11,14 @@ from .catalogue import (
 )
 from .finding import (
     SEVERITIES as SEVERITIES,
+    SEVERITY_WORDS as SEVERITY_WORDS,
     Finding as Finding,
     chains as chains,
     counted as counted,
     listed as listed,
     merged as merged,
     nonfinite_words as nonfinite_words,
+    numbers_by_severity as numbers_by_severity,
     operations_in_words as operations_in_words,
     percent as percent,
     ranked as ranked,

@@ -11,8 +11,9 @@ from hookscope.display import Cells, Rows, Shown
 
 Item = TypeVar("Item")
 
-SEVERITIES = ("error", "warning", "note")
-"""What must be mended, what should be looked at, and what is true but usual; the gravest first."""
+SEVERITY_WORDS = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
+"""How grave a finding is, and what people read; the gravest first."""
+SEVERITIES = tuple(SEVERITY_WORDS)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -99,6 +100,12 @@ def single(findings: Iterable[AnyFinding]) -> Iterator[AnyFinding]:
         yield from finding.parts or (finding,)  # type: ignore[misc]  # the parts are of the type of the whole
 
 
+def numbers_by_severity(findings: Iterable[Any]) -> dict[str, int]:
+    """How many findings, or places, have which severity; those that are there, the gravest first."""
+    numbers = Counter(finding.severity for finding in findings)
+    return {severity: numbers[severity] for severity in SEVERITIES if numbers[severity]}
+
+
 def verdict(findings: Sequence[Finding]) -> str:
     """One line that says how grave the findings are, and where to look first.
 
@@ -106,9 +113,9 @@ def verdict(findings: Sequence[Finding]) -> str:
         >>> verdict([Finding("dead-layer", "features.3", "every value is 0", "...", severity="error")])
         '1 error: look first at features.3 (dead-layer)'
     """
-    numbers = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
-    counts = ", ".join(counted(number, severity) for severity, number in numbers.items() if number)
-    if not (numbers["error"] or numbers["warning"]):
+    numbers = numbers_by_severity(findings)
+    counts = ", ".join(counted(number, severity) for severity, number in numbers.items())
+    if not numbers.keys() - {"note"}:
         return "no errors and no warnings" + (f", {counts}" if counts else "")
     first = ranked(findings)[0]
     return f"{counts}: look first at {f'{first.layer} ({first.finding})' if first.layer else first.finding}"

@@ -71,6 +71,7 @@ from .selection import (
     Shape as Shape,
     activation_class as activation_class,
     call_key as call_key,
+    enclosing as enclosing,
     layer_text as layer_text,
     matches_type as matches_type,
     no_such_type as no_such_type,

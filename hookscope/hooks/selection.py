@@ -45,6 +45,14 @@ _PASSES_ON = re.compile(
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 
 
+def enclosing(name: str) -> Iterator[str]:
+    """``layer4.0.conv1``, ``layer4.0``, ``layer4``, and the empty name of the model."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
 def call_key(name: str, call: int) -> str:
     """``name`` for the first call of a layer, ``name#1`` for the second."""
     return f"{name}#{call}" if call else name

@@ -170,7 +170,7 @@ def _place(evidence: Evidence, number: int, candidate: _Candidate, answer: Predi
     if not bool(after.isfinite().all()) or not (rises or lost >= _LOST_A_LITTLE):
         return None
     names, channel, key = evidence.net.categories, candidate.channel, candidate.key
-    label, other = _class(answer.index, names), _class(best, names)
+    label, other = answer.name, class_label(best, names) or f"class {best}"
     moves = f"{label} {'falls' if lost > 0 else 'rises'} from {_share(answer.probability)} to {_share(probability)}"
     carries = lost >= _LOST * answer.probability
     if candidate.times and (rises or carries):
@@ -197,10 +197,6 @@ def _place(evidence: Evidence, number: int, candidate: _Candidate, answer: Predi
         numbers["times"] = candidate.times
     show = f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channel} --classes"
     return Place(kind, "note", key, reason, (channel,), number, numbers, f"{_MEANINGS[kind]} {show}")
-
-
-def _class(index: int, names: tuple[str, ...] | None) -> str:
-    return class_label(index, names) or f"class {index}"
 
 
 def _share(probability: float) -> str:

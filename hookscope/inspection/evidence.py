@@ -13,7 +13,7 @@ from hookscope.findings import Finding
 from hookscope.inspection.facts import CallFacts, InspectedImage, InspectedLayer
 from hookscope.models import LoadedModel
 from hookscope.parameters import ParameterStatistics
-from hookscope.statistics import Coverage, LayerStatistics, RunningStatistics
+from hookscope.statistics import LayerStatistics, RunningStatistics
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,10 @@ class Evidence:
         layers: The drawn calls with their maps, channel means, and gradient × activation.
         totals: What a `StatisticsCollector` measured over all images: BatchNorms, and the layers of ``statistics``.
         statistics: Of convolutions, Linear layers, activation functions and the model.
-        coverage: What has no statistics.
         parameters: Statistics of the parameters.
         findings: On activations and parameters, the gravest first.
         changes: Of each block, by the key of its call, ``(images,)`` norm of output minus input over norm of input; NaN
             where their shapes differ. Blocks have layers inside, and are members of a Sequential or a ModuleList.
-        block_means: Of each block with maps or vectors, ``(images, C)`` mean of each channel.
     """
 
     net: LoadedModel
@@ -45,8 +43,6 @@ class Evidence:
     layers: tuple[InspectedLayer, ...]
     totals: RunningStatistics
     statistics: tuple[LayerStatistics, ...]
-    coverage: Coverage
     parameters: tuple[ParameterStatistics, ...]
     findings: tuple[Finding, ...]
     changes: Mapping[str, NDArray[np.float64]]
-    block_means: Mapping[str, NDArray[np.float64]]

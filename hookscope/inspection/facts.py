@@ -193,7 +193,7 @@ class Inspection(Shown):
         if self.is_random:
             cells["warning"] = "the weights are random: this network knows nothing"
         for number, image in enumerate(self.images[:_MOST_IMAGES]):
-            best = [f"{p.index if p.label is None else p.label} {p.probability:.1%}" for p in image.predictions[:3]]
+            best = [f"{p.name} {p.probability:.1%}" for p in image.predictions[:3]]
             cells[f"image {number}"] = ": ".join(filter(None, [image.name, ", ".join(best)]))
             cells[f"Grad-CAM {number}"] = image._cells()["picture"]
         left = len(self.images) - _MOST_IMAGES

@@ -22,7 +22,6 @@ from hookscope.hooks import (
     Maps,
     Shape,
     as_float,
-    by_channel,
     finite_values,
     hook_tensor,
     is_leaf,
@@ -164,14 +163,12 @@ class PassRecord:
     Attributes:
         numbers: The numbers of every call, by key.
         changes: Of each block, see `Evidence.changes`.
-        means: Of each block, the mean of each channel.
         layers: The parts of the drawn calls.
         without_map: Why a drawn call has no map, by key.
     """
 
     numbers: dict[str, CallNumbers] = field(default_factory=dict)
     changes: dict[str, float] = field(default_factory=dict)
-    means: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     layers: tuple[InspectedLayer, ...] = ()
     without_map: dict[str, str] = field(default_factory=dict)
 
@@ -210,7 +207,7 @@ class Recorder:
 
     def on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any, before: Tensor | None) -> Any:
         """Measure any call; ``before`` is what `on_input` returned. A followed call hands on a copy of its output."""
-        self._unseen(self._measure, call, module, output, before)
+        self._unseen(self._measure, call, output, before)
         if call.key not in self._followed or not torch.is_grad_enabled():
             return None
         own, handed_on = keep_and_hand_on(module, args, kwargs, output)
@@ -223,16 +220,12 @@ class Recorder:
         self._unseen(self._draw, call, module, own)
         return handed_on
 
-    def _measure(self, call: Call, module: nn.Module, output: Any, before: Tensor | None) -> None:
+    def _measure(self, call: Call, output: Any, before: Tensor | None) -> None:
         numbers = self.record.numbers[call.key] = CallNumbers(call)
         numbers.update(output)
         after = next(iter(tensors_in(output).values()), None)
         if call.name in self._blocks and after is not None:
-            values = as_float(after)
-            self.record.changes[call.key] = _change(before, values)
-            means = by_channel(values, module, self._size)
-            means = means.flatten(2).mean(2) if means.dim() > 2 else means
-            self.record.means[call.key] = means.mean(0).double().cpu().numpy()
+            self.record.changes[call.key] = _change(before, as_float(after))
 
     def _draw(self, call: Call, module: nn.Module, output: Any) -> None:
         try:

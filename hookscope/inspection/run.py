@@ -29,6 +29,7 @@ from hookscope.hooks import (
     call_key,
     class_names,
     differentiable,
+    enclosing,
     is_leaf,
     leaves_of,
     matches_type,
@@ -174,7 +175,7 @@ class _Run:
             layer = self.trace.layers[call.layer]
             convolves = matches_type(layer.types, usual, layer.leaf)
             ran = ran or convolves
-            for name in _with_parents(layer.name):
+            for name in enclosing(layer.name):
                 whole[name] += call.macs
                 other[name] += 0 if convolves else call.macs
         minor = not ran or 2 * other[""] > whole[""]
@@ -313,11 +314,9 @@ class _Run:
             layers=layers,
             totals=totals,
             statistics=measured,
-            coverage=self.collector.coverage,
             parameters=parameters,
             findings=tuple(ranked([*findings, *parameter_findings(parameters)])),
             changes=_of_all_images([record.changes for record in self.records]),
-            block_means=_of_all_images([record.means for record in self.records]),
         )
         return Inspection(
             model=net.name,
@@ -388,20 +387,10 @@ def _checkpoint(path: str) -> dict[str, str] | None:
         return {"file": os.path.basename(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _of_all_images(values: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
-    """The values of each key for every image; a call that did not run has NaN."""
+def _of_all_images(values: Sequence[Mapping[str, float]]) -> dict[str, NDArray[np.float64]]:
+    """The value of each key for every image; a call that did not run has NaN."""
     keys = dict.fromkeys(key for each in values for key in each)
-    shapes = {key: max(np.shape(each[key]) for each in values if key in each) for key in keys}
-    nothing = {key: np.full(shape, np.nan) for key, shape in shapes.items()}
-    return {key: np.array([each.get(key, nothing[key]) for each in values]) for key in keys}
-
-
-def _with_parents(name: str) -> Iterator[str]:
-    """The name of a layer, of the layers around it, and of the model."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-    yield ""
+    return {key: np.array([each.get(key, np.nan) for each in values]) for key in keys}
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -24,6 +24,7 @@ from hookscope.hooks import (
     buffers_kept,
     channel_axis,
     class_names,
+    enclosing,
     feature_maps,
     is_single,
     map_tensors,
@@ -196,16 +197,10 @@ class _Recorder:
     def _site(
         self, call: Call, part: str, shape: tuple[int, ...], axis: int, live: tuple[int, ...], size: int
     ) -> AblationSite:
-        around = (name for name in _around(call.name) if self._runs[name] == 1)
-        forks = [Fork(name, max(size, self._input_bytes[name])) for name in around]
+        _, *around = enclosing(call.name)
+        forks = [Fork(name, max(size, self._input_bytes[name])) for name in around if self._runs[name] == 1]
         # without a batch axis there can be no copies
         return AblationSite(call, part, shape, axis, live, (Fork(call.name, size), *forks) if axis else ())
-
-
-def _around(name: str) -> list[str]:
-    """The names of the layers around the layer ``name``, the innermost first."""
-    parts = name.split(".") if name else []
-    return [".".join(parts[:length]) for length in reversed(range(len(parts)))]
 
 
 def _channels_in(output: Any, module: nn.Module) -> tuple[Any, ...] | None:
@@ -408,7 +403,7 @@ def scores_without(
         changes.append((AblationSite(call, part, sizes, axis, (channel,), ()), Zero(channels=channel)))
     first = channels[0][0].name
     if len(changes) > 1 and all(site.axis for site, _ in changes):  # without a batch axis there can be no copies
-        for name in (first, *_around(first)):
+        for name in enclosing(first):
             # copies of the input of the whole model would cost as much as a pass for each channel
             if name and not isinstance(model.get_submodule(name), nn.ModuleList | nn.ModuleDict):
                 scores = _verified(Copies(Fork(name, 0), changes), given)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.display import Rows
 from hookscope.errors import LayerError, ModelError, UsageError
-from hookscope.hooks import Layers, Selection, as_float, one_thread, value_numbers, was_updated
+from hookscope.hooks import Layers, Selection, as_float, enclosing, one_thread, value_numbers, was_updated
 from hookscope.parameters.facts import ParameterStatistics, ParameterThresholds
 from hookscope.parameters.filters import (
     computed_tensors,
@@ -111,15 +111,8 @@ def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | No
     return frozenset(
         group[0]
         for group in names.values()
-        if selection.calls_by_name([block for name in group for block in _with_blocks(name)])
+        if selection.calls_by_name([block for name in group for block in enclosing(name) if block])
     )
-
-
-def _with_blocks(name: str) -> Iterator[str]:
-    """``layer4.0.conv1``, ``layer4.0``, ``layer4``."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hookscope.errors import WriteError
 from hookscope.explain import why_empty
-from hookscope.findings import listed
+from hookscope.findings import SEVERITY_WORDS, listed, numbers_by_severity
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
 from hookscope.report.network import Row, engineering, network_rows, outline
 from hookscope.report.pictures import jpeg_address, over_photograph, photograph, small_cam, small_map
 from hookscope.report.template import render
-
-SEVERITY = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
-
 
 MAX_SIZE = 50_000_000
 """The largest size of a page in bytes that browsers open at once."""
@@ -49,7 +45,7 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
         "places": [PlaceView.of(inspection, rows, place) for place in inspection.places],
         "total": Row(0, (), "", None, inspection.calls),
         "rows": rows,
-        "severity": SEVERITY,
+        "severity": SEVERITY_WORDS,
         "gravity": _gravity(inspection.places),
         "engineering": engineering,
         "outline": outline,
@@ -102,7 +98,7 @@ class ImageView:
     def best(self) -> str:
         """The class of the Grad-CAM."""
         answer = self.image.cam.prediction if self.image.cam else self.image.predictions[0]
-        return answer.label or f"class {answer.index}"
+        return answer.name
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,7 @@ def _row(rows: Sequence[Row], name: str) -> Row | None:
 
 def _gravity(places: Sequence[Place]) -> str:
     """How many places have which severity, in words."""
-    numbers = Counter(place.severity for place in places)
-    words = [f"{numbers[severity]} {words}" for severity, words in SEVERITY.items() if numbers[severity]]
+    words = [f"{number} {SEVERITY_WORDS[severity]}" for severity, number in numbers_by_severity(places).items()]
     first = "; the first is the most important" if len(places) > 1 else ""
     return f"{listed(words)}{first}." if words else ""
 

@@ -9,10 +9,9 @@ from itertools import accumulate
 from typing import Any
 
 from hookscope.display import words
-from hookscope.findings import Finding, ranked, single, verdict
+from hookscope.findings import SEVERITY_WORDS, Finding, ranked, single, verdict
 from hookscope.report.charts import HEIGHT, WIDTH, Chart
 from hookscope.report.network import outline
-from hookscope.report.page import SEVERITY
 from hookscope.report.template import render
 
 Row = Mapping[str, Any]
@@ -132,7 +131,7 @@ def draw_result_page(page: ResultPage) -> str:
         places=places,
         about=about,
         words=words,
-        severity=SEVERITY,
+        severity=SEVERITY_WORDS,
         outline=outline,
         share=_share,
         sortable=_sortable,

@@ -41,8 +41,12 @@ class Prediction:
 
     def cells(self) -> Cells:
         """What tables show of it."""
-        name = str(self.index) if self.label is None else self.label
-        return {"class": name, "score": self.score, "probability": self.probability}
+        return {"class": self.label or self.index, "score": self.score, "probability": self.probability}
+
+    @property
+    def name(self) -> str:
+        """The label, or ``class 7`` where it is unknown."""
+        return self.label or f"class {self.index}"
 
     @property
     def unseen(self) -> bool:

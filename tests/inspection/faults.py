@@ -51,11 +51,9 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
         layers=(),
         totals=totals,
         statistics=measured,
-        coverage=collector.coverage,
         parameters=parameters,
         findings=tuple(ranked([*problems, *parameter_findings(parameters)])),
         changes={},
-        block_means={},
         scores=(),
     )
 

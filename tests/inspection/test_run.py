@@ -316,13 +316,11 @@ class TestEvidence:
             x = block(x)
             expected = float((x - before).norm() / before.norm())
             assert evidence.changes[f"blocks.{number}"] == pytest.approx([expected], rel=1e-5)
-            np.testing.assert_allclose(evidence.block_means[f"blocks.{number}"], x.mean((2, 3)), rtol=1e-4)
 
     def test_statistics_are_those_of_all_images(self, monkeypatch):
         evidence = captured(monkeypatch, ready(in_place()), noise(0), noise(1))
         assert evidence.totals.images == 2
         assert [layer.key for layer in evidence.statistics][:3] == ["0", "1", "2"]
-        assert evidence.coverage.operations == {}  # what hooks calculate is no operation of the model
         assert [tuple(scores.shape) for scores in evidence.scores] == [(1, 5), (1, 5)]
 
 

@@ -12,7 +12,7 @@ from hookscope.cli.output.report import Row, Section, row_of
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, wrapped
 from hookscope.errors import printable
-from hookscope.findings import SEVERITIES, counted
+from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity
 
 FIELDS = (
     "rank", "severity", "kind", "layer", "index", "call", "order", "channels", "image", "reason", "numbers", "meaning",
@@ -20,7 +20,6 @@ FIELDS = (
 )  # fmt: skip
 _MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption
 _IMAGES, _CLASSES, _LEAST_SHARE = 3, 3, 0.01  # of the answer
-_SEVERITY_WORDS = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
 
 
 def place_section(found: inspection.Inspection, file: str) -> Section:
@@ -53,7 +52,7 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
     page = replace(page, columns=min(MOST_WORDS, page.columns))
     lines, shown = [*_answers(found, page), *_verdict(found.places, page)], 0
     for place in found.places:
-        begin = f"{shown + 1:>2}  {_SEVERITY_WORDS[place.severity]}  "
+        begin = f"{shown + 1:>2}  {SEVERITY_WORDS[place.severity]}  "
         layer = "" if place.layer in place.reason else printable(place.layer)
         where = f"{shortened([layer], page.columns // 2, page.ellipsis)[0]}: " if layer else ""
         more = [*beside(begin, [f"{where}{place.reason}"], len(where), place.severity, page, indent=" " * 4)]
@@ -80,7 +79,7 @@ def _answers(found: inspection.Inspection, page: Page) -> Iterator[str]:
 def _answer(image: inspection.InspectedImage) -> str:
     best = image.predictions[:_CLASSES]
     seen = [one for one in best if not one.probability < _LEAST_SHARE] or best[:1]
-    words = [f"{one.label or f'class {one.index}'} {_percent(one.probability)}" for one in seen]
+    words = [f"{one.name} {_percent(one.probability)}" for one in seen]
     return ", ".join(words) or "no scores of classes"
 
 
@@ -89,14 +88,13 @@ def _percent(share: float) -> str:
 
 
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:
-    numbers = {severity: sum(place.severity == severity for place in places) for severity in SEVERITIES}
-    gravest = next((severity for severity in SEVERITIES if numbers[severity]), "note")
+    numbers = numbers_by_severity(places)
+    gravest = next(iter(numbers), "note")
     parts: list[str] = []
     for severity, number in numbers.items():
-        if number:
-            be = "" if severity != "note" else "is " if number == 1 else "are "
-            noun = counted(number, "place") if not parts else str(number)
-            parts.append(f"{noun} {be}{_SEVERITY_WORDS[severity]}")
+        be = "" if severity != "note" else "is " if number == 1 else "are "
+        noun = counted(number, "place") if not parts else str(number)
+        parts.append(f"{noun} {be}{SEVERITY_WORDS[severity]}")
     text = ", ".join(parts) or "no place stands out"
     if gravest == "note":
         text = f"nothing must be mended; {text}"
