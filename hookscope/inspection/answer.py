@@ -54,7 +54,7 @@ REASONS: list[Callable[[Evidence], Iterable[Place]]] = [parting_places, block_pl
 
 
 def answer_places(evidence: Evidence) -> list[Place]:
-    """The places that are no findings, the most important first."""
+    """The places that are no findings, the most important first; with random weights they would mean nothing."""
     carriers = list(_carriers(evidence))
     told = {(place.layer, place.channels) for place in carriers}
     others = (place for find in REASONS for place in find(evidence))
@@ -62,9 +62,7 @@ def answer_places(evidence: Evidence) -> list[Place]:
 
 
 def _carriers(evidence: Evidence) -> Iterator[Place]:
-    """The channels without which the answer to an image changes or falls; random weights answer nothing."""
-    if evidence.net.weights.startswith("random"):
-        return
+    """The channels without which the answer to an image changes or falls."""
     rest = _rest(evidence.calls)
     found = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest)]
     best: dict[tuple[str, tuple[int, ...] | None], Place] = {}

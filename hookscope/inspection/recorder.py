@@ -32,6 +32,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.inspection.facts import ImageMaps, InspectedLayer
+from hookscope.statistics import in_intervals
 
 BINS = 32
 """Intervals of the histogram of a call."""
@@ -85,8 +86,7 @@ class CallNumbers:
         before, self.low, self.high = (self.low, self.high), min(low, self.low), max(high, self.high)
         if self.count and before != (self.low, self.high):
             middles = before[0] + (before[1] - before[0]) * (np.arange(len(self.counts)) + 0.5) / len(self.counts)
-            middles = np.full_like(middles, before[0]) if before[0] == before[1] else middles
-            self.counts, _ = np.histogram(middles, len(self.counts), (self.low, self.high), weights=self.counts)
+            self.counts = in_intervals(middles, self.counts, self.low, self.high, len(self.counts))
 
     @property
     def histogram(self) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ def split(values: Sequence[float]) -> int | None:
 def parting_places(evidence: Evidence) -> Iterator[Place]:
     """The layer where classes begin to part, if there is one: at least two answers, and a clear rise."""
     answers = [image.predictions[0].index for image in evidence.images if image.predictions]
-    if len(answers) < len(evidence.images) or len(set(answers)) < 2 or evidence.net.weights.startswith("random"):
+    if len(answers) < len(evidence.images) or len(set(answers)) < 2:
         return
     measured: dict[str, float] = {}
     for layer in evidence.layers:

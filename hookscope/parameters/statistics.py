@@ -80,12 +80,9 @@ def parameter_statistics(
 
 
 def _histogram(values: Tensor, low: float, high: float, bins: int) -> tuple[int, ...]:
-    finite = values.detach().double().flatten()
-    finite = finite[finite.isfinite()]
-    if low == high:
-        return (finite.numel(),)
-    at = ((finite - low) / (high - low) * bins).long().clamp(0, bins - 1)
-    return tuple(torch.bincount(at, minlength=bins).tolist())
+    finite = values.detach().double()
+    counts = torch.histc(finite[finite.isfinite()], bins if high > low else 1, low, high)
+    return tuple(counts.long().tolist())
 
 
 def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | None:

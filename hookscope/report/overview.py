@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 
 from hookscope.inspection import Inspection, Place
 from hookscope.report.page import drawn_layer
-from hookscope.report.pictures import channel_map, layer_cam, over_photograph
+from hookscope.report.pictures import map_or_cam, over_photograph
 
 _SIDE, _GAP, _GROUND = 256, 8, (128, 128, 128)  # visible on light and dark terminals
 _IMAGES, _PLACES = 3, 4
@@ -50,11 +50,7 @@ def _thumbnails(inspection: Inspection, number: int) -> Sequence[Image.Image]:
 def _thumbnail(inspection: Inspection, place: Place, number: int) -> Image.Image | None:
     """The map of the first channel of the place, else the Grad-CAM of its layer."""
     layer = drawn_layer(inspection, place.layer)
-    maps = inspection.layers[layer].images[number] if layer is not None else None
-    if layer is None or maps is None:
-        return None
-    shown = channel_map(maps.tiles, place.channels[0]) if place.channels else None
-    return shown or layer_cam(inspection, layer, number, _SIDE)
+    return None if layer is None else map_or_cam(inspection, layer, place, number, _SIDE)[0]
 
 
 def _in_square(image: Image.Image, side: int) -> Image.Image:

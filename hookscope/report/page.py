@@ -12,7 +12,7 @@ from hookscope.findings import SEVERITY_WORDS, listed, numbers_by_severity
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
 from hookscope.report.network import Row, engineering, network_rows, outline
-from hookscope.report.pictures import jpeg_address, over_photograph, photograph, small_cam, small_map
+from hookscope.report.pictures import jpeg_address, map_or_cam, over_photograph, photograph, png_address
 from hookscope.report.template import render
 
 MAX_SIZE = 50_000_000
@@ -127,7 +127,7 @@ class PlaceView:
         row = _row(rows, place.layer)
         channel = place.channels[0] if place.channels and layer is not None else None
         link = f"layer={layer}" if layer is not None else f"call={row.number}" if row else ""
-        picture, about = _thumbnail(inspection, layer, channel, place.image or 0)
+        picture, about = _thumbnail(inspection, layer, place)
         return cls(place, link, channel, picture, about, row.facts if row else None)
 
 
@@ -152,15 +152,15 @@ def _gravity(places: Sequence[Place]) -> str:
     return f"{listed(words)}{first}." if words else ""
 
 
-def _thumbnail(inspection: Inspection, layer: int | None, channel: int | None, image: int) -> tuple[str, str]:
-    """The address of the map of a channel, else of the Grad-CAM of the layer, and what it shows."""
+def _thumbnail(inspection: Inspection, layer: int | None, place: Place) -> tuple[str, str]:
+    """The address of a picture of a place, and what it shows: for its image, else for the first that has maps."""
     if layer is None:
         return "", ""
-    every = inspection.layers[layer].images
-    image = next((at for at in (image, *range(len(every))) if every[at] is not None), image)
-    maps = every[image]
-    if maps is None:
+    images = range(len(inspection.images)) if place.image is None else (place.image, *range(len(inspection.images)))
+    image = next(at for at in images if inspection.layers[layer].images[at] is not None)
+    picture, channel = map_or_cam(inspection, layer, place, image)
+    if picture is None:
         return "", ""
-    if channel is not None and (picture := small_map(maps.tiles, channel)):
-        return picture, f"Feature map of channel {channel}"
-    return small_cam(inspection, layer, image), "Grad-CAM of the layer over the image"
+    if channel is not None:
+        return png_address(picture), f"Feature map of channel {channel}"
+    return jpeg_address(picture, 80), "Grad-CAM of the layer over the image"

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.drawing import Heat, Tiles, draw_heat, palette
-from hookscope.inspection import Inspection
+from hookscope.drawing import Heat, draw_heat, palette
+from hookscope.inspection import Inspection, Place
 
 MAPS, HEAT = "viridis", "inferno"
 """Colour maps of feature maps, and of Grad-CAM over a photograph."""
@@ -61,23 +61,19 @@ def layer_cam(inspection: Inspection, layer: int, image: int = 0, width: int = _
     return over_photograph(inspection.images[image].seen, maps.cam, width)
 
 
-def small_cam(inspection: Inspection, layer: int, image: int | None = None) -> str:
-    """The address of a thumbnail of `layer_cam`, by default for the first image that has one; empty if none has."""
-    images = range(len(inspection.images)) if image is None else [image]
-    cam = next(filter(None, (layer_cam(inspection, layer, at) for at in images)), None)
+def small_cam(inspection: Inspection, layer: int) -> str:
+    """The address of a thumbnail of `layer_cam` for the first image that has one; empty if none has."""
+    cam = next(filter(None, (layer_cam(inspection, layer, at) for at in range(len(inspection.images)))), None)
     return "" if cam is None else jpeg_address(cam, 80)
 
 
-def channel_map(tiles: Tiles, channel: int) -> Image.Image | None:
-    """The map of a channel in its own size; None if it has none, or a single position."""
-    if channel not in tiles.channels or tiles.values:
-        return None
-    image = Image.fromarray(tiles.levels[tiles.channels.index(channel)], "P")
-    image.putpalette(palette(MAPS).tobytes())
-    return image
-
-
-def small_map(tiles: Tiles, channel: int) -> str:
-    """The address of `channel_map`; empty if there is none."""
-    image = channel_map(tiles, channel)
-    return "" if image is None else png_address(image)
+def map_or_cam(
+    inspection: Inspection, layer: int, place: Place, image: int, width: int = _SMALL
+) -> tuple[Image.Image | None, int | None]:
+    """The map of the first channel of a place in its own size, and its number; else the Grad-CAM of the layer."""
+    maps, channel = inspection.layers[layer].images[image], place.channels[0] if place.channels else None
+    if maps is None or channel not in maps.tiles.channels or maps.tiles.values:
+        return layer_cam(inspection, layer, image, width), None
+    drawn = Image.fromarray(maps.tiles.levels[maps.tiles.channels.index(channel)], "P")
+    drawn.putpalette(palette(MAPS).tobytes())
+    return drawn, channel

@@ -29,7 +29,7 @@ from hookscope.report.rows import (
     weights_row,
 )
 from hookscope.report.tables import Distribution, ResultPage, RowView, Table, draw_result_page
-from hookscope.statistics import LayerStatistics
+from hookscope.statistics import LayerStatistics, in_intervals
 from hookscope.system import StrPath
 from hookscope.training import Run, TimedFinding, findings_over_time, read_runs, summary
 
@@ -262,15 +262,8 @@ def _of_bins(layer: LayerStatistics) -> Distribution | None:
     if layer.min is None or layer.max is None or layer.mean is None or not len(counts):
         return None
     middle = ((lower + upper) / 2).clip(layer.min, layer.max)
-    histogram = _counted(middle, counts, layer.min, layer.max)
-    return Distribution(layer.min, layer.mean, layer.max, histogram)
-
-
-def _counted(values: NDArray[np.float64], counts: NDArray[np.int64], low: float, high: float) -> list[int]:
-    if not high > low:
-        return [int(counts.sum())]
-    at = ((values - low) / (high - low) * _INTERVALS).astype(int).clip(0, _INTERVALS - 1)
-    return [int(count) for count in np.bincount(at, counts, _INTERVALS)]
+    histogram = in_intervals(middle, counts, layer.min, layer.max, _INTERVALS if layer.max > layer.min else 1)
+    return Distribution(layer.min, layer.mean, layer.max, histogram.tolist())
 
 
 def _channel_charts(layer: LayerStatistics) -> list[Chart]:

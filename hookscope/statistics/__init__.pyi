@@ -17,6 +17,7 @@ from .limits import (
     junit_xml as junit_xml,
 )
 from .moments import Floats as Floats
+from .quantiles import in_intervals as in_intervals
 from .run import measure_images as measure_images
 from .storage import (
     BEGINNING as BEGINNING,

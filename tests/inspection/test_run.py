@@ -297,6 +297,14 @@ class TestNumbers:
         assert found.layers[1].images[0].tiles.nonfinite.tolist() == [3] * 4
         assert "non-finite" in {finding.finding for finding in found.findings}
 
+    def test_values_that_hardly_differ_are_counted_over_images(self):
+        near = torch.tensor([1.0, 1 + 2**-52], dtype=torch.float64)  # numpy.histogram refuses such a range
+        first, second = (CallNumbers(Call("0", "Conv2d", 0, 0, 0)) for _ in range(2))
+        first.update(near[:1])
+        second.update(near)
+        first.merge(second)
+        assert sum(first.histogram) == 3
+
 
 def captured(monkeypatch: pytest.MonkeyPatch, net: LoadedModel, *images: Image.Image) -> Any:
     """The evidence from which places are found."""

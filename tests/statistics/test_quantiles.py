@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.statistics.quantiles import ValueHistogram
+from hookscope.statistics.quantiles import ValueHistogram, in_intervals
 from tests.statistics.judge import random
 
 SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -68,6 +68,15 @@ def test_bins_hold_each_value_between_their_ends() -> None:
         stored = values.double().numpy()
         inside = (stored >= low) & (stored < high) if low >= 0 else (stored > low) & (stored <= high)
         assert count == inside.sum() or 0 in (low, high) or high == upper[-1]
+
+
+def test_equal_intervals_count_as_numpy_does_also_where_numpy_refuses() -> None:
+    values, counts = VALUES["every size"].double().numpy(), np.arange(len(VALUES["every size"]))
+    expected, _ = np.histogram(values, 48, (values.min(), values.max()), weights=counts)
+    assert np.array_equal(in_intervals(values, counts, values.min(), values.max(), 48), expected)
+    near = np.array([1, np.nextafter(1, 2), np.nextafter(1, 2)])
+    assert in_intervals(near, np.array([5, 2, 1]), near[0], near[1], 48).tolist() == [5, *[0] * 46, 3]
+    assert in_intervals(np.ones(2), np.array([5, 2]), 1, 1, 3).tolist() == [0, 7, 0]
 
 
 def test_nothing_finite() -> None:
