@@ -32,7 +32,7 @@ _LEAST_PHOTOGRAPH, _MOST_PHOTOGRAPH = 144, 480  # longest side of the photograph
 _BESIDE = 14
 
 _HINT = "all: channels='all'"
-_CHANNELS_FIRST = nn.Conv2d(1, 1, 1)  # says where the channels of a tensor are whose layer is not given
+_CHANNELS_FIRST = nn.Conv2d(1, 1, 1, device="meta")  # says where the channels of a tensor are whose layer is not given
 
 Frames = Sequence[Sequence[Image.Image]]
 

@@ -266,8 +266,8 @@ class _Run:
             check_finite_score(label)
             if not score.requires_grad:
                 return f"no gradient can flow through {self.net.name}"
-            # most tensors lie between the first one and the score
-            torch.autograd.grad(score, recorder.waiting[:1], retain_graph=True, allow_unused=True)
+            if recorder.waiting:  # most tensors lie between the first one and the score
+                torch.autograd.grad(score, recorder.waiting[:1], retain_graph=True, allow_unused=True)
             if recorder.waiting:
                 torch.autograd.grad(score, recorder.waiting, allow_unused=True)
         except InputError as error:

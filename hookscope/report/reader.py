@@ -9,7 +9,6 @@ import json
 import math
 import os
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,8 @@ from PIL import Image
 from hookscope.drawing import Scale, values_of_levels
 from hookscope.errors import PageError
 from hookscope.report.layers import GAP, digest
+
+_HEAD = 4096  # characters that say what wrote a page
 
 _LayerValues = list[tuple[list[int], NDArray[np.float64]] | None]
 
@@ -42,14 +43,18 @@ def read_page(path: str | os.PathLike[str]) -> dict[str, list[tuple[list[int], N
         hookscope.errors.PageError: cannot read no.html: No such file or directory
     """
     name = os.fspath(path)
+    page = _Page()
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise PageError(f"cannot read {name}: {error.strerror}") from error
+        with open(path, encoding="utf-8") as file:
+            page.feed(file.read(_HEAD))
+            if page.generator == "hookscope":  # else it may be a file of any size
+                page.feed(file.read())
     except UnicodeDecodeError as error:
         raise PageError(f"{name} is no page of inspect", "it is not text in UTF-8") from error
-    page = _Page()
-    page.feed(text)
+    except (OSError, ValueError) as error:
+        raise PageError(f"cannot read {name}: {getattr(error, 'strerror', error)}") from error
+    except AssertionError as error:  # of the parser
+        raise PageError(f"{name} is damaged: {error}", do="copy it again, or make it again") from error
     if page.generator == "hookscope" and not page.is_whole:
         raise PageError(f"{name} is cut off", do="copy it again, or make it again")
     if page.generator != "hookscope" or not page.seal:
@@ -59,7 +64,7 @@ def read_page(path: str | os.PathLike[str]) -> dict[str, list[tuple[list[int], N
         raise PageError(f"the numbers in {name} were modified", do="make the page again")
     try:
         return dict(layer.values() for layer in page.layers)
-    except (LookupError, TypeError, ValueError, OSError, Image.DecompressionBombError) as error:
+    except Exception as error:  # somebody may write any numbers, and renew the seal
         raise PageError(f"the numbers in {name} cannot be read", f"{type(error).__name__}: {error}") from error
 
 
@@ -117,10 +122,8 @@ def _values(numbers: dict[str, Any], address: str) -> NDArray[np.float64]:
     if "values" in numbers:
         return np.array(numbers["values"], float)[:, None, None]
     count, height, width, columns = len(numbers["low"]), numbers["height"], numbers["width"], numbers["columns"]
-    pixels = _pixels(address)
     rows = math.ceil(count / columns)
-    if pixels.shape != (rows * (height + GAP), columns * (width + GAP)):
-        raise ValueError(f"a picture of {pixels.shape[1]}×{pixels.shape[0]} pixels")
+    pixels = _pixels(address, (columns * (width + GAP), rows * (height + GAP)))
     cells = pixels.reshape(rows, height + GAP, columns, width + GAP).swapaxes(1, 2)
     maps = cells.reshape(rows * columns, height + GAP, width + GAP)[:count, :height, :width]
     scale = Scale.parse("channel")
@@ -128,10 +131,13 @@ def _values(numbers: dict[str, Any], address: str) -> NDArray[np.float64]:
     return np.stack([values_of_levels(levels, low, high, scale) for levels, low, high in limits])
 
 
-def _pixels(address: str) -> NDArray[np.uint8]:
+def _pixels(address: str, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The palette indices of a picture, which is decoded only if it has this width and height."""
     try:
         file = base64.b64decode(address.removeprefix("data:image/png;base64,"), validate=True)
     except binascii.Error as error:
         raise ValueError("a picture is damaged") from error
     with Image.open(io.BytesIO(file), formats=["PNG"]) as image:
+        if image.size != size:
+            raise ValueError(f"a picture of {image.width}×{image.height} pixels")
         return np.asarray(image)

@@ -306,6 +306,8 @@ class _Recorder:
             self.calls[failed.returned :] = [replace(c, depth=c.depth - 1) for c in self.calls[failed.returned :]]
         macs = opened.macs
         for tensor in tensors_in(output).values():
+            if tensor.is_inference():  # it has no version
+                continue
             alias = tensor.detach()
             self._watched.append(_WatchedOutput(len(self.calls), alias, alias._version))
         shapes = opened.input_shape, shape_of(output)

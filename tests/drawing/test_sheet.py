@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,12 @@ from hookscope.models.metadata import WeightsMetadata
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 CALL = Call("layer4.0.conv2", "Conv2d", 0, 30)
+
+
+def test_importing_draws_no_random_number() -> None:
+    state = torch.get_rng_state()
+    runpy.run_path(sheets.__file__)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def sheet_of(output: Any, call: Call = CALL, origin: Origin = ORIGIN, **more: Any) -> Sheet:

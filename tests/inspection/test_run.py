@@ -440,6 +440,17 @@ class TestProvenance:
         assert about["checkpoint"]["file"] == "mine.pth"
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_maps_that_were_made_without_gradients(mode):
+    def forward(net, x):
+        with mode():
+            values = net.conv(x)
+        return net.head(values + 0)
+
+    found = inspect(Function(forward, conv=nn.Conv2d(3, 4, 3), head=head(4)), noise())
+    assert found.images[0].without_cam == "no layer has a map that the score depends on"
+
+
 class TestErrors:
     def test_no_image(self):
         with pytest.raises(UsageError, match="there is no image"):

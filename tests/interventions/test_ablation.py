@@ -396,6 +396,13 @@ def test_hooks_are_gone_after_an_error_and_an_interruption() -> None:
     assert not state.changes()
 
 
+def test_complex_values_are_compared_with_their_imaginary_parts() -> None:
+    from hookscope.interventions.ablation_passes import _close
+
+    one = torch.tensor([1.0 + 1.0j])
+    assert _close(one, one) and not _close(one, one.conj())
+
+
 @pytest.mark.filterwarnings("ignore:.*deprecated.*")
 def test_halves_and_inference_mode() -> None:
     net = random_net("squeezenet1_1").bfloat16()

@@ -24,6 +24,13 @@ def test_what_an_inspection_lacks_is_said():
         assert words in page
 
 
+def test_a_probability_of_nan_has_no_bar():
+    found = example()
+    unknown = replace(found.images[0].predictions[0], probability=float("nan"))
+    page = draw_page(replace(found, images=(replace(found.images[0], predictions=(unknown,)),)))
+    assert "nan %" in page and 'width="nan"' not in page
+
+
 def test_places_are_counted_by_severity():
     assert "1 must be mended, 1 should be looked at, 1 worth a look; the first is the most important." in draw_page(
         example()

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hookscope import HookscopeError, capture, inspect, load_model, open_image, read_page
 from hookscope.errors import PageError
@@ -92,6 +93,7 @@ DAMAGE = {
     "it is not text": lambda text: "\xff",
     "is cut off": lambda text: text[: len(text) * 9 // 10],
     "cut off": lambda text: text.replace("</html>", ""),
+    "is damaged": lambda text: text.replace("</main>", "</main><![" * 2),
     "was modified; a limit": lambda text: changed(text, r'"low":\[(-?\d)', r'"low":[9\1'),
     "was modified; a picture": lambda text: changed(text, r'(class="maps"[^>]*base64,[^"]{90})(?!A).', r"\1A"),
     "was modified; a layer less": lambda text: changed(text, r'(?s)<section class="layer".*?</section>', ""),
@@ -114,11 +116,35 @@ def test_a_page_whose_seal_was_renewed_is_read_with_care(tmp_path):
     text = draw_page(inspection_of(layer_of(np.arange(8.0).reshape(2, 2, 2))))
     data = re.search(r'class="numbers">(.*?)</script>', text)[1]
     address = re.search(r'src="(data:image/png[^"]*)" width="\d+" height="\d+" loading="lazy" alt="Feature', text)[1]
-    for other in ("[]", "{}", '{"key": 1}', json.dumps({**json.loads(data), "images": [{"low": [0]}]}), "1" * 5000):
+    facts = json.loads(data)
+    images = [{**facts["images"][0], **change} for change in ({"columns": 0}, {"low": [10**400] * 2}, {"low": [{}, 0]})]
+    others = [json.dumps({**facts, "images": [image]}) for image in ({"low": [0]}, *images)]
+    for other in ("[]", "{}", '{"key": 1}', *others, "1" * 5000, "[" * 100_000):
         forged = text.replace(data, other).replace(digest([data], [address]), digest([other], [address]))
         (tmp_path / "forged.html").write_text(forged, "utf-8")
         with pytest.raises(HookscopeError):
             read_page(tmp_path / "forged.html")
+
+
+def test_a_picture_of_another_size_than_its_numbers_say_is_not_decoded(tmp_path, monkeypatch):
+    from hookscope.report.layers import digest
+    from hookscope.report.pictures import png_address
+
+    text = draw_page(inspection_of(layer_of(np.arange(8.0).reshape(2, 2, 2))))
+    data = re.search(r'class="numbers">(.*?)</script>', text)[1]
+    address = re.search(r'src="(data:image/png[^"]*)" width="\d+" height="\d+" loading="lazy" alt="Feature', text)[1]
+    large = png_address(Image.new("P", (3000, 3000)))
+    forged = text.replace(address, large).replace(digest([data], [address]), digest([data], [large]))
+    (tmp_path / "forged.html").write_text(forged, "utf-8")
+    monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("decoded"))
+    with pytest.raises(PageError, match="a picture of 3000×3000 pixels"):
+        read_page(tmp_path / "forged.html")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "page\0.html"])
+def test_no_file_of_any_size_or_name_is_read_whole(name):
+    with pytest.raises(PageError):
+        read_page(name)
 
 
 def test_a_missing_file_is_an_error(tmp_path):

@@ -175,6 +175,15 @@ def test_overwritten_names_the_layer_that_writes() -> None:
     assert [row.note for row in list_layers(net, (8, 8))] == ["overwritten by 1", ""]
 
 
+def test_a_model_that_turns_inference_mode_on() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return net.relu(net.conv(x))
+
+    net = Function(forward, conv=nn.Conv2d(3, 3, 1), relu=nn.ReLU())
+    assert [row.name for row in list_layers(net, (8, 8), ("all",))] == ["conv", "relu"]
+
+
 def add() -> nn.Module:
     """Writes to the output of its convolution itself."""
 
