@@ -55,6 +55,10 @@ class LayerView:
     channels: tuple[int, ...]
 
     @property
+    def key(self) -> str:
+        return self.layer.key
+
+    @property
     def total(self) -> int:
         """Number of channels of the layer."""
         return next((maps.tiles.total for maps in self.layer.images if maps), 0)
@@ -93,7 +97,7 @@ class LayerView:
         images = zip(self.layer.images, self.pictures, strict=True)
         return _json(
             {
-                "key": self.layer.key,
+                "key": self.key,
                 "frames": self.layer.frames,
                 "total": self.total,
                 "channels": self.channels,

@@ -40,6 +40,10 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
     """
     rows = network_rows(inspection)
     facts = {
+        "kind": "Inspection",
+        "title": inspection.model,
+        "is_random": inspection.is_random,
+        "provenance": inspection.provenance,
         "inspection": inspection,
         "images": [ImageView.of(number, image) for number, image in enumerate(inspection.images)],
         "places": [PlaceView.of(inspection, rows, place) for place in inspection.places],

@@ -121,8 +121,12 @@ def draw_result_page(page: ResultPage) -> str:
         about.setdefault(finding.layer, []).append(finding)
     return render(
         "results.html",
-        ("page.css", "layer.css", "results.css"),
+        ("page.css", "results.css"),
         ("page.js", "list.js", "results.js"),
+        kind=page.kind,
+        title=page.title,
+        is_random=page.is_random,
+        provenance=page.provenance,
         page=page,
         findings=ranked(page.findings),
         verdict=verdict(page.findings),

@@ -113,7 +113,7 @@ def test_modules_fold(opened):
     fold.click()
     assert fold.get_attribute("aria-expanded") == "false"
     assert visible_rows(page) == [*everything[:5], *everything[7:]]
-    assert page.locator("#shown").inner_text() == "5 of 7 calls"
+    assert page.locator("#shown-0").inner_text() == "5 of 7 calls"
     page.get_by_role("button", name="Unfold all").click()
     assert visible_rows(page) == everything
     page.get_by_role("button", name="Fold all").click()
@@ -141,7 +141,7 @@ def test_the_list_is_filtered_by_name_and_type(opened):
     page = opened(drawn())
     page.get_by_label("Filter").fill("conv2d FEATURES")
     assert visible_rows(page) == ["features.star", "features.3.squeeze"]
-    assert page.locator("#shown").inner_text() == "2 of 7 calls"
+    assert page.locator("#shown-0").inner_text() == "2 of 7 calls"
     page.get_by_label("Filter").fill("nothing like it")
     assert visible_rows(page) == []
 
@@ -173,7 +173,7 @@ def test_the_keyboard_alone_is_enough(opened):
     press("Escape")
     assert is_seen(page, "#overview") and focused(page) == "features.star"
     press("/")
-    assert focused(page) == "filter"
+    assert focused(page) == "filter-0"
     page.keyboard.type("squeeze_")
     press("Enter")
     assert focused(page) == "features.3.squeeze_activation"

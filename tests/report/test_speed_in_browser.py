@@ -46,7 +46,7 @@ def list_times(page):
     return {
         "sort": milliseconds(page, "document.querySelectorAll('.calls thead button')[5].click()"),
         "in order": milliseconds(page, "document.querySelectorAll('.calls thead button')[0].click()"),
-        "filter": milliseconds(page, f"const filter = document.getElementById('filter'); {typed}"),
+        "filter": milliseconds(page, f"const filter = document.getElementById('filter-0'); {typed}"),
         "fold": milliseconds(page, "document.querySelector('.fold').click()"),
         "fold all": milliseconds(page, "document.querySelector('.unfold').click()"),
     }
