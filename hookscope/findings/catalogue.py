@@ -852,19 +852,19 @@ _kind(
 # What an inspection finds that one layer alone does not show.
 _kind(
     "random-weights",
-    "The network was not trained: what it answers is chance, and its channels mean nothing.",
-    "Load trained weights before you look at anything else: --weights FILE, or the name of weights.",
+    "The network is not trained: its answers and its channels mean nothing.",
+    "Load trained weights first: --weights FILE, or a name of weights.",
     severity="error",
 )
 _kind(
     "input-mismatch",
-    "The network was trained on images that were prepared in another way.",
+    "The network was probably trained on images that were prepared in another way.",
     "Give the preprocessing of training: --preprocess, --range, --mean, --std.",
     Threshold(
         "better",
         1.5,
-        "how far the first three BatchNorms are from the inputs, over how far they would be: 1.2 for right inputs,"
-        " 1.9 and more without mean and std",
+        "distance of the inputs from the first three BatchNorms, over that of inputs prepared in another way: 1.2 for"
+        " right inputs, 1.9 and more without mean and std",
     ),
     Threshold("much_better", 3.0, "chosen: beyond it this is a warning; unusual images reach 1.5"),
     Threshold("large_input", 20.0, "chosen: mean and std of training leave values within 3, a range of -1 to 1 less"),
@@ -875,8 +875,8 @@ _kind(
 )
 _kind(
     "sudden-drift",
-    "From this BatchNorm on, the network computes with values that it was not trained on.",
-    "Compare this BatchNorm and the layer before it with the checkpoint: weights or statistics may be foreign.",
+    "From this BatchNorm on, the network may compute with values that it was not trained on.",
+    "Compare this BatchNorm and the layer before it with the checkpoint: values may come from another model.",
     Threshold(
         "sudden_shift",
         0.6,
@@ -897,21 +897,21 @@ _kind(
     Threshold(
         "sudden_profile",
         0.5,
-        "1 minus the correlation of the channels' means with the running means: in sound networks 0.1 after the first"
+        "1 minus the correlation of the means of channels with the running means: in sound networks 0.1 after the first"
         " BatchNorm, where the running means differ by 0.4 standard deviations",
     ),
     Threshold("sudden_step", 2.0, "over the largest before it: in sound networks 1.6"),
     cases={
         "sign": Case(
-            "The layer computes about the opposite of what its BatchNorm expects.",
-            "Compare the weights with the checkpoint: their sign may have been changed.",
+            "The layer seems to compute the opposite of what its BatchNorm expects.",
+            "Compare the weights with the checkpoint: their signs may have been changed.",
         ),
     },
     severity="note",
 )
 _kind(
     "initial-weights",
-    "The weights are uniform with sharp bounds, as an initialisation makes them: the layer was not trained.",
+    "The weights are uniform with sharp bounds, as an initialisation makes them: the layer is probably not trained.",
     "Look for a layer that is missing in the checkpoint, that was initialised again, or that is frozen.",
     Threshold(
         "uniform",
@@ -923,8 +923,8 @@ _kind(
 )
 _kind(
     "outlier-weights",
-    "One channel outweighs all others of its layer, and may decide the answer alone.",
-    "Look at the map of the channel, and remove it with intervene to see whether the answer changes.",
+    "One channel is much larger than all others of its layer, and may decide the answer alone.",
+    "Look at the map of the channel, and set it to 0 with intervene to see whether the answer changes.",
     Threshold(
         "outlier_filter",
         2.0,

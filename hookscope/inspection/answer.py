@@ -1,18 +1,18 @@
 """Places to look at that are no findings: where the answer comes from, and layers unlike those of their kind.
 
-All are notes. They are in this order, those of one kind by their numbers:
+All are notes, in this order. Places of one kind are in the order of their numbers:
 
 | kind | what the place is |
 | --- | --- |
-| dominates-answer | a channel far larger than its neighbours, without which the answer is another or far surer |
+| dominates-answer | a channel far larger than its neighbours; without it the answer is another, or much more probable |
 | changes-answer | a channel without which another class is the answer |
-| carries-answer | a channel without which the probability of the answer falls by a quarter of it or more |
-| supports-answer | where no channel does that: one without which it falls by 5 percentage points or more |
-| classes-part | the layer from which images of different answers differ |
+| carries-answer | a channel without which the probability of the answer falls by at least a quarter of itself |
+| supports-answer | if no channel does that: one without which it falls by at least 5 percentage points |
+| classes-separate | the first layer whose channel means separate images of different answers |
 | adds-nothing | a block that hardly changes its input |
 | adds-most | the block that changes its input most |
-| widest-maps | a layer, or a channel of one, with values far beyond those of its kind |
-| emptiest-maps | the layer with by far the most zeros, or maps of one value |
+| widest-maps | a layer, or a channel, whose largest absolute value is far above the usual one |
+| emptiest-maps | the layer with far more zeros than others, or with the most constant maps |
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hookscope.hooks import differentiable
 from hookscope.inspection.evidence import Evidence
 from hookscope.inspection.facts import CallFacts, Place
 from hookscope.inspection.outliers import block_places, far_beyond, map_places, sizes_of
-from hookscope.inspection.separation import parting_places
+from hookscope.inspection.separation import separating_places
 from hookscope.interventions import scores_without
 from hookscope.scores import Prediction, class_label, probabilities
 
@@ -41,24 +41,24 @@ _LAYERS, _OF_LAYER, _DOMINANT = 3, 3, 2  # layers, channels of each, and dominat
 _LOST = 0.25  # of its probability, which an answer loses at least without a channel that carries it
 _LOST_A_LITTLE = 0.05  # probability that it loses at least without a channel that supports it
 _MOST, _MOST_SUPPORTING = 2, 2  # places of one image; in all
-_DEPENDS = "The answer depends on this channel: its map shows on what. See the classes without it:"
+_DEPENDS = "The answer to this image depends on this channel. See its map, and the classes without it:"
 _MEANINGS = {
-    "dominates-answer": "One channel decides alone: perhaps its weights are wrong. See the classes without it:",
+    "dominates-answer": "One channel decides this answer: its weights may be wrong. See the classes without it:",
     "changes-answer": _DEPENDS,
     "carries-answer": _DEPENDS,
-    "supports-answer": "No channel that was tried decides alone: the answer rests on many. See the classes without it:",
+    "supports-answer": "No channel that was tried decides the answer alone. See the classes without this one:",
 }
 
-REASONS: list[Callable[[Evidence], Iterable[Place]]] = [parting_places, block_places, map_places]
+REASONS: list[Callable[[Evidence], Iterable[Place]]] = [separating_places, block_places, map_places]
 """What finds places after the channels that carry the answer, the most important first."""
 
 
 def answer_places(evidence: Evidence) -> list[Place]:
     """The places that are no findings, the most important first; with random weights they would mean nothing."""
     carriers = list(_carriers(evidence))
-    told = {(place.layer, place.channels) for place in carriers}
+    known = {(place.layer, place.channels) for place in carriers}
     others = (place for find in REASONS for place in find(evidence))
-    return [*carriers, *(place for place in others if (place.layer, place.channels) not in told)]
+    return [*carriers, *(place for place in others if (place.layer, place.channels) not in known)]
 
 
 def _carriers(evidence: Evidence) -> Iterator[Place]:

@@ -41,7 +41,7 @@ def network_findings(evidence: Evidence) -> list[Finding]:
 
 
 def _random(evidence: Evidence, initial: Sequence[Finding]) -> Iterator[Finding]:
-    """One finding: by the label of the weights, by BatchNorms that were never updated, or by weights as at first."""
+    """One finding: by the label of the weights, by BatchNorms that were never updated, or by uniform weights."""
     label, kind = evidence.net.weights, CATALOGUE["random-weights"]
     never = next((each for each in evidence.findings if each.finding == "never-updated" and _is_every(each)), None)
     large = [row for row in evidence.parameters if len(row.shape) > 1 and row.count >= _FEW_WEIGHTS]
@@ -51,7 +51,8 @@ def _random(evidence: Evidence, initial: Sequence[Finding]) -> Iterator[Finding]
         yield kind.finding("", never.evidence)
     elif len(initial) > len(large) / 2:
         yield kind.finding(
-            "", f"the weights of {len(initial)} of {counted(len(large), 'layer')} are uniform, as at first"
+            "",
+            f"the weights of {len(initial)} of {counted(len(large), 'layer')} are uniform, as after initialisation",
         )
 
 
@@ -97,7 +98,7 @@ def _running(norm: BatchNormAccumulator) -> Floats:
 def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
     """The first BatchNorms whose inputs differ far more from their statistics than those of the BatchNorms before.
 
-    On few images all drift a little, and the later the more: only the step is news.
+    On few images all drift a little, later ones more: only a sudden step is a finding.
     """
     kind, largest, first = CATALOGUE["sudden-drift"], _Drift(), True
     found: list[Finding] = []
@@ -126,18 +127,19 @@ def _sudden_finding(
     numbers = {**now._asdict(), "times": times}
     correlation = _correlation(running, drift.shift)
     if now.sudden_profile and correlation < -_OPPOSITE:
-        text = f"the means of its inputs correlate with the running means by {correlation:.2f}, as with a wrong sign"
+        text = f"the means of its inputs correlate with the running means by {correlation:.2f}, as if signs were wrong"
         return CATALOGUE["sudden-drift"].finding(drift.layer, text, "sign", numbers=numbers)
     text = {
         "sudden_shift": f"the mean of its inputs is off by {value:.3g} standard deviations",
         "sudden_ratio": f"the variance of its inputs is off by a factor of {value:.3g}",
-        "sudden_spread": f"the variances of its inputs are off by factors that differ e^{value:.2g}-fold",
+        "sudden_spread": f"the variances of its inputs are off by factors with quartiles {np.exp(value):.2g}:1",
         "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
         "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
     }[most]
     if before is not None:
-        usual = 1 - before.sudden_profile if most == "sudden_profile" else getattr(before, most)
-        text += f", before it by at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g}"
+        usual = {"sudden_profile": 1 - before.sudden_profile, "sudden_spread": np.exp(before.sudden_spread)}
+        text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'}"
+        text += f" {usual.get(most, getattr(before, most)):.2g})"
     channels = (channel,) if most == "sudden_channel" else None
     return CATALOGUE["sudden-drift"].finding(drift.layer, text, channels=channels, numbers=numbers)
 
@@ -222,7 +224,7 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "in a range of -1 to 1": lambda x: 2 * x - 1,
     "in a range of 0 to 255": lambda x: 255 * x,
 }
-"""Other ways to prepare an image, which the user may have forgotten or done twice."""
+"""Other ways to prepare an image: steps that may be missing, or done twice."""
 
 
 def _input(evidence: Evidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
@@ -235,7 +237,7 @@ def _input(evidence: Evidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
     low, high = (float(getattr(torch.stack([getattr(p, name)() for p in pictures]), name)()) for name in ("min", "max"))
     if not norms:
         if max(-low, high) > _LARGE_INPUT:
-            text = f"its values go from {low:.3g} to {high:.3g}"
+            text = f"the values of the input go from {low:.3g} to {high:.3g}"
             yield kind.finding("", text, "large", numbers={"low": low, "high": high, "times": high / _LARGE_INPUT})
         return
     now = _fit(norms)
@@ -249,7 +251,7 @@ def _input(evidence: Evidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
     fits = {words: _fit(_drifts_of(evidence, first, other)) for words, other in _OTHERS.items()}
     best = min(fits, key=lambda words: fits[words])
     if fits[best] * _BETTER < now:
-        text = f"{best}, the images fit the first BatchNorm {now / fits[best]:.2g} times better"
+        text = f"{best}, the images fit the first BatchNorms {now / fits[best]:.2g} times better"
         numbers = {"low": low, "high": high, "drift": now, "other": fits[best], "times": now / fits[best] / _BETTER}
         yield kind.finding("", text, "" if now / fits[best] > _MUCH_BETTER else "little", numbers=numbers)
 

@@ -84,7 +84,7 @@ def _times(change: float) -> str:
 
 
 def map_places(evidence: Evidence) -> Iterator[Place]:
-    """The widest call and channel, and the emptiest call."""
+    """The channels or the call with the largest values, and the call with the most zeros."""
     channels = list(_widest_channels(evidence.layers))
     yield from channels
     classes = next((scores.shape[1] for scores in evidence.scores if scores is not None), None)
@@ -94,7 +94,7 @@ def map_places(evidence: Evidence) -> Iterator[Place]:
 
 
 def _widest_channels(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
-    """Of each layer the channel with values far beyond those of the other channels; the two widest."""
+    """Of each layer the channel with values far beyond those of the others; the two largest."""
     found: list[tuple[float, InspectedLayer, int, NDArray[np.float64]]] = []
     for layer in layers:
         sizes = np.max([sizes_of(maps) for maps in layer.images if maps is not None], axis=0)
@@ -137,7 +137,7 @@ def _widest_call(calls: Sequence[CallFacts]) -> Iterator[Place]:
 def _emptiest(evidence: Evidence) -> Iterator[Place]:
     """The call with far more zeros than the others of its type, else the one with the most constant maps.
 
-    What a finding says is not said again.
+    A layer with a finding is left out.
     """
     told = {each.layer for finding in evidence.findings for each in (finding, *finding.parts)}
     found: list[tuple[float, str, float, str]] = []
@@ -164,17 +164,17 @@ def _most_constant(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
     at, key = int(shares.argmax()), layers[int(shares.argmax())].call.key
     channels = tuple(np.flatnonzero(constant[at]).tolist())
     reason = (
-        f"{len(channels)} of {len(constant[at])} maps of {key} have one value; {percent(np.median(shares))} is usual."
+        f"{len(channels)} of {len(constant[at])} maps of {key} are constant; {percent(np.median(shares))} is usual."
     )
     numbers = {"constant": len(channels), "channels": len(constant[at]), "usual": float(np.median(shares))}
     yield Place("emptiest-maps", "note", key, reason, channels, None, numbers, _meaning("emptiest-maps", key))
 
 
 _MEANINGS = {
-    "adds-nothing": "The network may do without this block: compare the answers with its last layer at 0.",
-    "adds-most": "This block replaces most of what came before it. See its maps:",
-    "widest-maps": "Values of this size can decide the answer alone, and are hard to quantize. See the maps:",
-    "emptiest-maps": "Little passes through this layer. See its values over more images:",
+    "adds-nothing": "The network may not need this block for these images. See its maps:",
+    "adds-most": "This block changes its input more than others of its class. See its maps:",
+    "widest-maps": "Such large values may decide an answer alone, and are hard to quantize. See the maps:",
+    "emptiest-maps": "On these images little passes through this layer. See its values over more images:",
 }
 _COMMANDS = {"emptiest-maps": "stats MODEL IMAGES"}
 

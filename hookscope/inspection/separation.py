@@ -1,4 +1,4 @@
-"""The layer from which images of different answers differ."""
+"""The first layer whose channel means separate images of different answers."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def split(values: Sequence[float]) -> int | None:
     return at if 0 < at < len(values) and late > early and right[at] >= _AGREE * len(values) else None
 
 
-def parting_places(evidence: Evidence) -> Iterator[Place]:
-    """The layer where classes begin to part, if there is one: at least two answers, and a clear rise."""
+def separating_places(evidence: Evidence) -> Iterator[Place]:
+    """The layer where classes begin to separate, if there are two answers or more, and a clear rise."""
     answers = [image.predictions[0].index for image in evidence.images if image.predictions]
     if len(answers) < len(evidence.images) or len(set(answers)) < 2:
         return
@@ -88,14 +88,16 @@ def parting_places(evidence: Evidence) -> Iterator[Place]:
     if after < _RISE * before or (not related and before > _BEFORE * after):
         return
     key = list(measured)[at]
-    counts = f"the {len(set(answers))} answers to {len(answers)} images begin to part"
+    counts = f"the {len(set(answers))} answers to {len(answers)} images begin to separate"
     apart = (
-        f"{after:.3g} times the distance of one answer, before {before:.3g}"
+        f"{after:.3g} times that of images of one answer, {before:.3g} times before"
         if related
-        else f"{percent(after)} of their size, before {percent(before)}"
+        else f"{percent(after)} of their size, {percent(before)} before"
     )
     reason = f"At {key} {counts}: their distance is {apart}."
     numbers = {"before": before, "after": after, "images": len(answers), "answers": len(set(answers))}
     show = f"hookscope visualize MODEL IMAGE --layer {shlex.quote(key)}"
-    meaning = f"Earlier layers hardly tell these answers apart. Compare the maps from here on: {show}"
-    yield Place("classes-part", "note", key, reason, None, None, numbers, meaning)
+    meaning = (
+        f"Before this layer, the channel means of these images differ little. Compare the maps from here on: {show}"
+    )
+    yield Place("classes-separate", "note", key, reason, None, None, numbers, meaning)

@@ -1,4 +1,4 @@
-"""Pages of HTML: one file that holds pictures, numbers and scripts, and asks for nothing else."""
+"""Pages of HTML: self-contained files with their pictures, numbers, styles and scripts."""
 
 import lazy_loader
 

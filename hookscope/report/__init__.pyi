@@ -1,5 +1,5 @@
 from .overview import draw_overview as draw_overview
-from .page import draw_page as draw_page
+from .page import count_places as count_places, draw_page as draw_page
 from .reader import read_page as read_page
 from .results import (
     draw_gradients_page as draw_gradients_page,

@@ -672,8 +672,8 @@
       canvas.setAttribute("role", "application");
       canvas.setAttribute("aria-label", `${this.nameOf(at)}, ${this.imageName(image)}, ${maps.height}×${maps.frameWidth}: arrow keys read values`);
       hookscope.paintFrame(canvas, maps, at, frame, colours);
-      const photograph = document.getElementById(`seen-${image}`);
-      const behind = element("img", { src: photograph?.src ?? "", alt: "" });
+      const seen = document.getElementById(`seen-${image}`);
+      const behind = element("img", { src: seen?.src ?? "", alt: "" });
       const cursor = element("div", { className: "cursor", hidden: true });
       const stage = element("div", { className: "stage" }, behind, canvas, cursor);
       const zoom = this.stageZoom(maps);
@@ -746,13 +746,13 @@
       svg.setAttribute("viewBox", `0 0 ${BINS} 20`);
       svg.setAttribute("preserveAspectRatio", "none");
       svg.setAttribute("role", "img");
-      svg.setAttribute("aria-label", `Histogram: ${counts.join(", ")}`);
+      svg.setAttribute("aria-label", `Histogram, from the lowest to the highest value: ${counts.join(", ")}`);
       svg.classList.add("distribution");
       const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
       path.setAttribute("d", counts.map((count, bin) => `M${bin + 0.05} 20v${(-20 * count) / most}h.9V20z`).join(""));
       svg.append(path);
       const end = (value) => element("span", { textContent: hookscope.short(value) });
-      const ends = element("div", { className: "ends" }, end(maps.low[at]), element("i", { textContent: `up to ${most.toLocaleString("en")} values` }), end(maps.high[at]));
+      const ends = element("div", { className: "ends" }, end(maps.low[at]), element("i", { textContent: `highest bar: ${most.toLocaleString("en")} values` }), end(maps.high[at]));
       return element("div", { className: "histogram" }, svg, ends);
     }
 

@@ -151,9 +151,9 @@ class LayerView:
         return addresses + len(self.data) + sum(map(len, self.ranges))
 
     def best(self, count: int) -> LayerView:
-        """The view with at most ``count`` channels: those with NaN or Inf, then those that share most in the answer.
+        """The view with at most ``count`` channels: those with NaN or Inf, then others.
 
-        Without gradients the channels of the widest range are the best.
+        The best of these have the largest share in the answer, or without gradients the widest range.
         """
         images = [maps for maps in self.layer.images if maps]
         if not images or count >= len(self.channels):

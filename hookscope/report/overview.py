@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 
 from hookscope.inspection import Inspection, Place
 from hookscope.report.page import drawn_layer
-from hookscope.report.pictures import map_or_cam, over_photograph
+from hookscope.report.pictures import map_or_cam, over_image
 
 _SIDE, _GAP, _GROUND = 256, 8, (128, 128, 128)  # visible on light and dark terminals
 _IMAGES, _PLACES = 3, 4
@@ -28,7 +28,7 @@ def _row(inspection: Inspection, number: int) -> Image.Image:
     image = inspection.images[number]
     pictures = [image.seen.convert("RGB")]
     if image.cam is not None:
-        pictures.append(over_photograph(pictures[0], image.cam.still, max(_SIDE, image.seen.width)))
+        pictures.append(over_image(pictures[0], image.cam.still, max(_SIDE, image.seen.width)))
     thumbnails = _thumbnails(inspection, number)
     step = _SIDE + _GAP
     row = Image.new("RGB", ((len(pictures) + bool(thumbnails)) * step - _GAP, _SIDE), _GROUND)

@@ -27,7 +27,7 @@ document.documentElement.classList.add("js");
     show();
   };
 
-  // Say something to readers who listen.
+  // Tell screen readers something.
   hookscope.announce = (text) => {
     document.getElementById("status").textContent = text;
   };

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from hookscope.errors import WriteError
 from hookscope.explain import why_empty
-from hookscope.findings import SEVERITY_WORDS, listed, numbers_by_severity
+from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
 from hookscope.report.network import Row, engineering, network_rows, outline
-from hookscope.report.pictures import jpeg_address, map_or_cam, over_photograph, photograph, png_address
+from hookscope.report.pictures import jpeg_address, map_or_cam, over_image, png_address, seen_image
 from hookscope.report.template import render
 
 MAX_SIZE = 50_000_000
@@ -20,12 +20,12 @@ MAX_SIZE = 50_000_000
 
 
 def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str:
-    """The page of an inspection: one file of HTML that asks for nothing else.
+    """The page of an inspection: one self-contained file of HTML.
 
     Args:
         inspection: What `inspect` returns.
         max_size: The largest size of the page in bytes, None for any. A larger page keeps the best channels of each
-            layer, those that share most in the answer, and says how many it left out.
+            layer, those with the largest share in the answer, and says how many it left out.
 
     Raises:
         WriteError: not even one channel of each layer fits.
@@ -50,7 +50,7 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
         "total": Row(0, (), "", None, inspection.calls),
         "rows": rows,
         "severity": SEVERITY_WORDS,
-        "gravity": _gravity(inspection.places),
+        "count": count_places(inspection.places),
         "engineering": engineering,
         "outline": outline,
         "colour_maps": COLOUR_MAPS,
@@ -70,7 +70,7 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
         if room is None or max_size is None or (size := len(page.encode())) <= max_size:
             return page
         if all(len(view.channels) <= 1 for view in views):
-            least = f"with one channel of each of its {len(views):,} layers it has {size:,} bytes"
+            least = f"with one channel of each of its {len(views):,} layers it takes {size:,} bytes"
             raise WriteError(f"the page does not fit into {max_size:,} bytes", least, "choose fewer layers")
         room = min(room, sum(view.weight for view in views)) - (size - max_size) - 2_000
 
@@ -87,11 +87,11 @@ class ImageView:
 
     @classmethod
     def of(cls, number: int, image: InspectedImage) -> ImageView:
-        shown = photograph(image.seen)
+        shown = seen_image(image.seen)
         seen, cam = jpeg_address(shown), image.cam
         if cam is None:
             return cls(number, image, seen, "", image.without_cam)
-        return cls(number, image, seen, jpeg_address(over_photograph(shown, cam.still, shown.width)), why_empty(cam))
+        return cls(number, image, seen, jpeg_address(over_image(shown, cam.still, shown.width)), why_empty(cam))
 
     @property
     def name(self) -> str:
@@ -149,11 +149,14 @@ def _row(rows: Sequence[Row], name: str) -> Row | None:
     return (by_name.get(name) or by_name.get(name.rpartition(".")[0])) if name else None
 
 
-def _gravity(places: Sequence[Place]) -> str:
-    """How many places have which severity, in words."""
-    words = [f"{number} {SEVERITY_WORDS[severity]}" for severity, number in numbers_by_severity(places).items()]
-    first = "; the first is the most important" if len(places) > 1 else ""
-    return f"{listed(words)}{first}." if words else ""
+def count_places(places: Sequence[Place]) -> str:
+    """How many places have which severity: ``1 place must be mended, 2 are worth a look``."""
+    numbers, parts = numbers_by_severity(places), list[str]()
+    for severity, number in numbers.items():
+        be = "" if severity != "note" else "is " if number == 1 else "are "
+        parts.append(f"{number if parts else counted(number, 'place')} {be}{SEVERITY_WORDS[severity]}")
+    text = ", ".join(parts) or "no place stands out"
+    return text if set(numbers) - {"note"} else f"nothing must be mended; {text}"
 
 
 def _thumbnail(inspection: Inspection, layer: int | None, place: Place) -> tuple[str, str]:

@@ -14,9 +14,9 @@ from hookscope.drawing import Heat, draw_heat, palette
 from hookscope.inspection import Inspection, Place
 
 MAPS, HEAT = "viridis", "inferno"
-"""Colour maps of feature maps, and of Grad-CAM over a photograph."""
+"""Colour maps of feature maps, and of Grad-CAM over an image."""
 
-_LEAST, _MOST, _SMALL = 224, 640, 56  # widths of photographs and of thumbnails, in pixels
+_LEAST, _MOST, _SMALL = 224, 640, 56  # widths of images and of thumbnails, in pixels
 
 
 def png_address(image: Image.Image, **options: Any) -> str:
@@ -37,7 +37,7 @@ def _address(kind: str, buffer: io.BytesIO) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def photograph(seen: Image.Image) -> Image.Image:
+def seen_image(seen: Image.Image) -> Image.Image:
     """What the network saw, in a size for the page: small ones magnified by a whole number, large ones reduced."""
     if seen.width > _MOST:
         return seen.resize((_MOST, max(1, round(seen.height * _MOST / seen.width))), Image.Resampling.LANCZOS)
@@ -45,7 +45,7 @@ def photograph(seen: Image.Image) -> Image.Image:
     return seen.resize((seen.width * factor, seen.height * factor), Image.Resampling.NEAREST)
 
 
-def over_photograph(seen: Image.Image, cam: NDArray[np.float32], width: int) -> Image.Image:
+def over_image(seen: Image.Image, cam: NDArray[np.float32], width: int) -> Image.Image:
     """A class activation map ``(h, w)`` over what the network saw."""
     height = max(1, round(seen.height * width / seen.width))
     ground = seen if width > seen.width else seen.resize((width, height), Image.Resampling.BILINEAR)
@@ -58,7 +58,7 @@ def layer_cam(inspection: Inspection, layer: int, image: int = 0, width: int = _
     maps = inspection.layers[layer].images[image]
     if maps is None or maps.cam is None:
         return None
-    return over_photograph(inspection.images[image].seen, maps.cam, width)
+    return over_image(inspection.images[image].seen, maps.cam, width)
 
 
 def small_cam(inspection: Inspection, layer: int) -> str:

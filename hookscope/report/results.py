@@ -72,7 +72,7 @@ def draw_statistics_page(
         layers: The result of `RunningStatistics.statistics`.
         findings: The result of `diagnose`.
         title: The first line, such as the name of the model.
-        weights: Label of the weights; random weights are said loudly.
+        weights: Label of the weights; random weights are named in red at the top.
         lines: Lines under the verdict.
         provenance: Facts at the end of the page; JSON.
 
@@ -117,9 +117,9 @@ def draw_weights_page(
         rows: The result of `parameter_statistics`; with ``bins`` each row has a histogram.
         findings: The result of `parameter_findings`; None looks for them.
         title: The first line, such as the name of the model.
-        weights: Label of the weights; random weights are said loudly.
+        weights: Label of the weights; random weights are named in red at the top.
         lines: Lines under the verdict.
-        thresholds: What the findings of a row are judged by.
+        thresholds: The limits of the findings.
         provenance: Facts at the end of the page; JSON.
 
     Example:
@@ -157,9 +157,9 @@ def draw_gradients_page(
         report: The result of `layer_gradients`.
         findings: The result of `diagnose_gradients`.
         title: The first line, such as the name of the model.
-        weights: Label of the weights; random weights are said loudly.
+        weights: Label of the weights; random weights are named in red at the top.
         lines: Lines under the verdict.
-        thresholds: What the findings of a row are judged by.
+        thresholds: The limits of the findings.
         provenance: Facts at the end of the page; JSON.
 
     Example:

@@ -85,7 +85,7 @@ class ResultPage:
         kind: The question, such as ``Statistics of activations``.
         title: The model.
         summary: Facts in the head, by name.
-        weights: Label of the weights; random ones are said loudly. Empty for a training run.
+        weights: Label of the weights; random ones are named in red at the top. Empty for a training run.
         findings: What is wrong.
         lines: Lines under the verdict.
         charts: Curves of all rows.
@@ -110,7 +110,7 @@ class ResultPage:
 
 
 def draw_result_page(page: ResultPage) -> str:
-    """One file of HTML that asks for nothing else."""
+    """The page, one self-contained file."""
     views = [view for table in page.tables for view in table.rows]
     offsets = [0, *accumulate(len(table.rows) for table in page.tables)]
     places: dict[str, int] = {}

@@ -408,6 +408,6 @@ def _few_images(measured: Measured) -> Iterator[Finding]:
     channels = sum(len(_own_dead(layer, before)) for layer, before in measured.varying)
     are = "is" if channels == 1 else "are"
     text = f"{counted(channels, 'channel')} of {counted(len(dead), 'call')} {are} constant on"
-    text += f" {counted(measured.images, 'image')}: may be false alarms, see the column dead"
+    text += f" {counted(measured.images, 'image')}"
     numbers = {"images": measured.images, "channels": channels, "calls": len(dead)}
     yield CATALOGUE["few-images"].finding("", text, numbers=numbers)

@@ -178,4 +178,4 @@ def test_a_layer_of_maps_of_one_value_is_told(shapes: LoadedModel) -> None:
     [place] = [place for place in map_places(evidence) if place.kind == "emptiest-maps"]
     channels = net.model.get_submodule("features.7.expand3x3").weight.shape[0]
     assert place.layer == "features.7.expand3x3" and place.channels == tuple(range(100))
-    assert place.reason == f"100 of {channels} maps of features.7.expand3x3 have one value; 0 % is usual."
+    assert place.reason == f"100 of {channels} maps of features.7.expand3x3 are constant; 0 % is usual."

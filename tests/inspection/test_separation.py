@@ -1,4 +1,4 @@
-"""The layer where classes begin to part, in planted networks and by NumPy."""
+"""The layer where classes begin to separate, in planted networks and by NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookscope import capture, load_model
 from hookscope.inspection.facts import Place
-from hookscope.inspection.separation import distances, parting_places, separation, split
+from hookscope.inspection.separation import distances, separating_places, separation, split
 from tests.inspection.recorded import evidence_of
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "shapes"
@@ -47,14 +47,14 @@ def colours(*names: str) -> list[Image.Image]:
 
 
 def parting(net: nn.Module, images: Sequence[Image.Image | str]) -> list[Place]:
-    return list(parting_places(evidence_of(net.eval(), images)))
+    return list(separating_places(evidence_of(net.eval(), images)))
 
 
 @pytest.mark.parametrize("at", [1, 3, 5])
 @pytest.mark.parametrize("names", [("red", "blue"), ("red", "blue", "green"), ("red", "maroon", "blue", "navy")])
 def test_the_planted_layer_is_found(at: int, names: tuple[str, ...]) -> None:
     [place] = parting(Parts(at), colours(*names))
-    assert (place.kind, place.layer, place.image) == ("classes-part", f"blocks.{at}", None)
+    assert (place.kind, place.layer, place.image) == ("classes-separate", f"blocks.{at}", None)
     assert place.numbers["before"] == (1 if "navy" in names else 0)  # times the distance within a class
     assert (place.numbers["images"], place.numbers["answers"]) == (len(names), len({*names} - {"maroon", "navy"}))
 
@@ -63,8 +63,8 @@ def test_the_sentence_has_the_numbers() -> None:
     [place] = parting(Parts(3), colours("red", "blue"))
     after = place.numbers["after"]
     assert place.reason == (
-        "At blocks.3 the 2 answers to 2 images begin to part: their distance is "
-        f"{100 * float(after or 0):.3g} % of their size, before 0 %."
+        "At blocks.3 the 2 answers to 2 images begin to separate: their distance is "
+        f"{100 * float(after or 0):.3g} % of their size, 0 % before."
     )
 
 
@@ -102,7 +102,7 @@ def test_a_split_needs_a_clear_rise(values: list[float], at: int | None) -> None
 def test_a_trained_network_parts_the_shapes_late_and_the_numbers_are_those_of_numpy() -> None:
     net = load_model("shapes")
     evidence = evidence_of(net, SHAPES)
-    [place] = parting_places(evidence)
+    [place] = separating_places(evidence)
     assert place.layer == "features.10.expand1x1" and place.numbers["images"] == 5
     answers = [image.predictions[0].index for image in evidence.images]
     means = []

@@ -32,9 +32,8 @@ def test_a_probability_of_nan_has_no_bar():
 
 
 def test_places_are_counted_by_severity():
-    assert "1 must be mended, 1 should be looked at, 1 worth a look; the first is the most important." in draw_page(
-        example()
-    )
+    words = "1 place must be mended, 1 should be looked at, 1 is worth a look. The first is the most important."
+    assert words in draw_page(example())
 
 
 def test_an_image_without_a_name_is_told_by_its_position():

@@ -49,7 +49,7 @@ class Options:
     type=shared.FileSize(),
     default="50MB",
     show_default=True,
-    help="Largest size of the page, such as 20MB or 512KiB: the best channels of each layer stay.",
+    help="Largest size of the page, such as 20MB or 512KiB. A larger page keeps the best channels of each layer.",
 )
 @shared.layer_option(f"Calls whose maps are on the page: {shared.SELECTION}  [default: 0:, every index]")
 @shared.type_option
@@ -59,7 +59,7 @@ class Options:
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
-    """Make one page that says where to look in MODEL, for each IMAGE.
+    """Make one page of what MODEL answers on each IMAGE, and where to look first.
 
     \b
     Examples:
@@ -68,8 +68,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope inspect nets.py:mine photos/ --weights mine.pth --layer 'backbone.*' -o mine.html --max-size 20MB
       hookscope inspect shapes samples/shapes/star.png --format json | jq '.[0].reason'
 
-    This is the command to begin with. The page is one HTML file that asks for nothing else. It shows what the model
-    answered, at most twelve places to look at with the reason for each, every call of the network with its numbers, and
+    This is the command to begin with. The page is one self-contained HTML file. It shows what the model answered, and
+    at most twelve places to look at with the reason for each. It has every call of the network with its numbers, and
     the feature maps of each layer. Several images share one page: the first 8, or as many as --limit says. IMAGE is a
     file, a folder, a glob, or - for standard input.
 
@@ -79,8 +79,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     \b
     Fields:
       rank      1 for the first place to look at
-      severity  error (must be mended), warning (should be looked at) or note
-      kind      name of the finding, or of another reason
+      severity  error (must be mended), warning (should be looked at) or note (worth a look)
+      kind      name of the finding, or of another reason to look
       layer     the layer or the parameter, empty for the input or the whole model
       index     index, call and order are those of list-layers
       channels  the channels that the reason is about, the most important first
@@ -91,7 +91,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       weights   the weights; with random weights the answers mean nothing
       file      the page
 
-    The exit status is 0 whatever the page says; `check` ends with 3 when a layer breaks a limit.
+    The exit status is 0 whatever the page says, and 1 if an image cannot be read. `check` ends with 3 when a layer
+    breaks a limit.
     """
     options = Options(**values)
     if options.target.count > 1:
@@ -127,7 +128,7 @@ def _chosen(paths: list[str]) -> list[str]:
     """The images of the page: without ``--limit`` not more than stand side by side."""
     if click.get_current_context().params["limit"] is not None or len(paths) <= _MOST_IMAGES:
         return paths
-    output.note(f"Note: the page has the first {_MOST_IMAGES} of {len(paths):,} images; choose others, or use --limit")
+    output.note(f"Note: the page has the first {_MOST_IMAGES} of {len(paths):,} images; use --limit for more")
     return paths[:_MOST_IMAGES]
 
 

@@ -89,7 +89,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     "--html",
     metavar="FILE",
     type=click.Path(),
-    help="With --show: make a page of findings, curves and layers: an HTML file that asks for nothing else.",
+    help="With --show: make a page of findings, curves and layers: one self-contained HTML file.",
 )
 @open_option
 @format_option

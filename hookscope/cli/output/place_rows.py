@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hookscope import hooks, inspection
+from hookscope import hooks, inspection, report
 from hookscope.cli.output.report import Row, Section, row_of
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, wrapped
 from hookscope.errors import printable
-from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity
+from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity, percent
 
 FIELDS = (
     "rank", "severity", "kind", "layer", "index", "call", "order", "channels", "image", "reason", "numbers", "meaning",
@@ -48,7 +48,7 @@ def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:
 
 
 def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Page) -> Iterator[str]:
-    """The answer for each image, how grave the places are, and the first of them."""
+    """The answer for each image, how severe the places are, and the first of them."""
     page = replace(page, columns=min(MOST_WORDS, page.columns))
     lines, shown = [*_answers(found, page), *_verdict(found.places, page)], 0
     for place in found.places:
@@ -80,23 +80,14 @@ def _answer(image: inspection.InspectedImage) -> str:
     best = image.predictions[:_CLASSES]
     seen = [one for one in best if not one.probability < _LEAST_SHARE] or best[:1]
     words = [f"{one.name} {_percent(one.probability)}" for one in seen]
-    return ", ".join(words) or "no scores of classes"
+    return ", ".join(words) or "the model gives no scores of classes"
 
 
 def _percent(share: float) -> str:
-    return "NaN" if math.isnan(share) else f"{100 * share:.3g}%"  # without a blank, at which a line may end
+    return "NaN" if math.isnan(share) else percent(share)
 
 
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:
-    numbers = numbers_by_severity(places)
-    gravest = next(iter(numbers), "note")
-    parts: list[str] = []
-    for severity, number in numbers.items():
-        be = "" if severity != "note" else "is " if number == 1 else "are "
-        noun = counted(number, "place") if not parts else str(number)
-        parts.append(f"{noun} {be}{SEVERITY_WORDS[severity]}")
-    text = ", ".join(parts) or "no place stands out"
-    if gravest == "note":
-        text = f"nothing must be mended; {text}"
-    for line in wrapped(text, page.columns):
-        yield styled(line, "good" if gravest == "note" else gravest, page.colours)
+    severest = next(iter(numbers_by_severity(places)), "note")
+    for line in wrapped(report.count_places(places), page.columns):
+        yield styled(line, "good" if severest == "note" else severest, page.colours)

@@ -180,12 +180,14 @@ def _ends(text: str, begin: int, end: int, ellipsis: str) -> str:
 
 
 def wrapped(text: str, columns: int, begin: str = "", later: str | None = None) -> list[str]:
-    """``text`` in lines of at most ``columns``; only a word that is longer than a line is split."""
+    """``text`` in lines of at most ``columns``; only a word longer than a line is split, and ``5 %`` never."""
     text, later = printable(text), begin if later is None else later
     wrap: Callable[..., list[str]] = textwrap.wrap
     if not f"{begin}{text}".isascii():
         from wcwidth import wrap
-    return wrap(text, columns, initial_indent=begin, subsequent_indent=later, break_on_hyphens=False)
+    text = text.replace(" %", "\xa0%")
+    lines = wrap(text, columns, initial_indent=begin, subsequent_indent=later, break_on_hyphens=False)
+    return [line.replace("\xa0%", " %") for line in lines]
 
 
 def whole_line(text: str, columns: int) -> list[str]:

@@ -242,7 +242,7 @@ def plot_option(what: str) -> Option:
 
 
 def html_option(what: str) -> Option:
-    return file_option("--html", f"Make a page of {what}: an HTML file that asks for nothing else.")
+    return file_option("--html", f"Make a page of {what}: one self-contained HTML file.")
 
 
 def method_option(methods: Callable[[], Rows], default: str, help: str) -> Option:

@@ -53,7 +53,7 @@ show_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_ask,
-    help="Draw the written pictures in the terminal too; needs hookscope[terminal].",
+    help="Draw the written pictures, or an overview of the page, in the terminal too; needs hookscope[terminal].",
 )
 
 
