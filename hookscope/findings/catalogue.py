@@ -963,7 +963,7 @@ _ORDER = {
     "inspection": "random-weights input-mismatch initial-weights sudden-drift outlier-layer outlier-weights",
 }
 GRAVITY = {question: names.split() for question, names in _ORDER.items()}
-"""The findings of each question, the gravest first: the order in which findings are reported."""
+"""The findings of each question, the most severe first: the order in which findings are reported."""
 
 
 def add_kind(kind: FindingKind, question: str, before: str | None = None) -> FindingKind:
@@ -979,7 +979,7 @@ def add_kind(kind: FindingKind, question: str, before: str | None = None) -> Fin
 
 
 def thresholds_for(question: str) -> list[Threshold]:
-    """The thresholds of the findings of ``question``, the gravest finding first."""
+    """The thresholds of the findings of ``question``, the most severe finding first."""
     return [threshold for name in GRAVITY[question] for threshold in CATALOGUE[name].thresholds]
 
 

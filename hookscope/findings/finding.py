@@ -12,7 +12,7 @@ from hookscope.display import Cells, Rows, Shown
 Item = TypeVar("Item")
 
 SEVERITY_WORDS = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
-"""How grave a finding is, and what people read; the gravest first."""
+"""How grave a finding is, and what people read; the most severe first."""
 SEVERITIES = tuple(SEVERITY_WORDS)
 
 
@@ -70,7 +70,7 @@ AnyFinding = TypeVar("AnyFinding", bound=Finding)
 
 
 def ranked(findings: Iterable[AnyFinding]) -> Rows[AnyFinding]:
-    """The findings by severity, the gravest first; findings of one severity keep their order."""
+    """The findings by severity, the most severe first; findings of one severity keep their order."""
     return Rows(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
@@ -101,7 +101,7 @@ def single(findings: Iterable[AnyFinding]) -> Iterator[AnyFinding]:
 
 
 def numbers_by_severity(findings: Iterable[Any]) -> dict[str, int]:
-    """How many findings, or places, have which severity; those that are there, the gravest first."""
+    """How many findings, or places, have which severity; those that are there, the most severe first."""
     numbers = Counter(finding.severity for finding in findings)
     return {severity: numbers[severity] for severity in SEVERITIES if numbers[severity]}
 

@@ -76,7 +76,7 @@ def diagnose_gradients(
     *,
     looked_for_anomaly: bool = False,
 ) -> list[Finding]:
-    """Findings on gradients, the gravest first; neighbouring weights are reported once.
+    """Findings on gradients, the most severe first; neighbouring weights are reported once.
 
     Gradients flow from the loss backwards, so a finding names the layer nearest to the loss. Its evidence says where
     it is worst. `layer_finding_names` and `parameter_finding_names` name the findings of every layer and parameter.

@@ -30,7 +30,7 @@ class Evidence:
         totals: What a `StatisticsCollector` measured over all images: BatchNorms, and the layers of ``statistics``.
         statistics: Of convolutions, Linear layers, activation functions and the model.
         parameters: Statistics of the parameters.
-        findings: On activations and parameters, the gravest first.
+        findings: On activations and parameters, the most severe first.
         changes: Of each block, by the key of its call, ``(images,)`` norm of output minus input over norm of input; NaN
             where their shapes differ. Blocks have layers inside, and are members of a Sequential or a ModuleList.
     """

@@ -173,7 +173,7 @@ class Inspection(Shown):
         places: At most twelve places to look at, the most important first.
         calls: Every call of a layer without layers in it, and of each drawn block, in order of execution.
         layers: The calls whose maps are kept, in order of execution.
-        findings: All findings, the gravest first.
+        findings: All findings, the most severe first.
         provenance: Versions, command line, preprocessing, SHA-256 of images and checkpoint; JSON.
         notes: What the reader should know, such as layers without maps.
     """

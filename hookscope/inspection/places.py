@@ -1,4 +1,4 @@
-"""Where to look first: causes before consequences, the gravest first, each cause once."""
+"""Where to look first: causes before consequences, the most severe first, each cause once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Cause:
 
     @property
     def main(self) -> Finding:
-        """The finding that is told: the gravest of those on weights, which are the cause, else the gravest."""
+        """The most severe finding on weights, which are the cause, else the most severe of all."""
         return min(
             self.weights or self.findings, key=lambda finding: (SEVERITIES.index(finding.severity), -_times(finding))
         )
@@ -77,7 +77,7 @@ class _Cause:
 
     @property
     def severity(self) -> str:
-        """The gravest of what it does, here and later."""
+        """The highest severity of its findings, here and later."""
         return min((each.severity for each in (*self.findings, *self.after)), key=SEVERITIES.index)
 
 

@@ -37,14 +37,14 @@ rule, parameter_rule = RULES.rule, RULES.row_rule
 
 
 def finding_names(row: ParameterStatistics, thresholds: ParameterThresholds | None = None) -> tuple[str, ...]:
-    """The names of the findings on one parameter, the gravest first."""
+    """The names of the findings on one parameter, the most severe first."""
     return tuple(finding.finding for finding in parameter_findings([row], thresholds))
 
 
 def parameter_findings(
     rows: Sequence[ParameterStatistics], thresholds: ParameterThresholds | None = None
 ) -> list[Finding]:
-    """The findings on all parameters, the gravest first, then in order of registration.
+    """The findings on all parameters, the most severe first, then in order of registration.
 
     More than three alike are `merged`. If no BatchNorm was ever updated, as with random weights, this is one finding
     for the whole model. ``thresholds`` are those of the call of `parameter_statistics`; the evidence quotes them.

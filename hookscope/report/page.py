@@ -71,7 +71,9 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
             return page
         if all(len(view.channels) <= 1 for view in views):
             least = f"with one channel of each of its {len(views):,} layers it takes {size:,} bytes"
-            raise WriteError(f"the page does not fit into {max_size:,} bytes", least, "choose fewer layers")
+            raise WriteError(
+                f"the page does not fit into {max_size:,} bytes", least, "choose fewer layers, or a larger size"
+            )
         room = min(room, sum(view.weight for view in views)) - (size - max_size) - 2_000
 
 

@@ -155,7 +155,7 @@ def _largest(layer: LayerStatistics) -> float:
 
 
 def _first_row(layers: Sequence[LayerStatistics], findings: Sequence[Finding]) -> int | None:
-    """The row to look at first: one with the gravest finding; None if only one row has findings, or all are notes."""
+    """The row to look at first: with the most severe finding; None if only one row has findings, or all are notes."""
     rows = {layer.key: at for at, layer in enumerate(layers) if layer.key}
     of_rows = [finding for finding in findings if finding.layer in rows]
     if len({finding.layer for finding in of_rows}) < 2 or of_rows[0].severity == "note":

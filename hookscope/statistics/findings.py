@@ -123,7 +123,7 @@ rule, layer_rule = RULES.rule, RULES.row_rule
 
 
 def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
-    """All findings on what a `StatisticsCollector` measured, the gravest first.
+    """All findings on what a `StatisticsCollector` measured, the most severe first.
 
     Findings of one severity are in order of causes, then of execution. More than three alike are `merged`.
 

@@ -31,7 +31,7 @@ _Intervals = Mapping[str, Sequence[FindingInterval]]
 
 
 def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
-    """Findings on a run, or on the last run of the log at a path: the gravest first, then by their first step.
+    """Findings on a run, or on the last run of the log at a path: the most severe first, then by their first step.
 
     Layers that began together have one finding. A finding must show in `TrainingThresholds.patience` sampled steps in
     a row, unless values are not finite. Findings that begin in a model while it computes NaN or Inf are consequences,

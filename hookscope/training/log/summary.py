@@ -59,7 +59,7 @@ def timed_finding(
 
 
 def as_grave(finding: TimedFinding, follow: Container[str], findings: Iterable[TimedFinding]) -> TimedFinding:
-    """The finding with the severity of the gravest one that follows from it, so that the cause comes first.
+    """The finding with the severity of the most severe one that follows from it, so that the cause comes first.
 
     ``follow`` are the names of what may follow from it.
     """
