@@ -752,7 +752,7 @@
       path.setAttribute("d", counts.map((count, bin) => `M${bin + 0.05} 20v${(-20 * count) / most}h.9V20z`).join(""));
       svg.append(path);
       const end = (value) => element("span", { textContent: hookscope.short(value) });
-      const ends = element("div", { className: "ends" }, end(maps.low[at]), element("i", { textContent: `highest bar: ${most.toLocaleString("en")} values` }), end(maps.high[at]));
+      const ends = element("div", { className: "ends" }, end(maps.low[at]), element("i", { textContent: `up to ${most.toLocaleString("en")} values` }), end(maps.high[at]));
       return element("div", { className: "histogram" }, svg, ends);
     }
 

@@ -205,7 +205,7 @@ def _without_prose(value: Any, place: str, prose: dict[str, Any], changing: Coll
     facts = {}
     for name, item in value.items():
         here = f"{place}.{name}".lstrip(".")
-        if name in PROSE_FIELDS and isinstance(item, str) and item:
+        if name in PROSE_FIELDS and isinstance(item, str) and " " in item:
             prose[here] = item
             facts[name] = "(text)"
         elif name in changing:
