@@ -52,20 +52,23 @@ def download_progress() -> Iterator[Callable[[int, int | None], None] | None]:
 
 
 @contextmanager
-def pass_progress() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield ``on_progress(done, total)`` for a bar that appears with the first pass; None off a terminal."""
+def pass_progress(unit: str = "passes") -> Iterator[Callable[[int, int], None] | None]:
+    """Yield ``on_progress(done, total)`` for a bar that appears with the first of several; None off a terminal."""
     if not _shows_bars():
         yield None
         return
     with ExitStack() as stack:
         advance: Callable[[int], None] | None = None
-        before, expected = 0, 0
+        before, expected, start = 0, 0, time.monotonic()
 
         def on_progress(done: int, total: int) -> None:
-            nonlocal advance, before, expected
+            nonlocal advance, before, expected, start
+            if total == 1:
+                return
             if advance is None or total != expected:
                 stack.close()
-                advance, before, expected = stack.enter_context(image_progress(total, "passes")), 0, total
+                start = start if advance is None else time.monotonic()
+                advance, before, expected = stack.enter_context(image_progress(total, unit, start)), 0, total
             advance(done - before)
             before = done
 
@@ -73,8 +76,8 @@ def pass_progress() -> Iterator[Callable[[int, int], None] | None]:
 
 
 @contextmanager
-def image_progress(total: int, unit: str = "images") -> Iterator[Callable[[int], None]]:
-    """Yield ``advance(count)`` for a bar of ``total`` images with its speed; nothing appears off a terminal.
+def image_progress(total: int, unit: str = "images", start: float | None = None) -> Iterator[Callable[[int], None]]:
+    """Yield ``advance(count)`` for a bar of ``total`` images with its speed since ``start``; nothing off a terminal.
 
     Lost images count too. A line that is printed inside the ``with`` block, on standard error or on a standard output
     that is the same terminal, replaces the bar; the next image draws the bar below it.
@@ -82,7 +85,7 @@ def image_progress(total: int, unit: str = "images") -> Iterator[Callable[[int],
     if not _shows_bars():
         yield lambda count: None
         return
-    bar = _ImageBar(total, sys.stderr, unit)
+    bar = _ImageBar(total, sys.stderr, unit, time.monotonic() if start is None else start)
     with ExitStack() as stack:
         stack.callback(bar.finish)
         stack.enter_context(redirect_stderr(cast(TextIO, _HidesBar(sys.stderr, bar.hide))))
@@ -94,10 +97,10 @@ def image_progress(total: int, unit: str = "images") -> Iterator[Callable[[int],
 class _ImageBar:
     """A bar that can be hidden. A terminal that is closed meanwhile is no reason to lose a result."""
 
-    def __init__(self, total: int, stream: TextIO, unit: str) -> None:
+    def __init__(self, total: int, stream: TextIO, unit: str, start: float) -> None:
         self._stream, self._unit = stream, unit
         self._is_shown = False
-        self._start = time.monotonic()
+        self._start = start
         self._bar: Any = click.progressbar(
             length=total,
             label=unit,

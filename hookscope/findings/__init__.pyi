@@ -13,6 +13,7 @@ from .finding import (
     SEVERITIES as SEVERITIES,
     SEVERITY_WORDS as SEVERITY_WORDS,
     Finding as Finding,
+    alike as alike,
     chains as chains,
     counted as counted,
     listed as listed,

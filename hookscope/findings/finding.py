@@ -127,6 +127,11 @@ def listed(items: Sequence[Any], most: int = 8) -> str:
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
+def alike(groups: Sequence[Sequence[int]]) -> str:
+    """The first groups of equal channels, each by its first channels: ``0 = 3, 1 = 2 = 4 = 5 = …``."""
+    return listed([" = ".join(map(str, [*group[:4], "…"] if len(group) > 4 else group)) for group in groups], 4)
+
+
 def counted(number: int, noun: str) -> str:
     """A number and its noun, such as ``1 image`` or ``20,000 images``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.findings import CATALOGUE, Finding, counted, default, listed
+from hookscope.findings import CATALOGUE, Finding, alike, counted, default
 from hookscope.hooks import Selection, as_float
 from hookscope.inspection.evidence import Evidence
 from hookscope.statistics import BatchNormAccumulator, BatchNormDrift, Floats, StatisticsCollector
@@ -181,12 +181,11 @@ def _copied(full: str, filters: Tensor) -> Iterator[Finding]:
     if filters.shape[1] < _FEW_COPIED:
         return
     _, inverse, counts = filters.unique(dim=0, return_inverse=True, return_counts=True)
-    alike = [(inverse == at).nonzero()[:, 0].tolist() for at in (counts > 1).nonzero()[:, 0].tolist()]
-    groups = tuple(tuple(group) for group in alike if bool(filters[group[0]].any()))
+    equal = [(inverse == at).nonzero()[:, 0].tolist() for at in (counts > 1).nonzero()[:, 0].tolist()]
+    groups = tuple(tuple(group) for group in equal if bool(filters[group[0]].any()))
     if groups:
         channels = tuple(sorted(channel for group in groups for channel in group))
-        same = listed([" = ".join(map(str, group)) for group in groups], 4)
-        text = f"{len(channels)} of {len(filters)} filters are equal to another in every bit: {same}"
+        text = f"{len(channels)} of {len(filters)} filters are equal to another in every bit: {alike(groups)}"
         numbers = {"groups": len(groups), "filters": len(filters)}
         yield CATALOGUE["duplicate-filters"].finding(full, text, channels=channels, groups=groups, numbers=numbers)
 

@@ -150,13 +150,15 @@ def _names(evidence: Evidence) -> dict[str, str]:
 
 def _causes(evidence: Evidence, findings: Sequence[Finding]) -> list[_Cause]:
     names = _names(evidence)
-    order: dict[str, int] = {}
-    for facts in evidence.calls:
-        order.setdefault(facts.call.name, len(order))
+    order: dict[str, int] = {}  # of keys, and of names by their first call
+    for number, facts in enumerate(evidence.calls):
+        order.setdefault(facts.call.name, number)
+        order[facts.call.key] = number
     feeders = _feeders(evidence)
 
     def at(finding: Finding) -> float:
-        return -1.0 if not finding.layer else order.get(names.get(finding.layer, finding.layer), len(order))
+        name = names.get(finding.layer, finding.layer)
+        return -1.0 if not finding.layer else order.get(finding.layer, order.get(name, len(order)))
 
     causes: list[_Cause] = []
     parameters = {row.name for row in evidence.parameters}

@@ -133,7 +133,8 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[
     except (RuntimeError, ValueError, TypeError) as error:
         raise WeightsError(f"{path} does not fit {type(model).__name__}: {first_line(error)}") from error
     bad = sum(int((~torch.isfinite(value)).sum()) for value in state.values() if value.is_floating_point())
-    notes = [f"{path} holds {bad} values that are NaN or infinite"] if bad else []
+    are = "is" if bad == 1 else "are"
+    notes = [f"{path} holds {counted(bad, 'value')} that {are} NaN or infinite"] if bad else []
     if without := dict.fromkeys(key.rpartition(".")[0] for key in missing if key.endswith(_STATISTICS)):
         norms = counted(len(without), "BatchNorm")
         notes.append(f"{path} lacks the running statistics of {norms}: left as built ({listed(list(without), 3)})")

@@ -243,13 +243,14 @@
       const maps = this.shown.map((image) => this.layer.images[image]);
       const side = Math.max(...maps.map(({ frameWidth, height }) => Math.max(frameWidth, height)));
       this.laidOutFor = this.root.clientWidth;
+      const padding = 2 * parseFloat(getComputedStyle(this.root).paddingLeft);
       this.zoom = Math.max(1, Math.round((SIDE * ratio) / side));
       this.pixel = this.zoom / ratio;
       this.widths = maps.map(({ width, frames }) => width * this.pixel + (frames - 1) * BESIDE);
       this.cellWidth = this.widths.reduce((sum, width) => sum + width + BESIDE, -BESIDE);
       this.stepX = this.cellWidth + BETWEEN;
       this.stepY = Math.max(...maps.map(({ height }) => height)) * this.pixel + LABEL + BETWEEN;
-      this.columns = Math.max(1, Math.floor((this.laidOutFor + BETWEEN) / this.stepX));
+      this.columns = Math.max(1, Math.floor((this.laidOutFor - padding + BETWEEN) / this.stepX));
       this.columns = Math.min(this.columns, this.order.length);
       this.widest = Math.max(...this.order.map((at) => this.strength(at)));
       this.makeBands();
@@ -763,7 +764,8 @@
       if (maps.answer) rows.push(["share in the answer", this.answerWords(maps, at)]);
       if (at in maps.nonfinite) rows.push(["NaN or Inf", `${maps.nonfinite[at].toLocaleString("en")} values`]);
       if (maps.isConstant(at)) rows.push(["constant", "every value is the same"]);
-      const pair = ([name, value]) => element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value }));
+      const titles = { "share in the answer": "gradient × activation of the score of the best class, summed over the map" };
+      const pair = ([name, value]) => element("div", { title: titles[name] ?? "" }, element("dt", { textContent: name }), element("dd", { textContent: value }));
       return element("dl", {}, ...rows.map(pair));
     }
 

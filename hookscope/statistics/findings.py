@@ -17,6 +17,7 @@ from hookscope.findings import (
     FindingKind,
     Rules,
     Thresholds,
+    alike,
     chains,
     counted,
     default,
@@ -360,8 +361,7 @@ def _duplicates(layer: LayerStatistics, before: LayerStatistics | None, measured
     if not groups:
         return None
     channels = tuple(sorted(at for group in groups for at in group))
-    same = listed([" = ".join(map(str, group)) for group in groups], 4)
-    text = f"{len(channels)} of {layer.channels} channels are the same as another: {same}"
+    text = f"{len(channels)} of {layer.channels} channels are the same as another: {alike(groups)}"
     numbers = {"duplicate": len(channels), "channels": layer.channels}
     kind, many = CATALOGUE["duplicate-channels"], len(channels) - len(groups) > _MANY_DUPLICATE * layer.channels
     case = "many" if many and not measured.few and not _is_squeezed(layer) else ""

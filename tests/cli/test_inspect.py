@@ -73,7 +73,7 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("words", "page"),
     [
         ("cat.jpg", "cat-nets.py-Small.html"),
-        ("cat.jpg dog.png", "cat-and-1-more-nets.py-Small.html"),
+        ("cat.jpg dog.png", "cat-dog-nets.py-Small.html"),
         ("cat.jpg -o mine.html", "mine.html"),
         ("cat.jpg dog.png -o mine.HTML", "mine.HTML"),
         ("cat.jpg -o pages/new", "pages/new/cat-nets.py-Small.html"),
@@ -164,10 +164,10 @@ def test_tsv_has_channels_and_numbers_as_json(run: Run, finds: Any) -> None:
 def test_broken_images_are_named_and_the_others_inspected(run: Run, here: Path) -> None:
     (here / "bad\n.jpg").write_text("no picture")
     status, _, errors = run("bad\n.jpg", "cat.jpg", "none.png", "dog.png")
-    assert (status, files(here)) == (1, ["bad\n.jpg", "cat-and-1-more-nets.py-Small.html"])
+    assert (status, files(here)) == (1, ["bad\n.jpg", "cat-dog-nets.py-Small.html"])
     told = [line for line in errors.splitlines() if line.startswith("Error: ")]
     assert len(told) == 2 and "'bad\\n.jpg' is not a picture" in told[0] and "no picture 'none.png'" in told[1]
-    (here / "cat-and-1-more-nets.py-Small.html").unlink()
+    (here / "cat-dog-nets.py-Small.html").unlink()
     status, out, errors = run("bad\n.jpg", "none.png")
     assert (status, out, errors.count("Error: "), files(here)) == (1, "", 2, ["bad\n.jpg"])
 
@@ -250,6 +250,14 @@ def test_random_weights_are_said_first_and_loudly(found: inspection.Inspection) 
     assert "RANDOM" not in " ".join(words_of(replace(found, weights="mine.pth")))
 
 
+def test_random_weights_are_said_once(found: inspection.Inspection) -> None:
+    told = replace(place("error", ""), kind="random-weights", reason="The weights are random (seed 3).")
+    found = replace(found, weights="random (seed 3)", places=(told,))
+    assert [line for line in words_of(found) if "mended" in line or "weights are" in line] == []
+    lines = words_of(replace(found, places=(told, place())))
+    assert lines[-4:-2] == ["1 place must be mended, 1 is worth a look", " 2  worth a look  conv1: it is wide"]
+
+
 @pytest.mark.parametrize("columns", [30, 40, 60, 80, 200])
 def test_no_line_is_too_long(found: inspection.Inspection, columns: int) -> None:
     long = place("warning", "vision_language_model.encoder_layers.11.attention#12", "猫の写真 " * 30)
@@ -272,4 +280,4 @@ def test_a_slow_run_has_a_bar(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert run("cat.jpg", "dog.png")[0] == 0
-    assert "passes" in terminal.getvalue()
+    assert "images/s" in terminal.getvalue()

@@ -120,6 +120,20 @@ def test_a_bar_of_passes_appears_with_the_first(monkeypatch: pytest.MonkeyPatch)
     assert after == "" and sys.stderr is terminal
 
 
+def test_one_pass_has_no_bar_and_the_first_of_several_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = standard_error(monkeypatch)
+    with pass_progress() as on_progress:
+        assert on_progress is not None
+        on_progress(1, 1)
+    assert terminal.getvalue() == ""
+    now = iter([0.0, *[2.0] * 9])
+    monkeypatch.setattr("hookscope.cli.progress.time.monotonic", lambda: next(now))
+    with pass_progress("images") as on_progress:
+        assert on_progress is not None
+        on_progress(1, 3)
+        assert screen(terminal.getvalue())[-1].endswith("1/3  0.5 images/s")
+
+
 def test_notes_and_rows_are_whole_and_the_bar_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = standard_error(monkeypatch)
     monkeypatch.setattr(sys, "stdout", terminal)

@@ -54,7 +54,7 @@ def broken(here: Path) -> str:
 
 def test_json_holds_rows_and_findings(run: Run, broken: str) -> None:
     status, out, errors = run("--weights", broken, "--format", "json")
-    assert (status, errors) == (0, "Note: broken.pth holds 1 values that are NaN or infinite\n")
+    assert (status, errors) == (0, "Note: broken.pth holds 1 value that is NaN or infinite\n")
     report = json.loads(out)
     assert (report["model"], report["weights"]) == ("nets.py:Normed", "broken.pth")
     rows = {row["name"]: row for row in report["parameters"]}

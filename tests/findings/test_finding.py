@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hookscope.findings import Finding, counted, listed, merged, nonfinite_words, percent, ranked, verdict
+from hookscope.findings import Finding, alike, counted, listed, merged, nonfinite_words, percent, ranked, verdict
 
 
 def test_a_row_has_channels_and_groups_only_if_the_finding_has() -> None:
@@ -70,6 +70,10 @@ def test_the_verdict_counts_severities_and_names_the_first_place_to_look(finding
 )
 def test_lists_are_cut(count: int, text: str) -> None:
     assert listed(range(count)) == text
+
+
+def test_groups_of_many_channels_are_cut() -> None:
+    assert alike([(0, 3), range(5, 149)]) == "0 = 3, 5 = 6 = 7 = 8 = …"
 
 
 def test_numbers_in_words() -> None:

@@ -210,3 +210,25 @@ def test_sound_networks_have_only_notes_on_each_image_and_all(network: tuple[nn.
     for part in (*inputs.split(1), *inputs.split(3), inputs):
         places = find_places(faults.evidence_of(net, part))
         assert {place.severity for place in places} <= {"note"}, places
+
+
+class _SharedReLU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.first, self.second = nn.ReLU(), nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.norm, self.last = nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.relu(self.norm(self.second(self.relu(self.first(x)))))
+        return self.last(maps).mean((2, 3))
+
+
+def test_what_a_layer_does_in_its_second_call_follows_from_the_cause_before_it(shapes: Loaded) -> None:
+    net = _SharedReLU()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(0))
+    net(shapes[1])
+    net.norm.weight.data[1] = torch.nan
+    net.eval()
+    places = find_places(faults.evidence_of(net, shapes[1][:1]))
+    assert [place.layer for place in places if place.severity == "error"] == ["norm.weight"]

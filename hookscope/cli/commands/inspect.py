@@ -104,7 +104,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     check_choice(net, options.types, options.layers)
     files.groups(net)
     images = files.usable(net.preprocess.frames)
-    with process.prints_to_standard_error(), pass_progress() as on_progress:
+    with process.prints_to_standard_error(), pass_progress("images") as on_progress:
         found = inspection.inspect(
             net,
             images,

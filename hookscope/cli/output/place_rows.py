@@ -50,13 +50,17 @@ def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:
 def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Page) -> Iterator[str]:
     """The answer for each image, how severe the places are, and the first of them."""
     page = replace(page, columns=min(MOST_WORDS, page.columns))
-    lines, shown = [*_answers(found, page), *_verdict(found.places, page)], 0
-    for place in found.places:
+    # the first line tells of random weights
+    told = int(found.is_random and [place.kind for place in found.places[:1]] == ["random-weights"])
+    lines, shown = [*_answers(found, page)], told
+    if not told or len(found.places) > told:
+        lines += _verdict(found.places, page)
+    for place in found.places[told:]:
         begin = f"{shown + 1:>2}  {SEVERITY_WORDS[place.severity]}  "
         layer = "" if place.layer in place.reason else printable(place.layer)
         where = f"{shortened([layer], page.columns // 2, page.ellipsis)[0]}: " if layer else ""
         more = [*beside(begin, [f"{where}{place.reason}"], len(where), place.severity, page, indent=" " * 4)]
-        if shown >= _LEAST_PLACES and len(lines) + len(more) > _MOST_LINES:
+        if shown - told >= _LEAST_PLACES and len(lines) + len(more) > _MOST_LINES:
             break
         shown, lines = shown + 1, [*lines, *more]
     if rest := len(found.places) - shown:
@@ -67,7 +71,7 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
 def _answers(found: inspection.Inspection, page: Page) -> Iterator[str]:
     if found.is_random:
         loud = found.weights.replace("random", "RANDOM WEIGHTS", 1)
-        text = f"{loud}: this network is not trained, and its answers mean nothing"
+        text = f"{loud}: this network is not trained, and its answers mean nothing; give --weights FILE"
         yield from (styled(line, "error", page.colours) for line in wrapped(text, page.columns))
     for image in found.images[:_IMAGES]:
         name = shortened([printable(image.name)], page.columns // 2, page.ellipsis, are_paths=True)[0]
@@ -78,13 +82,10 @@ def _answers(found: inspection.Inspection, page: Page) -> Iterator[str]:
 
 def _answer(image: inspection.InspectedImage) -> str:
     best = image.predictions[:_CLASSES]
-    seen = [one for one in best if not one.probability < _LEAST_SHARE] or best[:1]
-    words = [f"{one.name} {_percent(one.probability)}" for one in seen]
-    return ", ".join(words) or "the model gives no scores of classes"
-
-
-def _percent(share: float) -> str:
-    return "NaN" if math.isnan(share) else percent(share)
+    if best and math.isnan(best[0].probability):
+        return "the scores are NaN"
+    seen = [one for one in best if one.probability >= _LEAST_SHARE] or best[:1]
+    return ", ".join(f"{one.name} {percent(one.probability)}" for one in seen) or "the model gives no scores of classes"
 
 
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:

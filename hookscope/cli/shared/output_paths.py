@@ -18,6 +18,7 @@ from hookscope.system import cache, check_folder, check_writable, write_atomical
 
 # In bytes: file systems take 255. The parts are cut so that the index, by which names sort and differ, is whole.
 _LONGEST_NAME, _LONGEST_IMAGE, _LONGEST_MODEL = 180, 80, 60
+_MOST_WORDS = 3  # in the name of a page
 _CONTENT = {".png": "sheets are PNG files", ".html": "the page is an HTML file"}
 
 
@@ -115,9 +116,11 @@ def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> 
 
 
 def page_name(words: Sequence[str], model: str) -> str:
-    """The file name of the page of all images, which ``words`` name: ``cat-resnet34.html``."""
-    more = f"-and-{len(words) - 1}-more" if len(words) > 1 else ""
-    return f"{words[0]}{more}-{model_word(model)}.html"
+    """The file name of the page of all images, which ``words`` name: ``cat-dog-resnet34.html``."""
+    named = "-".join(words)
+    if len(words) > _MOST_WORDS or len(named.encode()) > _LONGEST_NAME - _LONGEST_MODEL:
+        named = f"{len(words)}-images"
+    return f"{named}-{model_word(model)}.html"
 
 
 def check_html(path: str | None, inputs: Iterable[str], others: Mapping[str, str | None], kind: str = "image") -> None:

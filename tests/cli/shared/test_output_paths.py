@@ -103,7 +103,9 @@ def test_a_page_takes_all_images() -> None:
     with pytest.raises(UsageError, match=r"the page is an HTML file; name it \.html, or give a folder"):
         OutputPath.parse("x.png", ["a"], ".html")
     assert page_name(["cat"], "nets/small.py:make(3)") == "cat-small.py-make-3.html"
-    assert page_name(["cat", "dog", "cow"], "resnet34") == "cat-and-2-more-resnet34.html"
+    assert page_name(["cat", "dog", "cow"], "resnet34") == "cat-dog-cow-resnet34.html"
+    assert page_name(["cat", "dog", "cow", "ant"], "resnet34") == "4-images-resnet34.html"
+    assert page_name(["c" * 80, "d" * 80], "resnet34") == "2-images-resnet34.html"
 
 
 def test_a_link_to_the_image_is_the_image(here: Path) -> None:
