@@ -453,6 +453,7 @@ def placed(name: str, axes: str, grid: Grid, x: int, y: int) -> dict[str, Any]:
 
 def finite_or_none(values: Iterable[float]) -> list[float | None]:
     """Numbers for JSON: None for NaN and Inf."""
+    values = values.tolist() if isinstance(values, np.ndarray) else values  # ten times as fast as its own numbers
     return [float(value) if math.isfinite(value) else None for value in values]
 
 

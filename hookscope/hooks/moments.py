@@ -14,7 +14,8 @@ from hookscope.hooks.finite import FiniteValues, finite_values
 
 # Values in double precision at a time: the first fully connected layer of VGG has 10⁸. Larger pieces take longer, as
 # their memory is fetched anew from the system for each.
-_PIECE = 1 << 18
+_PIECE = 1 << 17
+_CANCELLED = 1e-3  # a sum of squared distances below this share of the sum of squares has lost too many digits
 
 Moments = tuple[Any, Any, Any]
 
@@ -46,16 +47,20 @@ def _first_nonfinite(values: Tensor) -> tuple[int, ...]:
 
 
 def _moments(parts: Sequence[FiniteValues]) -> tuple[float, float, float]:
-    """Mean, population standard deviation and norm, computed in units of the largest absolute value."""
-    unit = max(part.largest for part in parts) or 1.0
+    """Mean, population standard deviation and norm; those of float64 in units of the largest absolute value."""
+    # no square of a float32 overflows float64
+    unit = 1.0 if parts[0].values.dtype == torch.float32 else max(part.largest for part in parts) or 1.0
     moments: Moments = (0, 0.0, 0.0)
     squares = 0.0
     for part in parts:
-        scaled = part.values.to(torch.float64, copy=True).div_(unit)
-        squares += float(torch.dot(scaled, scaled))
-        mean = float(scaled.mean())
-        scaled.sub_(mean)
-        moments = merge_moments(moments, (len(scaled), mean, float(torch.dot(scaled, scaled))))
+        scaled = part.values.double() if unit == 1 else part.values / unit
+        square, mean = float(torch.dot(scaled, scaled)), float(scaled.mean())
+        about_mean = square - len(scaled) * mean * mean
+        if about_mean < _CANCELLED * square:
+            away = scaled - mean
+            about_mean = float(torch.dot(away, away))
+        squares += square
+        moments = merge_moments(moments, (len(scaled), mean, about_mean))
     count, mean, about_mean = moments
     return mean * unit, math.sqrt(about_mean / count) * unit, math.sqrt(squares) * unit
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -97,20 +98,17 @@ class CallNumbers:
 def _histogram(values: Tensor, low: float, high: float) -> NDArray[np.int64]:
     """Counts in `BINS` × `_FINE` equal intervals from ``low`` to ``high``.
 
-    Many values are counted in pairs of bytes, and in pieces that stay in the processor's cache: twice as fast as histc.
+    Pieces that stay in the processor's cache are counted as whole numbers: three times as fast as histc.
     """
     bins = BINS * _FINE
-    if len(values) < _PIECE or len(values) % 2 or not 1e-30 < high - low < 1e35:
+    if not 1e-30 < high - low < 1e35:
         wide = high - low > 1e35  # beyond it float32 overflows
         return torch.histc(values.double() if wide else values, bins, low, high).cpu().numpy().astype(np.int64)
-    pairs = torch.zeros(bins * bins, dtype=torch.int64, device=values.device)
+    counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
     for piece in values.split(_PIECE):
-        levels = piece.sub(low).mul_(bins / (high - low)).clamp_(max=bins - 1).to(torch.uint8)
-        pairs += torch.bincount(levels.view(torch.int16).int().add_(1 << 15), minlength=bins * bins)
-    square = pairs.view(bins, bins)
-    # the first byte is the lower one; the second has a sign, and its half begins the rows
-    counts: NDArray[np.int64] = (square.sum(0) + square.sum(1).roll(bins // 2)).cpu().numpy()
-    return counts
+        levels = piece.sub(low).mul_(bins / (high - low)).clamp_(max=bins - 1)
+        counts += torch.bincount(levels.to(torch.int16), minlength=bins)
+    return counts.cpu().numpy()
 
 
 @dataclass
@@ -190,6 +188,7 @@ class Recorder:
         self.drawn: list[DrawnPart] = []
         self.followed: list[DrawnPart] = []
         self._pending: dict[int, Tensor] = {}
+        self._last: tuple[ref[Tensor], int, CallNumbers] | None = None
         self._numbers = count()
         self._size, self._blocks, self._followed, self._unseen = size, blocks, followed, unseen
 
@@ -221,11 +220,20 @@ class Recorder:
         return handed_on
 
     def _measure(self, call: Call, output: Any, before: Tensor | None) -> None:
-        numbers = self.record.numbers[call.key] = CallNumbers(call)
-        numbers.update(output)
         after = next(iter(tensors_in(output).values()), None)
+        self.record.numbers[call.key] = self._numbers_of(call, output)
         if call.name in self._blocks and after is not None:
             self.record.changes[call.key] = _change(before, as_float(after))
+
+    def _numbers_of(self, call: Call, output: Any) -> CallNumbers:
+        """Those of the call before where a block hands on what its last layer returned."""
+        counted = isinstance(output, Tensor) and not output.is_inference()  # torch counts no writes to those
+        if counted and self._last is not None and self._last[0]() is output and self._last[1] == output._version:
+            return replace(self._last[2], call=call)
+        numbers = CallNumbers(call)
+        numbers.update(output)
+        self._last = (ref(output), output._version, numbers) if counted else None
+        return numbers
 
     def _draw(self, call: Call, module: nn.Module, output: Any) -> None:
         try:

@@ -155,8 +155,7 @@ class _Run:
         self.inputs = tuple((net.prepare(picture),) for picture in pictures)
         first = net.inputs(*self.inputs[0])
         # a detector needs values in the middle of a pass
-        traced = trace(net.model, first, dry=net.family != "detection", name=net.name)
-        self.trace = traced.without_operations()
+        self.trace = trace(net.model, first, dry=net.family != "detection", name=net.name, ops=False)
         self.blocks = [name for name, module in _blocks(net.model)]
         self.selection = self._usual() if layers is None else Selection.of(layers)
         self.followed = self._last_maps(input_size_of(self.inputs[0][0]))

@@ -133,13 +133,13 @@ class LayerView:
 
     def _items(self, tiles: Tiles) -> Markup:
         numbered = self.channels == tuple(range(len(self.channels)))
-        items = []
+        items, low, high = [], tiles.low.tolist(), tiles.high.tolist()
         for channel in self.channels:
             name = f"{escape(printable(self.layer.names[channel]))}: " if self.layer.names else ""
             if tiles.values:
                 words = f"{tiles.values[channel]:.4g}"
             else:
-                words = f"{tiles.low[channel]:.3g} to {tiles.high[channel]:.3g}"
+                words = f"{low[channel]:.3g} to {high[channel]:.3g}"
                 words += ", NaN or Inf" if tiles.nonfinite[channel] else ""
             items.append(f"<li>{name}{words}" if numbered else f'<li value="{channel}">{name}{words}')
         return Markup("".join(items))

@@ -84,7 +84,8 @@ class PatternSketch(Accumulator):
             sampled = length > np.sqrt(_SAMPLED * _LENGTH * share) * np.sqrt(moments.m2)
         chosen = np.flatnonzero(candidates & sampled & np.isfinite(length) & (moments.m2 > 0))
         unit = own[chosen] / length[chosen, None]
-        pairs = np.argwhere(np.triu(unit @ unit.T >= least - _ROUNDING, 1))
+        pairs = np.argwhere(unit @ unit.T >= least - _ROUNDING)
+        pairs = pairs[pairs[:, 0] < pairs[:, 1]]
         spread = np.sqrt(moments.variance[chosen])
         slack = max(0.01, (2.5 * (1 - least)) ** 0.5)
         for extreme in (moments.low[chosen], moments.high[chosen]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -100,6 +101,7 @@ class ValueHistogram:
         return histogram
 
 
+@cache
 def _ends() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lower and upper ends of the bins of positive finite keys."""
     keys = np.arange(0x7F81, dtype=np.uint32) << 16  # infinity included
