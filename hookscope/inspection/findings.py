@@ -123,7 +123,7 @@ def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
 def _sudden_finding(
     drift: BatchNormDrift, running: Floats, now: _Drift, most: str, times: float, before: _Drift | None
 ) -> Finding:
-    channel, value = int(np.abs(drift.shift).argmax()), getattr(now, most)
+    channel, value, spread = int(np.abs(drift.shift).argmax()), getattr(now, most), np.exp(now.sudden_spread)
     numbers = {**now._asdict(), "times": times}
     correlation = _correlation(running, drift.shift)
     if now.sudden_profile and correlation < -_OPPOSITE:
@@ -132,7 +132,7 @@ def _sudden_finding(
     text = {
         "sudden_shift": f"the mean of its inputs is off by {value:.3g} standard deviations",
         "sudden_ratio": f"the variance of its inputs is off by a factor of {value:.3g}",
-        "sudden_spread": f"the variances of its inputs are off by factors with quartiles {np.exp(value):.2g}:1",
+        "sudden_spread": f"the variances of its inputs are off by factors with quartiles {spread:.2g}:1",
         "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
         "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
     }[most]

@@ -139,21 +139,21 @@ def _emptiest(evidence: Evidence) -> Iterator[Place]:
 
     A layer with a finding is left out.
     """
-    told = {each.layer for finding in evidence.findings for each in (finding, *finding.parts)}
+    reported = {each.layer for finding in evidence.findings for each in (finding, *finding.parts)}
     found: list[tuple[float, str, float, str]] = []
     for alike in _of_type(evidence.calls):
         zeros = np.array([facts.zeros or 0.0 for facts in alike])
         usual, at = float(np.median(zeros)), int(zeros.argmax())
         spread = max(1.4826 * float(np.median(abs(zeros - usual))), 0.05)
         empty = (zeros >= _EMPTY) & (zeros - usual >= _EMPTIER * spread)
-        if 0 < empty.sum() <= max(1, len(alike) // 10) and alike[at].call.key not in told:
+        if 0 < empty.sum() <= max(1, len(alike) // 10) and alike[at].call.key not in reported:
             found.append((float(zeros[at]), alike[at].call.key, usual, alike[at].call.type))
     for share, key, usual, kind in sorted(found, reverse=True)[:1]:
         reason = f"{percent(share)} of the values of {key} are 0; {percent(usual)} is usual for {kind} here."
         numbers = {"zeros": share, "usual": usual}
         yield Place("emptiest-maps", "note", key, reason, None, None, numbers, _meaning("emptiest-maps", key))
     if not found:
-        yield from _most_constant([layer for layer in evidence.layers if layer.call.key not in told])
+        yield from _most_constant([layer for layer in evidence.layers if layer.call.key not in reported])
 
 
 def _most_constant(layers: Sequence[InspectedLayer]) -> Iterator[Place]:

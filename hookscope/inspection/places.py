@@ -85,25 +85,25 @@ def find_places(evidence: Evidence) -> tuple[Place, ...]:
     """At most twelve places to look at, the most important first.
 
     First of all come random weights. Findings follow by severity; those of one severity by how many times they exceed
-    what is usual, then in order of execution. What follows from a broken layer further on is told with that layer.
+    what is usual, then in order of execution. What follows from a broken layer is reported with that layer.
     """
     findings = [*network_findings(evidence), *_unusual(evidence)]
-    loud = [_place(_Cause(-1, "", [each], [])) for each in findings if each.finding == "random-weights"]
+    random = [_place(_Cause(-1, "", [each], [])) for each in findings if each.finding == "random-weights"]
     causes = _causes(evidence, [finding for finding in findings if finding.finding != "random-weights"])
     causes.sort(key=lambda cause: (SEVERITIES.index(cause.severity), -_times(cause.main), cause.at))
     places = [_place(cause) for cause in causes]
-    graver = [place for place in places if place.severity != "note"]
+    severe = [place for place in places if place.severity != "note"]
     notes = [place for place in places if place.severity == "note"][:_MOST_NOTES]
-    found = [*loud, *graver, *notes]
-    told = {(place.layer.removesuffix(".weight"), channel) for place in found for channel in place.channels or ()}
+    found = [*random, *severe, *notes]
+    reported = {(place.layer.removesuffix(".weight"), channel) for place in found for channel in place.channels or ()}
     # what explains an answer means nothing for random weights
-    more = [] if loud else [place for place in answer_places(evidence) if not _is_told(place, told)]
+    more = [] if random else [place for place in answer_places(evidence) if not _is_reported(place, reported)]
     return tuple([*found, *more][:MOST])
 
 
-def _is_told(place: Place, told: set[tuple[str, int]]) -> bool:
+def _is_reported(place: Place, reported: set[tuple[str, int]]) -> bool:
     """Whether a finding names the channels of this place."""
-    return bool(place.channels) and all((place.layer, channel) in told for channel in place.channels or ())
+    return bool(place.channels) and all((place.layer, channel) in reported for channel in place.channels or ())
 
 
 def _times(finding: Finding) -> float:
@@ -112,16 +112,16 @@ def _times(finding: Finding) -> float:
 
 
 def _unusual(evidence: Evidence) -> Iterator[Finding]:
-    """The findings on activations and parameters that are news: graver than notes, or unlike the rest of the network.
+    """The findings on activations and parameters that are unusual: no notes, or unlike the rest of the network.
 
     Sound networks have dead filters in many layers; dead and duplicate channels of few images are chance.
     """
     found = list(single(evidence.findings))
     dead = [finding for finding in found if finding.finding == "dead-filters"]
     for finding in found:
-        news = finding.severity != "note" or finding.finding == "duplicate-filters"
-        news |= finding in dead and len(dead) <= _FEW_DEAD
-        if news or (finding.finding == "duplicate-channels" and _same_weights(evidence, finding)):
+        unusual = finding.severity != "note" or finding.finding == "duplicate-filters"
+        unusual |= finding in dead and len(dead) <= _FEW_DEAD
+        if unusual or (finding.finding == "duplicate-channels" and _same_weights(evidence, finding)):
             yield finding
 
 
@@ -170,7 +170,7 @@ def _causes(evidence: Evidence, findings: Sequence[Finding]) -> list[_Cause]:
             own.findings.append(finding)
             own.weights += [finding] * (finding.layer in parameters)
             continue
-        weak = finding.finding == "sudden-drift"  # it may be news behind a drift that is hardly one
+        weak = finding.finding == "sudden-drift"  # it may matter after a drift that is hardly one
         source = next((cause for cause in causes if cause.spreads and not (weak and cause.is_weak)), None)
         if source is not None and finding.layer not in parameters:
             source.after.append(finding)

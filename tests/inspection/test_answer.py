@@ -136,7 +136,7 @@ def told(driven: LoadedModel) -> list[Place]:
     return answer_places(evidence_of(driven, [STAR]))
 
 
-def test_the_channel_that_drives_a_wrong_answer_comes_first_and_is_told_once(told: list[Place]) -> None:
+def test_the_channel_that_drives_a_wrong_answer_comes_first_and_is_reported_once(told: list[Place]) -> None:
     assert (told[0].kind, told[0].layer, told[0].channels) == ("dominates-answer", "features.6.squeeze", (11,))
     assert told[0].reason == (
         "Channel 11 of features.6.squeeze reaches 74.2 times the layer's usual value: "

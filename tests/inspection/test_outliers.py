@@ -148,7 +148,7 @@ def test_the_widest_channel_is_told_with_its_size(shapes: LoadedModel) -> None:
     assert place.numbers["times"] == pytest.approx(float(sizes[5] / np.median(sizes.numpy())), rel=1e-2)
 
 
-def test_the_widest_layer_is_told(shapes: LoadedModel) -> None:
+def test_the_widest_layer_is_reported(shapes: LoadedModel) -> None:
     def widen(model: nn.Module) -> None:
         conv = model.get_submodule("features.12.expand1x1")
         conv.weight *= 100
@@ -159,17 +159,19 @@ def test_the_widest_layer_is_told(shapes: LoadedModel) -> None:
     assert "that is usual for Conv2d here" in place.reason
 
 
-@pytest.mark.parametrize(("less", "told"), [(2, True), (16, False)])
-def test_the_emptiest_layer_is_told_unless_a_finding_tells_it(shapes: LoadedModel, less: float, told: bool) -> None:
+@pytest.mark.parametrize(("less", "reported"), [(2, True), (16, False)])
+def test_the_emptiest_layer_is_reported_unless_a_finding_reports_it(
+    shapes: LoadedModel, less: float, reported: bool
+) -> None:
     def empty(model: nn.Module) -> None:
         model.get_submodule("features.7.expand3x3").bias -= less
 
     found = [place for place in of_maps(changed(shapes, empty)) if place.kind == "emptiest-maps"]
-    assert [place.layer for place in found] == ["features.7.expand3x3_activation"] * told
+    assert [place.layer for place in found] == ["features.7.expand3x3_activation"] * reported
     assert all(0.9 < float(place.numbers["zeros"] or 0) < 1 for place in found)
 
 
-def test_a_layer_of_maps_of_one_value_is_told(shapes: LoadedModel) -> None:
+def test_a_layer_of_maps_of_one_value_is_reported(shapes: LoadedModel) -> None:
     def flatten(model: nn.Module) -> None:
         model.get_submodule("features.7.expand3x3").weight[:100] = 0
 

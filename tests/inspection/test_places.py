@@ -1,4 +1,4 @@
-"""Faults planted into trained networks are told first; sound networks have no place graver than a note."""
+"""Faults planted into trained networks are reported first; sound networks have only notes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_follows_from_a_zeroed_layer_is_told_with_it(lite: Loaded) -> None:
     assert others == []
 
 
-def test_a_copied_filter_of_a_depthwise_convolution_is_told(lite: Loaded) -> None:
+def test_a_copied_filter_of_a_depthwise_convolution_is_reported(lite: Loaded) -> None:
     layer = "_blocks.13._depthwise_conv"
     planted = faults.plant("copy", lite[0].model, layer, lite[1][:1], lite[1], random.Random(1))
     assert planted is not None
@@ -124,7 +124,7 @@ def test_a_copied_filter_of_a_depthwise_convolution_is_told(lite: Loaded) -> Non
     )
 
 
-def test_a_layer_that_was_initialised_again_is_told(shapes: Loaded) -> None:
+def test_a_layer_that_was_initialised_again_is_reported(shapes: Loaded) -> None:
     layer = "features.10.expand3x3"
     planted = faults.plant("reinit", shapes[0].model, layer, shapes[1][:1], shapes[1], random.Random(0))
     assert planted is not None

@@ -70,8 +70,8 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
 
 def _answers(found: inspection.Inspection, page: Page) -> Iterator[str]:
     if found.is_random:
-        loud = found.weights.replace("random", "RANDOM WEIGHTS", 1)
-        text = f"{loud}: this network is not trained, and its answers mean nothing; give --weights FILE"
+        label = found.weights.replace("random", "RANDOM WEIGHTS", 1)
+        text = f"{label}: this network is not trained, and its answers mean nothing; give --weights FILE"
         yield from (styled(line, "error", page.colours) for line in wrapped(text, page.columns))
     for image in found.images[:_IMAGES]:
         name = shortened([printable(image.name)], page.columns // 2, page.ellipsis, are_paths=True)[0]
