@@ -29,12 +29,8 @@
       this.codes = codes;
       this.frames = frames;
       this.isSingle = "values" in facts;
-      if (this.isSingle) {
-        [this.height, this.width] = [1, 1];
-        this.values = facts.values.map(fromText);
-      } else {
-        this.picture = picture;
-      }
+      this.picture = picture; // none for maps of one position
+      if (this.isSingle) Object.assign(this, { height: 1, width: 1, values: facts.values.map(fromText) });
       this.frameWidth = this.width / frames;
     }
 
@@ -70,6 +66,11 @@
     halfStep(at) {
       if (this.isSingle || this.low[at] === null) return 0;
       return this.high[at] / (this.codes.levels - 1) / 2 - this.low[at] / (this.codes.levels - 1) / 2;
+    }
+
+    rangeWords(at) {
+      const [low, high] = [this.low[at], this.high[at]];
+      return low === null ? "no finite value" : `${hookscope.short(low)} to ${hookscope.short(high)}`;
     }
 
     isConstant(at) {
@@ -426,7 +427,7 @@
 
   // Positions of the channels, the largest first; equal ones by their numbers, those without a value last.
   const sorted = (layer, shown, order) => {
-    const all = layer.channels.map((channel, at) => at);
+    const all = [...layer.channels.keys()];
     if (order === "number") return all;
     const measured = all.map((at) => hookscope.measure(layer, shown, order, at) ?? -Infinity);
     return all.sort((a, b) => measured[b] - measured[a] || a - b);
@@ -474,7 +475,7 @@
     // Which channels have values that are no levels.
     explainMarks() {
       const images = this.present.map((image) => this.layer.images[image]);
-      const all = this.layer.channels.map((channel, at) => at);
+      const all = [...this.layer.channels.keys()];
       const bad = all.filter((at) => images.some(({ nonfinite }) => at in nonfinite));
       const constant = all.filter((at) => !this.isSingle && images.every((maps) => maps.isConstant(at)));
       const list = (channels) => channels.slice(0, 8).map((at) => this.layer.channels[at]).join(", ") + (channels.length > 8 ? ", …" : "");
@@ -569,7 +570,7 @@
     }
 
     imageName(image) {
-      return document.querySelector(`#seen-${image}`)?.alt.replace(/, as the network saw it$/, "") ?? `image ${image}`;
+      return document.getElementById(`seen-${image}`).closest("article").getAttribute("aria-label");
     }
 
     // The value at a place of a map, in words.
@@ -634,14 +635,13 @@
     goTo(place) {
       this.current = this.sequence[place];
       this.grid.mark(this.current, { scroll: true });
-      const ranges = this.shown.map((image) => this.rangeWords(image, this.current));
-      this.say(`${this.nameOf(this.current)} · ${ranges.join(" · ")}`);
+      this.sayRanges(this.current);
     }
 
-    rangeWords(image, at) {
-      const { low, high } = this.layer.images[image];
-      const whose = this.present.length > 1 ? `${this.imageName(image)}: ` : "";
-      return whose + (low[at] === null ? "no finite value" : `${hookscope.short(low[at])} to ${hookscope.short(high[at])}`);
+    sayRanges(at) {
+      const whose = (image) => (this.present.length > 1 ? `${this.imageName(image)}: ` : "");
+      const ranges = this.shown.map((image) => whose(image) + this.layer.images[image].rangeWords(at));
+      this.say(`${this.nameOf(at)} · ${ranges.join(" · ")}`);
     }
 
     // An enlarged channel: a stage for each frame of each image, with what is known of the channel below.
@@ -651,8 +651,7 @@
       this.find(".stages").replaceChildren(...stages);
       this.showFilter(at);
       this.setOpacity();
-      const name = this.nameOf(at);
-      this.say(`${name} · ${this.shown.map((image) => this.rangeWords(image, at)).join(" · ")}`);
+      this.sayRanges(at);
     }
 
     imageStages(image, at) {
@@ -673,8 +672,7 @@
       canvas.setAttribute("role", "application");
       canvas.setAttribute("aria-label", `${this.nameOf(at)}, ${this.imageName(image)}, ${maps.height}×${maps.frameWidth}: arrow keys read values`);
       hookscope.paintFrame(canvas, maps, at, frame, colours);
-      const seen = document.getElementById(`seen-${image}`);
-      const behind = element("img", { src: seen?.src ?? "", alt: "" });
+      const behind = element("img", { src: document.getElementById(`seen-${image}`).src, alt: "" });
       const cursor = element("div", { className: "cursor", hidden: true });
       const stage = element("div", { className: "stage" }, behind, canvas, cursor);
       const zoom = this.stageZoom(maps);
@@ -758,9 +756,11 @@
     }
 
     facts(maps, at) {
-      const rows = [["range", maps.low[at] === null ? "no finite value" : `${hookscope.short(maps.low[at])} to ${hookscope.short(maps.high[at])}`]];
-      rows.push(["mean", hookscope.short(maps.mean[at])]);
-      rows.push(["zeros", maps.zeros[at] === null ? "–" : hookscope.percent(maps.zeros[at])]);
+      const rows = [
+        ["range", maps.rangeWords(at)],
+        ["mean", hookscope.short(maps.mean[at])],
+        ["zeros", maps.zeros[at] === null ? "–" : hookscope.percent(maps.zeros[at])],
+      ];
       if (maps.answer) rows.push(["share in the answer", this.answerWords(maps, at)]);
       if (at in maps.nonfinite) rows.push(["NaN or Inf", `${maps.nonfinite[at].toLocaleString("en")} values`]);
       if (maps.isConstant(at)) rows.push(["constant", "every value is the same"]);

@@ -317,11 +317,11 @@ def test_a_telephone_shows_a_layer_without_scrolling_sideways(opened):
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-def test_a_layer_whose_numbers_cannot_be_read_keeps_its_plain_picture(contexts, tmp_path):
+def test_a_layer_whose_numbers_cannot_be_read_keeps_its_plain_picture(browser, tmp_path):
     file = tmp_path / "page.html"
     html = draw_page(inspection_of(layer_of(noise(2, 4, 4))))
     file.write_text(html.replace('class="numbers">{', 'class="numbers">'), encoding="utf-8")
-    page = contexts(True).new_page()
+    page = browser.new_page()
     page.goto(file.as_uri() + "#layer=0")
     page.locator(".layer.open.unread").wait_for()
     assert page.locator("img.maps").is_visible()
