@@ -83,7 +83,7 @@ def in_process(title, name, *about, checkout=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = ["layer", "all", "listing", "stats", "memory", "capture", "drawing", "cam", "ablate", "watch"]
+    usual = ["layer", "all", "listing", "inspect", "stats", "memory", "capture", "drawing", "cam", "ablate", "watch"]
     parser.add_argument("which", nargs="*", default=usual)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--against", type=Path, help="another checkout, whose hookscope takes the yardsticks' place")
@@ -105,6 +105,12 @@ def main():
         for which in args.which:
             for title, ours, theirs in jobs.get(which, []):
                 compare(title, ours, yardstick(theirs), args.runs, other)
+        if "inspect" in args.which:
+            inspect = [*HOOKSCOPE, "inspect", "--weights", "none", "-o", os.path.join(folder, "page.html")]
+            for model in ("resnet34", "efficientnet_b0", "resnet152"):
+                sheets = [*visualize, model, CAT, "--channels", "all"]
+                runs = args.runs if model == "resnet34" else min(args.runs, 3)
+                compare(f"inspect {model} / its sheets", [*inspect, model, CAT], sheets, runs, other)
         if "stats" in args.which:
             few, many = photographs(make(folder, "few")), photographs(make(folder, "many"), 256)
             stats = [*HOOKSCOPE, "stats", "--weights", "none", "resnet34"]
