@@ -24,11 +24,11 @@ def test_what_an_inspection_lacks_is_said():
         assert words in page
 
 
-def test_a_probability_of_nan_has_no_bar():
+def test_scores_of_nan_have_no_classes():
     found = example()
     unknown = replace(found.images[0].predictions[0], probability=float("nan"))
     page = draw_page(replace(found, images=(replace(found.images[0], predictions=(unknown,)),)))
-    assert "nan %" in page and 'width="nan"' not in page
+    assert "The scores are NaN." in page and "nan %" not in page
 
 
 def test_places_are_counted_by_severity():
