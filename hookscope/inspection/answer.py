@@ -8,6 +8,7 @@ All are notes, in this order. Places of one kind are in the order of their numbe
 | changes-answer | a channel without which another class is the answer |
 | carries-answer | a channel without which the probability of the answer falls by at least a quarter of itself |
 | supports-answer | if no channel does that: one without which it falls by at least 5 percentage points |
+| carries-together | where no channel does that: the fewest channels of one layer without which it falls by half |
 | classes-separate | the first layer whose channel means separate images of different answers |
 | adds-nothing | a block that hardly changes its input |
 | adds-most | the block that changes its input most |
@@ -19,27 +20,32 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.findings import percent
 from hookscope.hooks import differentiable
 from hookscope.inspection.evidence import Evidence
-from hookscope.inspection.facts import CallFacts, Place
+from hookscope.inspection.facts import CallFacts, ImageMaps, Place
 from hookscope.inspection.outliers import block_places, far_beyond, map_places, sizes_of
 from hookscope.inspection.separation import separating_places
 from hookscope.interventions import scores_without
-from hookscope.scores import Prediction, class_label, probabilities
+from hookscope.scores import class_label, probabilities
 
-_KINDS = ("dominates-answer", "changes-answer", "carries-answer", "supports-answer")
+Floats = NDArray[np.float64]
+
+_KINDS = ("dominates-answer", "changes-answer", "carries-answer", "supports-answer", "carries-together")
 _LATE = 0.5  # of the multiply-accumulates at most come after a layer whose channels are tried for their gradient
 _COST = 1.0  # forward passes that the copies of an image for these may cost
 _LAYERS, _OF_LAYER, _DOMINANT = 3, 3, 2  # layers, channels of each, and dominating channels that are tried
 _LOST = 0.25  # of its probability, which an answer loses at least without a channel that carries it
 _LOST_A_LITTLE = 0.05  # probability that it loses at least without a channel that supports it
+_LOST_TOGETHER = 0.5  # of its probability, which an answer loses at least without channels that carry it together
+_FEW_TOGETHER = 5  # channels of each layer that are tried, and up to eight times as many of one if these do too little
 _MOST, _MOST_SUPPORTING = 2, 2  # places of one image; in all
 _DEPENDS = "The answer to this image depends on this channel. See its map, and the classes without it:"
 _MEANINGS = {
@@ -47,6 +53,7 @@ _MEANINGS = {
     "changes-answer": _DEPENDS,
     "carries-answer": _DEPENDS,
     "supports-answer": "No channel that was tried decides the answer alone. See the classes without this one:",
+    "carries-together": "The answer depends on these channels: their maps show on what. See the classes without them:",
 }
 
 REASONS: list[Callable[[Evidence], Iterable[Place]]] = [separating_places, block_places, map_places]
@@ -68,8 +75,9 @@ def _carriers(evidence: Evidence) -> Iterator[Place]:
     best: dict[tuple[str, tuple[int, ...] | None], Place] = {}
     for place in sorted(found, key=_rank):
         best.setdefault((place.layer, place.channels), place)  # for the image that needs it most
-    yield from [place for place in best.values() if place.kind != _KINDS[3]]
-    yield from [place for place in best.values() if place.kind == _KINDS[3]][:_MOST_SUPPORTING]
+    yield from [place for place in best.values() if place.kind not in _KINDS[3:]]
+    for kind in _KINDS[3:]:
+        yield from [place for place in best.values() if place.kind == kind][:_MOST_SUPPORTING]
 
 
 def _rank(place: Place) -> tuple[int, float]:
@@ -79,15 +87,17 @@ def _rank(place: Place) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A channel that may carry the answer.
+    """A channel, or several of one layer, that may carry the answer.
 
-    ``answer`` is its gradient × activation; ``times`` its size over the usual one of its layer, 0 if it is no outlier.
+    ``answer`` is the gradient × activation; ``of`` the number of channels of the layer; ``times`` the size of a channel
+    over the usual one, 0 if it is no outlier.
     """
 
     facts: CallFacts
-    channel: int
+    channels: tuple[int, ...]
     answer: float
-    times: float
+    of: int
+    times: float = 0.0
 
     @property
     def key(self) -> str:
@@ -95,33 +105,76 @@ class _Candidate:
 
 
 def _of_image(evidence: Evidence, number: int, rest: Mapping[str, float]) -> list[Place]:
-    """The places of one image: dominating channels or, if there are none, those of the largest gradient."""
+    """The places of one image: dominating channels, or those of the largest gradient, alone or together."""
     scores = evidence.scores[number]
     if scores is None or not bool(scores.isfinite().all()):
         return []
-    candidates = list(_candidates(evidence, number, scores.shape[1]))
+    maps = list(_explained(evidence, number, scores.shape[1]))
+    candidates = list(_candidates(maps))
     dominant = sorted((each for each in candidates if each.times), key=lambda each: -each.times)[:_DOMINANT]
     late = (each for each in candidates if each.answer > 0 and rest[each.key] <= _LATE)
     best = _affordable(sorted(late, key=lambda each: -each.answer), rest)
-    places = _confirmed(evidence, number, dominant, scores)
+    places = _best_of_layers(_confirmed(evidence, number, dominant, scores))
     if not any(place.kind == _KINDS[0] for place in places):
-        places += _confirmed(evidence, number, best, scores)
+        places += _best_of_layers(_confirmed(evidence, number, best, scores))
     places.sort(key=_rank)
-    return [place for place in places if place.kind != _KINDS[3]][:_MOST] or places[:1]
+    alone = [place for place in places if place.kind != _KINDS[3]][:_MOST]
+    return alone or [*places[:1], *_together(evidence, number, maps, rest, scores)]
 
 
-def _candidates(evidence: Evidence, number: int, classes: int) -> Iterator[_Candidate]:
-    """Of each drawn call the best channels and the outliers. Channels that are classes themselves explain nothing."""
+def _best_of_layers(places: Iterable[Place]) -> list[Place]:
+    best: dict[str, Place] = {}
+    for place in sorted(places, key=_rank):
+        best.setdefault(place.layer, place)
+    return list(best.values())
+
+
+def _explained(evidence: Evidence, number: int, classes: int) -> Iterator[tuple[CallFacts, ImageMaps, Floats]]:
+    """The drawn calls with gradient × activation. Channels that are classes themselves explain nothing."""
     facts = {each.call.key: each for each in evidence.calls}
     for layer in evidence.layers:
         maps = layer.images[number]
-        if maps is None or maps.answer is None or layer.call.key not in facts or len(maps.answer) == classes:
-            continue
-        answer = np.nan_to_num(maps.answer, posinf=0, neginf=0)
+        if maps is not None and maps.answer is not None and layer.call.key in facts and len(maps.answer) != classes:
+            yield facts[layer.call.key], maps, np.nan_to_num(maps.answer, posinf=0, neginf=0)
+
+
+def _candidates(layers: Iterable[tuple[CallFacts, ImageMaps, Floats]]) -> Iterator[_Candidate]:
+    """Of each drawn call the best channels and the outliers."""
+    for facts, maps, answer in layers:
         times = far_beyond(sizes_of(maps))
         best = np.argsort(-answer, kind="stable")[:_OF_LAYER].tolist()
         for channel in dict.fromkeys([*best, *times]):
-            yield _Candidate(facts[layer.call.key], channel, float(answer[channel]), times.get(channel, 0.0))
+            yield _Candidate(facts, (channel,), float(answer[channel]), len(answer), times.get(channel, 0.0))
+
+
+def _together(
+    evidence: Evidence,
+    number: int,
+    layers: Sequence[tuple[CallFacts, ImageMaps, Floats]],
+    rest: Mapping[str, float],
+    scores: Tensor,
+) -> list[Place]:
+    """The fewest channels of one layer that carry the answer together; more than five only where these do not."""
+    late = [each for each in layers if rest[each[0].call.key] <= _LATE] or layers
+    groups = [group for facts, _, answer in late for group in _groups(facts, answer, range(2, _FEW_TOGETHER + 1))]
+    groups = _affordable(sorted(groups, key=lambda each: (-len(each.channels), -each.answer)), rest)
+    places = _confirmed(evidence, number, groups, scores)
+    if not any(place.kind == _KINDS[4] for place in places) and groups:
+        sizes = [_FEW_TOGETHER * 2**power for power in range(1, 4)]
+        best = groups[0].key
+        more = [group for facts, _, answer in late if facts.call.key == best for group in _groups(facts, answer, sizes)]
+        places = _confirmed(evidence, number, _affordable(more, rest), scores)
+    together = [place for place in places if place.kind == _KINDS[4]]
+    return sorted(together, key=lambda place: (len(place.channels or ()), _rank(place)))[:1]
+
+
+def _groups(facts: CallFacts, answer: Floats, sizes: Iterable[int]) -> Iterator[_Candidate]:
+    """So many of the best channels of a call, where as many raise the score."""
+    best = np.argsort(-answer, kind="stable")
+    raising = int((answer > 0).sum())
+    for size in sizes:
+        if size <= raising:
+            yield _Candidate(facts, tuple(best[:size].tolist()), float(answer[best[:size]].sum()), len(answer))
 
 
 def _rest(calls: Iterable[CallFacts]) -> dict[str, float]:
@@ -142,46 +195,47 @@ def _affordable(candidates: Iterable[_Candidate], rest: Mapping[str, float]) -> 
 
 
 def _confirmed(evidence: Evidence, number: int, candidates: list[_Candidate], scores: Tensor) -> list[Place]:
-    """The best candidate of each call without which the answer changes or falls far."""
+    """The candidates without which the answer changes or falls far."""
     if not candidates:
         return []
     net = evidence.net
     order = {call.call.key: at for at, call in enumerate(evidence.calls)}
     candidates = sorted(candidates, key=lambda each: order[each.key])
-    channels = [(each.facts.call, each.facts.shape, each.channel) for each in candidates]
+    channels = [(each.facts.call, each.facts.shape, each.channels) for each in candidates]
     with differentiable(net.model):  # in eval mode
         without = scores_without(net.model, net.inputs(*evidence.inputs[number]), scores, channels)
+    places = (_place(evidence, number, *pair) for pair in zip(candidates, without, strict=True))
+    return [place for place in places if place is not None]
+
+
+def _place(evidence: Evidence, number: int, candidate: _Candidate, after: Tensor) -> Place | None:
+    """The place of channels without which the scores are ``after`` ``(K,)``; None if that changes little."""
     answer = evidence.images[number].predictions[0]
-    places: dict[str, Place] = {}
-    for candidate, after in zip(candidates, without, strict=True):
-        place = _place(evidence, number, candidate, answer, after)
-        if place is not None and (candidate.key not in places or _rank(place) < _rank(places[candidate.key])):
-            places[candidate.key] = place
-    return list(places.values())
-
-
-def _place(evidence: Evidence, number: int, candidate: _Candidate, answer: Prediction, after: Tensor) -> Place | None:
-    """The place of a channel without which the scores are ``after`` ``(K,)``; None if that changes little."""
     probability, best = float(probabilities(after)[answer.index]), int(after.argmax())
     lost = answer.probability - probability
     rises = bool(candidate.times) and -lost >= _LOST
-    if not bool(after.isfinite().all()) or not (rises or lost >= _LOST_A_LITTLE):
+    together = len(candidate.channels) > 1
+    least = _LOST_TOGETHER * answer.probability if together else _LOST_A_LITTLE
+    if not bool(after.isfinite().all()) or not (rises or lost >= least):
         return None
-    names, channel, key = evidence.net.categories, candidate.channel, candidate.key
+    names, key = evidence.net.categories, candidate.key
     label, other = answer.name, class_label(best, names) or f"class {best}"
     moves = f"{label} {'falls' if lost > 0 else 'rises'} from {_share(answer.probability)} to {_share(probability)}"
+    outcome = moves if best == answer.index else f"{moves}, and the answer is {other}"
+    of_image = f" for {os.path.basename(evidence.images[number].name)}" if len(evidence.images) > 1 else ""
     carries = lost >= _LOST * answer.probability
-    if candidate.times and (rises or carries):
+    if together:
+        kind = _KINDS[4]
+        reason = f"{_listed(candidate)} of {key} carry the answer{of_image} together: without them {outcome}."
+    elif candidate.times and (rises or carries):
         kind = _KINDS[0]
         outcome = moves if best == answer.index else f"{other} is the answer, not {label}"
         size = f"{candidate.times:.3g} times the layer's usual value"
-        reason = f"Channel {channel} of {key} reaches {size}: without it {outcome}."
+        reason = f"Channel {candidate.channels[0]} of {key} reaches {size}: without it {outcome}."
     else:
         kind = _KINDS[3 if not carries else 2 if best == answer.index else 1]
         does = "carries" if carries else "supports"
-        of_image = f" for {os.path.basename(evidence.images[number].name)}" if len(evidence.images) > 1 else ""
-        outcome = moves if best == answer.index else f"{moves}, and the answer is {other}"
-        reason = f"Channel {channel} of {key} {does} the answer{of_image}: without it {outcome}."
+        reason = f"Channel {candidate.channels[0]} of {key} {does} the answer{of_image}: without it {outcome}."
     numbers = {
         "probability": answer.probability,
         "probability_after": probability,
@@ -193,8 +247,17 @@ def _place(evidence: Evidence, number: int, candidate: _Candidate, answer: Predi
     }
     if candidate.times:
         numbers["times"] = candidate.times
-    show = f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channel} --classes"
-    return Place(kind, "note", key, reason, (channel,), number, numbers, f"{_MEANINGS[kind]} {show}")
+    channels = ",".join(map(str, candidate.channels))
+    show = f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channels} --classes"
+    return Place(kind, "note", key, reason, candidate.channels, number, numbers, f"{_MEANINGS[kind]} {show}")
+
+
+def _listed(candidate: _Candidate) -> str:
+    """The channels of a group; of a large group their number."""
+    *others, last = candidate.channels
+    if len(others) < _FEW_TOGETHER:
+        return f"Channels {', '.join(map(str, others))} and {last}"
+    return f"{len(candidate.channels)} of the {candidate.of} channels"
 
 
 def _share(probability: float) -> str:

@@ -27,6 +27,7 @@ _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input
 _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
 _STEP = default("sudden-drift", "sudden_step")
+_LEAP_CHANNEL, _LEAP = default("sudden-drift", "leap_channel"), default("sudden-drift", "channel_leap")
 
 
 def network_findings(evidence: Evidence) -> list[Finding]:
@@ -111,6 +112,9 @@ def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
             name: value / max(default(kind.name, name), _STEP * before)
             for name, value, before in zip(now._fields, now, largest, strict=True)
         }
+        if not first:
+            leap = now.sudden_channel / max(_LEAP_CHANNEL, _LEAP * largest.sudden_channel)
+            times["sudden_channel"] = max(times["sudden_channel"], leap)
         if first and np.median(drift.ratio) < 1:
             times["sudden_ratio"] = 0.0  # an image of little contrast
         most = max(times, key=lambda name: times[name])

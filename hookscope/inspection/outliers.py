@@ -19,6 +19,7 @@ _DEVIATIONS, _TIMES = 6.0, 8.0  # sound networks have channels at 4.7 deviations
 _LEAST_DEVIATION = 0.15  # of the logarithm: nearly equal values make no outlier of a slightly larger one
 _NOTHING, _SOMETHING, _MUCH = 0.02, 0.05, 0.5  # changes: of a block that adds nothing, of others, of one that adds most
 _CONSTANT, _USUALLY_CONSTANT = 0.5, 0.1  # share of maps of one value, and the median of the other layers at most
+_SOME = 5  # channels with maps of one value that are listed
 _EMPTY, _EMPTIER = 0.9, 4.0  # share of zeros, and robust standard deviations above the usual share
 
 
@@ -162,11 +163,9 @@ def _most_constant(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
     if len(shares) < 2 * _FEWEST or shares.max() < _CONSTANT or np.median(shares) > _USUALLY_CONSTANT:
         return
     at, key = int(shares.argmax()), layers[int(shares.argmax())].call.key
-    channels = tuple(np.flatnonzero(constant[at]).tolist())
-    reason = (
-        f"{len(channels)} of {len(constant[at])} maps of {key} are constant; {percent(np.median(shares))} is usual."
-    )
-    numbers = {"constant": len(channels), "channels": len(constant[at]), "usual": float(np.median(shares))}
+    count, channels = int(constant[at].sum()), tuple(np.flatnonzero(constant[at])[:_SOME].tolist())
+    reason = f"{count} of {len(constant[at])} maps of {key} are constant; {percent(np.median(shares))} is usual."
+    numbers = {"constant": count, "channels": len(constant[at]), "usual": float(np.median(shares))}
     yield Place("emptiest-maps", "note", key, reason, channels, None, numbers, _meaning("emptiest-maps", key))
 
 

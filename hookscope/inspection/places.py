@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -98,12 +99,29 @@ def find_places(evidence: Evidence) -> tuple[Place, ...]:
     reported = {(place.layer.removesuffix(".weight"), channel) for place in found for channel in place.channels or ()}
     # what explains an answer means nothing for random weights
     more = [] if random else [place for place in answer_places(evidence) if not _is_reported(place, reported)]
+    after = _from(evidence, min((cause.at for cause in causes if cause.spreads), default=math.inf))
+    more = [place for place in more if not (place.kind == "emptiest-maps" and place.layer in after)]
     return tuple([*found, *more][:MOST])
 
 
 def _is_reported(place: Place, reported: set[tuple[str, int]]) -> bool:
     """Whether a finding names the channels of this place."""
     return bool(place.channels) and all((place.layer, channel) in reported for channel in place.channels or ())
+
+
+def _from(evidence: Evidence, at: float) -> set[str]:
+    """The keys of the calls from number ``at`` on: what is wrong there empties their maps."""
+    order = _order(evidence)
+    return {facts.call.key for facts in evidence.calls if order[facts.call.key] >= at}
+
+
+def _order(evidence: Evidence) -> dict[str, int]:
+    """The number of each call by its key, and of the first call of each layer by its name."""
+    order: dict[str, int] = {}
+    for number, facts in enumerate(evidence.calls):
+        order.setdefault(facts.call.name, number)
+        order[facts.call.key] = number
+    return order
 
 
 def _times(finding: Finding) -> float:
@@ -150,10 +168,7 @@ def _names(evidence: Evidence) -> dict[str, str]:
 
 def _causes(evidence: Evidence, findings: Sequence[Finding]) -> list[_Cause]:
     names = _names(evidence)
-    order: dict[str, int] = {}  # of keys, and of names by their first call
-    for number, facts in enumerate(evidence.calls):
-        order.setdefault(facts.call.name, number)
-        order[facts.call.key] = number
+    order = _order(evidence)
     feeders = _feeders(evidence)
 
     def at(finding: Finding) -> float:

@@ -387,20 +387,20 @@ def _close(values: Tensor, expected: Tensor) -> bool:
 
 
 def scores_without(
-    model: nn.Module, inputs: tuple[Any, ...], with_all: Tensor, channels: Sequence[tuple[Call, Shape, int]]
+    model: nn.Module, inputs: tuple[Any, ...], with_all: Tensor, channels: Sequence[tuple[Call, Shape, Sequence[int]]]
 ) -> Tensor:
-    """The scores ``(n, K)`` with each of ``n`` channels at 0: a call, the shape of its output and the channel.
+    """The scores ``(n, K)`` with each of ``n`` groups of channels at 0: a call, the shape of its output, the channels.
 
-    ``with_all`` are the scores ``(1, K)`` with all channels. The channels are in the order in which their calls run;
-    one pass does them all where the model allows it. That of the channel that changes most is verified on its own.
+    ``with_all`` are the scores ``(1, K)`` with all channels. The groups are in the order in which their calls run; one
+    pass does them all where the model allows it. That of the group that changes most is verified on its own.
     """
     given = Baseline(Passes(model, inputs), with_all, (), (), separate=False)
     changes: list[tuple[AblationSite, Intervention]] = []
-    for call, shape, channel in channels:
+    for call, shape, group in channels:
         parts = shape.items() if isinstance(shape, dict) else [("", shape or ())]
         part, sizes = next((part, sizes) for part, sizes in parts if len(sizes) > 1)
         axis = channel_axis(torch.empty(sizes, device="meta"), model.get_submodule(call.name))
-        changes.append((AblationSite(call, part, sizes, axis, (channel,), ()), Zero(channels=channel)))
+        changes.append((AblationSite(call, part, sizes, axis, tuple(group), ()), Zero(channels=group)))
     first = channels[0][0].name
     if len(changes) > 1 and all(site.axis for site, _ in changes):  # without a batch axis there can be no copies
         for name in enclosing(first):

@@ -16,17 +16,18 @@ from click.testing import CliRunner
 from PIL import Image
 from torch import nn
 
-from hookscope import LoadedModel, ablate_each, load_model
+from hookscope import LoadedModel, ablate_each, intervene, load_model
 from hookscope.cli.main import cli
 from hookscope.inspection import answer
 from hookscope.inspection.answer import answer_places
 from hookscope.inspection.facts import Place
 from hookscope.inspection.places import find_places
+from hookscope.interventions import Zero
 from tests.inspection.recorded import evidence_of
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 STAR = str(SAMPLES / "shapes" / "star.png")
-CARRIERS = ("dominates-answer", "changes-answer", "carries-answer", "supports-answer")
+CARRIERS = ("dominates-answer", "changes-answer", "carries-answer", "supports-answer", "carries-together")
 
 
 def paper(values: Sequence[float], scores: Sequence[Sequence[float]]) -> nn.Sequential:
@@ -76,7 +77,7 @@ def test_a_channel_without_which_the_answer_falls() -> None:
 
 
 def test_where_no_channel_carries_the_answer_the_best_one_supports_it() -> None:
-    [place] = carriers(paper([1] * 6, [[0.9] * 5 + [0], [0.0] * 5 + [1.5]]))  # 4.5 and 1.5, then 3.6 and 1.5
+    place, _ = carriers(paper([1] * 6, [[0.9] * 5 + [0], [0.0] * 5 + [1.5]]))  # 4.5 and 1.5, then 3.6 and 1.5
     assert place.kind == "supports-answer"
     assert place.reason == "Channel 0 of 0 supports the answer: without it class 0 falls from 95 % to 89 %."
 
@@ -94,8 +95,25 @@ def test_a_channel_that_changes_the_answer_ranks_above_one_that_lowers_it_more()
     assert sorted([lowers, changes, more, drives], key=answer._rank) == [drives, more, changes, lowers]
 
 
-def test_where_no_channel_matters_nothing_is_claimed() -> None:
-    assert carriers(paper([1] * 20, [[1.0] * 20, [0.0] * 20])) == []
+@pytest.mark.parametrize(
+    ("each", "carrying", "told"),
+    [
+        (0.9, 4, "Channels 0, 1, 2 and 3 of 0 carry"),  # 4.5 and 1.5, then 0.9 and 1.5
+        (0.4, 10, "10 of the 21 channels of 0 carry"),  # 8 and 1.5; without 10 4 and 1.5, without 20 0 and 1.5
+    ],
+)
+def test_where_no_channel_carries_the_answer_the_fewest_do_together(each: float, carrying: int, told: str) -> None:
+    many = 5 if each == 0.9 else 20
+    other = 1.5 if each == 0.9 else 4.2
+    place = carriers(paper([1] * (many + 1), [[each] * many + [0], [0.0] * many + [other]]))[-1]
+    assert (place.kind, place.severity, place.channels) == ("carries-together", "note", tuple(range(carrying)))
+    assert place.numbers["score_after"] == pytest.approx(each * (many - carrying))
+    assert place.numbers["probability_after"] == pytest.approx(share(each * (many - carrying), other))
+    assert place.reason.startswith(f"{told} the answer together: without them class 0 falls from ")
+
+
+def test_where_no_few_channels_matter_nothing_is_claimed() -> None:
+    assert carriers(paper([1] * 100, [[1.0] * 100, [0.0] * 100])) == []
 
 
 @pytest.mark.parametrize("weights", ["random (seed 0)", "random"])
@@ -166,11 +184,27 @@ def test_the_numbers_are_those_of_captum(told: list[Place], driven: LoadedModel)
     assert numbers["score"] - numbers["score_after"] == pytest.approx(float(lost[0, 11, 0, 0]), rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["star", "stripes"])
+def test_the_answer_of_a_sound_network_is_explained_and_confirmed_by_interventions(
+    name: str, shapes: LoadedModel
+) -> None:
+    path = SAMPLES / "shapes" / f"{name}.png"
+    place = find_places(evidence_of(shapes, [str(path)]))[-1]
+    assert place.kind == "carries-together" and place.severity == "note"
+    [inputs] = [shapes.inputs(shapes.prepare(Image.open(path)))]
+    with intervene(shapes.model, {place.layer: Zero(channels=place.channels)}), torch.no_grad():
+        without = shapes.model(*inputs)[0]
+    index, numbers = int(place.numbers["class"] or 0), place.numbers
+    assert numbers["score_after"] == pytest.approx(float(without[index]), rel=1e-4, abs=1e-4)
+    assert numbers["probability_after"] == pytest.approx(float(without.softmax(0)[index]), rel=1e-3)
+    assert (numbers["probability_after"] or 0) <= 0.5 * float(numbers["probability"] or 0)
+
+
 def test_with_several_images_a_place_says_of_which_it_is(driven: LoadedModel) -> None:
     images = [STAR, str(SAMPLES / "shapes" / "ring.png")]
     found = carriers(driven, *images)
     assert found[0].image is not None and found[0].kind == "dominates-answer"
-    assert len({(place.layer, place.channels) for place in found}) == len(found) <= 4
+    assert len({(place.layer, place.channels) for place in found}) == len(found) <= 6
 
 
 def test_the_network_stays_as_it_was(driven: LoadedModel) -> None:

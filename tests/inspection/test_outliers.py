@@ -15,9 +15,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope import LoadedModel, load_model
+from hookscope.findings import CATALOGUE
 from hookscope.inspection.answer import answer_places
 from hookscope.inspection.facts import Place
 from hookscope.inspection.outliers import block_places, deviations, far_beyond, map_places
+from hookscope.inspection.places import find_places
 from tests.helpers import seeded
 from tests.inspection.recorded import evidence_of
 
@@ -126,7 +128,10 @@ def of_maps(net: LoadedModel) -> list[Place]:
 
 
 def test_a_sound_network_has_no_unusual_maps_and_blocks(shapes: LoadedModel) -> None:
-    assert [place.kind for place in answer_places(evidence_of(shapes, [STAR]))] == ["supports-answer"]
+    assert [place.kind for place in answer_places(evidence_of(shapes, [STAR]))] == [
+        "supports-answer",
+        "carries-together",
+    ]
 
 
 def test_the_widest_channel_is_told_with_its_size(shapes: LoadedModel) -> None:
@@ -179,5 +184,20 @@ def test_a_layer_of_maps_of_one_value_is_reported(shapes: LoadedModel) -> None:
     evidence = replace(evidence_of(net, [STAR]), findings=())
     [place] = [place for place in map_places(evidence) if place.kind == "emptiest-maps"]
     channels = net.model.get_submodule("features.7.expand3x3").weight.shape[0]
-    assert place.layer == "features.7.expand3x3" and place.channels == tuple(range(100))
+    assert place.layer == "features.7.expand3x3" and place.channels == tuple(range(5))
+    assert place.numbers["constant"] == 100
     assert place.reason == f"100 of {channels} maps of features.7.expand3x3 are constant; 0 % is usual."
+
+
+def test_maps_that_an_earlier_fault_empties_are_not_told(shapes: LoadedModel) -> None:
+    def flatten(model: nn.Module) -> None:
+        model.get_submodule("features.7.expand3x3").weight[:100] = 0
+
+    evidence = evidence_of(changed(shapes, flatten), [STAR])
+    drift = CATALOGUE["exploding-activations"]
+
+    def kinds(layer: str) -> list[str]:
+        return [place.kind for place in find_places(replace(evidence, findings=(drift.finding(layer, "large"),)))]
+
+    assert "emptiest-maps" in kinds("features.9.squeeze")
+    assert "emptiest-maps" not in kinds("features.7.squeeze")

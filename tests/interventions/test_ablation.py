@@ -158,7 +158,7 @@ SEVERAL: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain_hook(name: str) -> None:
+def test_groups_of_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain_hook(name: str) -> None:
     kwargs, layers = SEVERAL[name]
     net, channels, expected, ran = random_net(name, **kwargs), [], [], []
     with capture(net, layers, types="all") as kept, torch.no_grad():
@@ -166,12 +166,12 @@ def test_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain_hook(name
     for layer in layers:
         [call] = [call for call in kept.calls if call.name == layer]
         shape = tuple(kept[layer].shape)
-        channels += [(call, shape, 1), (call, shape, 6)]
+        channels += [(call, shape, (1,)), (call, shape, (6, 2))]
         tokens = len(shape) == 3
-        for channel in (1, 6):
+        for group in ((1,), (6, 2)):
             handle = net.get_submodule(layer).register_forward_hook(
-                lambda module, args, output, at=channel, axis=2 if tokens else 1: output.index_fill(
-                    axis, torch.tensor([at]), 0
+                lambda module, args, output, at=group, axis=2 if tokens else 1: output.index_fill(
+                    axis, torch.tensor(at), 0
                 )
             )
             with torch.no_grad():
