@@ -228,7 +228,7 @@ class Recorder:
     def _numbers_of(self, call: Call, output: Any) -> CallNumbers:
         """Those of the call before where a block hands on what its last layer returned."""
         counted = isinstance(output, Tensor) and not output.is_inference()  # torch counts no writes to those
-        if counted and self._last is not None and self._last[0]() is output and self._last[1] == output._version:
+        if counted and self._last is not None and self._last[1] == output._version and self._last[0]() is output:
             return replace(self._last[2], call=call)
         numbers = CallNumbers(call)
         numbers.update(output)
