@@ -157,8 +157,7 @@ def count_places(places: Sequence[Place]) -> str:
     for severity, number in numbers.items():
         be = "" if severity != "note" else "is " if number == 1 else "are "
         parts.append(f"{number if parts else counted(number, 'place')} {be}{SEVERITY_WORDS[severity]}")
-    text = ", ".join(parts) or "no place stands out"
-    return text if set(numbers) - {"note"} else f"nothing must be mended; {text}"
+    return ", ".join(parts) or "no place stands out"
 
 
 def _thumbnail(inspection: Inspection, layer: int | None, place: Place) -> tuple[str, str]:

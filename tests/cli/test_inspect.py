@@ -232,8 +232,8 @@ def test_a_layer_is_named_once(found: inspection.Inspection) -> None:
 @pytest.mark.parametrize(
     ("severities", "verdict"),
     [
-        ((), "nothing must be mended; no place stands out"),
-        (("note",), "nothing must be mended; 1 place is worth a look"),
+        ((), "no place stands out"),
+        (("note",), "1 place is worth a look"),
         (("warning", "note", "note"), "1 place should be looked at, 2 are worth a look"),
         (("error", "error"), "2 places must be mended"),
     ],

@@ -91,4 +91,4 @@ def _answer(image: inspection.InspectedImage) -> str:
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:
     severest = next(iter(numbers_by_severity(places)), "note")
     for line in wrapped(report.count_places(places), page.columns):
-        yield styled(line, "good" if severest == "note" else severest, page.colours)
+        yield styled(line, severest, page.colours) if severest != "note" else line
