@@ -158,7 +158,7 @@ def test_tsv_has_channels_and_numbers_as_json(run: Run, finds: Any) -> None:
     assert tuple(header) == FIELDS
     told = dict(zip(header, first, strict=True))
     assert (json.loads(told["channels"]), json.loads(told["numbers"])) == ([2, 10], {"share": 0.5})
-    assert dict(zip(header, second, strict=True))["channels"] == ""
+    assert dict(zip(header, second, strict=True))["channels"] == "null"
 
 
 def test_broken_images_are_named_and_the_others_inspected(run: Run, here: Path) -> None:

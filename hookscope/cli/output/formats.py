@@ -79,10 +79,7 @@ def _write_flat(report: Report, stream: TextIO, line: Callable[[Sequence[Plain]]
     try:
         for row in section.rows:
             section.check(row)
-            cells = {
-                name: _json(row[name]) if name in section.as_json and row[name] is not None else row[name]
-                for name in row
-            }
+            cells = {name: _json(row[name]) if name in section.as_json else row[name] for name in row}
             # the header is written with the first row, because an error may come instead
             _emit(stream, header + line([plain(cells.get(name)) for name in section.fields]))
             header = ""
