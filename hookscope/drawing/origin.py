@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.images import InputImage
-from hookscope.models import LoadedModel, package_versions
+from hookscope.models import LoadedModel, is_random, package_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Origin:
     @property
     def is_random(self) -> bool:
         """Whether the weights are random."""
-        return self.weights.startswith("random")
+        return is_random(self.weights)
 
     @property
     def alarm(self) -> str:

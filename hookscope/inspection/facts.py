@@ -17,6 +17,7 @@ from hookscope.drawing import Heat, Tiles, draw_heat
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
 from hookscope.hooks import Call, Shape
+from hookscope.models import is_random
 from hookscope.scores import Prediction
 
 _MOST_IMAGES = 3  # that an inspection shows of itself
@@ -205,7 +206,7 @@ class Inspection(Shown):
     @property
     def is_random(self) -> bool:
         """Whether the weights are random: such a network knows nothing."""
-        return self.weights.startswith("random")
+        return is_random(self.weights)
 
 
 def _seen_png(image: InspectedImage) -> bytes:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hookscope.findings import CATALOGUE, Finding, alike, counted, default
 from hookscope.hooks import Selection, as_float
 from hookscope.inspection.evidence import Evidence
+from hookscope.models import is_random
 from hookscope.statistics import BatchNormAccumulator, BatchNormDrift, Floats, StatisticsCollector
 
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -46,7 +47,7 @@ def _random(evidence: Evidence, initial: Sequence[Finding]) -> Iterator[Finding]
     label, kind = evidence.net.weights, CATALOGUE["random-weights"]
     never = next((each for each in evidence.findings if each.finding == "never-updated" and _is_every(each)), None)
     large = [row for row in evidence.parameters if len(row.shape) > 1 and row.count >= _FEW_WEIGHTS]
-    if label.startswith("random"):
+    if is_random(label):
         yield kind.finding("", f"the weights are {label}")
     elif never is not None:
         yield kind.finding("", never.evidence)

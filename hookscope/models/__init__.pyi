@@ -39,4 +39,9 @@ from .run import (
     model_errors_as_input_errors as model_errors_as_input_errors,
 )
 from .sources import class_names_of as class_names_of, find_source as find_source, model_names as model_names
-from .weights_choice import WEIGHTS_WORDS as WEIGHTS_WORDS, WeightsChoice as WeightsChoice
+from .weights_choice import (
+    WEIGHTS_WORDS as WEIGHTS_WORDS,
+    WeightsChoice as WeightsChoice,
+    is_random as is_random,
+    random_label as random_label,
+)

@@ -11,7 +11,7 @@ from hookscope.errors import ModelError, WeightsError
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.model_source import ModelSource, Progress, Skeleton
 from hookscope.models.names import torchvision_class_names
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind, random_label
 
 if TYPE_CHECKING:
     from hookscope.models.loaded import LoadedModel
@@ -41,7 +41,7 @@ class EfficientNetLiteSource(ModelSource):
         from hookscope.models.loaded import LoadedModel
         from hookscope.models.transforms import Normalisation, imagenet_transforms
 
-        built, label, notes = _package(_CODE).EfficientNet.from_name(_NAME), f"random (seed {seed})", list[str]()
+        built, label, notes = _package(_CODE).EfficientNet.from_name(_NAME), random_label(seed), list[str]()
         path = ""
         if weights.kind is WeightsKind.NAME:
             do = "give auto, default, none or a file"

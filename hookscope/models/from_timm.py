@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.errors import ModelError, nearest
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.model_source import ModelSource, Progress
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind, random_label
 
 if TYPE_CHECKING:
     from hookscope.models.loaded import LoadedModel
@@ -49,7 +49,7 @@ class TimmSource(ModelSource):
                 missing = f"weights of {model} are random (seed {seed}): {reason}"
         if built is None:
             torch.default_generator.manual_seed(seed)  # the failed attempt may have drawn numbers
-            built, label = timm.create_model(name, pretrained=False), f"random (seed {seed})"
+            built, label = timm.create_model(name, pretrained=False), random_label(seed)
         if weights.kind is WeightsKind.FILE:
             state, _ = fitted(built, read_checkpoint(weights.text))
             make = functools.partial(timm.create_model, name, pretrained=False)

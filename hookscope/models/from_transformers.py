@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.errors import ModelError
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.model_source import ModelSource, Progress
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind, random_label
 
 if TYPE_CHECKING:
     from hookscope.models.loaded import LoadedModel
@@ -35,7 +35,7 @@ class TransformersSource(ModelSource):
         with build_errors_as_model_errors(f"cannot build the model of {model}"):
             config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=True)
             built = transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
-        label, notes = f"random (seed {seed})", list[str]()
+        label, notes = random_label(seed), list[str]()
         if weights.kind is not WeightsKind.NONE:
             path = weights.text if weights.kind is WeightsKind.FILE else model
             label, notes = load_checkpoint(built, path, model)

@@ -27,7 +27,7 @@ from hookscope.models.model_source import Progress, Skeleton
 from hookscope.models.names import torchvision_names
 from hookscope.models.run import quiet_and_seeded
 from hookscope.models.transforms import Transforms, imagenet_transforms, made_for, usual_transforms
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind, random_label
 
 _WHAT_TO_GIVE = "give auto, default, none or a file"
 
@@ -153,7 +153,7 @@ def load_bundled(bundled: BundledModel, weights: WeightsChoice, seed: int) -> Lo
 
 
 def _random(architecture: Architecture, seed: int, metadata: WeightsMetadata) -> LoadedModel:
-    return LoadedModel.of(architecture.build(), architecture.name, f"random (seed {seed})", metadata)
+    return LoadedModel.of(architecture.build(), architecture.name, random_label(seed), metadata)
 
 
 def _metadata_of(entry: Any) -> WeightsMetadata:

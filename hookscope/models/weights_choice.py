@@ -23,6 +23,18 @@ class WeightsKind(Enum):
 
 WEIGHTS_WORDS = (WeightsKind.AUTO.value, WeightsKind.DEFAULT.value, WeightsKind.NONE.value)
 
+_RANDOM = "random (seed "
+
+
+def random_label(seed: int) -> str:
+    """The label of random weights."""
+    return f"{_RANDOM}{seed})"
+
+
+def is_random(label: str) -> bool:
+    """Whether weights with this label are random; a file may be called ``random.pth``."""
+    return label == "random" or label.startswith(_RANDOM)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsChoice:

@@ -35,7 +35,7 @@ from hookscope.drawing import (
 )
 from hookscope.errors import LayerError
 from hookscope.hooks import Layers, one_thread
-from hookscope.models import LoadedModel, package_versions
+from hookscope.models import LoadedModel, is_random, package_versions
 from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_tensor
 from hookscope.parameters.statistics import layers_named
 
@@ -350,9 +350,9 @@ def _draw_page(
     width = max([LEAST_WIDTH, *(section.pixels.shape[1] for section in sections)])
     page, places, ramps = Page(), [], []
     page.add_text(heading, width, size=15, bold=True)
-    is_random = weights.startswith("random")
+    untrained = is_random(weights)
     page.add_text(
-        f"weights: {weights or 'as given'}" + ", the network is not trained" * is_random, width, alarm=is_random
+        f"weights: {weights or 'as given'}" + ", the network is not trained" * untrained, width, alarm=untrained
     )
     if any("inputs" in section.about for section in sections):
         page.add_text("A row is an output channel, a column is an input channel.", width)

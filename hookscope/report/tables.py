@@ -10,6 +10,7 @@ from typing import Any
 
 from hookscope.display import words
 from hookscope.findings import SEVERITY_WORDS, Finding, ranked, single, verdict
+from hookscope.models import is_random
 from hookscope.report.charts import HEIGHT, WIDTH, Chart
 from hookscope.report.network import outline
 from hookscope.report.template import render
@@ -106,7 +107,7 @@ class ResultPage:
     @property
     def is_random(self) -> bool:
         """Whether the weights are random."""
-        return self.weights.startswith("random")
+        return is_random(self.weights)
 
 
 def draw_result_page(page: ResultPage) -> str:

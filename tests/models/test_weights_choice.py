@@ -8,7 +8,7 @@ import pytest
 from torchvision.models import ResNet18_Weights
 
 from hookscope.errors import UsageError
-from hookscope.models.weights_choice import WEIGHTS_WORDS, WeightsChoice, WeightsKind
+from hookscope.models.weights_choice import WEIGHTS_WORDS, WeightsChoice, WeightsKind, is_random, random_label
 
 
 def test_words_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +37,8 @@ def test_sources_without_weights_names_refuse_them(text: str) -> None:
     with pytest.raises(UsageError, match=f"net.py:make has no torchvision weights '{text}'; use auto, none or a"):
         WeightsChoice.parse(text).refuse_names("net.py:make")
     WeightsChoice.parse("none").refuse_names("net.py:make")
+
+
+def test_a_file_whose_name_begins_with_random_is_not_random_weights() -> None:
+    assert is_random(random_label(3)) and is_random("random")
+    assert not any(map(is_random, ("random_erasing.pth", "random.pth (3 keys)", "random (1).pth", "IMAGENET1K_V1")))

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import click
 
+from hookscope import models
 from hookscope.findings import CATALOGUE, SEVERITIES
 
 STYLES: Mapping[str, Mapping[str, Any]] = {
@@ -34,7 +35,7 @@ CELLS: Mapping[str, Callable[[Any], str]] = {
     "severity": str,
     "findings": _worst,
     "finding": lambda name: _worst([name]),
-    "weights": lambda text: "error" if str(text).startswith("random") else "",
+    "weights": lambda text: "error" if models.is_random(str(text)) else "",
     "holds": lambda holds: "good" if holds else "error",
     "dead": _if("warning"),
     "unseen": _if("warning"),
