@@ -18,13 +18,11 @@ from .limits import (
 )
 from .moments import Floats as Floats
 from .quantiles import in_intervals as in_intervals
-from .run import measure_images as measure_images
+from .run import StatisticsJob as StatisticsJob, measure_images as measure_images
 from .storage import (
-    BEGINNING as BEGINNING,
     Progress as Progress,
     SavedStatistics as SavedStatistics,
     Source as Source,
-    fingerprint_of as fingerprint_of,
     load_statistics as load_statistics,
     merge_statistics as merge_statistics,
     save_statistics as save_statistics,

@@ -6,34 +6,24 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.errors import InputError, UsageError
 from hookscope.hooks import Layers, Selection
-from hookscope.models import (
-    Batch,
-    LoadedModel,
-    OnLost,
-    OnNote,
-    load_batches,
-    model_errors_as_input_errors,
-    raise_lost,
-    warn_of_image,
-)
+from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, picture_of, pictures_in
+from hookscope.models import Batch, LoadedModel, OnLost, OnNote, raise_lost, warn_of_image
 from hookscope.statistics.collector import StatisticsCollector
+from hookscope.statistics.coverage import Coverage
 from hookscope.statistics.storage import (
     Progress,
     SavedStatistics,
     Source,
     check_same_source,
-    fingerprint_of,
     load_statistics,
-    picture_of,
-    pictures_in,
     save_statistics,
 )
 from hookscope.statistics.totals import RunningStatistics
@@ -54,6 +44,7 @@ def measure_images(
     every: bool = False,
     batch_size: int = 16,
     workers: int = 0,
+    engine: Engine | None = None,
     save: StrPath | None = None,
     resume: bool = False,
     on_start: Callable[[int], None] = lambda done: None,
@@ -69,10 +60,10 @@ def measure_images(
 
     ``paths`` keep their order between runs; ``layers``, ``types`` and ``ops`` are those of the collector. ``every``
     stands for every call of every module but those that hand on what another returned. ``workers`` processes read the
-    images, 0 reads them in this process. ``on_start`` gets the number of images already done, ``on_progress`` the
-    number in each batch and 1 for each lost image. ``on_lost`` gets position, name and error of a lost image, and
-    raises by default; ``on_note`` gets the name of an image and a note on it, and warns by default. ``on_interrupt``
-    gets the number of images in ``save`` when an exception ends the run.
+    images, 0 reads them in this process. ``engine`` runs the passes, by default in this process. ``on_start`` gets the
+    number of images already done, ``on_progress`` the number in each batch and of lost images. ``on_lost`` gets
+    position, name and error of a lost image, and raises by default; ``on_note`` gets the name of an image and a note
+    on it, and warns by default. ``on_interrupt`` gets the number of images in ``save`` when an exception ends the run.
 
     Raises:
         InputError: No image could be used, or ``save`` holds statistics of another model or of other images.
@@ -89,15 +80,15 @@ def measure_images(
         rank,
         "values" in loaded.preprocess.assumed,
     )
-    collector = StatisticsCollector(
-        loaded.model, "*" if every else layers, types, rank=rank, ops=ops, handed_on=not every
+    job = StatisticsJob(
+        "*" if every else layers, tuple(types) if types else None, rank, ops, not every, batch_size, workers
     )
-    run = _Run(loaded, paths, collector, source, save, on_lost, on_progress, on_note)
+    run = _Run(loaded, paths, job, source, save, on_lost, on_progress, on_note)
     if resume:
         run.resume()
     on_start(run.done)
     try:
-        run.measure(batch_size, workers)
+        run.measure(engine or LocalEngine())
     except BaseException:
         run.save()
         if save is not None and run.totals.images:
@@ -105,12 +96,57 @@ def measure_images(
         raise
     run.save()
     if not run.totals.images:
-        raise InputError("no image could be used", f"{len(run.lost)} were tried", "see the errors above")
+        raise InputError("no image could be used", f"{run.lost} were tried", "see the errors above")
     return run.state()
 
 
 def _words(selection: Any) -> str:
     return str(selection) if isinstance(selection, str | int | Selection) else ", ".join(map(str, selection))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredImages:
+    """Running statistics of some images, and what was not measured."""
+
+    totals: RunningStatistics
+    coverage: Coverage
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsJob:
+    """The `Job` that measures images with a `StatisticsCollector`; the first five fields are those of the collector."""
+
+    layers: Layers | None
+    types: tuple[Any, ...] | None
+    rank: bool
+    ops: bool
+    handed_on: bool
+    batch_size: int
+    workers: int
+
+    @contextlib.contextmanager
+    def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], MeasuredImages]]:
+        """Measure batches; the hooks stay on for all passes."""
+        collector = StatisticsCollector(
+            net.model, self.layers, self.types, rank=self.rank, ops=self.ops, handed_on=self.handed_on
+        )
+
+        def measure(batch: Batch) -> MeasuredImages:
+            collector.totals = RunningStatistics()
+            collector.name_images(batch.names)
+            net.model(*batch.inputs)
+            return MeasuredImages(collector.totals, collector.coverage)
+
+        with torch.no_grad(), collector:
+            yield measure
+
+    def merge(self, values: Sequence[MeasuredImages]) -> MeasuredImages:
+        """One value for several that follow each other."""
+        merged = MeasuredImages(RunningStatistics(), Coverage())
+        for value in values:
+            merged.totals.merge(value.totals)
+            merged.coverage.merge(value.coverage)
+        return merged
 
 
 @dataclass
@@ -119,16 +155,17 @@ class _Run:
 
     loaded: LoadedModel
     paths: Sequence[str]
-    collector: StatisticsCollector
+    job: StatisticsJob
     source: Source
     file: StrPath | None
     on_lost: OnLost
     on_progress: Callable[[int], None]
     on_note: OnNote
     totals: RunningStatistics = field(default_factory=RunningStatistics)
+    coverage: Coverage = field(default_factory=Coverage)
     pictures: set[int] = field(default_factory=set)
     done: int = 0
-    lost: list[int] = field(default_factory=list)
+    lost: int = 0
     next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
 
     def resume(self) -> None:
@@ -141,9 +178,8 @@ class _Run:
         if progress is None:
             raise UsageError(f"'{name}' was merged from several runs", do="measure the rest and merge again")
         self._check_images(name, saved.totals, progress)
-        self.totals, self.done = saved.totals, progress.done
+        self.totals, self.done, self.lost = saved.totals, progress.done, progress.lost
         self.pictures.update(saved.totals.pictures)
-        self.lost = [-1] * progress.lost  # their positions are unknown, but below done
 
     def _check_images(self, name: str, totals: RunningStatistics, progress: Progress) -> None:
         """Refuse to resume a run over other images: by their files, or by their names if the file knows no more."""
@@ -160,56 +196,37 @@ class _Run:
             do = "name the same images in the same order"
             raise InputError(f"'{name}' was measured on other images", exists, do)
 
-    def measure(self, batch_size: int, workers: int) -> None:
+    def measure(self, engine: Engine) -> None:
         """Measure the images that are not done yet."""
-        first = self.done
-
-        def lost(position: int, name: str, error: HookscopeError) -> None:
-            self._lose(first + position, name, error)
-            self.on_progress(1)
-
-        batches = load_batches(self.loaded, self.paths[first:], batch_size, workers, lost, self.on_note)
-        # the hooks stay on for all passes
-        with contextlib.closing(batches), torch.no_grad(), self.collector:
-            for batch in batches:
-                self._pass(batch, [first + position for position in batch.positions])
-                self.on_progress(batch.count)
+        with contextlib.closing(engine.run(self.job, self.loaded, self.paths, self.done)) as parts:
+            for part in parts:
+                self._add(part)
+                self.on_progress(len(part.names) + len(part.lost))
                 if time.monotonic() > self.next_save:
                     self.save()
         self.done = len(self.paths)
 
-    def _pass(self, batch: Batch, positions: Sequence[int]) -> None:
-        self.collector.totals = RunningStatistics()
-        self.collector.name_images(batch.names)
-        pictures = [picture_of(sha256) for sha256 in batch.sha256]
-        for name, picture in zip(batch.names, pictures, strict=True):
+    def _add(self, part: Part[MeasuredImages]) -> None:
+        for name, text in part.notes:
+            self.on_note(name, text)
+        for each in part.lost:
+            self.on_lost(each.position, each.name, each.error)
+        pictures = [picture_of(sha256) for sha256 in part.sha256]
+        for name, picture in zip(part.names, pictures, strict=True):
             if picture in self.pictures:
                 self.on_note(name, "counted twice: an earlier image has the same content")
             self.pictures.add(picture)
-        try:
-            with model_errors_as_input_errors(self.loaded.name, batch.inputs):
-                self.loaded.model(*batch.inputs)
-            with signals_held():  # totals merged in part, or merged and not marked as done, would count images twice
-                self.totals.merge(self.collector.totals)
+        with signals_held():  # totals merged in part, or merged and not marked as done, would count images twice
+            if part.value is not None:
+                self.totals.merge(part.value.totals)
                 self.totals.pictures.extend(pictures)
-                self.done = positions[-1] + 1
-        except InputError as error:
-            one_size = not self.loaded.preprocess.any_size
-            if not self.totals.images and one_size:
-                raise  # the model will refuse all other images too
-            for position, name in zip(positions, batch.names, strict=True):
-                self._lose(position, name, InputError(f"{name}: {error.asked}", error.exists, error.do))
-            self.done = positions[-1] + 1
-
-    def _lose(self, position: int, name: str, error: HookscopeError) -> None:
-        self.on_lost(position, name, error)
-        self.lost.append(position)
+                self.coverage.merge(part.value.coverage)
+            self.lost += len(part.lost)
+            self.done = part.done
 
     def state(self) -> SavedStatistics:
-        # a resumed run meets the images again that were lost ahead of the last batch
-        lost = sum(position < self.done for position in self.lost)
-        progress = Progress.after(self.paths, self.done, lost)
-        return SavedStatistics(self.source, self.totals, progress, self.collector.coverage)
+        progress = Progress.after(self.paths, self.done, self.lost)
+        return SavedStatistics(self.source, self.totals, progress, self.coverage)
 
     def save(self) -> None:
         """Write the file; a run that measured nothing does not overwrite that of an earlier run."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.statistics.storage import BEGINNING, FORMAT, _digest
+from hookscope.jobs.state_file import BEGINNING, _digest
 
 PROGRAM = """
 import resource, sys
@@ -58,7 +58,7 @@ def statistics_of(shape: list[int], size: int) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         tally = {"images": {"array": "float64", "shape": shape, "data": packed_zeros(size)}, "layers": []}
         content = {"source": dict.fromkeys(SOURCE, ""), "progress": None, "tally": tally | {"batch_norms": []}}
-        whole = {"hookscope": "1", "format": FORMAT, "sha256": _digest(content), "content": content}
+        whole = {"hookscope": "1", "format": 1, "sha256": _digest(content), "content": content}
         path.write_text(json.dumps(whole))
 
     return write

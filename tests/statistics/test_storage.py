@@ -14,18 +14,19 @@ import torch
 from torch import nn
 
 from hookscope.errors import InputError
+from hookscope.jobs import fingerprint_of
+from hookscope.jobs.state_file import _digest
 from hookscope.statistics import (
     Progress,
     RunningStatistics,
     SavedStatistics,
     Source,
     StatisticsCollector,
-    fingerprint_of,
     load_statistics,
     merge_statistics,
     save_statistics,
 )
-from hookscope.statistics.storage import FORMAT, _digest, check_same_source
+from hookscope.statistics.storage import check_same_source
 from tests.statistics import judge
 from tests.statistics.judge import check_same
 
@@ -145,9 +146,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_another_format(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.json", 0, 1)
     whole = json.loads(path.read_text())
-    path.write_text(json.dumps(whole | {"format": FORMAT + 1, "hookscope": "9.9"}))
+    path.write_text(json.dumps(whole | {"format": 2, "hookscope": "9.9"}))
     text = refusal(path)
-    assert "was saved by hookscope 9.9" in text and f"format {FORMAT + 1}, this version reads {FORMAT}" in text
+    assert "was saved by hookscope 9.9" in text and "format 2, this version reads 1" in text
 
 
 CONTENTS = [
@@ -164,7 +165,7 @@ CONTENTS = [
 def test_other_content_with_the_right_digest(tmp_path: Path, content: Any) -> None:
     digest = "" if isinstance(content, float) else _digest(content)
     path = tmp_path / "a.json"
-    path.write_text(json.dumps({"hookscope": "1", "format": FORMAT, "sha256": digest, "content": content}))
+    path.write_text(json.dumps({"hookscope": "1", "format": 1, "sha256": digest, "content": content}))
     assert "a.json' is damaged" in refusal(path)
 
 

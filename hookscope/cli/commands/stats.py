@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hookscope import models, report, statistics, system
+from hookscope import jobs, models, report, statistics, system
 from hookscope.cli import process
 from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.output.report import Report
@@ -136,8 +136,8 @@ def _refuse_foreign(save: str) -> None:
     if not os.path.isfile(save) or not os.path.getsize(save):
         return
     with open(save, "rb") as stream:
-        beginning = stream.read(len(statistics.BEGINNING))
-    if beginning != statistics.BEGINNING:
+        beginning = stream.read(len(jobs.BEGINNING))
+    if beginning != jobs.BEGINNING:
         raise UsageError(f"--save {save} would replace a file that holds no statistics", do="name another file")
 
 

@@ -1,0 +1,7 @@
+from .facts import (
+    ChannelExemplars as ChannelExemplars,
+    Exemplar as Exemplar,
+    LayerExemplars as LayerExemplars,
+    ReceptiveField as ReceptiveField,
+    SynthesizedImage as SynthesizedImage,
+)

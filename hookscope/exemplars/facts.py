@@ -1,0 +1,142 @@
+"""The exemplars of each channel: images, places, values, and the part of an image that a unit sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.hooks import Call
+
+Box = tuple[int, int, int, int]
+"""``(left, top, right, bottom)`` in pixels of the network's input, right and bottom not included."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceptiveField:
+    """The part of the input that a unit of a layer depends on.
+
+    The unit at ``(row, column)`` of a map sees the rows from ``start[0] + row * stride[0]`` on, ``size[0]`` of them,
+    and columns alike. The rectangle may reach beyond the input, into the padding.
+
+    Attributes:
+        source: ``computed`` from the geometry of the layers, ``measured`` by gradients, or ``whole``: the unit sees all
+            of the input, or nothing less is known.
+        size: Height and width in pixels of the network's input.
+        stride: Pixels from one unit to the next, down and to the right.
+        start: First row and column that the unit at ``(0, 0)`` sees; negative in the padding.
+        reason: Why it is not computed; empty where it is.
+    """
+
+    source: str
+    size: tuple[float, float]
+    stride: tuple[float, float] = (0.0, 0.0)
+    start: tuple[float, float] = (0.0, 0.0)
+    reason: str = ""
+
+    def box(self, place: tuple[int, int], input_size: tuple[int, int]) -> Box:
+        """What the unit at ``place``, row and column, sees of an input of ``input_size``, height and width."""
+        (height, width), whole = input_size, self.source == "whole"
+        top, left = (0.0 if whole else self.start[axis] + place[axis] * self.stride[axis] for axis in (0, 1))
+        bottom = height if whole else top + self.size[0]
+        right = width if whole else left + self.size[1]
+        return (
+            max(0, int(np.floor(left))),
+            max(0, int(np.floor(top))),
+            min(width, int(np.ceil(right))),
+            min(height, int(np.ceil(bottom))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """An image that excites a channel, and where.
+
+    Attributes:
+        value: The largest, mean or largest absolute activation of the channel on the image.
+        position: Position of the image in the list.
+        name: Its path.
+        sha256: Hexadecimal SHA-256 of its file.
+        label: The name of its folder if that is a label, else empty.
+        place: Row and column of the unit with that value, or of the largest value for a mean; frames of a clip are side
+            by side. None where the output has no places.
+        box: What the unit sees of the network's input.
+        size: Height and width of the network's input.
+    """
+
+    value: float
+    position: int
+    name: str
+    sha256: str = ""
+    label: str = ""
+    place: tuple[int, int] | None = None
+    box: Box = (0, 0, 0, 0)
+    size: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SynthesizedImage:
+    """An image made to excite a channel.
+
+    Attributes:
+        image: The image at the size of the network's input.
+        value: The channel's value on it, measured like that of an exemplar.
+        best: The value of the best exemplar; None without exemplars.
+        seed: The seed it was made from.
+    """
+
+    image: Image.Image
+    value: float
+    best: float | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelExemplars:
+    """What one channel reacts to.
+
+    Attributes:
+        channel: The channel.
+        most: The images that excite it most, the strongest first; near-duplicates of one image count once.
+        least: Those that excite it least, the weakest first; empty unless they were wanted.
+        counts: Histogram of the channel's values, one for each image, in equal intervals.
+        edges: ``(len(counts) + 1,)`` ends of these intervals.
+        classes: How many of ``most`` have each label, the most frequent first; empty without labels.
+        selectivity: ``(best − others) / (best + others)`` of the mean value of the images of the best class and the
+            mean of all other classes, from 0 to 1 (arXiv:1803.06959); None without labels, or for negative means.
+        best_class: The label of that class.
+        synthesized: Images made to excite it.
+    """
+
+    channel: int
+    most: tuple[Exemplar, ...]
+    least: tuple[Exemplar, ...] = ()
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    edges: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
+    classes: tuple[tuple[str, int], ...] = ()
+    selectivity: float | None = None
+    best_class: str = ""
+    synthesized: tuple[SynthesizedImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerExemplars:
+    """The exemplars of the channels of one call.
+
+    Attributes:
+        call: The call.
+        part: Name of the tensor if the output has several, else empty.
+        measure: ``max``, ``mean`` or ``abs``: how an image excites a channel.
+        images: Number of images that were seen.
+        field: What a unit of the layer sees.
+        channels: The chosen channels.
+    """
+
+    call: Call
+    part: str
+    measure: str
+    images: int
+    field: ReceptiveField
+    channels: tuple[ChannelExemplars, ...]

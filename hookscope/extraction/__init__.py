@@ -1,0 +1,5 @@
+"""Features of many images: pooled outputs of layers, written to files that other programs read."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+from .facts import POOLS as POOLS, FeatureBatch as FeatureBatch, FeatureSource as FeatureSource

@@ -1,0 +1,63 @@
+"""Features of one batch, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+POOLS = ("none", "mean", "max", "cls", "flatten")
+"""How the output of a layer becomes the features of an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureBatch:
+    """The features of some images, one row for each, in the order of the list.
+
+    Attributes:
+        positions: Positions of the images in the list, from 0.
+        names: Their paths, or numbers for tensors.
+        sha256: Hexadecimal SHA-256 of the bytes of each file, empty for tensors.
+        labels: The name of the folder of each image, or the label that a data set gives; empty if there is none.
+        features: ``(N, ...)`` on the CPU by column: the key of the call, ``layer4`` or ``layer4.0.relu#1``, with the
+            part of an output of several, ``backbone out``; then ``logits`` and ``probability CLASS`` if wanted.
+    """
+
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+    sha256: tuple[str, ...]
+    labels: tuple[str, ...]
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return len(self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSource:
+    """What features were made from; files of features carry it, and a run resumes only one of the same source.
+
+    Attributes:
+        model: The model.
+        weights: Its weights.
+        fingerprint: SHA-256 of all parameters and buffers.
+        preprocess: The preprocessing in words.
+        layers: The selection of layers.
+        pool: One of `POOLS`.
+        dtype: Data type of the features; empty for that of the layer.
+        targets: Classes whose probabilities are columns.
+        logits: Whether the logits are a column.
+    """
+
+    model: str
+    weights: str
+    fingerprint: str
+    preprocess: str
+    layers: str
+    pool: str = "none"
+    dtype: str = ""
+    targets: tuple[str, ...] = ()
+    logits: bool = False

@@ -1,0 +1,15 @@
+from .identity import fingerprint_of as fingerprint_of, picture_of as picture_of, pictures_in as pictures_in
+from .job import (
+    Engine as Engine,
+    Job as Job,
+    LocalEngine as LocalEngine,
+    LostImage as LostImage,
+    Part as Part,
+    parts_of as parts_of,
+)
+from .state_file import (
+    BEGINNING as BEGINNING,
+    StateKind as StateKind,
+    read_state as read_state,
+    write_state as write_state,
+)

@@ -1,0 +1,122 @@
+"""A job on many images: what it does with a batch, the parts that it gives, and the engine that runs it here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from hookscope.errors import HookscopeError, InputError
+from hookscope.models import Batch, LoadedModel, load_batches, model_errors_as_input_errors
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class LostImage:
+    """An image that could not be used, by its position in the list of images."""
+
+    position: int
+    name: str
+    error: HookscopeError
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[Value]):
+    """What a job found on some images; the parts of a run cover the list without gap, in its order.
+
+    Attributes:
+        value: The result; None if no image of the part could be used.
+        done: Number of images from the beginning of the list that are finished, used or lost.
+        positions: Positions of the used images in the list.
+        names: Their names.
+        sha256: Hexadecimal SHA-256 of the bytes of their files.
+        lost: The images that could not be used.
+        notes: Names of images, each with a note on it.
+    """
+
+    value: Value | None
+    done: int
+    positions: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    sha256: tuple[str, ...] = ()
+    lost: tuple[LostImage, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+class Job(Protocol[Value]):
+    """What to do with each batch of images. It can be pickled, and so can the values that it gives."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images in one forward pass."""
+
+    @property
+    def workers(self) -> int:
+        """Processes that read and prepare images, 0 for none but that of the model."""
+
+    def open(self, net: LoadedModel) -> AbstractContextManager[Callable[[Batch], Value]]:
+        """A ``with`` block that gives the function of a batch, which runs the model and returns a value."""
+
+    def merge(self, values: Sequence[Value]) -> Value:
+        """One value for several that follow each other."""
+
+
+class Engine(Protocol):
+    """What runs a job on images: this process, or others."""
+
+    def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
+        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order."""
+
+
+class LocalEngine:
+    """Runs a job in this process, a part for each batch."""
+
+    def run(self, job: Job[Value], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Value]]:
+        """Do ``job`` on the images of ``paths`` from position ``first`` on.
+
+        Raises:
+            InputError: The model refuses the first batch, and all images have one size.
+        """
+        with job.open(net) as measure:
+            yield from parts_of(job, net, paths[first:], first, measure)
+
+
+def parts_of(
+    job: Job[Value], net: LoadedModel, paths: Sequence[str], first: int, measure: Callable[[Batch], Value]
+) -> Iterator[Part[Value]]:
+    """A part for each batch of ``paths``, which begin at position ``first`` of the list; errors of an image lose it."""
+    lost: list[LostImage] = []
+    notes: list[tuple[str, str]] = []
+
+    def on_lost(position: int, name: str, error: HookscopeError) -> None:
+        lost.append(LostImage(first + position, name, error))
+
+    def on_note(name: str, text: str) -> None:
+        notes.append((name, text))
+
+    works = first > 0
+    batches = load_batches(net, paths, job.batch_size, job.workers, on_lost, on_note)
+    with contextlib.closing(batches):
+        for batch in batches:
+            batch = replace(batch, positions=tuple(first + position for position in batch.positions))
+            done, value = batch.positions[-1] + 1, None
+            try:
+                with model_errors_as_input_errors(net.name, batch.inputs):
+                    value = measure(batch)
+                works = True
+            except InputError as error:
+                if not works and not net.preprocess.any_size:
+                    raise  # the model will refuse all other images too
+                for position, name in zip(batch.positions, batch.names, strict=True):
+                    each = InputError(f"{name}: {error.asked}", error.exists, error.do)
+                    lost.append(LostImage(position, name, each))
+            used = (batch.positions, batch.names, batch.sha256) if value is not None else ((), (), ())
+            before = tuple(each for each in lost if each.position < done)  # others were read ahead
+            yield Part(value, done, *used, before, tuple(notes))
+            lost = [each for each in lost if each.position >= done]
+            notes.clear()
+    if lost or notes:
+        yield Part(None, first + len(paths), lost=tuple(lost), notes=tuple(notes))
