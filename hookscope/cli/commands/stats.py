@@ -16,6 +16,7 @@ from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.output.report import Report
 from hookscope.cli.output.stats_rows import channel_section, layer_section
 from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.engine_options import EngineOptions
 from hookscope.cli.shared.image_options import images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
 from hookscope.cli.shared.model import ModelOptions
@@ -142,7 +143,10 @@ def _refuse_foreign(save: str) -> None:
 
 
 def _merged(paths: Sequence[str], save: str | None) -> statistics.SavedStatistics:
-    measuring = {field.name for kind in (MeasureOptions, ModelOptions) for field in fields(kind)} | {"rank", "resume"}
+    measuring = {field.name for kind in (MeasureOptions, EngineOptions, ModelOptions) for field in fields(kind)} | {
+        "rank",
+        "resume",
+    }
     for option in click.get_current_context().command.params:
         if isinstance(option, click.Option) and option.name in measuring and shared.was_given(option.name):
             asked = f"{option.opts[0]} cannot be used with --merge"

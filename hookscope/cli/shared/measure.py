@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hookscope import hooks, statistics
@@ -13,6 +13,7 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options
+from hookscope.cli.shared.engine_options import EngineOptions, engine_options
 from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import ModelOptions, check_choice, model_options
 from hookscope.cli.shared.options import SELECTION, apply_options, layer_option, ops_option, type_option
@@ -33,6 +34,7 @@ class MeasureOptions:
     workers: int = 0
     limit: int | None = None
     strict: bool = False
+    engine: EngineOptions = field(default_factory=EngineOptions)
 
     def images(self) -> list[str]:
         """The images of the run, folders walked."""
@@ -41,7 +43,7 @@ class MeasureOptions:
 
 def measuring_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options of `MeasureOptions`, which the command gets as ``job``; ``default`` says what is measured."""
-    names = [field.name for field in fields(MeasureOptions)]
+    names = [each.name for each in fields(MeasureOptions)]
     options = [
         layer_option(f"Calls to measure: {SELECTION}  [default: {default}]"),
         type_option,
@@ -51,6 +53,7 @@ def measuring_options(default: str) -> Callable[[Callable[..., Any]], Callable[.
         image_options.batch_size_option,
         image_options.workers_option,
         image_options.strict_option,
+        engine_options,
         model_options,
     ]
 
@@ -74,7 +77,7 @@ def measure(
     allow: hooks.Selection | None = None,
 ) -> tuple[statistics.SavedStatistics, int]:
     """Run every image through the model; returns the statistics and the number of lost images."""
-    net = job.model.load()
+    engine, net = job.engine.make(), job.model.load()
     check_choice(net, job.types, job.layers, allow)
     if allow is not None:
         allow.check_names([name for name, _ in net.model.named_modules()], net.name, ops=bool(job.ops))
@@ -100,6 +103,7 @@ def measure(
             every=every,
             batch_size=job.batch_size,
             workers=job.workers,
+            engine=engine,
             save=save,
             resume=resume,
             on_start=start,
