@@ -901,7 +901,11 @@ _kind(
         " BatchNorm, where the running means differ by 0.4 standard deviations",
     ),
     Threshold("sudden_step", 2.0, "over the largest before it: in sound networks 1.6"),
-    Threshold("leap_channel", 2.0, "distance of one channel, where it leaps: after clean BatchNorms it is news sooner"),
+    Threshold(
+        "leap_channel",
+        2.0,
+        "distance of one channel, where it leaps; lower, because the BatchNorms before it are sound",
+    ),
     Threshold("channel_leap", 3.5, "a leap, over the largest before it: in sound networks one channel reaches 2.4"),
     cases={
         "sign": Case(

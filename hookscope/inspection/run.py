@@ -41,7 +41,14 @@ from hookscope.inspection.evidence import Evidence
 from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedImage, InspectedLayer, Inspection
 from hookscope.inspection.places import find_places
 from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
-from hookscope.models import LoadedModel, WeightsMetadata, model_errors_as_input_errors, package_versions
+from hookscope.models import (
+    LoadedModel,
+    OnNote,
+    WeightsMetadata,
+    model_errors_as_input_errors,
+    package_versions,
+    warn_of_image,
+)
 from hookscope.parameters import drawable_filters, parameter_findings, parameter_statistics
 from hookscope.scores import (
     Prediction,
@@ -72,6 +79,7 @@ def inspect(
     target: Any = "top:1",
     categories: Sequence[str] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_note: OnNote = warn_of_image,
 ) -> Inspection:
     """What a model did with some images, and where to look first.
 
@@ -88,6 +96,7 @@ def inspect(
         target: The class that is explained: its index, its name, or ``top:1`` for the best of each image.
         categories: Names of the classes; None for those of ``net``.
         on_progress: Called as ``on_progress(done, total)`` after each image.
+        on_note: Called with name and text of a note about an image; warns by default.
 
     Returns:
         The `Inspection`: predictions and Grad-CAM of each image, places to look at, numbers of every call, maps of the
@@ -112,7 +121,7 @@ def inspect(
     loaded = net if isinstance(net, LoadedModel) else _as_loaded(net)
     names = loaded.categories if categories is None else tuple(categories)
     loaded = replace(loaded, categories=names)
-    pictures = [_read(picture, loaded) for picture in _listed(images)]
+    pictures = list(_distinct([_read(picture, loaded) for picture in _listed(images)], on_note))
     if not pictures:
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
     wanted = Target.of(target)
@@ -137,6 +146,17 @@ def _read(picture: Picture, net: LoadedModel) -> InputImage:
         still = picture.convert("RGB")
         return InputImage(still, "", "", (), (still,))
     return read_picture(picture, frames=net.preprocess.frames)
+
+
+def _distinct(pictures: Sequence[InputImage], on_note: OnNote) -> Iterator[InputImage]:
+    """Each image once: equal images would look like a network that does not depend on its input."""
+    known: set[str] = set()
+    for picture in pictures:
+        if picture.sha256 and picture.sha256 in known:
+            on_note(picture.name, "left out: an earlier image has the same content")
+            continue
+        known.add(picture.sha256)
+        yield picture
 
 
 class _Run:

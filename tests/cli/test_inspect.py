@@ -281,3 +281,11 @@ def test_a_slow_run_has_a_bar(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "stderr", terminal)
     assert run("cat.jpg", "dog.png")[0] == 0
     assert "images/s" in terminal.getvalue()
+
+
+def test_an_image_that_is_given_twice_is_used_once(run: Run, here: Path) -> None:
+    Image.linear_gradient("L").resize((8, 8)).convert("RGB").save(here / "one.png")
+    (here / "again.png").write_bytes((here / "one.png").read_bytes())
+    status, out, errors = run("one.png", "again.png", "--format", "json")
+    assert status == 0 and "Note: again.png: left out: an earlier image has the same content" in errors
+    assert "constant-output" not in out

@@ -113,6 +113,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
             target=options.target,
             categories=categories_of(net, options.categories),
             on_progress=on_progress,
+            on_note=lambda name, text: output.note(f"Note: {name}: {text}"),
         )
     found = replace(found, provenance={**found.provenance, "command": process.command_line()})
     file = place.path_for(page_name([files.words[image.name] for image in images], net.name), "", net.name, alone=True)

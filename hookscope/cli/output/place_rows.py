@@ -51,16 +51,16 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
     """The answer for each image, how severe the places are, and the first of them."""
     page = replace(page, columns=min(MOST_WORDS, page.columns))
     # the first line tells of random weights
-    told = int(found.is_random and [place.kind for place in found.places[:1]] == ["random-weights"])
-    lines, shown = [*_answers(found, page)], told
-    if not told or len(found.places) > told:
+    named = int(found.is_random and [place.kind for place in found.places[:1]] == ["random-weights"])
+    lines, shown = [*_answers(found, page)], named
+    if not named or len(found.places) > named:
         lines += _verdict(found.places, page)
-    for place in found.places[told:]:
+    for place in found.places[named:]:
         begin = f"{shown + 1:>2}  {SEVERITY_WORDS[place.severity]}  "
         layer = "" if place.layer in place.reason else printable(place.layer)
         where = f"{shortened([layer], page.columns // 2, page.ellipsis)[0]}: " if layer else ""
         more = [*beside(begin, [f"{where}{place.reason}"], len(where), place.severity, page, indent=" " * 4)]
-        if shown - told >= _LEAST_PLACES and len(lines) + len(more) > _MOST_LINES:
+        if shown - named >= _LEAST_PLACES and len(lines) + len(more) > _MOST_LINES:
             break
         shown, lines = shown + 1, [*lines, *more]
     if rest := len(found.places) - shown:
