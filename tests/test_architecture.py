@@ -117,6 +117,7 @@ def test_one_file_registers_hooks(path: Path) -> None:
 LIGHT_FILES = [
     "drawing/scale.py",
     "explain/saliency_settings.py",
+    "extraction/facts.py",
     "hooks/selection.py",
     "scores/categories.py",
     "report/row.py",

@@ -1,11 +1,13 @@
-"""Features of one batch, and where they come from."""
+"""Features of one batch, and where they come from. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POOLS = ("none", "mean", "max", "cls", "flatten")
 """How the output of a layer becomes the features of an image."""
