@@ -11,6 +11,11 @@ from .explain import (
     landmark_layers as landmark_layers,
     saliency_maps as saliency_maps,
 )
+from .extraction import (
+    Extraction as Extraction,
+    FeatureBatch as FeatureBatch,
+    extract as extract,
+)
 from .findings import Finding as Finding
 from .gradients import (
     ClampGradientSign as ClampGradientSign,

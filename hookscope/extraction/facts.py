@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 POOLS = ("none", "mean", "max", "cls", "flatten")
 """How the output of a layer becomes the features of an image."""
 
+DTYPES = ("float16", "float32", "float64")
+"""Data types of features."""
+
 
 @dataclass(frozen=True, slots=True)
 class FeatureBatch:
@@ -24,6 +27,7 @@ class FeatureBatch:
         labels: The name of the folder of each image, or the label that a data set gives; empty if there is none.
         features: ``(N, ...)`` on the CPU by column: the key of the call, ``layer4`` or ``layer4.0.relu#1``, with the
             part of an output of several, ``backbone out``; then ``logits`` and ``probability CLASS`` if wanted.
+        overflowed: How many finite values of each column became Inf in the data type of the features.
     """
 
     positions: tuple[int, ...]
@@ -31,6 +35,7 @@ class FeatureBatch:
     sha256: tuple[str, ...]
     labels: tuple[str, ...]
     features: Mapping[str, Tensor] = field(default_factory=dict)
+    overflowed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -28,6 +28,7 @@ from .maps import (
     channel_axis as channel_axis,
     feature_maps as feature_maps,
     maps_or_vectors as maps_or_vectors,
+    token_grid as token_grid,
 )
 from .model_state import (
     ModelSnapshot as ModelSnapshot,

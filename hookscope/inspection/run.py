@@ -44,7 +44,7 @@ from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
 from hookscope.models import (
     LoadedModel,
     OnNote,
-    WeightsMetadata,
+    as_loaded,
     model_errors_as_input_errors,
     package_versions,
     warn_of_image,
@@ -118,7 +118,7 @@ def inspect(
         >>> [layer.key for layer in found.layers], found.layers[0].images[0].tiles.levels.shape
         (['0'], (4, 222, 222))
     """
-    loaded = net if isinstance(net, LoadedModel) else _as_loaded(net)
+    loaded = as_loaded(net)
     names = loaded.categories if categories is None else tuple(categories)
     loaded = replace(loaded, categories=names)
     pictures = list(_distinct([_read(picture, loaded) for picture in _listed(images)], on_note))
@@ -127,12 +127,6 @@ def inspect(
     wanted = Target.of(target)
     wanted.check(names)
     return _Run(loaded, pictures, layers, types, wanted).inspection(on_progress)
-
-
-def _as_loaded(model: nn.Module) -> LoadedModel:
-    loaded = LoadedModel.of(model, type(model).__name__, "as given", WeightsMetadata())
-    device = next((str(parameter.device) for parameter in model.parameters()), "cpu")
-    return replace(loaded, device=device, preprocess=replace(loaded.preprocess, device=device))
 
 
 def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:

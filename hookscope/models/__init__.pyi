@@ -9,6 +9,7 @@ from .batches import (
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoint_files import load_content as load_content
 from .inputs import (
+    as_batch as as_batch,
     check_size as check_size,
     example_inputs as example_inputs,
     family_of as family_of,
@@ -21,7 +22,7 @@ from .installation import (
     unreadable_settings as unreadable_settings,
 )
 from .load import load_model as load_model
-from .loaded import LoadedModel as LoadedModel
+from .loaded import LoadedModel as LoadedModel, as_loaded as as_loaded
 from .meta_device import meta_forward as meta_forward
 from .metadata import WeightsMetadata as WeightsMetadata
 from .names import package_versions as package_versions

@@ -105,3 +105,12 @@ class LoadedModel(Shown):
         if self.family == "optical_flow" and len(pictures) == 2:
             return pictures[0][None], pictures[1][None]
         return as_batch(self.family, pictures[:1])
+
+
+def as_loaded(net: LoadedModel | nn.Module) -> LoadedModel:
+    """``net`` itself, or the record of a module on its device with the usual preprocessing of its family."""
+    if isinstance(net, LoadedModel):
+        return net
+    loaded = LoadedModel.of(net, type(net).__name__, "as given", WeightsMetadata())
+    device = next((str(parameter.device) for parameter in net.parameters()), "cpu")
+    return replace(loaded, device=device, preprocess=replace(loaded.preprocess, device=device))

@@ -7,7 +7,12 @@ from .collector import StatisticsCollector as StatisticsCollector
 from .coverage import Coverage as Coverage
 from .figure import plot_statistics as plot_statistics
 from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
-from .layer_statistics import QUANTILES as QUANTILES, LayerStatistics as LayerStatistics, ValuePosition as ValuePosition
+from .layer_statistics import (
+    QUANTILES as QUANTILES,
+    LayerStatistics as LayerStatistics,
+    ValuePosition as ValuePosition,
+    key_of as key_of,
+)
 from .limits import (
     BrokenLimit as BrokenLimit,
     Limits as Limits,

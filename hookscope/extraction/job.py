@@ -1,0 +1,215 @@
+"""Features of a batch: the job that an engine runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.drawing import input_size_of
+from hookscope.errors import InputError, LayerError, UsageError
+from hookscope.extraction.facts import FeatureBatch
+from hookscope.extraction.pool import converted, pooled, pooled_whole
+from hookscope.hooks import MODEL, Call, InputSize, Layers, Observer, Selection, tensors_in
+from hookscope.models import Batch, LoadedModel
+from hookscope.scores import Target, class_label, class_scores, probabilities
+from hookscope.statistics import key_of
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionJob:
+    """The `Job` of `extract`, whose arguments the first fields are; a label is a folder inside one of ``folders``."""
+
+    layers: Layers | None
+    types: tuple[Any, ...] | None
+    pool: str
+    dtype: str
+    batch_size: int
+    workers: int
+    targets: tuple[str, ...] = ()
+    logits: bool = False
+    folders: tuple[str, ...] = ()
+
+    @contextlib.contextmanager
+    def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], FeatureBatch]]:
+        """Extract from batches; hooks are on the model during each pass only."""
+        yield _Extractor(self, net).extract
+
+    def merge(self, values: Sequence[FeatureBatch]) -> FeatureBatch:
+        """One value for several that follow each other."""
+        for value in values[1:]:
+            check_alike(values[0], value)
+        return FeatureBatch(
+            *(
+                tuple(each for value in values for each in getattr(value, name))
+                for name in ("positions", "names", "sha256", "labels")
+            ),
+            {key: torch.cat([value.features[key] for value in values]) for key in values[0].features},
+            sum((Counter(value.overflowed) for value in values), Counter()),
+        )
+
+
+def check_alike(first: FeatureBatch, other: FeatureBatch) -> None:
+    """Raise a UsageError if rows of ``other`` have other shapes than those of ``first``."""
+    for key, rows in first.features.items():
+        here, there = rows.shape[1:], other.features[key].shape[1:]
+        if here != there:
+            raise different_shapes(key, here, there, other.names[0])
+
+
+def different_shapes(key: str, here: Sequence[int], there: Sequence[int], name: str) -> UsageError:
+    shapes = ("x".join(map(str, shape)) or "one value" for shape in (there, here))
+    exists = f"it has {next(shapes)} for {name} after {next(shapes)}"
+    return UsageError(
+        f"{key} has rows of different shapes", exists, "pool it by mean or max, or make images of one size"
+    )
+
+
+class _Extractor:
+    """Extracts from one batch after another. The first pass is whole; the next stop after its last wanted call."""
+
+    def __init__(self, job: ExtractionJob, net: LoadedModel) -> None:
+        self.job, self.net = job, net
+        self.dtype: torch.dtype | None = getattr(torch, job.dtype) if job.dtype else None
+        self.folders = {os.path.normpath(folder) for folder in job.folders}
+        self.calls: list[Call] | None = None
+        self.exact: Selection | None = None
+
+    def extract(self, batch: Batch) -> FeatureBatch:
+        job, kept, overflowed = self.job, dict[Call, dict[str, Tensor]](), dict[str, int]()
+        image = batch.inputs[0][0]
+        shown = input_size_of(image) if image.dim() > 2 else InputSize(1, 1)
+
+        def keep(column: str, tensor: Tensor) -> Tensor:
+            value, count = converted(tensor, self.dtype)
+            if count:
+                overflowed[column] = count
+            return value
+
+        def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            parts = self._parts(call, module, output, batch.count, shown)
+            kept[call] = {key: keep(key, rows) for key, rows in parts.items()}
+
+        output = None
+        with torch.no_grad(), _evaluating(self.net.model), contextlib.ExitStack() as stack:
+            if job.layers is not None:
+                observer = Observer(self.net.model, self.exact or job.layers, job.types, on_call)
+                if self.exact is not None and not (job.logits or job.targets):
+                    observer.stop_early()
+                stack.enter_context(observer)
+            output = self.net.model(*batch.inputs)
+        if job.layers is not None:
+            kept = self._checked(observer, kept, batch)
+        features = {key: rows for parts in kept.values() for key, rows in parts.items()}
+        if job.logits or job.targets:
+            for column, values in self._scores(output, batch.count):
+                if column in features:
+                    raise UsageError(f"two columns are called '{column}'", "a layer has this name", "leave one out")
+                features[column] = keep(column, values)
+        labels = tuple(map(self._label, batch.names))
+        return FeatureBatch(batch.positions, batch.names, batch.sha256, labels, features, overflowed)
+
+    def _parts(self, call: Call, module: nn.Module, output: Any, images: int, shown: InputSize) -> dict[str, Tensor]:
+        """The pooled rows of each tensor of an output."""
+        pool = self.job.pool
+        if _lists_a_mapping_for_each(output, images):  # the boxes, labels and scores of a detector
+            rows = dict[str, list[Tensor]]()
+            for item in output:
+                for part, tensor in tensors_in(item).items():
+                    key = key_of(call, part)
+                    rows.setdefault(key, []).append(pooled_whole(self._wide(tensor), pool, None, shown, key))
+            for key, each in rows.items():
+                if (other := next((row for row in each if row.shape != each[0].shape), None)) is not None:
+                    raise different_shapes(key, each[0].shape[1:], other.shape[1:], "another image")
+            return {key: torch.cat(each) for key, each in rows.items()}
+        parts = {key_of(call, part): self._wide(tensor) for part, tensor in tensors_in(output).items()}
+        if not parts:
+            raise LayerError(f"{call.key or MODEL} returned no tensor", do="choose another layer", name=call.name)
+        if self.job.batch_size == 1:
+            return {key: pooled_whole(tensor, pool, module, shown, key) for key, tensor in parts.items()}
+        return {key: pooled(tensor, images, pool, module, shown, key) for key, tensor in parts.items()}
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        """A mean is calculated in the data type of the features if that is the wider one."""
+        if self.job.pool != "mean" or self.dtype is None or not tensor.is_floating_point():
+            return tensor
+        return tensor.to(torch.promote_types(tensor.dtype, self.dtype))
+
+    def _checked(
+        self, observer: Observer, kept: Mapping[Call, dict[str, Tensor]], batch: Batch
+    ) -> dict[Call, dict[str, Tensor]]:
+        """What the wanted calls put out, the same calls in each pass."""
+        if self.calls is None:
+            names = observer.selection.plain_names
+            idle = [name for name in observer.progress.did_not_run if name in names]
+            calls = [call for call in kept if observer.wanted(call)]
+            if idle or not calls:
+                raise InputError(
+                    f"{idle[0] or MODEL if idle else 'no chosen layer'} did not run", do="choose another layer"
+                )
+            self.calls = calls
+            by_number = [
+                [call.name for call in calls if call.call == number] for number in range(max(c.call for c in calls) + 1)
+            ]
+            self.exact = Selection(
+                [Selection.of_names(names, number) for number, names in enumerate(by_number) if names]
+            )
+        ran = {call.key: parts for call, parts in kept.items()}
+        for call in self.calls:
+            if call.key not in ran:
+                raise InputError(f"{call.key or MODEL} did not run, although it ran on earlier images")
+        return {call: ran[call.key] for call in self.calls}
+
+    def _scores(self, output: Any, images: int) -> Iterator[tuple[str, Tensor]]:
+        scores = class_scores(output, self.net.name)
+        if len(scores) != images:
+            raise UsageError(f"{self.net.name} gives {len(scores)} rows of scores for {images} images")
+        if self.job.logits:
+            yield "logits", scores
+        if self.job.targets:
+            shares, categories = probabilities(scores).to(scores.dtype), self.net.categories
+            zeros = [0.0] * scores.shape[1]
+            classes = dict.fromkeys(
+                at for text in self.job.targets for at in Target.of(text).indices(zeros, categories)
+            )
+            for at in classes:
+                yield f"probability {column_name(at, categories)}", shares[:, at]
+
+    def _label(self, name: str) -> str:
+        """The name of the folder of an image, if it is inside one of the named folders."""
+        folder = os.path.dirname(os.path.normpath(name))
+        above = os.path.dirname(folder)
+        while self.folders and above not in self.folders and above not in ("", os.sep):
+            above = os.path.dirname(above)
+        return os.path.basename(folder) if (above or ".") in self.folders and folder not in self.folders else ""
+
+
+def column_name(index: int, categories: Sequence[str] | None) -> str:
+    """The name of a class in the name of its column; the number with it where two classes have this name."""
+    label = class_label(index, categories)
+    if label is None:
+        return str(index)
+    return label if categories and list(categories).count(label) == 1 else f"{index} {label}"
+
+
+def _lists_a_mapping_for_each(output: Any, images: int) -> bool:
+    return isinstance(output, list) and len(output) == images and all(isinstance(item, Mapping) for item in output)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode; the modes of all modules are put back."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True

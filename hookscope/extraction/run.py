@@ -1,0 +1,314 @@
+"""Features of many images: the public call, and the run over files or tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from hookscope.errors import UsageError
+from hookscope.extraction.facts import DTYPES, POOLS, FeatureBatch, FeatureSource
+from hookscope.extraction.job import ExtractionJob, check_alike
+from hookscope.hooks import Layers, Selection
+from hookscope.images import find_pictures
+from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of
+from hookscope.models import (
+    Batch,
+    LoadedModel,
+    OnLost,
+    OnNote,
+    as_batch,
+    as_loaded,
+    model_errors_as_input_errors,
+    raise_lost,
+    warn_of_image,
+)
+from hookscope.scores import Target, check_family
+
+Images = str | os.PathLike[str] | Iterable[Any]
+
+
+def extract(
+    net: LoadedModel | nn.Module,
+    images: Images,
+    layers: Layers | None = None,
+    types: Iterable[Any] | None = None,
+    *,
+    pool: str = "none",
+    dtype: str | torch.dtype | None = None,
+    batch_size: int = 16,
+    workers: int = 0,
+    targets: Iterable[Any] = (),
+    logits: bool = False,
+    folders: Sequence[str] | None = None,
+    engine: Engine | None = None,
+    on_progress: Callable[[int], None] = lambda count: None,
+    on_lost: OnLost = raise_lost,
+    on_note: OnNote = warn_of_image,
+) -> Extraction:
+    """The features of many images: what chosen layers put out, in one pass for all layers, batch by batch.
+
+    Memory does not grow with the number of images. An output is pooled in the hook of its layer, before a later layer
+    can overwrite it. Hooks are on the model only while a batch runs, in eval mode; between batches and after any
+    exception it is as before. After the first batch, passes stop after the last wanted call.
+
+    The features of a call have a row for each image. ``pool`` says what the row holds:
+
+    - ``none``: the output as it is, such as ``(C, H, W)`` or tokens ``(L, C)``.
+    - ``mean``, ``max``: a number for each channel, over all positions (and frames); class tokens are left out. Vectors
+      stay as they are.
+    - ``cls``: the class token ``(C,)``.
+    - ``flatten``: all values, ``(C * H * W,)``.
+
+    With a batch size of 1 the features equal what `capture` keeps, bit for bit; with others torch may sum in another
+    order. An output without a row for each image, such as that of the heads of a detector, needs a batch size of 1.
+
+    Args:
+        net: What `load_model` returns, or any eager module.
+        images: Files and folders; or a Dataset, a DataLoader, or any iterable of tensors ``(C, H, W)`` or of tuples
+            ``(tensor, label)``, which are used as they are. A DataLoader gives batches of its own size.
+        layers: The calls, as `capture` takes them. None for no layer, only scores.
+        types: Class names that indices and ``all`` count, as in `capture`.
+        pool: ``none``, ``mean``, ``max``, ``cls`` or ``flatten``.
+        dtype: ``float16``, ``float32`` or ``float64``; None for that of the layer (float32 for bfloat16).
+        batch_size: Images in one pass.
+        workers: Processes that read and prepare images, 0 for none but this one.
+        targets: Classes, by number or name, whose probabilities are columns.
+        logits: Whether the scores of all classes are a column.
+        folders: Folders that were named, if ``images`` lists the files in them: a folder inside one is a label.
+        engine: Runs the passes on files; None for this process.
+        on_progress: Called with the number of images after each batch.
+        on_lost: Called with position, name and error of an image that cannot be used; raises by default.
+        on_note: Called with a name and a note on it; warns by default.
+
+    Returns:
+        An `Extraction`: iterate over its `FeatureBatch`\\ es, or save it.
+
+    Raises:
+        LayerError: The model does not have such a layer, or a layer has no features of this kind.
+        TargetError: The model does not have such a class.
+        UsageError: Nothing is asked for, or an argument does not exist.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> for batch in extract(net, torch.rand(20, 3, 8, 8), layers="1", pool="mean"):
+        ...     print(batch.names[0], tuple(batch.features["1"].shape))
+        0 (16, 4)
+        16 (4, 4)
+    """
+    net = as_loaded(net)
+    if pool not in POOLS:
+        raise UsageError(f"no pool '{pool}'", f"there are {', '.join(POOLS)}")
+    name = "" if dtype is None else str(dtype).removeprefix("torch.")
+    if name and name not in DTYPES:
+        raise UsageError(f"no dtype '{name}'", f"there are {', '.join(DTYPES)}")
+    if layers is None and types is not None:
+        layers = "all"
+    wanted = tuple(str(Target.of(target)) for target in targets)
+    if layers is None and not wanted and not logits:
+        raise UsageError("nothing is asked for", do="choose layers, targets or logits")
+    _check_scores(net, wanted, logits)
+    paths, items = _paths_or_items(images)
+    if folders is None:
+        folders = [path for path in paths or () if os.path.isdir(path)]
+        paths = find_pictures(paths) if paths is not None and folders else paths
+    if paths is None and engine is not None:
+        raise UsageError("an engine reads files, not tensors", do="give paths, or leave the engine out")
+    chosen = None if layers is None else Selection.of(layers)
+    job = ExtractionJob(
+        chosen, tuple(types) if types else None, pool, name, batch_size, workers, wanted, logits, tuple(folders)
+    )
+    return Extraction(net, paths, items, job, engine or LocalEngine(), on_progress, on_lost, on_note)
+
+
+def _check_scores(net: LoadedModel, targets: Sequence[str], logits: bool) -> None:
+    if targets or logits:
+        check_family(net.family, net.name)
+    for text in targets:
+        if "top:" in text:
+            raise UsageError(f"no column for target '{text}'", "each image has others", "give a class number or name")
+        Target.of(text).check(net.categories)
+
+
+def _paths_or_items(images: Images) -> tuple[list[str] | None, Any]:
+    """The files and folders, or what gives tensors; the first one of an iterable says which."""
+    if isinstance(images, str | os.PathLike):
+        return [os.fspath(images)], None
+    if isinstance(images, Dataset | DataLoader | Tensor):
+        return None, images
+    items = iter(images)
+    first = next(items, None)
+    if first is None:
+        raise UsageError("there is no image", do="give files, folders or tensors")
+    if isinstance(first, str | os.PathLike):
+        return [os.fspath(path) for path in itertools.chain([first], items)], None
+    return None, images if isinstance(images, Sequence) else itertools.chain([first], items)
+
+
+@dataclass(frozen=True, repr=False)
+class Extraction:
+    """What `extract` returns: iterate over it for a `FeatureBatch` of each batch of images, or save it.
+
+    Attributes:
+        net: The model.
+        paths: The files; None for tensors.
+        items: What gives tensors; None for files.
+        job: What is done with a batch.
+        engine: What runs the passes.
+        on_progress: Called with the number of images after each batch.
+        on_lost: Called with position, name and error of an image that cannot be used.
+        on_note: Called with a name and a note on it.
+    """
+
+    net: LoadedModel
+    paths: Sequence[str] | None
+    items: Any
+    job: ExtractionJob
+    engine: Engine
+    on_progress: Callable[[int], None]
+    on_lost: OnLost
+    on_note: OnNote
+
+    @cached_property
+    def source(self) -> FeatureSource:
+        """What the features are made from."""
+        net, job = self.net, self.job
+        return FeatureSource(
+            net.name,
+            net.weights,
+            fingerprint_of(net.model),
+            "none: tensors were given" if self.paths is None else net.preprocess.describe(),
+            ""
+            if job.layers is None
+            else str(job.layers) + (f" of {', '.join(map(str, job.types))}" if job.types else ""),
+            job.pool,
+            job.dtype,
+            job.targets,
+            job.logits,
+        )
+
+    @property
+    def count(self) -> int | None:
+        """Number of images; None if what gives the tensors does not know."""
+        images = self.items.dataset if isinstance(self.items, DataLoader) else self.items
+        try:
+            return len(images) if self.paths is None else len(self.paths)
+        except TypeError:
+            return None
+
+    def __iter__(self) -> Iterator[FeatureBatch]:
+        with contextlib.closing(self.batches()) as parts:
+            for part in parts:
+                if part.value is not None:
+                    yield part.value
+
+    def batches(self, first: int = 0) -> Generator[Part[FeatureBatch]]:
+        """The part of each batch, from position ``first`` of the images on; every image comes once, in order.
+
+        Raises:
+            UsageError: Images have rows of different shapes.
+        """
+        before: FeatureBatch | None = None
+        overflowed = Counter[str]()
+        parts = self._from_tensors(first) if self.paths is None else self._from_files(first)
+        with contextlib.closing(parts):
+            for part in parts:
+                for name, text in part.notes:
+                    self.on_note(name, text)
+                for each in part.lost:
+                    self.on_lost(each.position, each.name, each.error)
+                if part.value is not None:
+                    check_alike(before or part.value, part.value)
+                    before = replace(part.value, features={k: v[:1] for k, v in part.value.features.items()})
+                    overflowed.update(part.value.overflowed)
+                yield part
+                self.on_progress(len(part.positions) + len(part.lost))
+        for column, number in overflowed.items():
+            self.on_note(column, f"{number:,} finite values are too large for {self.job.dtype} and became Inf")
+
+    def _from_files(self, first: int) -> Generator[Part[FeatureBatch]]:
+        assert self.paths is not None
+        return self.engine.run(self.job, self.net, self.paths, first)
+
+    def _from_tensors(self, first: int) -> Generator[Part[FeatureBatch]]:
+        """Batches of tensors, which go through the model here."""
+        net, position = self.net, first
+        with self.job.open(net) as measure:
+            for images, labels in _batches_of(self.items, self.job, first):
+                inputs = (images,) if isinstance(images, Tensor) else as_batch(net.family, images)
+                inputs = tuple(_on(net.device, each) for each in inputs)
+                positions = tuple(range(position, position + len(labels)))
+                position += len(labels)
+                batch = Batch(tuple(map(str, positions)), positions, inputs, ("",) * len(labels))
+                with model_errors_as_input_errors(net.name, inputs):
+                    value = replace(measure(batch), labels=labels)
+                yield Part(value, position, positions, batch.names, batch.sha256)
+
+
+def _on(device: str, images: Any) -> Any:
+    return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
+
+
+def _batches_of(items: Any, job: ExtractionJob, first: int) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Images and labels for each pass, from position ``first`` on."""
+    if isinstance(items, DataLoader):
+        done = 0
+        for item in items:
+            images, labels = _split(item)
+            skip = max(first - done, 0)
+            done += len(images)
+            if skip < len(images):
+                yield images[skip:], tuple(map(_label, [None] * len(images) if labels is None else labels))[skip:]
+        return
+    for item in _lists_of(items, job, first):
+        pairs = [_split(each) for each in item]
+        for _, run in itertools.groupby(pairs, lambda pair: pair[0].shape):
+            members = list(run)
+            yield [image for image, _ in members], tuple(_label(label) for _, label in members)
+
+
+def _lists_of(items: Any, job: ExtractionJob, first: int) -> Iterator[list[Any]]:
+    """The items for each pass, from position ``first`` on."""
+    if not isinstance(items, Dataset):
+        rest = itertools.islice(items, first, None)
+        while some := list(itertools.islice(rest, job.batch_size)):
+            yield some
+        return
+    known = not isinstance(items, IterableDataset)
+    loader: DataLoader[Any] = DataLoader(
+        Subset(items, range(first, len(items))) if known else items,  # type: ignore[arg-type]
+        batch_size=job.batch_size,
+        num_workers=job.workers,
+        collate_fn=list,
+        generator=torch.Generator(),  # else it draws its seed from the global random state
+    )
+    yield from loader
+
+
+def _split(item: Any) -> tuple[Any, Any]:
+    """Images and labels of what a data set or a DataLoader gives."""
+    images, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
+    if not isinstance(
+        images if isinstance(images, Tensor) else images[0] if isinstance(images, tuple | list) else None, Tensor
+    ):
+        do = "give it a transform that makes tensors, or give the files"
+        raise UsageError(f"the data set gives {type(images).__name__}, not a tensor", do=do)
+    return images, label
+
+
+def _label(label: Any) -> str:
+    """The text of a class, by name or number; empty for other things, such as the boxes of a detector."""
+    if isinstance(label, Tensor) and label.numel() == 1:
+        label = label.item()
+    return str(label) if isinstance(label, str | Integral) else ""
