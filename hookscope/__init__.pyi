@@ -2,6 +2,13 @@ from . import interventions as interventions
 from ._version import __version__ as __version__
 from .drawing import draw_overlay as draw_overlay, draw_sheet as draw_sheet, read_sheet as read_sheet
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
+from .exemplars import (
+    ChannelExemplars as ChannelExemplars,
+    Exemplar as Exemplar,
+    LayerExemplars as LayerExemplars,
+    find_exemplars as find_exemplars,
+    read_exemplars as read_exemplars,
+)
 from .explain import (
     ClassActivationMap as ClassActivationMap,
     class_activation_maps as class_activation_maps,

@@ -5,3 +5,10 @@ from .facts import (
     ReceptiveField as ReceptiveField,
     SynthesizedImage as SynthesizedImage,
 )
+from .job import MEASURES as MEASURES, ExemplarsJob as ExemplarsJob
+from .run import find_exemplars as find_exemplars
+from .storage import (
+    SavedExemplars as SavedExemplars,
+    load_exemplars as load_exemplars,
+    read_exemplars as read_exemplars,
+)

@@ -107,6 +107,7 @@ class ChannelExemplars:
         selectivity: ``(best − others) / (best + others)`` of the mean value of the images of the best class and the
             mean of all other classes, from 0 to 1 (arXiv:1803.06959); None without labels, or for negative means.
         best_class: The label of that class.
+        nonfinite: Number of images that are left out, because the channel's value on them is NaN or Inf.
         synthesized: Images made to excite it.
     """
 
@@ -118,6 +119,7 @@ class ChannelExemplars:
     classes: tuple[tuple[str, int], ...] = ()
     selectivity: float | None = None
     best_class: str = ""
+    nonfinite: int = 0
     synthesized: tuple[SynthesizedImage, ...] = ()
 
 

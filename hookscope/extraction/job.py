@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.extraction.facts import FeatureBatch
 from hookscope.extraction.pool import converted, pooled, pooled_whole
 from hookscope.hooks import MODEL, Call, InputSize, Layers, Observer, Selection, tensors_in
+from hookscope.images import label_of
 from hookscope.models import Batch, LoadedModel
 from hookscope.scores import Target, class_label, class_scores, probabilities
 from hookscope.statistics import key_of
@@ -77,7 +77,6 @@ class _Extractor:
     def __init__(self, job: ExtractionJob, net: LoadedModel) -> None:
         self.job, self.net = job, net
         self.dtype: torch.dtype | None = getattr(torch, job.dtype) if job.dtype else None
-        self.folders = {os.path.normpath(folder) for folder in job.folders}
         self.calls: list[Call] | None = None
         self.exact: Selection | None = None
 
@@ -112,7 +111,7 @@ class _Extractor:
                 if column in features:
                     raise UsageError(f"two columns are called '{column}'", "a layer has this name", "leave one out")
                 features[column] = keep(column, values)
-        labels = tuple(map(self._label, batch.names))
+        labels = tuple(label_of(name, job.folders) for name in batch.names)
         return FeatureBatch(batch.positions, batch.names, batch.sha256, labels, features, overflowed)
 
     def _parts(self, call: Call, module: nn.Module, output: Any, images: int, shown: InputSize) -> dict[str, Tensor]:
@@ -180,14 +179,6 @@ class _Extractor:
             )
             for at in classes:
                 yield f"probability {column_name(at, categories)}", shares[:, at]
-
-    def _label(self, name: str) -> str:
-        """The name of the folder of an image, if it is inside one of the named folders."""
-        folder = os.path.dirname(os.path.normpath(name))
-        above = os.path.dirname(folder)
-        while self.folders and above not in self.folders and above not in ("", os.sep):
-            above = os.path.dirname(above)
-        return os.path.basename(folder) if (above or ".") in self.folders and folder not in self.folders else ""
 
 
 def column_name(index: int, categories: Sequence[str] | None) -> str:

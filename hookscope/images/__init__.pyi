@@ -1,5 +1,9 @@
 from .file_types import PROVENANCE as PROVENANCE, is_picture_suffix as is_picture_suffix
-from .find import find_pictures as find_pictures, read_names as read_names
+from .find import (
+    find_pictures as find_pictures,
+    label_of as label_of,
+    read_names as read_names,
+)
 from .reader import (
     MAX_BYTES as MAX_BYTES,
     ImageWarning as ImageWarning,

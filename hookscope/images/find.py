@@ -9,7 +9,7 @@ import stat
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import PurePath
 
@@ -57,6 +57,16 @@ def _expanded(path: str) -> Sequence[str]:
     folders = {PurePath(each) for each in found if os.path.isdir(each)}
     files = [each for each in found if PurePath(each) in folders or os.path.isfile(each) or os.path.islink(each)]
     return [each for each in files if folders.isdisjoint(PurePath(each).parents)] or [path]
+
+
+def label_of(path: str, folders: Iterable[str]) -> str:
+    """The name of the folder of an image, if it is inside one of ``folders``, as ``cat`` of ``photos/cat/1.png``."""
+    below = {os.path.abspath(folder) for folder in folders}
+    folder = os.path.dirname(os.path.abspath(path))
+    above = os.path.dirname(folder)
+    while below and above not in below and above != os.path.dirname(above):
+        above = os.path.dirname(above)
+    return os.path.basename(folder) if path != "-" and above in below and folder not in below else ""
 
 
 def read_names(data: bytes, source: str) -> list[str]:

@@ -1,0 +1,121 @@
+"""Histograms of the values of each channel in equal intervals, whose width follows the range of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_BINS = 64
+_FINEST = 20  # a bin is at least 2^-20 of the largest absolute value
+_ZERO = -1100  # below the exponents of all other values
+_MOST_WAITING = 128  # rows of values
+
+
+class ChannelHistograms:
+    """Counts of each channel in at most 64 bins whose width is the smallest power of 2 that spans the values.
+
+    Bins begin at multiples of their width, so two of them make one of twice the width: the histogram depends only on
+    the values, not on their order or on how parts were merged. At least about half of the bins lie in the range.
+    """
+
+    def __init__(self, channels: int) -> None:
+        self.low, self.high = np.full(channels, np.inf), np.full(channels, -np.inf)
+        self._exponent, self._first = np.full(channels, _ZERO), np.zeros(channels, np.int64)
+        self._counts = np.zeros((channels, _BINS), np.int64)
+        self._waiting = list[Floats]()
+
+    def update(self, values: Floats) -> None:
+        """Count ``values`` ``(N, C)``; NaN and Inf are left out."""
+        self._waiting.append(values)
+        if sum(map(len, self._waiting)) >= _MOST_WAITING:
+            self._count()
+
+    def merge(self, other: ChannelHistograms) -> None:
+        """Add the counts of ``other``."""
+        if (other.low <= other.high).any():
+            self._widen(other.low, other.high)
+            channel, bins = other._counts.nonzero()
+            first = (bins + other._first[channel]) >> np.minimum(self._exponent - other._exponent, 63)[channel]
+            np.add.at(self._counts, (channel, first - self._first[channel]), other._counts[channel, bins])
+        for values in other._waiting:
+            self.update(values)
+
+    def _count(self) -> None:
+        if not self._waiting:
+            return
+        values = np.concatenate(self._waiting)
+        self._waiting.clear()
+        finite = np.isfinite(values)
+        low, high = np.where(finite, values, np.inf).min(0), np.where(finite, values, -np.inf).max(0)
+        self._widen(low, high)
+        channel = np.nonzero(finite)[1]
+        bins = _bin_of(values[finite], self._exponent[channel]) - self._first[channel]
+        np.add.at(self._counts, (channel, bins), 1)
+
+    def _widen(self, low: Floats, high: Floats) -> None:
+        self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
+        some = self.low <= self.high
+        low, high = np.where(some, self.low, 0.0), np.where(some, self.high, 0.0)
+        exponent = _exponents(low, high)
+        first = _bin_of(low, exponent)
+        changed = np.flatnonzero((exponent != self._exponent) | (first != self._first))
+        channel, bins = self._counts[changed].nonzero()
+        channel = changed[channel]
+        counts = self._counts[channel, bins]
+        at = (bins + self._first[channel]) >> np.minimum(exponent - self._exponent, 63)[channel]
+        self._counts[changed] = 0
+        np.add.at(self._counts, (channel, at - first[channel]), counts)
+        self._exponent, self._first = exponent, first
+
+    def shown(self) -> list[tuple[Ints, Floats]]:
+        """Counts ``(B,)`` and the ends ``(B + 1,)`` of their intervals, for each channel; none without values.
+
+        A channel of one value has one interval, which is 1 wide, as that of `numpy.histogram`.
+        """
+        self._count()
+        return [self._shown(channel) for channel in range(len(self.low))]
+
+    def _shown(self, channel: int) -> tuple[Ints, Floats]:
+        low, high = self.low[channel], self.high[channel]
+        if low > high:
+            return np.zeros(0, np.int64), np.zeros(1)
+        if low == high:
+            return self._counts[channel].sum(keepdims=True), np.array([low - 0.5, low + 0.5])
+        exponent, first = self._exponent[channel], self._first[channel]
+        bins = int(_bin_of(high, exponent) - first) + 1
+        return self._counts[channel, :bins].copy(), np.ldexp((first + np.arange(bins + 1)).astype(float), exponent)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Arrays for `from_state`."""
+        self._count()
+        return {"low": self.low, "high": self.high, "counts": self._counts}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], channels: int) -> Self:
+        """Restore what `state_dict` returned."""
+        restored = cls(channels)
+        restored._widen(np.array(state["low"]), np.array(state["high"]))
+        restored._counts = np.array(state["counts"], np.int64).reshape(channels, _BINS)
+        return restored
+
+
+def _bin_of(values: Any, exponent: Any) -> Ints:
+    bins: Ints = np.floor(np.ldexp(values, -exponent)).astype(np.int64)
+    return bins
+
+
+def _exponents(low: Floats, high: Floats) -> Ints:
+    """The binary logarithm of the width: the smallest that leaves the range in `_BINS` bins."""
+    largest = np.maximum(np.abs(low), np.abs(high))
+    finest = np.where(largest > 0, np.frexp(largest)[1] - _FINEST, _ZERO)
+    halves = high / 2 - low / 2  # the whole range may overflow
+    exponent = np.maximum(finest, np.where(halves > 0, np.frexp(halves / (_BINS // 2))[1] - 1, _ZERO)).astype(np.int64)
+    for _ in range(2):
+        exponent += _bin_of(high, exponent) - _bin_of(low, exponent) >= _BINS
+    return exponent

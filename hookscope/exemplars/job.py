@@ -1,0 +1,309 @@
+"""The job that finds exemplars: the value of each channel on each image, and what is kept of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hookscope.drawing import input_size_of
+from hookscope.errors import InputError, UsageError
+from hookscope.exemplars.duplicates import Prints, are_near, prints_of
+from hookscope.exemplars.histogram import ChannelHistograms
+from hookscope.exemplars.selectivity import ClassMeans
+from hookscope.exemplars.top import BestImages, Candidates, Ints
+from hookscope.hooks import MODEL, Call, InputSize, Layers, Observer, as_float, by_channel, tensors_in, token_grid
+from hookscope.images import label_of
+from hookscope.models import Batch, LoadedModel
+from hookscope.statistics import key_of
+
+MEASURES = ("max", "mean", "abs")
+"""How an image excites a channel: by its largest, its mean, or its largest absolute value."""
+
+_PIECE = 1 << 22  # values at a time in which places are sought
+_PRUNE = 512  # images that nothing refers to, kept until they are so many and half of all
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenImage:
+    """An image of the run, with its hash."""
+
+    name: str
+    sha256: str
+    label: str
+    size: tuple[int, int]
+    print: Prints
+
+
+@dataclass(eq=False)
+class FoundInLayer:
+    """What was found so far in one tensor of one call; ``channels`` are the chosen ones."""
+
+    call: Call
+    part: str
+    channels: tuple[int, ...]
+    top: int
+    least: bool
+    images: int = 0
+
+    def __post_init__(self) -> None:
+        count = len(self.channels)
+        self.bests = [BestImages(count, self.top, least) for least in (False, True)[: 1 + self.least]]
+        self.histograms, self.means = ChannelHistograms(count), ClassMeans(count)
+        self.nonfinite: Ints = np.zeros(count, np.int64)
+
+    def merge(self, other: FoundInLayer, near: Callable[[Ints, Ints], NDArray[np.bool_]]) -> None:
+        """Add what was found on other images."""
+        if self.channels != other.channels:
+            text = f"{self.key} put out {len(other.channels)} channels after {len(self.channels)}"
+            raise InputError(text, do="measure one size at a time")
+        self.images += other.images
+        for mine, theirs in zip(self.bests, other.bests, strict=True):
+            mine.merge(theirs, near)
+        self.histograms.merge(other.histograms)
+        self.means.merge(other.means)
+        self.nonfinite = self.nonfinite + other.nonfinite
+
+    @property
+    def key(self) -> str:
+        """The key of the call, and the part if there are several."""
+        return key_of(self.call, self.part)
+
+    def state_dict(self, near: Callable[[Ints, Ints], NDArray[np.bool_]]) -> dict[str, Any]:
+        """Numbers, strings, arrays, lists and dictionaries of these, for `from_state`."""
+        own = {name: getattr(self, name) for name in ("part", "channels", "top", "least", "images", "nonfinite")}
+        parts = {"histograms": self.histograms.state_dict(), "means": self.means.state_dict()}
+        return own | {"call": astuple(self.call), "bests": [best.state_dict(near) for best in self.bests]} | parts
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Restore what `state_dict` returned."""
+        channels, top = tuple(int(channel) for channel in state["channels"]), int(state["top"])
+        restored = cls(Call(*state["call"]), state["part"], channels, top, bool(state["least"]), int(state["images"]))
+        bests = zip(state["bests"], restored.bests, strict=True)
+        restored.bests = [BestImages.from_state(best, len(channels), top, empty.least) for best, empty in bests]
+        restored.histograms = ChannelHistograms.from_state(state["histograms"], len(channels))
+        restored.means = ClassMeans.from_state(state["means"], len(channels))
+        restored.nonfinite = np.array(state["nonfinite"], np.int64).reshape(len(channels))
+        return restored
+
+
+@dataclass(eq=False)
+class FoundExemplars:
+    """What was found on some images: by layer, and the images that it refers to, by their position."""
+
+    layers: dict[str, FoundInLayer] = field(default_factory=dict)
+    seen: dict[int, SeenImage] = field(default_factory=dict)
+    images: int = 0
+    _pruned: int = 0
+
+    def merge(self, other: FoundExemplars) -> None:
+        """Add what was found on other images."""
+        self.images += other.images
+        self.seen |= other.seen
+        order = list(self.layers)
+        for key, layer in other.layers.items():
+            if key not in self.layers:
+                empty = FoundInLayer(layer.call, layer.part, layer.channels, layer.top, layer.least)
+                self.layers[key] = empty
+            self.layers[key].merge(layer, self.near)
+        if order and len(order) < len(self.layers):
+            self.layers = {key: self.layers[key] for key in _in_order(order, list(other.layers))}
+        self.prune()
+
+    def near(self, images: Ints, others: Ints) -> NDArray[np.bool_]:
+        """Whether the images at these positions are near-duplicates, row by row."""
+        used, at = np.unique(np.concatenate([images, others]), return_inverse=True)
+        prints = np.stack([self.seen[int(position)].print for position in used])
+        return are_near(prints[at[: len(images)]], prints[at[len(images) :]])
+
+    def prune(self) -> None:
+        """Forget the images that nothing refers to, where they may be many."""
+        if len(self.seen) <= 2 * self._pruned + _PRUNE:
+            return
+        used = {int(image) for layer in self.layers.values() for best in layer.bests for image in best.images}
+        self.seen = {position: image for position, image in self.seen.items() if position in used}
+        self._pruned = len(self.seen)
+
+
+def _in_order(mine: list[str], theirs: list[str]) -> list[str]:
+    """Both, each in its order: a layer that only ran for ``theirs`` keeps its place."""
+    order, at = list(mine), 0
+    for key in theirs:
+        if key in order:
+            at = order.index(key) + 1
+        else:
+            order.insert(at, key)
+            at += 1
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class ExemplarsJob:
+    """The `Job` that finds exemplars, see `find_exemplars`; a label is a folder inside one of ``folders``."""
+
+    layers: Layers
+    types: tuple[Any, ...] | None
+    channels: tuple[int, ...] | None
+    top: int
+    least: bool
+    measure: str
+    folders: tuple[str, ...]
+    batch_size: int
+    workers: int
+
+    @contextlib.contextmanager
+    def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], FoundExemplars]]:
+        """Measure batches; the hooks stay on for all passes."""
+        reader = _Reader(self)
+        observer = Observer(net.model, self.layers, self.types, reader.on_call)
+
+        def measure(batch: Batch) -> FoundExemplars:
+            reader.start(batch)
+            net.model(*batch.inputs)
+            return reader.found(observer.wanted)
+
+        with torch.no_grad(), observer:
+            yield measure
+
+    def merge(self, values: Sequence[FoundExemplars]) -> FoundExemplars:
+        """One value for several that follow each other."""
+        merged = FoundExemplars()
+        for value in values:
+            merged.merge(value)
+        return merged
+
+
+class _Reader:
+    """Reads the value of each channel in the hook of its layer, before a later layer can overwrite it."""
+
+    def __init__(self, job: ExemplarsJob) -> None:
+        self.job = job
+        self.before = FoundExemplars()  # what this process has found: which values cannot be among the best
+        self.now = FoundExemplars()
+        self.size = InputSize(1, 1)
+        self.positions: Ints = np.zeros(0, np.int64)
+        self.images: list[SeenImage] = []
+
+    def start(self, batch: Batch) -> None:
+        """Begin a pass; its inputs are read before the model can overwrite them."""
+        first = batch.inputs[0]
+        sizes = [(int(each.shape[-2]), int(each.shape[-1])) if each.dim() > 1 else (1, 1) for each in first]
+        self.size = input_size_of(first[0]) if first[0].dim() > 2 else InputSize(1, 1)
+        self.now, self.positions = FoundExemplars(images=batch.count), np.array(batch.positions)
+        each = zip(batch.names, batch.sha256, sizes, prints_of(first), strict=True)
+        self.images = [SeenImage(name, sha256, label_of(name, self.job.folders), *rest) for name, sha256, *rest in each]
+
+    def found(self, wanted: Callable[[Call], bool]) -> FoundExemplars:
+        """What the pass has found, and that it is now known."""
+        found = self.now
+        found.layers = {key: layer for key, layer in found.layers.items() if wanted(layer.call)}
+        if not found.layers:
+            raise InputError("the chosen layers returned no values for this image", do="choose others, see list-layers")
+        images = dict(zip(self.positions.tolist(), self.images, strict=True))
+        used = {int(image) for layer in found.layers.values() for best in layer.bests for image in best.images}
+        found.seen = {position: image for position, image in images.items() if position in used}
+        self.before.seen |= found.seen
+        for key, layer in found.layers.items():
+            known = self.before.layers.setdefault(
+                key, FoundInLayer(layer.call, layer.part, layer.channels, layer.top, layer.least)
+            )
+            for mine, new in zip(known.bests, layer.bests, strict=True):
+                mine.merge(new, self.before.near)
+        self.before.prune()
+        return found
+
+    def on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        tensors = {part: tensor for part, tensor in tensors_in(output).items() if tensor.numel()}
+        floating = {part: t for part, t in tensors.items() if t.is_floating_point() or t.is_quantized or t.is_complex()}
+        for part, tensor in (floating or tensors).items():
+            self._read(call, part, module, as_float(tensor))
+
+    def _read(self, call: Call, part: str, module: nn.Module, tensor: Tensor) -> None:
+        values, grid = _with_places(tensor, module, self.size)
+        layer = FoundInLayer(call, part, self._channels(call, values.shape[1]), self.job.top, self.job.least)
+        if len(values) != len(self.images):
+            if len(self.images) > 1:
+                asked = f"{layer.key} has {len(values)} rows for {len(self.images)} images"
+                raise InputError(asked, "which rows belong to an image is not known", "use a batch size of 1")
+            values, grid = values.transpose(0, 1).flatten(1)[None], None
+        if self.job.channels is not None:
+            values = values[:, list(layer.channels)]
+        measured = _MEASURED[self.job.measure](values).double().cpu().numpy()
+        finite = np.isfinite(measured)
+        layer.images, layer.nonfinite = len(measured), (~finite).sum(0)
+        layer.histograms.update(measured)
+        layer.means.update(measured, [image.label for image in self.images])
+        known = self.before.layers.get(layer.key, layer)
+        for best, before in zip(layer.bests, known.bests, strict=True):
+            may = before.may_enter(measured, self.positions)
+            image, channel = may.nonzero()
+            place = _places(values, image, channel, grid, self.job.measure == "abs")
+            best.add(Candidates(channel, measured[may], self.positions[image], *place), self._near)
+        self.now.layers[layer.key] = layer
+
+    def _near(self, images: Ints, others: Ints) -> NDArray[np.bool_]:
+        prints = np.stack([image.print for image in self.images])
+        order = np.argsort(self.positions)
+        at, to = (order[np.searchsorted(self.positions[order], each)] for each in (images, others))
+        return are_near(prints[at], prints[to])
+
+    def _channels(self, call: Call, count: int) -> tuple[int, ...]:
+        chosen = self.job.channels
+        if chosen is None:
+            return tuple(range(count))
+        if missing := [channel for channel in chosen if channel >= count]:
+            asked = f"{call.key or MODEL} has no channel {missing[0]}"
+            raise UsageError(asked, f"it has {count} channels, from 0 to {count - 1}")
+        return chosen
+
+
+def _with_places(tensor: Tensor, module: nn.Module, shown: InputSize) -> tuple[Tensor, tuple[int, ...] | None]:
+    """Values ``(N, C, P)``, and the frames, height and width of the grid that the positions are; None without places.
+
+    Class tokens are left out where the other tokens are a grid: they have no place.
+    """
+    if tensor.dim() < 2:
+        tensor = tensor.reshape(len(tensor) if tensor.dim() else 1, 1)
+    values = by_channel(tensor, module, shown)
+    positions = tuple(values.shape[2:])
+    if len(positions) in (2, 3):
+        return values.flatten(2), (*(1,) * (3 - len(positions)), *positions)
+    if len(positions) == 1 and values.is_set_to(tensor):  # (N, C, L): a signal
+        return values, None
+    folded = token_grid(positions[0], shown) if len(positions) == 1 else None
+    if folded is None:
+        return values.flatten(2) if positions else values[..., None], None
+    extra, *grid = folded
+    return values[..., extra:], tuple(grid)
+
+
+_MEASURED: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda values: values.amax(2),
+    "mean": lambda values: values.mean(2),
+    "abs": lambda values: torch.maximum(values.amax(2), -values.amin(2)),
+}
+
+
+def _places(
+    values: Tensor, image: Ints, channel: Ints, grid: tuple[int, ...] | None, absolute: bool
+) -> tuple[Ints, Ints]:
+    """Row and column of the largest value of these channels on these images; frames are side by side."""
+    if grid is None:
+        return np.full(len(image), -1), np.full(len(image), -1)
+    step = max(1, _PIECE // math.prod(grid))
+    found = [np.zeros(0, np.int64)]
+    for first in range(0, len(image), step):
+        maps = values[torch.from_numpy(image[first : first + step]), torch.from_numpy(channel[first : first + step])]
+        found.append((maps.abs() if absolute else maps).argmax(1).cpu().numpy())
+    frame, row, column = np.unravel_index(np.concatenate(found), grid)
+    return row.astype(np.int64), (frame * grid[2] + column).astype(np.int64)

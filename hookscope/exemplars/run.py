@@ -1,0 +1,232 @@
+"""Exemplars of many images in one run, which saves its progress and can be resumed after an interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookscope.errors import InputError, UsageError
+from hookscope.exemplars.facts import LayerExemplars, ReceptiveField
+from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars
+from hookscope.exemplars.storage import (
+    ExemplarsSource,
+    SavedExemplars,
+    check_same_run,
+    load_exemplars,
+    save_exemplars,
+)
+from hookscope.hooks import Layers, Selection, select_types
+from hookscope.images import find_pictures
+from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, picture_of, pictures_in
+from hookscope.models import LoadedModel, OnLost, OnNote, raise_lost, warn_of_image
+from hookscope.statistics import Progress
+from hookscope.system import StrPath, signals_held
+
+_SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
+_SAVE_SHARE = 20.0  # save at most this share of the time
+
+
+def find_exemplars(
+    net: LoadedModel,
+    paths: Sequence[str],
+    layers: Layers = "0:",
+    types: Iterable[str] | None = None,
+    *,
+    channels: Iterable[int] | None = None,
+    top: int = 9,
+    least: bool = False,
+    measure: str = "max",
+    folders: Iterable[str] | None = None,
+    batch_size: int = 16,
+    workers: int = 0,
+    engine: Engine | None = None,
+    save: StrPath | None = None,
+    resume: bool = False,
+    on_start: Callable[[int], None] = lambda done: None,
+    on_progress: Callable[[int], None] = lambda count: None,
+    on_lost: OnLost = raise_lost,
+    on_note: OnNote = warn_of_image,
+    on_interrupt: Callable[[int], None] = lambda done: None,
+) -> list[LayerExemplars]:
+    """Find the images, and the places in them, that excite each channel of the chosen layers most.
+
+    All layers are read in one pass over the images. Memory does not grow with the number of images: it holds what is
+    kept. An image counts once for a channel, by its largest value (``measure="max"``), its mean or its largest absolute
+    value, and so do near-duplicates of one image: copies, re-encoded and resized ones, and ones a little brighter. Of
+    equal values the first image in the list wins. An image on which that value is NaN or Inf is left out for the
+    channel, and counted.
+
+    Feature maps ``(N, C, H, W)``, clips, tokens ``(N, L, C)`` and vectors ``(N, C)`` are understood. Tokens have places
+    if they fold to a grid; class tokens are then left out. Vectors have no places. If the rows of an output are not the
+    images of the batch, as in the heads of a detector, a batch size of 1 makes all of them one image.
+
+    The label of an image is the name of its folder, if that is inside a folder that was named; with labels each channel
+    has classes and a selectivity.
+
+    Args:
+        net: The model, as `load_model` returns it.
+        paths: Image files and folders, in an order that stays the same between runs.
+        layers: A selection, as `capture` takes it; by default every call with an index.
+        types: Class names that indices and ``all`` count, see `capture`.
+        channels: The channels of each layer, from 0; None for all.
+        top: How many exemplars a channel has.
+        least: Whether to find the images that excite each channel least, too.
+        measure: ``max``, ``mean`` or ``abs``.
+        folders: Folders that were named, if ``paths`` lists the files in them.
+        batch_size: Images in one forward pass.
+        workers: Processes that read and prepare images; 0 reads them in this process.
+        engine: What runs the passes, by default this process.
+        save: A file that is written about every ten seconds and whenever the run ends, also by an exception or a
+            signal; `read_exemplars` reads it.
+        resume: Use only the images that are missing in ``save``.
+        on_start: Gets the number of images already done.
+        on_progress: Gets the number of images in each batch, lost ones included.
+        on_lost: Gets position, name and error of an image that cannot be used, and raises by default.
+        on_note: Gets the name of an image and a note on it, and warns by default.
+        on_interrupt: Gets the number of images in ``save`` when an exception ends the run.
+
+    Returns:
+        The exemplars of each call, and of each tensor that it returns, in order of execution.
+
+    Raises:
+        InputError: No image could be used, an output has rows that are not images, or ``save`` holds exemplars of
+            another model, other images or other settings.
+        UsageError: ``top``, ``measure`` or ``channels`` is wrong.
+        LayerError: ``layers`` or ``types`` name a layer that the model does not have.
+
+    Example:
+        >>> import hookscope
+        >>> net = hookscope.load_model("shapes")
+        >>> images = [f"samples/shapes/{name}.png" for name in ("star", "ring", "cross")]
+        >>> [layer] = find_exemplars(net, images, layers="features.10", channels=[3], top=2)
+        >>> [len(channel.most) for channel in layer.channels], layer.images
+        ([2], 3)
+    """
+    wanted = None if channels is None else tuple(dict.fromkeys(channels))
+    _check(top, measure, wanted)
+    classes = select_types(types) if types else None
+    if folders is None:
+        folders = [path for path in paths if os.path.isdir(path)]
+        paths = find_pictures(paths) if folders else paths
+    below = tuple(map(os.fspath, folders))
+    job = ExemplarsJob(layers, classes, wanted, top, least, measure, below, batch_size, workers)
+    source = ExemplarsSource(
+        net.name,
+        net.weights,
+        "" if save is None else fingerprint_of(net.model),
+        net.preprocess.describe(),
+        f"{_words(layers)} of {_words(classes)}" if classes else _words(layers),
+        "all" if wanted is None else _words(wanted),
+        measure,
+        top,
+        least,
+        ", ".join(below),
+    )
+    run = _Run(net, paths, job, source, save, on_lost, on_progress, on_note)
+    if resume:
+        run.resume()
+    on_start(run.done)
+    try:
+        run.find(engine or LocalEngine())
+    except BaseException:
+        run.save()
+        if save is not None and run.found.images:
+            on_interrupt(run.done)
+        raise
+    if not run.found.images:
+        raise InputError("no image could be used", f"{run.lost} were tried", "see the errors above")
+    run.add_fields()
+    run.save()
+    return run.state().layers()
+
+
+def _check(top: int, measure: str, channels: tuple[int, ...] | None) -> None:
+    if top < 1:
+        raise UsageError(f"the number of exemplars must be at least 1, not {top}")
+    if measure not in MEASURES:
+        raise UsageError(f"no measure '{measure}'", f"there are {', '.join(MEASURES)}")
+    if channels is not None and (not channels or min(channels) < 0):
+        raise UsageError(f"no channel {min(channels)}" if channels else "no channel given", do="count from 0")
+
+
+def _words(selection: Any) -> str:
+    return str(selection) if isinstance(selection, str | int | Selection) else ", ".join(map(str, selection))
+
+
+@dataclass
+class _Run:
+    """One run over the images: what is found, done and lost so far."""
+
+    net: LoadedModel
+    paths: Sequence[str]
+    job: ExemplarsJob
+    source: ExemplarsSource
+    file: StrPath | None
+    on_lost: OnLost
+    on_progress: Callable[[int], None]
+    on_note: OnNote
+    found: FoundExemplars = field(default_factory=FoundExemplars)
+    fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
+    done: int = 0
+    lost: int = 0
+    next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
+
+    def resume(self) -> None:
+        """Load what an interrupted run has saved, if there is a file."""
+        if self.file is None or not os.path.exists(self.file):
+            return
+        name, saved = str(os.fspath(self.file)), load_exemplars(self.file)
+        check_same_run(saved.source, self.source, name)
+        progress = saved.progress
+        if Progress.after(self.paths, progress.done, progress.lost) != progress or progress.done > len(self.paths):
+            exists = f"its first {progress.done} are not those of this run"
+            raise InputError(f"'{name}' was made from other images", exists, "name the same images in the same order")
+        kept = list(saved.found.seen.values())
+        for image, picture in zip(kept, pictures_in([image.name for image in kept]), strict=True):
+            if picture is not None and picture != picture_of(image.sha256):
+                raise InputError(f"'{name}' was made from other images", f"{image.name} has changed", "start again")
+        self.found, self.done, self.lost = saved.found, progress.done, progress.lost
+
+    def find(self, engine: Engine) -> None:
+        """Do the images that are not done yet."""
+        with contextlib.closing(engine.run(self.job, self.net, self.paths, self.done)) as parts:
+            for part in parts:
+                self._add(part)
+                self.on_progress(len(part.names) + len(part.lost))
+                if time.monotonic() > self.next_save:
+                    self.save()
+        self.done = len(self.paths)
+
+    def _add(self, part: Part[FoundExemplars]) -> None:
+        for name, text in part.notes:
+            self.on_note(name, text)
+        for each in part.lost:
+            self.on_lost(each.position, each.name, each.error)
+        with signals_held():  # what is merged in part, or merged and not marked as done, would count twice
+            if part.value is not None:
+                self.found.merge(part.value)
+            self.lost += len(part.lost)
+            self.done = part.done
+
+    def add_fields(self) -> None:
+        """Say what a unit of each call sees."""
+        size = next(iter(self.found.seen.values())).size
+        whole = ReceptiveField("whole", (float(size[0]), float(size[1])))
+        self.fields = {layer.call.key: whole for layer in self.found.layers.values()}
+
+    def state(self) -> SavedExemplars:
+        progress = Progress.after(self.paths, self.done, self.lost)
+        return SavedExemplars(self.source, self.found, progress, self.fields)
+
+    def save(self) -> None:
+        """Write the file; a run that found nothing does not overwrite that of an earlier run."""
+        if self.file is None or not self.found.images:
+            return
+        began = time.monotonic()
+        save_exemplars(self.file, self.state())
+        now = time.monotonic()
+        self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))

@@ -1,0 +1,171 @@
+"""Exemplars in a file: saved during a run, resumed after an interruption, read again as results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hookscope.display import Rows
+from hookscope.errors import InputError
+from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField
+from hookscope.exemplars.job import FoundExemplars, FoundInLayer, SeenImage
+from hookscope.exemplars.top import Candidates
+from hookscope.jobs import StateKind, read_state, write_state
+from hookscope.statistics import Progress
+from hookscope.system import StrPath
+
+_KIND = StateKind("saved exemplars", "give what `exemplars --save` wrote", name="exemplars")
+_WHOLE = ReceptiveField("whole", (0.0, 0.0), reason="the run was not complete")
+
+
+@dataclass(frozen=True, slots=True)
+class ExemplarsSource:
+    """What exemplars were found in, and how; a run resumes only one of the same source.
+
+    ``fingerprint`` is that of `fingerprint_of`; a label is a folder inside one of ``folders``.
+    """
+
+    model: str
+    weights: str
+    fingerprint: str
+    preprocess: str
+    layers: str
+    channels: str
+    measure: str
+    top: int
+    least: bool
+    folders: str
+
+
+@dataclass(frozen=True)
+class SavedExemplars:
+    """What was found so far, its source, how far the run is, and what a unit of each call sees if it is complete."""
+
+    source: ExemplarsSource
+    found: FoundExemplars
+    progress: Progress
+    receptive_fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
+
+    def layers(self) -> list[LayerExemplars]:
+        """The exemplars of each layer, in order of execution."""
+        return Rows(self._layer(layer) for layer in self.found.layers.values())
+
+    def _layer(self, layer: FoundInLayer) -> LayerExemplars:
+        seen = self.receptive_fields.get(layer.call.key, _WHOLE)
+        bests = [self._by_channel(best.best(self.found.near), len(layer.channels), seen) for best in layer.bests]
+        least = bests[1] if layer.least else [()] * len(layer.channels)
+        each = zip(
+            layer.channels, bests[0], least, layer.histograms.shown(), layer.means.selectivity(),
+            layer.nonfinite.tolist(), strict=True,
+        )  # fmt: skip
+        channels = []
+        for channel, most, fewest, (counts, edges), (best_class, selectivity), nonfinite in each:
+            classes = tuple(Counter(exemplar.label for exemplar in most if exemplar.label).most_common())
+            channels.append(
+                ChannelExemplars(
+                    channel, most, fewest, counts, edges, classes, selectivity, best_class, nonfinite=nonfinite
+                )
+            )
+        return LayerExemplars(layer.call, layer.part, self.source.measure, layer.images, seen, tuple(channels))
+
+    def _by_channel(self, best: Candidates, channels: int, seen: ReceptiveField) -> list[tuple[Exemplar, ...]]:
+        found: list[list[Exemplar]] = [[] for _ in range(channels)]
+        rows = zip(best.channel, best.value, best.image.tolist(), best.row.tolist(), best.column.tolist(), strict=True)
+        for channel, value, position, row, column in rows:
+            image = self.found.seen[position]
+            place = None if row < 0 else (row, column)
+            box = (0, 0, image.size[1], image.size[0]) if place is None else seen.box(place, image.size)
+            found[channel].append(
+                Exemplar(float(value), position, image.name, image.sha256, image.label, place, box, image.size)
+            )
+        return [tuple(exemplars) for exemplars in found]
+
+
+def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
+    """Write ``saved`` to ``path`` as JSON, whole or not at all.
+
+    Raises:
+        WriteError: The file cannot be written; an earlier file is unchanged.
+    """
+    found = saved.found
+    layers = [layer.state_dict(found.near) for layer in found.layers.values()]
+    used = sorted({int(image) for layer in found.layers.values() for best in layer.bests for image in best.images})
+    seen = [found.seen[position] for position in used]
+    prints = np.stack([image.print for image in seen]) if seen else np.zeros((0, 0), np.float16)
+    padded = np.pad(prints, ((0, 0), (0, -prints.shape[1] % 4)))
+    images = {
+        "position": used,
+        "facts": [[image.name, image.sha256, image.label, list(image.size)] for image in seen],
+        "print": padded.view(np.int64),
+        "print_size": prints.shape[1],
+    }
+    content = {"source": asdict(saved.source), "progress": asdict(saved.progress), "images": images, "layers": layers}
+    fields = {key: asdict(seen) for key, seen in saved.receptive_fields.items()}
+    write_state(path, _KIND, content | {"count": found.images, "fields": fields})
+
+
+def load_exemplars(path: StrPath) -> SavedExemplars:
+    """Read a file of `save_exemplars`.
+
+    Raises:
+        InputError: There is no such file, or it is damaged, of another kind or of another format.
+    """
+    return read_state(path, _KIND, _restored)
+
+
+def _restored(content: dict[str, Any]) -> SavedExemplars:
+    images = content["images"]
+    prints = np.ascontiguousarray(images["print"]).view(np.float16)[:, : int(images["print_size"])]
+    rows = zip(images["position"], images["facts"], prints, strict=True)
+    seen = {
+        int(position): SeenImage(name, sha256, label, (int(size[0]), int(size[1])), each)
+        for position, (name, sha256, label, size), each in rows
+    }
+    layers = {layer.key: layer for layer in map(FoundInLayer.from_state, content["layers"])}
+    found = FoundExemplars(layers, seen, int(content["count"]))
+    fields = {key: _field(**parts) for key, parts in content["fields"].items()}
+    return SavedExemplars(ExemplarsSource(**content["source"]), found, Progress(**content["progress"]), fields)
+
+
+def _field(source: str, size: Any, stride: Any, start: Any, reason: str) -> ReceptiveField:
+    return ReceptiveField(source, tuple(size), tuple(stride), tuple(start), reason)
+
+
+def read_exemplars(path: StrPath) -> list[LayerExemplars]:
+    """Read the exemplars that `find_exemplars` saved, without the model and the images.
+
+    Of a run that was interrupted they are those of the images that it has done, with ``field.source`` ``whole``.
+
+    Raises:
+        InputError: There is no such file, or it is damaged, of another kind or of another format.
+
+    Example:
+        >>> import os, tempfile, hookscope
+        >>> from hookscope import find_exemplars
+        >>> net = hookscope.load_model("shapes")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "exemplars.json")
+        ...     _ = find_exemplars(net, ["samples/shapes/star.png"], layers="features.10", channels=[0], save=path)
+        ...     [layer] = read_exemplars(path)
+        >>> layer.call.name, layer.images, layer.channels[0].most[0].name
+        ('features.10', 1, 'samples/shapes/star.png')
+    """
+    return load_exemplars(path).layers()
+
+
+def check_same_run(saved: ExemplarsSource, here: ExemplarsSource, name: str) -> None:
+    """Refuse to resume a run of another model, weights, preprocessing, layers or settings.
+
+    Raises:
+        InputError: The sources differ; the error says in what.
+    """
+    for part, value in asdict(saved).items():
+        other = getattr(here, part)
+        if value != other and part == "fingerprint":
+            raise InputError(f"'{name}' was made with different weights of {saved.model}")
+        if value != other:
+            raise InputError(f"'{name}' does not match this run", f"{part} {value} and {other}", "start a new file")
