@@ -1,3 +1,11 @@
-from .facts import DTYPES as DTYPES, POOLS as POOLS, FeatureBatch as FeatureBatch, FeatureSource as FeatureSource
+from .facts import (
+    DTYPES as DTYPES,
+    POOLS as POOLS,
+    FeatureBatch as FeatureBatch,
+    FeatureSource as FeatureSource,
+    WrittenFeatures as WrittenFeatures,
+)
+from .files import check_output as check_output, write_features as write_features
+from .formats import FORMATS as FORMATS
 from .job import ExtractionJob as ExtractionJob
 from .run import Extraction as Extraction, extract as extract

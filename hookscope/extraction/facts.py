@@ -68,3 +68,24 @@ class FeatureSource:
     dtype: str = ""
     targets: tuple[str, ...] = ()
     logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFeatures:
+    """What `write_features` wrote.
+
+    Attributes:
+        path: The file, or the folder of parts.
+        rows: Number of images in it, over all runs.
+        lost: Number of images that could not be used.
+        columns: Shape of the features of one image, by column.
+        earlier: Number of images that an earlier run had done, used or lost.
+        was_complete: Whether there was nothing left to do.
+    """
+
+    path: str
+    rows: int
+    lost: int
+    columns: Mapping[str, tuple[int, ...]]
+    earlier: int = 0
+    was_complete: bool = False

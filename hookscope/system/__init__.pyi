@@ -6,6 +6,7 @@ from .atomic_files import (
     make_folder as make_folder,
     replacement as replacement,
     write_atomically as write_atomically,
+    write_errors as write_errors,
 )
 from .child_processes import InChildren as InChildren
 from .import_hook import after_import as after_import

@@ -31,7 +31,7 @@ _CURES = {
 
 def write_atomically(path: StrPath, data: bytes) -> None:
     """Write ``data`` to ``path`` by `replacement`; after a WriteError the old file is intact and no part is left."""
-    with _write_errors(path), replacement(path) as stream:
+    with write_errors(path), replacement(path) as stream:
         stream.write(data)
 
 
@@ -71,7 +71,7 @@ def replacement(path: StrPath) -> Iterator[BinaryIO]:
 
 def check_writable(path: StrPath) -> None:
     """Raise the WriteError that ``write_atomically(path, ...)`` would raise; write nothing."""
-    with _write_errors(path):
+    with write_errors(path):
         number = _descriptor(path)
         if number is not None:
             os.fstat(number)
@@ -87,7 +87,7 @@ def check_writable(path: StrPath) -> None:
 
 def check_folder(path: StrPath) -> None:
     """Raise a WriteError if no files can be written to the folder ``path``, which need not exist yet."""
-    with _write_errors(path):
+    with write_errors(path):
         folder = _nearest_existing(path)
         if not os.path.isdir(folder):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
@@ -96,7 +96,7 @@ def check_folder(path: StrPath) -> None:
 
 def make_folder(path: StrPath) -> None:
     """Make the folder ``path`` and its parents if they are missing, or raise a WriteError."""
-    with _write_errors(path):
+    with write_errors(path):
         os.makedirs(path, exist_ok=True)
 
 
@@ -143,7 +143,8 @@ def _nearest_existing(path: StrPath) -> str:
 
 
 @contextlib.contextmanager
-def _write_errors(path: StrPath) -> Iterator[None]:
+def write_errors(path: StrPath) -> Iterator[None]:
+    """Raise a WriteError with advice instead of the OSError that the block raises while it writes ``path``."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,0 +1,678 @@
+"""Write features to files: in constant memory, in order, and so that a killed run can be resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import glob
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from hookscope.errors import InputError, UsageError, WriteError, printable
+from hookscope.extraction.facts import FeatureBatch, FeatureSource, WrittenFeatures
+from hookscope.extraction.formats import (
+    FORMATS,
+    RESERVED,
+    ROW_FIELDS,
+    Column,
+    FeatureFormat,
+    FeatureTable,
+    check_dtype,
+    format_of,
+)
+from hookscope.findings import counted, listed
+from hookscope.jobs import LostImage, Part, StateKind, picture_of, pictures_in, read_state, write_state
+from hookscope.models import OnLost, OnNote, package_versions, raise_lost, warn_of_image
+from hookscope.system import StrPath, check_folder, check_writable, make_folder, write_atomically, write_errors
+
+try:
+    import fcntl
+except ImportError:  # Windows has no locks of this kind
+    fcntl = None  # type: ignore[assignment]
+
+DEFAULT_SHARD = 10_000
+"""Rows of each file in a folder."""
+
+_SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
+_SAVE_SHARE = 20.0  # save at most this share of the time
+_PROGRESS = "_progress.json"  # readers of folders leave out what begins with _
+_LOST_FIELDS = ("position", "path", "error")
+_LOCK = ".lock"
+_PART = re.compile(r"part-\d{5,}\.parquet")
+_KIND = StateKind("progress of an extraction", "give the output of `extract`", name="features")
+
+Batches = Callable[[int], Generator[Part[FeatureBatch]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where features are written.
+
+    Attributes:
+        path: The file or folder as it was named.
+        target: The same without links.
+        suffix: The suffix of the format.
+        shard: Rows of each file in a folder; 0 for one file.
+    """
+
+    path: str
+    target: str
+    suffix: str
+    shard: int
+
+    @property
+    def format(self) -> FeatureFormat:
+        return FORMATS[self.suffix]
+
+    @property
+    def work(self) -> str:
+        """The folder of rows that are in no file yet."""
+        if self.shard:
+            return os.path.join(self.target, ".parts")
+        return os.path.join(os.path.dirname(self.target), f".{os.path.basename(self.target)}.parts")
+
+    @property
+    def progress(self) -> str:
+        return os.path.join(self.target if self.shard else self.work, _PROGRESS)
+
+    @property
+    def lost(self) -> str:
+        """The file of lost images while the run goes on."""
+        return os.path.join(self.target, "_lost.tsv") if self.shard else os.path.join(self.work, ".lost.tsv")
+
+    def begun(self) -> bool:
+        return os.path.isfile(self.progress)
+
+    def endings(self) -> list[str]:
+        """What is added to the name of the file for the files beside it."""
+        beside = self.format.rows_beside
+        return [".lost.tsv", *([".rows.tsv"] if beside else []), *([".json"] if self.suffix == ".npy" else [])]
+
+    def part(self, number: int) -> str:
+        return os.path.join(self.target, f"part-{number:05}{self.suffix}")
+
+
+def check_output(
+    path: StrPath, shard: int | None = None, *, overwrite: bool = False, resume: bool = False, columns: int = 1
+) -> Output:
+    """Where `write_features` would write, or the error that it would raise before the first pass.
+
+    Args:
+        path: The file, whose suffix names the format, or a folder.
+        shard: Rows of each file in a folder.
+        overwrite: Whether an output that exists may be replaced.
+        resume: Whether an interrupted run goes on.
+        columns: The least number of columns, as far as it is known.
+
+    Raises:
+        UsageError: There is no such format, or it holds one column alone.
+        InstallationError: The format needs a package that is not installed.
+        WriteError: The output exists, or cannot be written.
+    """
+    name = os.fspath(path)
+    if overwrite and resume:
+        raise UsageError("--overwrite begins again and --resume goes on", do="choose one of them")
+    if name in ("", "-"):
+        raise UsageError("features are written to a file or a folder", do="name one")
+    suffix = os.path.splitext(name.rstrip(os.sep))[1].lower()
+    folder = shard is not None or name.endswith(os.sep) or not suffix or (os.path.isdir(name) and suffix != ".zarr")
+    if folder and suffix in FORMATS and suffix != ".parquet":
+        raise UsageError(f"a folder holds .parquet files, and '{name}' is to be one file", do="name a folder")
+    if shard is not None and shard < 1:
+        raise UsageError(f"--shard must be at least 1, not {shard}")
+    suffix = ".parquet" if folder else suffix
+    output = Output(name, os.path.realpath(name), suffix, (shard or DEFAULT_SHARD) if folder else 0)
+    if resume and folder and shard is None and output.begun():
+        output = replace(output, shard=_Progress.load(output).about["shard"])
+    _check_columns(output, columns, format_of(suffix, name))
+    if folder:
+        check_folder(name)
+    else:
+        is_folder = os.path.isdir(output.target)
+        check_writable(output.target + ".lost.tsv" if is_folder else output.target)
+        if os.path.exists(output.target) and not (os.path.isfile(output.target) or (is_folder and _is_ours(output))):
+            raise WriteError(f"cannot write {name}: it is no file of features", do="name another")
+    _check_nothing_there(output, overwrite, resume)
+    return output
+
+
+def _check_columns(output: Output, columns: int, format: FeatureFormat) -> None:
+    if format.one_column and columns > 1:
+        others = ", ".join(suffix for suffix, each in FORMATS.items() if not each.one_column)
+        asked = f"{output.suffix} holds the features of one layer, and the run gives {columns} columns"
+        raise UsageError(asked, do=f"choose one layer, or one of {others}")
+
+
+def _is_ours(output: Output) -> bool:
+    with contextlib.suppress(InputError):
+        return bool(_metadata_of(output))
+    return False
+
+
+def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
+    if output.begun():
+        if resume or overwrite:
+            return
+        progress = _Progress.load(output)
+        if not progress.complete:
+            asked = f"'{output.path}' is the output of a run that did not end: {progress.done_words()} are done"
+            raise WriteError(asked, do="go on with --resume, or begin again with --overwrite")
+    elif output.shard:
+        others = os.listdir(output.target) if os.path.isdir(output.target) else []
+        others = [name for name in others if name[0] != "." and name != os.path.basename(output.lost)]
+        if others:
+            asked = f"the folder '{output.path}' holds other files"
+            raise WriteError(asked, f"{sorted(others)[0]} is one of {len(others)}", "name a new folder")
+        return
+    if overwrite or resume:
+        return
+    for ending in ("", *output.endings()) if not output.shard else ("",):
+        if os.path.lexists(output.target + ending):
+            raise WriteError(f"'{output.path}{ending}' exists", do="replace it with --overwrite, or name another")
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far a run is.
+
+    Attributes:
+        about: What the run does: the source, the list of images, and the versions and the time when it began.
+        done: Number of images from the beginning of the list that are used or lost.
+        rows: Number of images used.
+        lost: Number of images lost.
+        pending: Number of rows that are in no file yet.
+        columns: Data type and shape of each column.
+        row_bytes: Bytes of the file of pending rows.
+        lost_bytes: Bytes of the file of lost images.
+        shards: Rows and bytes of each file in the folder.
+        last: Name and SHA-256 of the last image used.
+        complete: Whether all rows are in their files.
+    """
+
+    about: dict[str, Any]
+    done: int = 0
+    rows: int = 0
+    lost: int = 0
+    pending: int = 0
+    columns: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    row_bytes: int = 0
+    lost_bytes: int = 0
+    shards: tuple[tuple[int, int], ...] = ()
+    last: tuple[str, str] = ("", "")
+    complete: bool = False
+
+    @classmethod
+    def load(cls, output: Output) -> _Progress:
+        def restored(content: dict[str, Any]) -> _Progress:
+            columns = {name: (dtype, tuple(shape)) for name, (dtype, shape) in content.pop("columns").items()}
+            shards = tuple((rows, size) for rows, size in content.pop("shards"))
+            name, sha256 = content.pop("last")
+            return cls(columns=columns, shards=shards, last=(name, sha256), **content)
+
+        return read_state(output.progress, _KIND, restored)
+
+    def save(self, output: Output) -> None:
+        write_state(output.progress, _KIND, {name: getattr(self, name) for name in self.__slots__})
+
+    def done_words(self) -> str:
+        total = self.about["images"]
+        return counted(self.done, "image") if total is None else f"{self.done} of {counted(total, 'image')}"
+
+    def column(self, output: Output, number: int) -> Column:
+        dtype, shape = list(self.columns.values())[number]
+        return Column(os.path.join(output.work, f"{number}.bin"), dtype, shape)
+
+    def metadata(self, rows: int) -> dict[str, Any]:
+        """The metadata of a file of ``rows`` rows."""
+        columns = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.columns.items()}
+        return {**self.about, "columns": columns, "rows": rows}
+
+
+def write_features(
+    source: FeatureSource,
+    batches: Batches,
+    path: StrPath,
+    names: Sequence[str] | None = None,
+    *,
+    shard: int | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    columns: int = 1,
+    on_start: Callable[[int], None] = lambda done: None,
+    on_progress: Callable[[int], None] = lambda count: None,
+    on_lost: OnLost = raise_lost,
+    on_note: OnNote = warn_of_image,
+    on_interrupt: Callable[[int], None] = lambda done: None,
+) -> WrittenFeatures:
+    """Write a row for each image to one file, or to a folder of ``.parquet`` files of ``shard`` rows.
+
+    Rows wait in the folder ``.NAME.parts`` beside the file, which a later run with ``resume`` goes on with. The file
+    appears whole when the last row is done.
+
+    Args:
+        source: What the features are made from.
+        batches: Gives the parts of the run from a position in the list on.
+        path: The file or folder, see `check_output`.
+        names: The list of images; None where it is not known.
+        shard: Rows of each file in a folder.
+        overwrite: Replace an output that exists.
+        resume: Go on where an interrupted run of the same source stopped.
+        columns: The least number of columns, as far as it is known.
+        on_start: Gets the number of images that an earlier run has done.
+        on_progress: Gets the number of images of each part, used and lost.
+        on_lost: Gets position, name and error of a lost image; raises by default.
+        on_note: Gets the name of an image and a note on it; warns by default.
+        on_interrupt: Gets the number of images that are saved when an exception ends the run.
+
+    Raises:
+        InputError: No image could be used, the output belongs to another run or is damaged, or images have features
+            of different shapes.
+        UsageError: There is no such format, or it holds one column alone.
+        WriteError: The output exists or cannot be written.
+        InstallationError: The format needs a package that is not installed.
+    """
+    output = check_output(path, shard, overwrite=overwrite, resume=resume, columns=columns)
+    run = _Run(output, _about(source, output, names), on_lost, on_note)
+    with contextlib.closing(run):
+        if resume and (complete := run.resume(names)):
+            on_start(complete.earlier)
+            return complete
+        earlier = run.progress.done
+        on_start(earlier)
+        try:
+            with contextlib.closing(batches(earlier)) as parts:
+                for part in parts:
+                    run.add(part)
+                    on_progress((0 if part.value is None else part.value.count) + len(part.lost))
+            return replace(run.finish(), earlier=earlier)
+        except BaseException:
+            if saved := run.stop():
+                on_interrupt(saved)
+            raise
+
+
+def _about(source: FeatureSource, output: Output, names: Sequence[str] | None) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for name in names or ():
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    about = {
+        **package_versions(),
+        **asdict(source),
+        "images": None if names is None else len(names),
+        "images_sha256": digest.hexdigest(),
+        "shard": output.shard,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return dict(json.loads(json.dumps(about)))
+
+
+def _check_same(output: Output, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to resume the run of another source, list of images or size of files."""
+    do = "give what it was made with, or begin again with --overwrite"
+    for name, new in wanted.items():
+        old = saved.get(name)
+        if old == new or name in ("date", *package_versions()):
+            continue
+        asked = f"cannot resume '{output.path}'"
+        if name == "fingerprint":
+            raise InputError(asked, f"it was made with other weights of {saved['model']}", do)
+        if name in ("images", "images_sha256"):
+            count = f": {old} images, not {new}" if name == "images" else ""
+            raise InputError(asked, f"it was made from another list of images{count}", do)
+        words = {"preprocess": "preprocessing", "shard": "--shard", "targets": "targets"}.get(name, name)
+        raise InputError(asked, f"it was made with {words} {_shown(old)}, not {_shown(new)}", do)
+
+
+def _shown(value: Any) -> str:
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or "none"
+
+
+def _metadata_of(output: Output) -> dict[str, Any]:
+    """The metadata of a complete file."""
+    try:
+        metadata = output.format.metadata(output.target)
+        return {"shard": 0, "columns": metadata["columns"], **metadata}
+    except Exception as error:  # whatever the reader of the format raises
+        exists = printable(str(error).partition("\n")[0])
+        raise InputError(f"'{output.path}' holds no features of hookscope, or is damaged", exists) from error
+
+
+@dataclass
+class _Run:
+    """One run: what is written so far, and the open files."""
+
+    output: Output
+    about: dict[str, Any]
+    on_lost: OnLost
+    on_note: OnNote
+    progress: _Progress = field(init=False)
+    saved: _Progress | None = None
+    streams: dict[str, IO[bytes]] = field(default_factory=dict)
+    opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
+
+    def __post_init__(self) -> None:
+        self.progress = _Progress(self.about)
+
+    @property
+    def row_file(self) -> str:
+        return os.path.join(self.output.work, ".rows.tsv")
+
+    @property
+    def whole(self) -> str:
+        """The assembled file before it gets its name."""
+        return os.path.join(self.output.work, "whole" + self.output.suffix)
+
+    def resume(self, names: Sequence[str] | None) -> WrittenFeatures | None:
+        """Go on with an earlier run if there is one; what it wrote if it is complete."""
+        output = self.output
+        if not output.begun():
+            if output.shard or not os.path.exists(output.target):
+                return None
+            metadata = _metadata_of(output)
+            _check_same(output, metadata, self.about)
+            shapes = {name: tuple(column["shape"]) for name, column in metadata["columns"].items()}
+            rows, lost = metadata["rows"], metadata["lost"]
+            return WrittenFeatures(output.path, rows, lost, shapes, rows + lost, True)
+        self._lock()
+        progress = _Progress.load(output)
+        _check_same(output, progress.about, self.about)
+        self.progress = self.saved = progress
+        self._check_shards()
+        if progress.complete:
+            return replace(self._publish(), earlier=progress.done, was_complete=True)
+        name, sha256 = progress.last
+        if sha256 and pictures_in([name]) not in ([None], [picture_of(sha256)]):
+            asked = f"cannot resume '{output.path}': the image '{name}' has changed since"
+            raise InputError(asked, do="begin again with --overwrite")
+        with write_errors(output.path):
+            self._open()
+            if output.shard and progress.pending == output.shard:
+                self._close_shard()
+        return None
+
+    def _check_shards(self) -> None:
+        for number, (_, size) in enumerate(self.progress.shards):
+            _check_size(self.output, self.output.part(number), size, exact=True)
+
+    def add(self, part: Part[FeatureBatch]) -> None:
+        """Write the rows of a part; none of it counts as done before all of it is written."""
+        for name, text in part.notes:
+            self.on_note(name, text)
+        for each in part.lost:
+            self.on_lost(each.position, each.name, each.error)
+        with write_errors(self.output.path):
+            if self.saved is None:
+                self._begin()
+            batch, lost, first = part.value, part.lost, 0
+            count = 0 if batch is None else batch.count
+            while True:
+                room = self.output.shard - self.progress.pending if self.output.shard else count
+                last = min(count, first + room)
+                done = batch.positions[last] if batch is not None and last < count else part.done
+                self._append(batch, first, last, [each for each in lost if each.position < done], done)
+                lost, first = tuple(each for each in lost if each.position >= done), last
+                if self.output.shard and self.progress.pending == self.output.shard:
+                    self._close_shard()
+                if first == count:
+                    break
+            if time.monotonic() > self.next_save:
+                self._save()
+
+    def _begin(self) -> None:
+        """Remove what an earlier run left, and make the folders."""
+        output = self.output
+        self._lock()
+        if output.shard and output.begun():
+            for name in os.listdir(output.target):
+                if _PART.fullmatch(name):
+                    _remove(os.path.join(output.target, name))
+        _remove(output.progress)
+        for name in os.listdir(output.work):
+            if name != _LOCK:
+                _remove(os.path.join(output.work, name))
+        for name, header in ((self.row_file, ROW_FIELDS), (output.lost, _LOST_FIELDS)):
+            write_atomically(name, _tsv([header]))
+        sizes = {"row_bytes": len(_tsv([ROW_FIELDS])), "lost_bytes": len(_tsv([_LOST_FIELDS]))}
+        self.progress = self.saved = replace(self.progress, **sizes)
+        self.progress.save(output)
+        self._open()
+
+    def _lock(self) -> None:
+        """Make the folder of pending rows, and keep other runs away; the lock ends with this process in any case."""
+        make_folder(self.output.work)
+        stream = self.opened.enter_context(open(os.path.join(self.output.work, _LOCK), "wb"))  # noqa: SIM115
+        try:
+            if fcntl is not None:
+                fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which worker processes would inherit
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # else the file system has no locks
+                raise WriteError(f"another run writes to '{self.output.path}'", do="wait until it ends") from None
+
+    def _open(self) -> None:
+        """Open the files of the saved progress, without what was written after it."""
+        progress = self.progress
+        sizes = {self.row_file: progress.row_bytes, self.output.lost: progress.lost_bytes}
+        for number in range(len(progress.columns)):
+            column = progress.column(self.output, number)
+            sizes[column.file] = progress.pending * column.row_bytes
+        for name, size in sizes.items():
+            _check_size(self.output, name, size)
+            self._open_file(name, size)
+
+    def _open_file(self, name: str, size: int = 0) -> None:
+        self.streams[name] = self.opened.enter_context(open(name, "ab"))  # noqa: SIM115
+        self.streams[name].truncate(size)
+
+    def _append(self, batch: FeatureBatch | None, first: int, last: int, lost: Sequence[LostImage], done: int) -> None:
+        progress, count = self.progress, last - first
+        rows = lines = b""
+        if batch is not None and count:
+            values = {name: _storable(self.output, name, value[first:last]) for name, value in _named(batch).items()}
+            if not progress.columns:
+                _check_columns(self.output, len(values), self.output.format)
+                progress = replace(
+                    progress, columns={name: (_dtype(value), tuple(value.shape[1:])) for name, value in values.items()}
+                )
+                for number in range(len(values)):
+                    self._open_file(progress.column(self.output, number).file)
+            _check_alike(progress.columns, values, batch.names[first])
+            for number, value in enumerate(values[name] for name in progress.columns):
+                self.streams[progress.column(self.output, number).file].write(_bytes(value))
+            fields = (batch.positions, batch.names, batch.sha256, batch.labels)
+            rows = _tsv(zip(*(each[first:last] for each in fields), strict=True))
+            progress = replace(progress, last=(batch.names[last - 1], batch.sha256[last - 1]))
+        if lost:
+            lines = _tsv((each.position, each.name, each.error) for each in lost)
+        self.streams[self.row_file].write(rows)
+        self.streams[self.output.lost].write(lines)
+        self.progress = replace(
+            progress,
+            done=done,
+            rows=progress.rows + count,
+            lost=progress.lost + len(lost),
+            pending=progress.pending + count,
+            row_bytes=progress.row_bytes + len(rows),
+            lost_bytes=progress.lost_bytes + len(lines),
+        )
+
+    def _save(self) -> None:
+        """Make sure that all rows are on the disk, then say so."""
+        began = time.monotonic()
+        progress = self.progress
+        for stream in self.streams.values():
+            stream.flush()
+            os.fsync(stream.fileno())
+        progress.save(self.output)
+        self.saved = progress
+        now = time.monotonic()
+        self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
+
+    def _assemble(self, metadata: dict[str, Any]) -> None:
+        """Write the pending rows to a file that has no name yet."""
+        progress = self.progress
+        columns = {name: progress.column(self.output, number) for number, name in enumerate(progress.columns)}
+        _remove(self.whole)
+        self.output.format.write(self.whole, FeatureTable(progress.pending, columns, self.row_file, metadata))
+        if os.path.isfile(self.whole):
+            with open(self.whole, "rb") as stream:
+                os.fsync(stream.fileno())
+
+    def _close_shard(self) -> None:
+        self._save()
+        progress = self.progress
+        self._assemble(progress.metadata(progress.pending))
+        size = os.path.getsize(self.whole)
+        os.replace(self.whole, self.output.part(len(progress.shards)))
+        header = len(_tsv([ROW_FIELDS]))
+        shards = (*progress.shards, (progress.pending, size))
+        self.progress = replace(progress, shards=shards, pending=0, row_bytes=header)
+        self._save()
+        for name, stream in self.streams.items():
+            if name != self.output.lost:
+                stream.truncate(header if name == self.row_file else 0)
+
+    def finish(self) -> WrittenFeatures:
+        """Assemble the file, or the last one of the folder."""
+        total = self.about["images"]
+        if not self.progress.rows:
+            raise InputError("no image could be used", f"{total or self.progress.lost} were tried")
+        with write_errors(self.output.path):
+            self.progress = replace(self.progress, done=total or self.progress.done)
+            self._save()
+            if not self.output.shard:
+                metadata = {**self.progress.metadata(self.progress.rows), "lost": self.progress.lost}
+                self._assemble(metadata)
+                write_atomically(os.path.join(self.output.work, ".json"), json.dumps(metadata, indent=1).encode())
+            elif self.progress.pending:
+                self._close_shard()
+            self.progress = self.saved = replace(self.progress, complete=True)
+            self.progress.save(self.output)
+            return self._publish()
+
+    def _publish(self) -> WrittenFeatures:
+        """Give the assembled files their names; a run that was killed here does the rest."""
+        output, progress = self.output, self.progress
+        if not output.shard:
+            old, assembled = os.path.join(output.work, "old"), os.path.exists(self.whole)
+            _remove(old)
+            if assembled and os.path.lexists(output.target):
+                os.replace(output.target, old)  # it must not stand beside the files of another run
+            for ending in output.endings():
+                made = os.path.join(output.work, ending)
+                if ending == ".lost.tsv" and not progress.lost:
+                    _remove(output.target + ending)
+                elif os.path.exists(made):
+                    os.replace(made, output.target + ending)
+            if assembled:
+                os.replace(self.whole, output.target)
+            os.unlink(output.progress)  # first: a folder without it is what a complete run left
+        else:
+            for name in glob.glob(os.path.join(glob.escape(output.target), ".hookscope-*.tmp")):
+                _remove(name)  # a killed run left it
+            if not progress.lost:
+                _remove(output.lost)
+        shutil.rmtree(output.work, ignore_errors=True)
+        shapes = {name: shape for name, (_, shape) in progress.columns.items()}
+        return WrittenFeatures(output.path, progress.rows, progress.lost, shapes)
+
+    def stop(self) -> int:
+        """Save what is done when an exception ends the run; the number of images that are saved."""
+        if self.saved is None or self.saved.complete:
+            return 0
+        with contextlib.suppress(WriteError, OSError):
+            self._save()
+        if not self.saved.rows:
+            _remove(self.output.progress)
+            _remove(self.output.lost)
+            shutil.rmtree(self.output.work, ignore_errors=True)
+            if self.output.shard:
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(self.output.target)
+            return 0
+        return self.saved.done
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # the disk is full: what was not saved is lost anyway
+            self.opened.close()
+
+
+def _check_size(output: Output, name: str, size: int, exact: bool = False) -> None:
+    found = os.path.getsize(name) if os.path.exists(name) else 0
+    if found < size or (exact and found > size):
+        asked = f"cannot resume '{output.path}': its file '{os.path.basename(name)}' is damaged"
+        raise InputError(asked, f"it has {found:,} bytes of {size:,}", "begin again with --overwrite")
+
+
+def _named(batch: FeatureBatch) -> dict[str, Tensor]:
+    """The features by column; a layer that is called as a field of the row gets another name."""
+    named: dict[str, Tensor] = {}
+    for name, value in batch.features.items():
+        column = f"{name} (layer)" if name.lower() in RESERVED else name
+        if column in named:
+            raise InputError(f"two columns are called '{column}'", do="choose one of the layers")
+        named[column] = value
+    return named
+
+
+def _storable(output: Output, name: str, value: Tensor) -> Tensor:
+    """The values in a type that the format has; float32 holds all of bfloat16."""
+    if not value[0].numel():
+        raise InputError(f"{name} has no values", f"its shape is {tuple(value.shape)}", "choose another layer")
+    if value.dtype == torch.bfloat16 and "bfloat16" in output.format.without:
+        value = value.float()
+    check_dtype(output.format, output.suffix, name, _dtype(value))
+    return value.detach().cpu().contiguous()
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _bytes(value: Tensor) -> Any:
+    return value.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _check_alike(columns: dict[str, tuple[str, tuple[int, ...]]], values: dict[str, Tensor], name: str) -> None:
+    """Refuse an image whose features do not fit those of earlier images."""
+    if other := sorted(columns.keys() ^ values.keys()):
+        asked = f"{name}: not every image has features of {listed(other)}"
+        raise InputError(asked, do="choose layers that run for each image")
+    for column, (dtype, shape) in columns.items():
+        value = values[column]
+        if tuple(value.shape[1:]) != shape:
+            old, new = ("x".join(map(str, each)) or "one number" for each in (shape, value.shape[1:]))
+            asked = f"{name}: {column} has shape {new}, and {old} for earlier images"
+            raise InputError(asked, do="pool with --pool mean, or give all images one size with --size")
+        if _dtype(value) != dtype:
+            raise InputError(f"{name}: {column} is {_dtype(value)}, and {dtype} for earlier images", do="use --dtype")
+
+
+def _tsv(rows: Iterable[Iterable[Any]], quoting: int = csv.QUOTE_MINIMAL) -> bytes:
+    text, rows = io.StringIO(), list(rows)
+    csv.writer(text, csv.excel_tab, lineterminator="\n", quoting=quoting).writerows(rows)
+    if "\r" in text.getvalue() and quoting == csv.QUOTE_MINIMAL:
+        return _tsv(rows, csv.QUOTE_ALL)  # it is not quoted where lines end with \n
+    return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _remove(path: str) -> None:
+    """Remove a file or a folder that may be missing."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

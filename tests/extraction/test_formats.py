@@ -1,0 +1,267 @@
+"""Each format, read by the programs it is for, without hookscope."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas
+import polars
+import pyarrow
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+import zarr
+from pyarrow import dataset, parquet
+
+from hookscope.errors import InputError, InstallationError, UsageError
+from hookscope.extraction import FORMATS, files, formats
+from tests.extraction.runs import NAMES, SOURCE, features, write
+
+USED = [position for position in range(23) if position not in (0, 5, 6, 22)]
+PATHS = [NAMES[position] for position in USED]
+LABELS = [path.split("/")[0] for path in PATHS]
+WANTED = {name: np.stack([features(position)[name].numpy() for position in USED]) for name in features(0)}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check_metadata(metadata: dict[str, Any], rows: int = 19) -> None:
+    assert (metadata["model"], metadata["weights"], metadata["fingerprint"]) == ("net", "random (seed 0)", "f" * 64)
+    assert (metadata["preprocess"], metadata["pool"], metadata["layers"]) == ("resize 8", "mean", "a, b")
+    assert metadata["torch"] == torch.__version__ and metadata["date"].startswith("20")
+    assert metadata["columns"]["backbone out"] == {"dtype": "float32", "shape": [3]}
+    assert (metadata["rows"], metadata["images"]) == (rows, 23)
+
+
+def only(name: str) -> dict[str, Any]:
+    return {"of": lambda position: {name: features(position)[name]}}
+
+
+def test_npy_is_read_by_numpy_with_rows_beside_it() -> None:
+    write("a.npy", only("layer4.0.relu#1"))
+    values = np.load("a.npy", mmap_mode="r", allow_pickle=False)
+    assert np.array_equal(values, WANTED["layer4.0.relu#1"])
+    rows = pandas.read_csv("a.npy.rows.tsv", sep="\t")
+    assert (list(rows["path"]), list(rows["label"]), list(rows["position"])) == (PATHS, LABELS, USED)
+    metadata = json.loads(Path("a.npy.json").read_text())
+    assert metadata["columns"] == {"layer4.0.relu#1": {"dtype": "float32", "shape": [2, 3]}}
+    assert (metadata["rows"], metadata["lost"]) == (19, 4)
+
+
+def test_lost_images_are_listed_beside_the_file_and_only_if_there_are_any() -> None:
+    write("a.npz")
+    lost = pandas.read_csv("a.npz.lost.tsv", sep="\t")
+    assert list(lost["position"]) == [0, 5, 6, 22] and list(lost["path"]) == [NAMES[p] for p in (0, 5, 6, 22)]
+    assert lost["error"][1] == r"cat/5.png: bad\tfile"
+    write("b.npz", {"lost": ()})
+    assert {path.name for path in Path().iterdir()} == {"a.npz", "a.npz.lost.tsv", "b.npz"}
+
+
+def test_npz_is_read_by_numpy() -> None:
+    write("a.npz")
+    with np.load("a.npz", allow_pickle=False) as arrays:
+        assert all(np.array_equal(arrays[name], value) for name, value in WANTED.items())
+        assert list(arrays["path"]) == PATHS and list(arrays["label"]) == LABELS
+        assert list(arrays["position"]) == USED and len(arrays["sha256"][0]) == 64
+        check_metadata(json.loads(str(arrays["metadata"])))
+
+
+def test_safetensors_is_read_by_safetensors() -> None:
+    write("a.safetensors")
+    with safetensors.safe_open("a.safetensors", "np") as file:
+        check_metadata(json.loads(file.metadata()["hookscope"]))
+        assert set(file.keys()) == set(WANTED)
+        assert all(np.array_equal(file.get_tensor(name), value) for name, value in WANTED.items())
+    assert list(pandas.read_csv("a.safetensors.rows.tsv", sep="\t")["path"]) == PATHS
+
+
+def test_zarr_is_read_by_zarr() -> None:
+    write("a.zarr")
+    group = zarr.open_group("a.zarr", mode="r")
+    check_metadata(group.attrs["hookscope"])
+    assert all(np.array_equal(group[name][:], value) for name, value in WANTED.items())
+    assert (list(group["path"][:]), list(group["label"][:]), list(group["position"][:])) == (PATHS, LABELS, USED)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "out/"])
+def test_parquet_is_read_by_pyarrow_pandas_polars_and_duckdb_as_a_file_and_as_a_folder(name: str) -> None:
+    write(name, shard=None if name == "a.parquet" else 7)
+    first, rows = (name, 19) if name == "a.parquet" else ("out/part-00000.parquet", 7)
+    files = name if name == "a.parquet" else "out/*.parquet"
+    schema = parquet.read_schema(first)
+    check_metadata(json.loads(schema.metadata[b"hookscope"]), rows)
+    assert schema.field("layer4.0.relu#1").type == pyarrow.list_(pyarrow.float32(), 6)
+    assert json.loads(schema.field("layer4.0.relu#1").metadata[b"shape"]) == [2, 3]
+    assert dataset.dataset(name).count_rows() == 19
+
+    table = pandas.read_parquet(name)
+    assert list(table["path"]) == PATHS and list(table["label"]) == LABELS
+    assert np.array_equal(np.stack(table["layer4.0.relu#1"]).reshape(-1, 2, 3), WANTED["layer4.0.relu#1"])
+
+    frame = polars.read_parquet(files)
+    assert frame["layer4.0.relu#1"].dtype == polars.Array(polars.Float32, 6)
+    assert np.array_equal(frame["layer4.0.relu#1"].to_numpy().reshape(-1, 2, 3), WANTED["layer4.0.relu#1"])
+    assert frame["position"].to_list() == USED
+
+    found = duckdb.sql(f"select path, \"backbone out\"[1], \"probability cat\" from '{files}' where label = 'cat'")
+    assert found.fetchall() == [
+        (path, float(position), pytest.approx(position / 100, rel=1e-6))
+        for path, position in zip(PATHS, USED, strict=True)
+        if position % 2
+    ]
+
+
+def test_a_folder_holds_parts_of_the_wanted_number_of_rows() -> None:
+    write("out", {"size": 8}, shard=6)
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "_lost.tsv",
+        "_progress.json",
+        *(f"part-0000{number}.parquet" for number in range(4)),
+    ]
+    assert [parquet.read_metadata(f"out/part-0000{number}.parquet").num_rows for number in range(4)] == [6, 6, 6, 1]
+    assert len(pandas.read_csv("out/_lost.tsv", sep="\t")) == 4
+
+
+HALF = {"half": lambda p: torch.tensor([p, 1 / 3]).half(), "brain": lambda p: torch.tensor([p, 1 / 3]).bfloat16()}
+
+
+def halves(position: int) -> dict[str, torch.Tensor]:
+    return {name: make(position) for name, make in HALF.items()}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".parquet", ".zarr"])
+def test_16_bit_floats_are_the_same_numbers_everywhere(suffix: str) -> None:
+    name = "a" + suffix
+    write(name, {"of": halves})
+    wanted = {key: torch.stack([make(p) for p in USED]) for key, make in HALF.items()}
+    if suffix == ".npz":
+        found = {key: value for key, value in np.load(name).items() if key in HALF}
+    elif suffix == ".zarr":
+        found = {key: zarr.open_group(name, mode="r")[key][:] for key in HALF}
+    elif suffix == ".parquet":
+        assert duckdb.sql(f"select half[2] from '{name}'").fetchall()[0] == (float(wanted["half"][0, 1]),)
+        assert polars.read_parquet(name)["half"].dtype == polars.Array(polars.Float16, 2)
+        found = {key: np.stack(pandas.read_parquet(name)[key]) for key in HALF}
+    else:
+        found = safetensors.torch.load_file(name)
+        assert found["brain"].dtype == torch.bfloat16
+    assert str(found["half"].dtype).endswith("float16")
+    for key, value in wanted.items():
+        assert torch.equal(torch.as_tensor(found[key]).double(), value.double()), "float32 holds all of bfloat16"
+
+
+KINDS = [torch.bool, torch.uint8, torch.int64, torch.float64]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".parquet", ".zarr"])
+def test_whole_numbers_and_booleans_keep_their_type(suffix: str) -> None:
+    write("a" + suffix, {"of": lambda p: {str(kind): torch.tensor([p, 0, 1]).to(kind) for kind in KINDS}})
+    for kind in KINDS:
+        wanted = np.stack([torch.tensor([p, 0, 1]).to(kind).numpy() for p in USED])
+        if suffix == ".npz":
+            found = np.load("a.npz")[str(kind)]
+        elif suffix == ".zarr":
+            found = zarr.open_group("a.zarr", mode="r")[str(kind)][:]
+        elif suffix == ".parquet":
+            found = np.stack(pandas.read_parquet("a.parquet")[str(kind)])
+        else:
+            found = safetensors.torch.load_file("a.safetensors")[str(kind)].numpy()
+        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".zarr"])
+def test_complex_features_are_written_where_the_format_has_them(suffix: str) -> None:
+    write("a" + suffix, {"of": lambda p: {"x": torch.tensor([p + 1j])}})
+    read = {".npy": np.load, ".npz": lambda name: np.load(name)["x"], ".zarr": lambda name: zarr.open_group(name)["x"]}
+    assert list(read[suffix]("a" + suffix)[:, 0]) == [p + 1j for p in USED]
+    with pytest.raises(InputError, match=r"^\.parquet cannot hold x, which is complex64; choose another --dtype"):
+        write("a.parquet", {"of": lambda p: {"x": torch.tensor([p + 1j])}})
+    assert not Path("a.parquet").exists() and not Path(".a.parquet.parts").exists()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".parquet", ".zarr"])
+def test_a_layer_that_is_called_like_a_field_of_the_row_gets_another_name(suffix: str) -> None:
+    one = torch.tensor([1.0])
+    columns = {"path": one, "Label": one, "a/b": one, "sha256": one, "metadata": one}
+    written = write("a" + suffix, {"of": lambda p: columns})
+    assert list(written.columns) == ["path (layer)", "Label (layer)", "a/b", "sha256 (layer)", "metadata (layer)"]
+    if suffix == ".zarr":
+        group = zarr.open_group("a.zarr", mode="r")
+        assert group["a%2Fb"].attrs["layer"] == "a/b" and group["path (layer)"].shape == (19, 1)
+    elif suffix == ".parquet":
+        assert duckdb.sql("select path, \"path (layer)\"[1] from 'a.parquet'").fetchall()[0] == (PATHS[0], 1.0)
+
+
+def test_two_columns_of_one_name_are_an_error() -> None:
+    one = torch.tensor([1.0])
+    with pytest.raises(InputError, match=r"two columns are called 'path \(layer\)'"):
+        write("a.npz", {"of": lambda p: {"path": one, "path (layer)": one}})
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".parquet", ".zarr"])
+def test_odd_names_of_files_are_written_as_text(suffix: str) -> None:
+    names = ['a\tb\n"c".png', "\udcff.png", "x\r.png", "ü,;.png"]
+    write("a" + suffix, {"names": names, "lost": (), **only("backbone out")})
+    if suffix == ".npy":
+        found = list(pandas.read_csv("a.npy.rows.tsv", sep="\t")["path"])
+    elif suffix == ".npz":
+        found = list(np.load("a.npz")["path"])
+    elif suffix == ".zarr":
+        found = list(zarr.open_group("a.zarr")["path"][:])
+    else:
+        found = polars.read_parquet("a.parquet")["path"].to_list()
+    assert found == [names[0], r"\udcff.png", *names[2:]]
+
+
+def test_a_large_table_is_written_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.extraction.formats._BLOCK", 200)
+    for name in ("a.npz", "a.safetensors", "a.parquet", "a.zarr"):
+        write(name)
+    assert parquet.read_metadata("a.parquet").num_row_groups == 4
+    assert np.array_equal(np.stack(pandas.read_parquet("a.parquet")["backbone out"]), WANTED["backbone out"])
+    group = zarr.open_group("a.zarr")
+    assert np.array_equal(group["backbone out"][:], WANTED["backbone out"]) and list(group["path"][:]) == PATHS
+    assert np.array_equal(np.load("a.npz")["backbone out"], WANTED["backbone out"])
+    assert list(np.load("a.npz")["path"]) == PATHS
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("a.parquet", "pyarrow", "parquet"), ("a.zarr", "zarr", "zarr")]
+)
+def test_a_missing_package_is_one_line_that_names_the_extra(
+    name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InstallationError) as error:
+        write(name)
+    asked = f".{extra} needs {package}, which is not installed; pip install 'hookscope[{extra}]'"
+    assert str(error.value) == asked and not list(Path().iterdir())
+
+
+def test_the_packages_of_extras_are_imported_only_for_their_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("pyarrow", "zarr"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for file in (files, formats):
+        runpy.run_path(str(file.__file__))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.npyz", "a.", "a.parquet.gz"])
+def test_an_unknown_suffix_is_wrong_usage(name: str) -> None:
+    with pytest.raises(UsageError, match=r"^no format for 'a\."):
+        write(name)
+
+
+def test_every_format_is_tested_here() -> None:
+    assert list(FORMATS) == [".npy", ".npz", ".safetensors", ".parquet", ".zarr"]
+    assert SOURCE.model == "net"
