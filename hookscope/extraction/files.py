@@ -35,7 +35,7 @@ from hookscope.extraction.formats import (
 )
 from hookscope.findings import counted, listed
 from hookscope.jobs import LostImage, Part, StateKind, picture_of, pictures_in, read_state, write_state
-from hookscope.models import OnLost, OnNote, package_versions, raise_lost, warn_of_image
+from hookscope.models import package_versions
 from hookscope.system import StrPath, check_folder, check_writable, make_folder, write_atomically, write_errors
 
 try:
@@ -247,14 +247,12 @@ def write_features(
     path: StrPath,
     names: Sequence[str] | None = None,
     *,
+    count: int | None = None,
     shard: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
     columns: int = 1,
     on_start: Callable[[int], None] = lambda done: None,
-    on_progress: Callable[[int], None] = lambda count: None,
-    on_lost: OnLost = raise_lost,
-    on_note: OnNote = warn_of_image,
     on_interrupt: Callable[[int], None] = lambda done: None,
 ) -> WrittenFeatures:
     """Write a row for each image to one file, or to a folder of ``.parquet`` files of ``shard`` rows.
@@ -266,15 +264,13 @@ def write_features(
         source: What the features are made from.
         batches: Gives the parts of the run from a position in the list on.
         path: The file or folder, see `check_output`.
-        names: The list of images; None where it is not known.
+        names: The list of images; None for tensors.
+        count: Number of images without names; None if it is not known.
         shard: Rows of each file in a folder.
         overwrite: Replace an output that exists.
         resume: Go on where an interrupted run of the same source stopped.
         columns: The least number of columns, as far as it is known.
         on_start: Gets the number of images that an earlier run has done.
-        on_progress: Gets the number of images of each part, used and lost.
-        on_lost: Gets position, name and error of a lost image; raises by default.
-        on_note: Gets the name of an image and a note on it; warns by default.
         on_interrupt: Gets the number of images that are saved when an exception ends the run.
 
     Raises:
@@ -285,9 +281,9 @@ def write_features(
         InstallationError: The format needs a package that is not installed.
     """
     output = check_output(path, shard, overwrite=overwrite, resume=resume, columns=columns)
-    run = _Run(output, _about(source, output, names), on_lost, on_note)
+    run = _Run(output, _about(source, output, names, count))
     with contextlib.closing(run):
-        if resume and (complete := run.resume(names)):
+        if resume and (complete := run.resume()):
             on_start(complete.earlier)
             return complete
         earlier = run.progress.done
@@ -296,7 +292,6 @@ def write_features(
             with contextlib.closing(batches(earlier)) as parts:
                 for part in parts:
                     run.add(part)
-                    on_progress((0 if part.value is None else part.value.count) + len(part.lost))
             return replace(run.finish(), earlier=earlier)
         except BaseException:
             if saved := run.stop():
@@ -304,14 +299,14 @@ def write_features(
             raise
 
 
-def _about(source: FeatureSource, output: Output, names: Sequence[str] | None) -> dict[str, Any]:
+def _about(source: FeatureSource, output: Output, names: Sequence[str] | None, count: int | None) -> dict[str, Any]:
     digest = hashlib.sha256()
     for name in names or ():
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
     about = {
         **package_versions(),
         **asdict(source),
-        "images": None if names is None else len(names),
+        "images": count if names is None else len(names),
         "images_sha256": digest.hexdigest(),
         "shard": output.shard,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -356,8 +351,6 @@ class _Run:
 
     output: Output
     about: dict[str, Any]
-    on_lost: OnLost
-    on_note: OnNote
     progress: _Progress = field(init=False)
     saved: _Progress | None = None
     streams: dict[str, IO[bytes]] = field(default_factory=dict)
@@ -376,7 +369,7 @@ class _Run:
         """The assembled file before it gets its name."""
         return os.path.join(self.output.work, "whole" + self.output.suffix)
 
-    def resume(self, names: Sequence[str] | None) -> WrittenFeatures | None:
+    def resume(self) -> WrittenFeatures | None:
         """Go on with an earlier run if there is one; what it wrote if it is complete."""
         output = self.output
         if not output.begun():
@@ -410,10 +403,6 @@ class _Run:
 
     def add(self, part: Part[FeatureBatch]) -> None:
         """Write the rows of a part; none of it counts as done before all of it is written."""
-        for name, text in part.notes:
-            self.on_note(name, text)
-        for each in part.lost:
-            self.on_lost(each.position, each.name, each.error)
         with write_errors(self.output.path):
             if self.saved is None:
                 self._begin()
@@ -446,8 +435,8 @@ class _Run:
                 _remove(os.path.join(output.work, name))
         for name, header in ((self.row_file, ROW_FIELDS), (output.lost, _LOST_FIELDS)):
             write_atomically(name, _tsv([header]))
-        sizes = {"row_bytes": len(_tsv([ROW_FIELDS])), "lost_bytes": len(_tsv([_LOST_FIELDS]))}
-        self.progress = self.saved = replace(self.progress, **sizes)
+        rows, lost = len(_tsv([ROW_FIELDS])), len(_tsv([_LOST_FIELDS]))
+        self.progress = self.saved = replace(self.progress, row_bytes=rows, lost_bytes=lost)
         self.progress.save(output)
         self._open()
 
@@ -629,11 +618,9 @@ def _named(batch: FeatureBatch) -> dict[str, Tensor]:
 
 
 def _storable(output: Output, name: str, value: Tensor) -> Tensor:
-    """The values in a type that the format has; float32 holds all of bfloat16."""
+    """The values as they are written, of a type that the format has."""
     if not value[0].numel():
         raise InputError(f"{name} has no values", f"its shape is {tuple(value.shape)}", "choose another layer")
-    if value.dtype == torch.bfloat16 and "bfloat16" in output.format.without:
-        value = value.float()
     check_dtype(output.format, output.suffix, name, _dtype(value))
     return value.detach().cpu().contiguous()
 
@@ -661,11 +648,11 @@ def _check_alike(columns: dict[str, tuple[str, tuple[int, ...]]], values: dict[s
             raise InputError(f"{name}: {column} is {_dtype(value)}, and {dtype} for earlier images", do="use --dtype")
 
 
-def _tsv(rows: Iterable[Iterable[Any]], quoting: int = csv.QUOTE_MINIMAL) -> bytes:
-    text, rows = io.StringIO(), list(rows)
+def _tsv(rows: Iterable[Iterable[Any]]) -> bytes:
+    text, rows = io.StringIO(), [[str(value) for value in row] for row in rows]
+    # csv does not quote \r where lines end with \n.
+    quoting = csv.QUOTE_ALL if any("\r" in value for row in rows for value in row) else csv.QUOTE_MINIMAL
     csv.writer(text, csv.excel_tab, lineterminator="\n", quoting=quoting).writerows(rows)
-    if "\r" in text.getvalue() and quoting == csv.QUOTE_MINIMAL:
-        return _tsv(rows, csv.QUOTE_ALL)  # it is not quoted where lines end with \n
     return text.getvalue().encode("utf-8", "backslashreplace")
 
 

@@ -35,7 +35,6 @@ _SAFETENSORS = {
     "int32": "I32",
     "int64": "I64",
     "float16": "F16",
-    "bfloat16": "BF16",
     "float32": "F32",
     "float64": "F64",
     "complex64": "C64",
@@ -48,7 +47,7 @@ class Column:
 
     Attributes:
         file: The file.
-        dtype: Its type: that of NumPy, or ``bfloat16``.
+        dtype: Their data type.
         shape: Shape of the values of one row.
     """
 
@@ -58,7 +57,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        return math.prod(self.shape) * (2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize)
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ class FeatureFormat:
     extra: str = ""
     one_column: bool = False
     rows_beside: bool = False
-    without: tuple[str, ...] = ("bfloat16",)
+    without: tuple[str, ...] = ()
 
 
 FORMATS = {
@@ -255,7 +254,7 @@ FORMATS = {
     ".npz": FeatureFormat(_write_npz, _npz_metadata),
     ".safetensors": FeatureFormat(_write_safetensors, _safetensors_metadata, rows_beside=True, without=("complex128",)),
     ".parquet": FeatureFormat(
-        _write_parquet, _parquet_metadata, "pyarrow", "parquet", without=("bfloat16", "complex64", "complex128")
+        _write_parquet, _parquet_metadata, "pyarrow", "parquet", without=("complex64", "complex128")
     ),
     ".zarr": FeatureFormat(_write_zarr, _zarr_metadata, "zarr", "zarr"),
 }

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hookscope.errors import UsageError
-from hookscope.extraction.facts import DTYPES, POOLS, FeatureBatch, FeatureSource
+from hookscope.extraction.facts import DTYPES, POOLS, FeatureBatch, FeatureSource, WrittenFeatures
+from hookscope.extraction.files import write_features
 from hookscope.extraction.job import ExtractionJob, check_alike
 from hookscope.hooks import Layers, Selection
 from hookscope.images import find_pictures
@@ -34,6 +35,7 @@ from hookscope.models import (
     warn_of_image,
 )
 from hookscope.scores import Target, check_family
+from hookscope.system import StrPath
 
 Images = str | os.PathLike[str] | Iterable[Any]
 
@@ -236,6 +238,56 @@ class Extraction:
                 self.on_progress(len(part.positions) + len(part.lost))
         for column, number in overflowed.items():
             self.on_note(column, f"{number:,} finite values are too large for {self.job.dtype} and became Inf")
+
+    def save(
+        self,
+        path: StrPath,
+        shard: int | None = None,
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        on_start: Callable[[int], None] = lambda done: None,
+        on_interrupt: Callable[[int], None] = lambda done: None,
+    ) -> WrittenFeatures:
+        """Write the features to a ``.npy``, ``.npz``, ``.safetensors``, ``.parquet`` or ``.zarr`` file, or to a folder.
+
+        A row for each image, in constant memory. A run that ends early, for whatever reason, goes on with ``resume``.
+
+        Args:
+            path: The file, whose suffix names the format, or a folder of ``.parquet`` files.
+            shard: Rows of each file in a folder, 10,000 by default.
+            overwrite: Replace an output that exists.
+            resume: Go on where an earlier run of the same model, images and settings stopped.
+            on_start: Called with the number of images that an earlier run has done.
+            on_interrupt: Called with the number of images that are saved when an exception ends the run.
+
+        Raises:
+            InputError: No image could be used, or the output belongs to another run or is damaged.
+            UsageError: There is no such format, it holds one layer alone, or rows have different shapes.
+            WriteError: The output exists or cannot be written.
+            InstallationError: The format needs a package that is not installed.
+        """
+        job = self.job
+        named = 0 if job.layers is None else max(1, len(set(Selection.of(job.layers).plain_names)))
+        return write_features(
+            self.source,
+            self.batches,
+            path,
+            self.paths,
+            count=self.count,
+            shard=shard,
+            overwrite=overwrite,
+            resume=resume,
+            columns=named + job.logits + len(set(job.targets)),
+            on_start=on_start,
+            on_interrupt=on_interrupt,
+        )
+
+    def to_parquet(self, path: StrPath, **options: Any) -> WrittenFeatures:
+        """Write a ``.parquet`` file, or a folder of them, with the arguments of `save`."""
+        if os.path.splitext(path)[1].lower() not in ("", ".parquet"):
+            raise UsageError(f"'{os.fspath(path)}' is no .parquet file", do="use save() for other formats")
+        return self.save(path, **options)
 
     def _from_files(self, first: int) -> Generator[Part[FeatureBatch]]:
         assert self.paths is not None

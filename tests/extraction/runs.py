@@ -57,9 +57,8 @@ def parts(
 
 
 def write(path: str | Path, first_parts: dict[str, Any] | None = None, **options: Any) -> WrittenFeatures:
-    """Write the features of `parts` with these arguments; lost images are not errors."""
+    """Write the features of `parts` with these arguments."""
     arguments = first_parts or {}
     source = replace(SOURCE, **options.pop("source", {}))
     names = options.pop("names", arguments.get("names", NAMES))
-    options = {"on_lost": lambda position, name, error: None, **options}
     return write_features(source, lambda first: parts(first, **arguments), path, names, **options)
