@@ -6,6 +6,7 @@ from .facts import (
     SynthesizedImage as SynthesizedImage,
 )
 from .job import MEASURES as MEASURES, ExemplarsJob as ExemplarsJob
+from .receptive_field import receptive_fields as receptive_fields
 from .run import find_exemplars as find_exemplars
 from .storage import (
     SavedExemplars as SavedExemplars,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil, floor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,9 @@ class ReceptiveField:
         size: Height and width in pixels of the network's input.
         stride: Pixels from one unit to the next, down and to the right.
         start: First row and column that the unit at ``(0, 0)`` sees; negative in the padding.
-        reason: Why it is not computed; empty where it is.
+        reason: Why it is not computed, or what a computed field leaves out: the gate of squeeze-and-excitation or the
+            statistics of group norm, which reach all positions alike. Empty where there is nothing to say.
+        frame: Columns of a frame, where the frames of a clip lie side by side; 0 for images.
     """
 
     source: str
@@ -35,19 +38,21 @@ class ReceptiveField:
     stride: tuple[float, float] = (0.0, 0.0)
     start: tuple[float, float] = (0.0, 0.0)
     reason: str = ""
+    frame: int = 0
 
     def box(self, place: tuple[int, int], input_size: tuple[int, int]) -> Box:
         """What the unit at ``place``, row and column, sees of an input of ``input_size``, height and width."""
-        (height, width), whole = input_size, self.source == "whole"
-        top, left = (0.0 if whole else self.start[axis] + place[axis] * self.stride[axis] for axis in (0, 1))
-        bottom = height if whole else top + self.size[0]
-        right = width if whole else left + self.size[1]
-        return (
-            max(0, int(np.floor(left))),
-            max(0, int(np.floor(top))),
-            min(width, int(np.ceil(right))),
-            min(height, int(np.ceil(bottom))),
-        )
+        if self.source == "whole":
+            return 0, 0, input_size[1], input_size[0]
+        at = place[0], place[1] % self.frame if self.frame else place[1]
+        ends = []
+        for axis, length in enumerate(input_size):
+            start = self.start[axis] + at[axis] * self.stride[axis]
+            # sums of fractions such as 1/3 miss a whole number by less than this
+            first, last = floor(start + 1e-6), ceil(start + self.size[axis] - 1e-6)
+            ends.append((min(max(0, first), length - 1), max(min(length, last), 1)))
+        (top, bottom), (left, right) = ends
+        return left, top, right, bottom
 
 
 @dataclass(frozen=True, slots=True)

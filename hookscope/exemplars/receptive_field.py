@@ -1,0 +1,208 @@
+"""The receptive field of the units of each layer: computed from the operations of a pass, or measured by gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.exemplars.facts import ReceptiveField
+from hookscope.exemplars.geometry import FieldTracker, Followed, Reach
+from hookscope.hooks import (
+    Call,
+    InputSize,
+    Layers,
+    Observer,
+    buffers_kept,
+    by_channel,
+    capture,
+    channel_axis,
+    map_tensors,
+    random_states_kept,
+    tensors_in,
+)
+from hookscope.models import LoadedModel, model_errors_as_input_errors
+from hookscope.statistics import key_of
+
+_IMAGES = 4  # the image, and noise like it: a ReLU that is 0 for one lets the gradient of another through
+
+
+def receptive_fields(
+    net: LoadedModel, inputs: Sequence[Any], layers: Layers = "all", types: Iterable[Any] | None = None
+) -> dict[str, ReceptiveField]:
+    """What the units of each wanted call see of the input: one forward pass, which follows every operation.
+
+    Sizes, steps and starts are those of the operations that run: convolutions, pooling, upsampling, padding, slices,
+    views, and everything that works on each position alone. Where branches meet, the field is the smallest that
+    contains those of all branches. What reaches every position with the same value is left out, and `reason` says so:
+    the gate of squeeze-and-excitation, the statistics of group, layer or instance norm, a mean of the image that is
+    added everywhere. Strictly, a unit then depends on the whole image, but a crop of it shows nobody what the unit
+    reacts to. Where positions themselves are joined, as by attention or a linear layer over positions, the field is
+    ``whole``. Where an operation is not followed, such as a deformable convolution, the field is measured by gradients.
+
+    Args:
+        net: The model.
+        inputs: The positional inputs of one forward pass, such as `LoadedModel.inputs` gives. One image is enough.
+        layers: A selection, see `Selection`.
+        types: Class names that indices and ``all`` count.
+
+    Returns:
+        A field for each tensor that a wanted call puts out, by ``name`` or ``name#call``, followed by a space and the
+        name of the part if it is one of several. Pixels are those of ``inputs``, also where the model resizes its
+        input, as a detector does.
+    """
+    tensors = [
+        tensor for tensor in tensors_in(list(inputs)).values() if tensor.dim() > 2 and tensor.is_floating_point()
+    ]
+    size = tensors[0].shape[-2:] if tensors else (0, 0)
+    frames = tensors[0].shape[2] if tensors and tensors[0].dim() == 5 else 1
+    shown = InputSize(int(size[0]), int(size[1]), int(frames), bool(tensors) and tensors[0].dim() > 3)
+    fields: dict[str, ReceptiveField] = {}
+    unknown: dict[str, str] = {}
+    tracker = FieldTracker(tensors)
+
+    def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        for part, tensor in tensors_in(output).items():
+            key, followed = key_of(call, part), tracker.of(tensor)
+            fields[key] = _computed(tensor, followed, module, shown)
+            if followed is None or not all(reach.known for reach in followed.field):
+                unknown[key] = call.key
+
+    with model_errors_as_input_errors(net.name, inputs), random_states_kept(), buffers_kept(net.model):
+        with torch.no_grad(), Observer(net.model, layers, types, on_call), tracker:
+            net.model(*inputs)
+        if unknown:
+            _measure(net.model, inputs, fields, unknown, shown)
+    return fields
+
+
+def _is_image(tensor: Tensor) -> bool:
+    return tensor.dim() > 2 and tensor.is_floating_point()
+
+
+def _computed(tensor: Tensor, followed: Followed | None, module: nn.Module, shown: InputSize) -> ReceptiveField:
+    whole = float(shown.height), float(shown.width)
+    if followed is None:
+        return ReceptiveField("whole", whole, reason="the way from the input to it is not followed")
+    rows, columns, frame = _placed(followed.field, tensor, channel_axis(tensor, module, shown))
+    if not rows.parts and not columns.parts:
+        return ReceptiveField("whole", whole, reason=rows.joined or columns.joined or "it has no positions")
+    start, stride, size = [0.0, 0.0], [0.0, 0.0], list(whole)
+    for axis, reach in enumerate((rows, columns)):
+        if math.isfinite(reach.start):
+            start[axis], size[axis] = reach.start, reach.end - reach.start
+        if reach.parts:
+            stride[axis] = reach.parts[0].step
+    ignored = rows.ignored or columns.ignored
+    reason = f"left out: {ignored}, which reaches all positions alike" if ignored else ""
+    joined = [reach.joined for reach in (rows, columns) if not reach.parts]
+    reason = f"whole along one axis: {joined[0]}" if joined else reason
+    return ReceptiveField("computed", _pair(size), _pair(stride), _pair(start), reason, frame)
+
+
+def _pair(numbers: Sequence[float]) -> tuple[float, float]:
+    rows, columns = numbers
+    return rows, columns
+
+
+def _placed(field: Sequence[Reach], tensor: Tensor, channels: int) -> tuple[Reach, Reach, int]:
+    """Rows and columns with a part for the row and the column of a feature map, and the columns of a frame of a clip.
+
+    Without parts where the positions of the tensor are no rows and columns.
+    """
+    shape, dims = list(tensor.shape), tensor.dim()
+    rows, columns = (reach.without({channels}, "positions are flattened into channels") for reach in field)
+    positions = [dim for dim in range(1 if channels else 0, dims) if dim != channels]
+    if len(positions) == 1 and channels:  # tokens, row by row
+        (at,) = positions
+        width = max((part.inner * part.count for part in columns.parts if part.dim == at), default=1)
+        folds = shape[at] % width == 0 and all(part.inner % width == 0 for part in rows.parts)
+        before, shape = shape, [*shape[:at], shape[at] // width, width, *shape[at + 1 :]] if folds else shape
+        rows, columns = rows.viewed(before, shape), columns.viewed(before, shape)
+        positions = [at, at + 1]
+    found = []
+    for reach, at in zip((rows, columns), positions[-2:] if len(positions) > 1 else (-1, -1), strict=True):
+        elsewhere = {part.dim for part in reach.parts if part.dim != at and part.count > 1}
+        if any(part.dim not in positions for part in reach.parts if part.dim in elsewhere):
+            reach = reach.without(set(range(dims + 1)), "windows along the batch axis")
+        else:
+            reach = reach.without({part.dim for part in reach.parts if part.dim != at}, "exchanged rows and columns")
+        found.append(reach.regular(at, shape[at]))
+    return found[0], found[1], shape[positions[-1]] if len(positions) == 3 else 0
+
+
+def _measure(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    fields: dict[str, ReceptiveField],
+    unknown: Mapping[str, str],
+    shown: InputSize,
+) -> None:
+    """Replace the fields of calls that depend on an operation which is not followed by fields with a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    seen: dict[str, dict[tuple[int, int], Tensor]] = {key: {} for key in unknown}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    sizes: dict[str, tuple[int, int]] = {}
+    for images in range(_IMAGES):
+        leaves: list[Tensor] = []
+
+        def leaf(tensor: Tensor, images: int = images, leaves: list[Tensor] = leaves) -> Tensor:
+            if not _is_image(tensor):
+                return tensor
+            noise = torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std() + tensor.mean()
+            leaves.append((noise if images else tensor.detach().clone()).requires_grad_())
+            return leaves[-1] * 1
+
+        with torch.enable_grad(), capture(model, list(dict.fromkeys(unknown.values()))) as activations:
+            model(*(map_tensors(value, leaf) for value in inputs))
+            outputs = {
+                key_of(call, part): tensor
+                for call in activations.calls
+                for part, tensor in tensors_in(activations[call.key]).items()
+            }
+        for key in unknown:
+            tensor = outputs.get(key)
+            if tensor is None or not tensor.requires_grad:
+                continue
+            values = by_channel(tensor, modules.get(unknown[key].split("#")[0]), shown)[0]
+            if values.dim() != 3:
+                continue
+            high, wide = int(values.shape[-2]), int(values.shape[-1])
+            sizes[key] = high, wide
+            weights = torch.randn(len(values), generator=generator).to(values)
+            for place in {(high // 2, wide // 2), (0, 0), (high - 1, wide - 1)}:
+                score = (values[:, place[0], place[1]] * weights).sum()
+                gradient = torch.autograd.grad(score, leaves[0], retain_graph=True, allow_unused=True)[0]
+                if gradient is not None:
+                    found = gradient.flatten(0, -3).ne(0).any(0)
+                    seen[key][place] = found | seen[key].get(place, found)
+    for key, places in seen.items():
+        if measured := _fitted(places, sizes.get(key), shown, fields[key].reason):
+            fields[key] = measured
+
+
+def _fitted(
+    places: dict[tuple[int, int], Tensor], made: tuple[int, int] | None, shown: InputSize, reason: str
+) -> ReceptiveField | None:
+    """The smallest field with every pixel that has a gradient, None where it is everything or nothing."""
+    if made is None or not any(found.any() for found in places.values()):
+        return None
+    size: list[float] = []
+    stride: list[float] = []
+    start: list[float] = []
+    for axis, length in enumerate((shown.height, shown.width)):
+        step = length / made[axis]
+        ends = [
+            (int(pixels.min()) - place[axis] * step, int(pixels.max()) + 1 - place[axis] * step)
+            for place, found in places.items()
+            if len(pixels := found.any(1 - axis).nonzero())
+        ]
+        low, high = min(low for low, _ in ends), max(high for _, high in ends)
+        for numbers, number in ((start, low), (size, high - low), (stride, step)):
+            numbers.append(number)
+    field = ReceptiveField("measured", _pair(size), _pair(stride), _pair(start), reason)
+    middle = field.box((made[0] // 2, made[1] // 2), (shown.height, shown.width))
+    return None if middle == (0, 0, shown.width, shown.height) else field
