@@ -104,8 +104,8 @@ def extract(
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> for batch in extract(net, torch.rand(20, 3, 8, 8), layers="1", pool="mean"):
-        ...     print(batch.names[0], tuple(batch.features["1"].shape))
+        >>> for batch in extract(net, torch.rand(20, 3, 8, 8), layers=0, pool="mean"):
+        ...     print(batch.names[0], tuple(batch.features["0"].shape))
         0 (16, 4)
         16 (4, 4)
     """
