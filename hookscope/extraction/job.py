@@ -15,6 +15,7 @@ from hookscope.drawing import input_size_of
 from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.extraction.facts import FeatureBatch
 from hookscope.extraction.pool import converted, pooled, pooled_whole
+from hookscope.findings import listed
 from hookscope.hooks import MODEL, Call, InputSize, Layers, Observer, Selection, tensors_in
 from hookscope.images import label_of
 from hookscope.models import Batch, LoadedModel
@@ -56,7 +57,11 @@ class ExtractionJob:
 
 
 def check_alike(first: FeatureBatch, other: FeatureBatch) -> None:
-    """Raise a UsageError if rows of ``other`` have other shapes than those of ``first``."""
+    """Raise a UsageError if ``other`` has other columns than ``first``, or rows of other shapes."""
+    if others := sorted(first.features.keys() ^ other.features.keys()):
+        raise UsageError(
+            f"only some images have features of {listed(others)}", do="choose layers that run for each image"
+        )
     for key, rows in first.features.items():
         here, there = rows.shape[1:], other.features[key].shape[1:]
         if here != there:
@@ -130,9 +135,12 @@ class _Extractor:
         parts = {key_of(call, part): self._wide(tensor) for part, tensor in tensors_in(output).items()}
         if not parts:
             raise LayerError(f"{call.key or MODEL} returned no tensor", do="choose another layer", name=call.name)
-        if self.job.batch_size == 1:
-            return {key: pooled_whole(tensor, pool, module, shown, key) for key, tensor in parts.items()}
-        return {key: pooled(tensor, images, pool, module, shown, key) for key, tensor in parts.items()}
+        return {
+            key: pooled_whole(tensor, pool, module, shown, key)
+            if self.job.batch_size == 1 and tensor.shape[:1] != (1,)
+            else pooled(tensor, images, pool, module, shown, key)
+            for key, tensor in parts.items()
+        }
 
     def _wide(self, tensor: Tensor) -> Tensor:
         """A mean is calculated in the data type of the features if that is the wider one."""

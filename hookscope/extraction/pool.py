@@ -37,13 +37,11 @@ def pooled(tensor: Tensor, images: int, pool: str, module: nn.Module | None, sho
 
 
 def pooled_whole(tensor: Tensor, pool: str, module: nn.Module | None, shown: InputSize, key: str) -> Tensor:
-    """One row ``(1, ...)`` for the only image of a pass, to which the whole tensor belongs.
+    """One row ``(1, ...)`` for the only image of a pass, to which the whole tensor belongs, such as all its boxes.
 
     Raises:
         LayerError: There is no class token.
     """
-    if tensor.dim() and len(tensor) == 1:
-        return pooled(tensor, 1, pool, module, shown, key)
     whole = as_plain(tensor)[None]
     if pool == "none":
         return whole
@@ -51,8 +49,8 @@ def pooled_whole(tensor: Tensor, pool: str, module: nn.Module | None, shown: Inp
         return whole.reshape(1, -1)
     if pool == "cls":
         return _class_token(whole, None, key)
-    if whole.dim() == 2:  # a value for each box of a detector
-        return _reduced(whole[:, None], pool)
+    if whole.dim() == 2:  # a value for each box
+        return _reduced(whole[:, None], pool)[:, 0]
     return _reduced(by_channel(whole[0], module, shown).transpose(0, 1).flatten(1)[None], pool)
 
 

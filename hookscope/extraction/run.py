@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -320,8 +320,10 @@ def _batches_of(items: Any, job: ExtractionJob, first: int) -> Iterator[tuple[An
             images, labels = _split(item)
             skip = max(first - done, 0)
             done += len(images)
+            if isinstance(labels, Mapping) or labels is None or len(labels) != len(images):
+                labels = [None] * len(images)
             if skip < len(images):
-                yield images[skip:], tuple(map(_label, [None] * len(images) if labels is None else labels))[skip:]
+                yield images[skip:], tuple(map(_label, labels))[skip:]
         return
     for item in _lists_of(items, job, first):
         pairs = [_split(each) for each in item]
@@ -332,20 +334,20 @@ def _batches_of(items: Any, job: ExtractionJob, first: int) -> Iterator[tuple[An
 
 def _lists_of(items: Any, job: ExtractionJob, first: int) -> Iterator[list[Any]]:
     """The items for each pass, from position ``first`` on."""
-    if not isinstance(items, Dataset):
-        rest = itertools.islice(items, first, None)
-        while some := list(itertools.islice(rest, job.batch_size)):
-            yield some
-        return
-    known = not isinstance(items, IterableDataset)
-    loader: DataLoader[Any] = DataLoader(
-        Subset(items, range(first, len(items))) if known else items,  # type: ignore[arg-type]
-        batch_size=job.batch_size,
-        num_workers=job.workers,
-        collate_fn=list,
-        generator=torch.Generator(),  # else it draws its seed from the global random state
-    )
-    yield from loader
+    if isinstance(items, Dataset):
+        if not isinstance(items, IterableDataset):
+            items, first = Subset(items, range(first, len(items))), 0  # type: ignore[arg-type]
+        loader: DataLoader[Any] = DataLoader(
+            items,
+            batch_size=job.batch_size,
+            num_workers=job.workers,
+            collate_fn=list,
+            generator=torch.Generator(),  # else it draws its seed from the global random state
+        )
+        items = itertools.chain.from_iterable(loader)
+    rest = itertools.islice(items, first, None)
+    while some := list(itertools.islice(rest, job.batch_size)):
+        yield some
 
 
 def _split(item: Any) -> tuple[Any, Any]:

@@ -67,7 +67,9 @@ def plain(model, layer, paths, workers, batch_size):
     net = model_of(model)
 
     def run():
-        handle = net.get_submodule(layer).register_forward_hook(lambda module, args, output: kept.append(output.clone()))
+        handle = net.get_submodule(layer).register_forward_hook(
+            lambda module, args, output: kept.append(output.clone())
+        )
         with torch.no_grad():
             for batch in DataLoader(data, batch_size=batch_size, num_workers=workers):
                 net(batch)
@@ -109,9 +111,10 @@ def thingsvision(model, layer, paths, workers, batch_size):
 
 
 def small_images(model, layer, paths, workers, batch_size):
+    from torch import nn
+
     from hookscope import extract
     from tests.nets import named
-    from torch import nn
 
     net = named(conv=nn.Conv2d(3, 16, 3, 4), pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(16, 10))
 
@@ -128,7 +131,7 @@ def measure(role, *args):
     rows = run()
     spent, elapsed = sum(os.times()[:4]) - before, time.monotonic() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps([rows, spent, peak, elapsed]))  # noqa: T201
+    print(json.dumps([rows, spent, peak, elapsed]))
 
 
 def in_process(python, role, model, layer, folder, workers, batch_size):
@@ -180,7 +183,7 @@ def main():
             seconds = statistics.median(run[1] for run in spent[python, role])
             pairs = zip(spent[python, role], spent[roles[at // 2 * 2]], strict=True)
             ratio = statistics.median(ours[1] / plain[1] for ours, plain in pairs)
-            print(f"{role:12} {rows} rows  {seconds:8.2f} s  {ratio:.3f} x plain  {peak:5.0f} MiB  {python}")  # noqa: T201
+            print(f"{role:12} {rows} rows  {seconds:8.2f} s  {ratio:.3f} x plain  {peak:5.0f} MiB  {python}")
     return None
 
 
@@ -192,7 +195,7 @@ def memory(folder, workers):
         for at in range(len(os.listdir(folder)), count):
             Image.new("RGB", (16, 16), (at % 256, at // 256 % 256, at % 7)).save(f"{folder}/{at:06}.bmp")
         rows, spent, peak, _ = in_process(sys.executable, "small_images", "memory", "fc", folder, workers, 16)
-        print(f"{rows:7,} images  {spent:7.1f} s  {peak:6.0f} MiB")  # noqa: T201
+        print(f"{rows:7,} images  {spent:7.1f} s  {peak:6.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,318 @@
+"""Features of files and of tensors: rows, order, scores, and a model that stays as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from hookscope import capture, extract, load_model
+from hookscope.errors import HookscopeError, InputError, LayerError, TargetError, UsageError
+from hookscope.extraction import Extraction, ExtractionJob, FeatureBatch
+from hookscope.hooks import ModelSnapshot
+from hookscope.models import LoadedModel
+from tests.helpers import hooks_on, same_bits, seeded
+from tests.nets import Fails, Function, Twice, chain, named
+
+IMAGES = torch.randn(7, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def joined(extraction: Extraction, key: str) -> Tensor:
+    return torch.cat([batch.features[key] for batch in extraction])
+
+
+@pytest.fixture(scope="module")
+def shapes() -> LoadedModel:
+    return load_model("shapes")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of small images, and one in none; the second file of ``b`` is no image."""
+    for number, name in enumerate(["a/0.png", "a/1.png", "b/0.png", "b/1.png", "b/2.png", "top.png"]):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 64), (40 * number, 255 - 40 * number, 128)).save(path)
+    (tmp_path / "photos" / "b" / "1.png").write_bytes(b"no image")
+    return tmp_path / "photos"
+
+
+def test_files_become_rows_in_order_and_a_bad_file_shifts_none(shapes: LoadedModel, folder: Path) -> None:
+    lost: list[Any] = []
+    batches = list(
+        extract(shapes, folder, "features.10", pool="mean", batch_size=2, on_lost=lambda *each: lost.append(each))
+    )
+    rows = [
+        (position, Path(name).relative_to(folder).as_posix(), label, sha256)
+        for batch in batches
+        for position, name, label, sha256 in zip(batch.positions, batch.names, batch.labels, batch.sha256, strict=True)
+    ]
+    names = ["a/0.png", "a/1.png", "b/0.png", "b/2.png", "top.png"]
+    digests = [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
+    assert rows == list(zip([0, 1, 2, 4, 5], names, ["a", "a", "b", "b", ""], digests, strict=True))
+    [(position, name, error)] = lost
+    assert (position, Path(name).name) == (3, "1.png") and "1.png" in str(error)
+    prepared = torch.stack([shapes.prepare(Image.open(folder / name)) for name in names])
+    with torch.no_grad():
+        expected = shapes.model.features[:11](prepared).mean((2, 3))
+    torch.testing.assert_close(torch.cat([batch.features["features.10"] for batch in batches]), expected)
+
+
+def test_a_bad_file_raises_by_default(shapes: LoadedModel, folder: Path) -> None:
+    with pytest.raises(HookscopeError, match=r"1\.png"):
+        list(extract(shapes, sorted(folder.rglob("*.png")), "features.10"))
+
+
+@pytest.mark.parametrize("layers", ["all", "-1", "0:2", ["name:1", "name:3"]])
+def test_batches_of_one_image_equal_capture_bit_for_bit(layers: Any) -> None:
+    net = seeded(chain)
+    for batch, image in zip(extract(net, IMAGES, layers, batch_size=1), IMAGES, strict=True):
+        with capture(net, layers) as activations, torch.no_grad():
+            net(image[None])
+        assert list(batch.features) == list(activations)
+        assert all(same_bits(batch.features[key], activations[key]) for key in activations)
+
+
+def test_values_equal_those_of_torchvisions_feature_extractor() -> None:
+    net = seeded(lambda: torchvision.models.resnet18(weights=None, num_classes=3))
+    images = torch.randn(3, 3, 32, 32)
+    judge = create_feature_extractor(net, ["layer2", "avgpool"])
+    with torch.no_grad():
+        expected = judge(images)
+    [batch] = extract(net, images, ["layer2", "avgpool"])
+    assert all(same_bits(batch.features[key], expected[key]) for key in ("layer2", "avgpool"))
+
+
+def test_each_call_of_a_layer_is_a_column() -> None:
+    net = Twice()
+    for batch in extract(net, IMAGES, "layer", batch_size=3):
+        images = IMAGES[list(batch.positions)]
+        assert list(batch.features) == ["layer", "layer#1"]
+        torch.testing.assert_close(batch.features["layer#1"], 9 * images)
+    assert joined(extract(net, IMAGES, "layer#1"), "layer#1").shape == IMAGES.shape
+
+
+def test_the_parts_of_an_output_are_columns() -> None:
+    net = Function(lambda net, x: net.two(x)["out"], two=Function(lambda x: {"out": x * 2, "aux": (x, x.mean((2, 3)))}))
+    [batch] = extract(net, IMAGES, "two,(model)", pool="flatten")
+    assert {key: tuple(rows.shape) for key, rows in batch.features.items()} == {
+        "two out": (7, 16),
+        "two aux.0": (7, 16),
+        "two aux.1": (7, 1),
+        "(model)": (7, 16),
+    }
+
+
+def test_the_records_of_a_detector_are_the_rows_of_their_images() -> None:
+    records = Function(lambda x: [{"boxes": image[0, :2], "scores": image[0, 0, :1]} for image in x])
+    [batch] = extract(records, IMAGES, "(model)", pool="mean")
+    torch.testing.assert_close(batch.features["(model) boxes"], IMAGES[:, 0, :2].mean(1))
+    assert batch.features["(model) scores"].shape == (7,)
+
+
+def test_logits_and_probabilities_are_columns(shapes: LoadedModel) -> None:
+    images = torch.randn(3, 3, 64, 64)
+    [batch] = extract(shapes, images, targets=["star", 7, 0], logits=True)
+    with torch.no_grad():
+        logits = shapes.model(images).numpy().astype(np.float64)
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert list(batch.features) == ["logits", "probability star", f"probability {shapes.categories[0]}"]
+    np.testing.assert_allclose(batch.features["logits"], logits, rtol=1e-6)
+    np.testing.assert_allclose(batch.features["probability star"], shares[:, 7], rtol=1e-5)
+
+
+def test_passes_stop_after_the_last_wanted_layer_once_the_calls_are_known() -> None:
+    net = named(first=nn.ReLU(), last=Fails(at=99))
+    assert sum(batch.count for batch in extract(net, IMAGES, "first", batch_size=2)) == 7
+    assert net.last.passes == 1
+    list(extract(net, IMAGES, "last", batch_size=2))
+    assert net.last.passes == 5
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_model_is_as_before_between_batches_and_after_a_break(training: bool) -> None:
+    net = seeded(lambda: named(norm=nn.BatchNorm2d(1), drop=nn.Dropout(0.5), relu=nn.ReLU())).train(training)
+    snapshot = ModelSnapshot(net)
+    batches = iter(extract(net, IMAGES, "drop", batch_size=2))
+    first = next(batches)
+    assert torch.is_grad_enabled() and not hooks_on(net) and not snapshot.changes()
+    torch.testing.assert_close(first.features["drop"], IMAGES[:2] / (1 + 1e-5) ** 0.5)
+    net.eval()(IMAGES)
+    net.train(training)
+    next(batches)
+    batches.close()
+    assert not hooks_on(net) and not snapshot.changes()
+
+
+def test_an_exception_leaves_no_hook() -> None:
+    net = named(relu=nn.ReLU(), fails=Fails(at=2)).train()
+    with pytest.raises(InputError, match="as planned"):
+        list(extract(net, IMAGES, "relu,fails", batch_size=2))
+    assert not hooks_on(net) and net.fails.training and torch.is_grad_enabled()
+
+
+def test_values_too_large_for_float16_are_noted_with_their_number() -> None:
+    notes: list[Any] = []
+    net = Function(lambda x: x.flatten(1) * torch.tensor([1.0, 1e6] * 8))
+    extraction = extract(
+        net, torch.ones(5, 1, 4, 4), "(model)", dtype="float16", batch_size=2, on_note=lambda *each: notes.append(each)
+    )
+    rows = joined(extraction, "(model)")
+    assert rows.dtype == torch.float16 and rows.isinf().sum() == 40
+    assert notes == [("(model)", "40 finite values are too large for float16 and became Inf")]
+
+
+def test_a_mean_is_calculated_in_the_wider_data_type() -> None:
+    images = torch.rand(2, 1, 64, 64)
+    net = named(low=Function(lambda x: x.half()))
+    [batch] = extract(net, images, "low", pool="mean", dtype=torch.float64)
+    assert torch.equal(batch.features["low"], images.half().double().mean((2, 3)))
+
+
+class Items(Dataset):
+    """Images with labels, as data sets give them."""
+
+    def __init__(self, labels: Any = None) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(IMAGES)
+
+    def __getitem__(self, at: int) -> Any:
+        return IMAGES[at] if self.labels is None else (IMAGES[at], self.labels[at])
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(IMAGES)
+
+
+SOURCES = {
+    "tensor": lambda: IMAGES,
+    "list": lambda: list(IMAGES),
+    "generator": lambda: (image for image in IMAGES),
+    "data set": Items,
+    "iterable data set": Stream,
+    "data loader": lambda: DataLoader(Items(), batch_size=2),
+    "workers": Items,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("first", [0, 3])
+def test_tensors_from_anywhere_give_the_same_rows_from_any_position(source: str, first: int) -> None:
+    net = seeded(chain)
+    with torch.no_grad():
+        expected = net(IMAGES)[first:]
+    state = torch.get_rng_state()
+    extraction = extract(net, SOURCES[source](), "-1", batch_size=3, workers=2 * (source == "workers"))
+    parts = list(extraction.batches(first))
+    torch.testing.assert_close(torch.cat([part.value.features["4"] for part in parts]), expected)
+    assert [name for part in parts for name in part.names] == [str(at) for at in range(first, 7)]
+    assert parts[-1].done == 7
+    assert torch.equal(state, torch.get_rng_state()) or source == "data loader"  # which draws a seed itself
+
+
+@pytest.mark.parametrize(
+    ("labels", "texts"),
+    [
+        (["cat", "dog", "", "a", "b", "c", "d"], ["cat", "dog", "", "a", "b", "c", "d"]),
+        (list(range(7)), list("0123456")),
+        (torch.arange(7), list("0123456")),
+        (np.arange(7), list("0123456")),
+        ([{"boxes": torch.ones(1)}] * 7, [""] * 7),
+    ],
+)
+def test_the_label_of_a_pair_is_the_label_of_its_row(labels: Any, texts: list[str]) -> None:
+    for images in (Items(labels), zip(IMAGES, labels, strict=True), DataLoader(Items(labels), batch_size=4)):
+        assert [label for batch in extract(chain(), images, 0) for label in batch.labels] == texts
+
+
+def test_images_of_several_sizes_can_only_be_pooled() -> None:
+    images = [torch.ones(1, 4, 4), torch.ones(1, 4, 4), torch.ones(1, 4, 6)]
+    assert joined(extract(chain(), images, 0, pool="mean"), "0").shape == (3, 1)
+    with pytest.raises(UsageError, match="0 has rows of different shapes; it has 1x4x6 for 2 after 1x4x4; pool it"):
+        list(extract(chain(), images, 0))
+
+
+def test_the_job_is_picklable_and_its_values_merge(shapes: LoadedModel) -> None:
+    job = pickle.loads(pickle.dumps(ExtractionJob("features.10", None, "mean", "", 2, 0)))
+    assert job == ExtractionJob("features.10", None, "mean", "", 2, 0)
+    whole, [*parts] = [list(extract(chain(), IMAGES, 0, batch_size=size)) for size in (7, 3)]
+    merged = job.merge([pickle.loads(pickle.dumps(part)) for part in parts])
+    assert isinstance(merged, FeatureBatch) and merged.positions == whole[0].positions
+    torch.testing.assert_close(merged.features["0"], whole[0].features["0"])
+
+
+NOT_ASKED = {
+    "nothing is asked for": {"layers": None},
+    "no pool 'avg'; there are none": {"pool": "avg"},
+    "no dtype 'int8'; there are float16": {"dtype": "int8"},
+    "no column for target 'top:1'": {"targets": ["top:1"]},
+    "there is no image": {"images": []},
+    "an engine reads files, not tensors": {"engine": object()},
+}
+
+
+@pytest.mark.parametrize("words", NOT_ASKED)
+def test_wrong_arguments_are_refused_before_any_pass(words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        extract(**{"net": chain(), "images": IMAGES, "layers": 0, **NOT_ASKED[words]})
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "words"),
+    [
+        ("nope", LayerError, "no layer 'nope'"),
+        ("idle", InputError, "idle did not run"),
+        ("number", LayerError, "number returned no tensor"),
+        ("folded", LayerError, "folded has no row for each image; its output is 14x8 for 7 images"),
+    ],
+)
+def test_layers_without_features_are_refused(layers: str, error: type[Exception], words: str) -> None:
+    net = Function(
+        lambda net, x: (net.number(x), net.folded(x)),
+        idle=nn.ReLU(),
+        number=Function(lambda x: 1),
+        folded=Function(lambda x: x.reshape(14, 8)),
+    )
+    with pytest.raises(error, match=words):
+        list(extract(net, IMAGES, layers))
+
+
+def test_a_name_that_is_no_class_is_refused(shapes: LoadedModel) -> None:
+    with pytest.raises(TargetError, match="no class 'ufo'"):
+        extract(shapes, IMAGES, targets=["ufo"])
+
+
+def test_a_layer_called_logits_beside_the_logits_is_refused() -> None:
+    with pytest.raises(UsageError, match="two columns are called 'logits'"):
+        list(extract(named(flat=nn.Flatten(), logits=nn.Linear(16, 2)), IMAGES, "logits", logits=True))
+
+
+def test_items_that_are_no_tensors_are_refused() -> None:
+    with pytest.raises(UsageError, match="the data set gives Image, not a tensor; give it a transform"):
+        list(extract(chain(), [Image.new("RGB", (4, 4))], 0))
+
+
+def test_the_source_says_what_features_are_made_from(shapes: LoadedModel, folder: Path) -> None:
+    source = extract(shapes, folder, ["features.10", "-1"], ["Conv2d"], pool="max", dtype="float16").source
+    assert (source.model, source.layers, source.pool, source.dtype) == (
+        "shapes",
+        "features.10,-1 of Conv2d",
+        "max",
+        "float16",
+    )
+    assert source.preprocess.startswith("resize 128") and len(source.fingerprint) == 64
+    assert extract(chain(), IMAGES, 0).source.preprocess == "none: tensors were given"
