@@ -17,6 +17,9 @@ _CLIP = (3, 7, 7)
 _TOLERANCE = 0.3
 _FLAT = 2e-3  # for images of one colour, in units of the input
 _LARGEST = 6e4  # of float16
+_PAIRS = 4096  # of images, compared at a time
+
+Ints = NDArray[np.int64]
 
 Prints = NDArray[np.float16]
 """``(N, D)``: a small picture of each image, see `prints_of`."""
@@ -46,14 +49,29 @@ def _print_of(images: Tensor) -> Prints:
     return flat
 
 
-def are_near(prints: Prints, others: Prints) -> NDArray[np.bool_]:
-    """Whether each image ``(E, D)`` is a near-duplicate of the other ``(E, D)`` in its row.
+class Duplicates:
+    """Which of some images, with hashes ``(U, D)``, are near-duplicates.
 
     No mean may differ by more than 0.3 standard deviations of the means, the larger one of the two images. Of drawings
     and photographs, copies in JPEG of quality 50 to 95, of half to twice the size, or one level brighter differ by 0.27
     at most, other images by 1.6 at least, and two objects drawn on one background by 0.33 at least.
     """
-    prints, others = prints.astype(np.float32), others.astype(np.float32)
-    most = _TOLERANCE * np.maximum(prints.std(1), others.std(1)) + _FLAT
-    near: NDArray[np.bool_] = np.abs(prints - others).max(1, initial=0) <= most
-    return near
+
+    def __init__(self, prints: Prints) -> None:
+        self._prints = prints.astype(np.float32)
+        self._most = _TOLERANCE * self._prints.std(1) + _FLAT
+        self._mean = self._prints.mean(1)
+
+    def __call__(self, images: Ints, others: Ints) -> NDArray[np.bool_]:
+        """Whether the images ``(E,)`` are near-duplicates of ``others`` ``(E,)``, by their rows; one is of itself."""
+        near: NDArray[np.bool_] = images == others
+        most = np.maximum(self._most[images], self._most[others])
+        perhaps = np.flatnonzero(~near & (np.abs(self._mean[images] - self._mean[others]) <= most))
+        pairs, at = np.unique(images[perhaps] * len(self._mean) + others[perhaps], return_inverse=True)
+        same = np.zeros(len(pairs), bool)
+        for first in range(0, len(pairs), _PAIRS):
+            one, other = np.divmod(pairs[first : first + _PAIRS], len(self._mean))
+            apart = np.abs(self._prints[one] - self._prints[other]).max(1, initial=0)
+            same[first : first + _PAIRS] = apart <= np.maximum(self._most[one], self._most[other])
+        near[perhaps] = same[at]
+        return near

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from hookscope.drawing import input_size_of
 from hookscope.errors import InputError, UsageError
-from hookscope.exemplars.duplicates import Prints, are_near, prints_of
+from hookscope.exemplars.duplicates import Ints, Prints, prints_of
 from hookscope.exemplars.histogram import ChannelHistograms
 from hookscope.exemplars.selectivity import ClassMeans
-from hookscope.exemplars.top import BestImages, Candidates, Ints
+from hookscope.exemplars.top import BestImages, Candidates, PrintsOf
 from hookscope.hooks import MODEL, Call, InputSize, Layers, Observer, as_float, by_channel, tensors_in, token_grid
 from hookscope.images import label_of
 from hookscope.models import Batch, LoadedModel
@@ -61,14 +61,14 @@ class FoundInLayer:
         self.histograms, self.means = ChannelHistograms(count), ClassMeans(count)
         self.nonfinite: Ints = np.zeros(count, np.int64)
 
-    def merge(self, other: FoundInLayer, near: Callable[[Ints, Ints], NDArray[np.bool_]]) -> None:
+    def merge(self, other: FoundInLayer, prints_of: PrintsOf) -> None:
         """Add what was found on other images."""
         if self.channels != other.channels:
             text = f"{self.key} put out {len(other.channels)} channels after {len(self.channels)}"
             raise InputError(text, do="measure one size at a time")
         self.images += other.images
         for mine, theirs in zip(self.bests, other.bests, strict=True):
-            mine.merge(theirs, near)
+            mine.merge(theirs, prints_of)
         self.histograms.merge(other.histograms)
         self.means.merge(other.means)
         self.nonfinite = self.nonfinite + other.nonfinite
@@ -78,11 +78,11 @@ class FoundInLayer:
         """The key of the call, and the part if there are several."""
         return key_of(self.call, self.part)
 
-    def state_dict(self, near: Callable[[Ints, Ints], NDArray[np.bool_]]) -> dict[str, Any]:
+    def state_dict(self, prints_of: PrintsOf) -> dict[str, Any]:
         """Numbers, strings, arrays, lists and dictionaries of these, for `from_state`."""
         own = {name: getattr(self, name) for name in ("part", "channels", "top", "least", "images", "nonfinite")}
         parts = {"histograms": self.histograms.state_dict(), "means": self.means.state_dict()}
-        return own | {"call": astuple(self.call), "bests": [best.state_dict(near) for best in self.bests]} | parts
+        return own | {"call": astuple(self.call), "bests": [best.state_dict(prints_of) for best in self.bests]} | parts
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -115,16 +115,14 @@ class FoundExemplars:
             if key not in self.layers:
                 empty = FoundInLayer(layer.call, layer.part, layer.channels, layer.top, layer.least)
                 self.layers[key] = empty
-            self.layers[key].merge(layer, self.near)
+            self.layers[key].merge(layer, self.prints_of)
         if order and len(order) < len(self.layers):
             self.layers = {key: self.layers[key] for key in _in_order(order, list(other.layers))}
         self.prune()
 
-    def near(self, images: Ints, others: Ints) -> NDArray[np.bool_]:
-        """Whether the images at these positions are near-duplicates, row by row."""
-        used, at = np.unique(np.concatenate([images, others]), return_inverse=True)
-        prints = np.stack([self.seen[int(position)].print for position in used])
-        return are_near(prints[at[: len(images)]], prints[at[len(images) :]])
+    def prints_of(self, images: Ints) -> Prints:
+        """The hashes ``(U, D)`` of the images at these positions."""
+        return np.stack([self.seen[position].print for position in images.tolist()])
 
     def prune(self) -> None:
         """Forget the images that nothing refers to, where they may be many."""
@@ -218,7 +216,7 @@ class _Reader:
                 key, FoundInLayer(layer.call, layer.part, layer.channels, layer.top, layer.least)
             )
             for mine, new in zip(known.bests, layer.bests, strict=True):
-                mine.merge(new, self.before.near)
+                mine.merge(new, self.before.prints_of)
         self.before.prune()
         return found
 
@@ -248,14 +246,8 @@ class _Reader:
             may = before.may_enter(measured, self.positions)
             image, channel = may.nonzero()
             place = _places(values, image, channel, grid, self.job.measure == "abs")
-            best.add(Candidates(channel, measured[may], self.positions[image], *place), self._near)
+            best.add(Candidates(channel, measured[may], self.positions[image], *place))
         self.now.layers[layer.key] = layer
-
-    def _near(self, images: Ints, others: Ints) -> NDArray[np.bool_]:
-        prints = np.stack([image.print for image in self.images])
-        order = np.argsort(self.positions)
-        at, to = (order[np.searchsorted(self.positions[order], each)] for each in (images, others))
-        return are_near(prints[at], prints[to])
 
     def _channels(self, call: Call, count: int) -> tuple[int, ...]:
         chosen = self.job.channels

@@ -56,7 +56,7 @@ class SavedExemplars:
 
     def _layer(self, layer: FoundInLayer) -> LayerExemplars:
         seen = self.receptive_fields.get(layer.call.key, _WHOLE)
-        bests = [self._by_channel(best.best(self.found.near), len(layer.channels), seen) for best in layer.bests]
+        bests = [self._by_channel(best.best(self.found.prints_of), len(layer.channels), seen) for best in layer.bests]
         least = bests[1] if layer.least else [()] * len(layer.channels)
         each = zip(
             layer.channels, bests[0], least, layer.histograms.shown(), layer.means.selectivity(),
@@ -92,7 +92,7 @@ def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
         WriteError: The file cannot be written; an earlier file is unchanged.
     """
     found = saved.found
-    layers = [layer.state_dict(found.near) for layer in found.layers.values()]
+    layers = [layer.state_dict(found.prints_of) for layer in found.layers.values()]
     used = sorted({int(image) for layer in found.layers.values() for best in layer.bests for image in best.images})
     seen = [found.seen[position] for position in used]
     prints = np.stack([image.print for image in seen]) if seen else np.zeros((0, 0), np.float16)

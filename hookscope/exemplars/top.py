@@ -9,10 +9,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from hookscope.exemplars.duplicates import Duplicates, Ints, Prints
+
 Floats = NDArray[np.float64]
-Near = Callable[[Ints, Ints], NDArray[np.bool_]]
-"""Whether the images of two arrays of positions are near-duplicates, row by row."""
+PrintsOf = Callable[[Ints], Prints]
+"""Gives the hashes of the images at these positions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,9 +48,8 @@ class BestImages:
     """The ``top`` images of each channel with the largest values, or with the smallest if ``least``.
 
     Of equal values the image that comes first in the list wins. Of near-duplicates the best counts, so copies of one
-    image do not push out others. The result does not depend on the order in which candidates come, where to be a
-    near-duplicate is transitive: `are_near` is not, in theory, so a row of images that change little by little may
-    keep others of them.
+    image do not push out others. The result does not depend on the order in which candidates come, as long as being
+    near-duplicates is transitive. `Duplicates` is not for images that change little by little, as those of a film.
     """
 
     def __init__(self, channels: int, top: int, least: bool = False) -> None:
@@ -64,22 +64,22 @@ class BestImages:
         may: NDArray[np.bool_] = better | ((values == bound) & (images[:, None] < image))
         return may & np.isfinite(values)
 
-    def add(self, found: Candidates, near: Near) -> None:
-        """Add ``found``; sorted only when as many wait as may be kept, which is seldom in a long run."""
+    def add(self, found: Candidates) -> None:
+        """Add ``found``."""
         if len(found):
             self._waiting.append(found)
-            if sum(map(len, self._waiting)) >= self.channels * self.top:
-                self.best(near)
 
-    def merge(self, other: BestImages, near: Near) -> None:
-        """Add what another has found."""
+    def merge(self, other: BestImages, prints_of: PrintsOf) -> None:
+        """Add what another has found; sorted when as many wait as may be kept, which is seldom in a long run."""
         for found in (other._kept, *other._waiting):
-            self.add(found, near)
+            self.add(found)
+        if sum(map(len, self._waiting)) >= self.channels * self.top:
+            self.best(prints_of)
 
-    def best(self, near: Near) -> Candidates:
+    def best(self, prints_of: PrintsOf) -> Candidates:
         """The best so far, by channel and then from the best to the worst."""
         if self._waiting:
-            self._kept = self._without_worse(Candidates.joined([self._kept, *self._waiting]), near)
+            self._kept = self._without_worse(Candidates.joined([self._kept, *self._waiting]), prints_of)
             self._waiting.clear()
             counts = np.bincount(self._kept.channel, minlength=self.channels)
             full = counts == self.top
@@ -87,9 +87,11 @@ class BestImages:
             self._bounds[0][full], self._bounds[1][full] = self._kept.value[last], self._kept.image[last]
         return self._kept
 
-    def _without_worse(self, found: Candidates, near: Near) -> Candidates:
+    def _without_worse(self, found: Candidates, prints_of: PrintsOf) -> Candidates:
         found = found[np.lexsort((found.image, found.value if self.least else -found.value, found.channel))]
         kept, left = np.zeros(len(found), bool), np.arange(len(found))
+        images, image = np.unique(found.image, return_inverse=True)
+        are_near = Duplicates(prints_of(images))
         for _ in range(self.top):  # each time the best of each channel that is left, and not its near-duplicates
             if not left.size:
                 break
@@ -97,9 +99,7 @@ class BestImages:
             first = np.concatenate([[True], channel[1:] != channel[:-1]])
             best = left[first]
             kept[best] = True
-            same = near(found.image[left], found.image[best][np.cumsum(first) - 1])
-            same[first] = True  # also an image whose hash is NaN
-            left = left[~same]
+            left = left[~are_near(image[left], image[best][np.cumsum(first) - 1])]
         return found[kept]
 
     @property
@@ -107,9 +107,9 @@ class BestImages:
         """The positions of all images that are kept or wait."""
         return np.unique(np.concatenate([part.image for part in (self._kept, *self._waiting)]))
 
-    def state_dict(self, near: Near) -> dict[str, Any]:
+    def state_dict(self, prints_of: PrintsOf) -> dict[str, Any]:
         """Arrays for `from_state`."""
-        best = self.best(near)
+        best = self.best(prints_of)
         return {field.name: getattr(best, field.name) for field in fields(best)}
 
     @classmethod
