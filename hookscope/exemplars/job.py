@@ -14,12 +14,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.drawing import input_size_of
-from hookscope.errors import InputError, UsageError
+from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.exemplars.duplicates import Ints, Prints, prints_of
 from hookscope.exemplars.histogram import ChannelHistograms
 from hookscope.exemplars.selectivity import ClassMeans
 from hookscope.exemplars.top import BestImages, Candidates, PrintsOf
-from hookscope.hooks import MODEL, Call, InputSize, Layers, Observer, as_float, by_channel, tensors_in, token_grid
+from hookscope.hooks import (
+    MODEL,
+    Call,
+    InputSize,
+    Layers,
+    Observer,
+    Selection,
+    as_float,
+    by_channel,
+    tensors_in,
+    token_grid,
+)
 from hookscope.images import label_of
 from hookscope.models import Batch, LoadedModel
 from hookscope.statistics import key_of
@@ -161,17 +172,8 @@ class ExemplarsJob:
 
     @contextlib.contextmanager
     def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], FoundExemplars]]:
-        """Measure batches; the hooks stay on for all passes."""
-        reader = _Reader(self)
-        observer = Observer(net.model, self.layers, self.types, reader.on_call)
-
-        def measure(batch: Batch) -> FoundExemplars:
-            reader.start(batch)
-            net.model(*batch.inputs)
-            return reader.found(observer.wanted)
-
-        with torch.no_grad(), observer:
-            yield measure
+        """Measure batches; hooks are on the model during each pass only."""
+        yield _Reader(self, net).measure
 
     def merge(self, values: Sequence[FoundExemplars]) -> FoundExemplars:
         """One value for several that follow each other."""
@@ -184,29 +186,49 @@ class ExemplarsJob:
 class _Reader:
     """Reads the value of each channel in the hook of its layer, before a later layer can overwrite it."""
 
-    def __init__(self, job: ExemplarsJob) -> None:
-        self.job = job
+    def __init__(self, job: ExemplarsJob, net: LoadedModel) -> None:
+        self.job, self.net = job, net
+        self.exact: Selection | None = None  # of the first pass: later ones stop after the last wanted call
         self.before = FoundExemplars()  # what this process has found: which values cannot be among the best
         self.now = FoundExemplars()
         self.size = InputSize(1, 1)
         self.positions: Ints = np.zeros(0, np.int64)
         self.images: list[SeenImage] = []
 
-    def start(self, batch: Batch) -> None:
-        """Begin a pass; its inputs are read before the model can overwrite them."""
-        first = batch.inputs[0]
+    def measure(self, batch: Batch) -> FoundExemplars:
+        """What is found in a batch."""
+        self._start(batch)
+        observer = Observer(self.net.model, self.exact or self.job.layers, self.job.types, self._on_call)
+        if self.exact is not None:
+            observer.stop_early()
+        try:
+            with torch.no_grad(), observer:
+                self.net.model(*batch.inputs)
+        except LayerError:
+            if self.exact is None:
+                raise  # else a layer did not run that ran before
+        self.now.layers = {key: layer for key, layer in self.now.layers.items() if observer.wanted(layer.call)}
+        if self.exact is None and self.net.family != "detection":  # whose heads run only where they find something
+            idle = [name for name in observer.progress.did_not_run if name in observer.selection.plain_names]
+            if idle:
+                raise LayerError(f"{idle[0]} did not run", do="choose another layer", name=idle[0])
+            if self.now.layers:
+                self.exact = Selection.of_calls({layer.call for layer in self.now.layers.values()})
+        if not self.now.layers:
+            raise InputError("no chosen layer returned values", do="choose other layers")
+        return self._found()
+
+    def _start(self, batch: Batch) -> None:
+        first = batch.inputs[0]  # read before the model can overwrite it
         sizes = [(int(each.shape[-2]), int(each.shape[-1])) if each.dim() > 1 else (1, 1) for each in first]
         self.size = input_size_of(first[0]) if first[0].dim() > 2 else InputSize(1, 1)
         self.now, self.positions = FoundExemplars(images=batch.count), np.array(batch.positions)
         each = zip(batch.names, batch.sha256, sizes, prints_of(first), strict=True)
         self.images = [SeenImage(name, sha256, label_of(name, self.job.folders), *rest) for name, sha256, *rest in each]
 
-    def found(self, wanted: Callable[[Call], bool]) -> FoundExemplars:
-        """What the pass has found, and that it is now known."""
+    def _found(self) -> FoundExemplars:
+        """What the pass has found, which is known from now on."""
         found = self.now
-        found.layers = {key: layer for key, layer in found.layers.items() if wanted(layer.call)}
-        if not found.layers:
-            raise InputError("the chosen layers returned no values for this image", do="choose others, see list-layers")
         images = dict(zip(self.positions.tolist(), self.images, strict=True))
         used = {int(image) for layer in found.layers.values() for best in layer.bests for image in best.images}
         found.seen = {position: image for position, image in images.items() if position in used}
@@ -220,7 +242,7 @@ class _Reader:
         self.before.prune()
         return found
 
-    def on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensors = {part: tensor for part, tensor in tensors_in(output).items() if tensor.numel()}
         floating = {part: t for part, t in tensors.items() if t.is_floating_point() or t.is_quantized or t.is_complex()}
         for part, tensor in (floating or tensors).items():

@@ -127,12 +127,13 @@ def _restored(content: dict[str, Any]) -> SavedExemplars:
     }
     layers = {layer.key: layer for layer in map(FoundInLayer.from_state, content["layers"])}
     found = FoundExemplars(layers, seen, int(content["count"]))
-    fields = {key: _field(**parts) for key, parts in content["fields"].items()}
+    fields = {key: _field(parts) for key, parts in content["fields"].items()}
     return SavedExemplars(ExemplarsSource(**content["source"]), found, Progress(**content["progress"]), fields)
 
 
-def _field(source: str, size: Any, stride: Any, start: Any, reason: str) -> ReceptiveField:
-    return ReceptiveField(source, tuple(size), tuple(stride), tuple(start), reason)
+def _field(parts: Mapping[str, Any]) -> ReceptiveField:
+    named: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in parts.items()}
+    return ReceptiveField(**named)
 
 
 def read_exemplars(path: StrPath) -> list[LayerExemplars]:

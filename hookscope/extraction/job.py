@@ -161,12 +161,7 @@ class _Extractor:
                     f"{idle[0] or MODEL if idle else 'no chosen layer'} did not run", do="choose another layer"
                 )
             self.calls = calls
-            by_number = [
-                [call.name for call in calls if call.call == number] for number in range(max(c.call for c in calls) + 1)
-            ]
-            self.exact = Selection(
-                [Selection.of_names(names, number) for number, names in enumerate(by_number) if names]
-            )
+            self.exact = Selection.of_calls(calls)
         ran = {call.key: parts for call, parts in kept.items()}
         for call in self.calls:
             if call.key not in ran:

@@ -340,6 +340,14 @@ class Selection:
         return cls._of_terms([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])
 
     @classmethod
+    def of_calls(cls, calls: Iterable[Call]) -> Selection:
+        """Exactly these calls."""
+        by_number: dict[int, list[str]] = {}
+        for call in calls:
+            by_number.setdefault(call.call, []).append(call.name)
+        return cls([cls.of_names(names, number) for number, names in by_number.items()])
+
+    @classmethod
     def _of_terms(cls, terms: Iterable[_Term]) -> Selection:
         selection = cls.__new__(cls)
         selection._set(terms)
