@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookscope.errors import InputError, UsageError
+import numpy as np
+from PIL import Image
+
+from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.exemplars.facts import LayerExemplars, ReceptiveField
 from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars
+from hookscope.exemplars.receptive_field import receptive_fields
 from hookscope.exemplars.storage import (
     ExemplarsSource,
     SavedExemplars,
@@ -213,10 +217,15 @@ class _Run:
             self.done = part.done
 
     def add_fields(self) -> None:
-        """Say what a unit of each call sees."""
-        size = next(iter(self.found.seen.values())).size
-        whole = ReceptiveField("whole", (float(size[0]), float(size[1])))
-        self.fields = {layer.call.key: whole for layer in self.found.layers.values()}
+        """Find out what a unit of each layer sees, on noise of the size of an image."""
+        height, width = next(iter(self.found.seen.values())).size
+        noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+        inputs = self.net.inputs(self.net.prepare(Image.fromarray(noise)))
+        calls = Selection.of_calls({layer.call for layer in self.found.layers.values()})
+        try:
+            self.fields = receptive_fields(self.net, inputs, calls, self.job.types)
+        except (InputError, LayerError) as error:  # a layer that runs only for some images
+            self.on_note(self.net.name, f"what a unit sees is not known: {error}")
 
     def state(self) -> SavedExemplars:
         progress = Progress.after(self.paths, self.done, self.lost)

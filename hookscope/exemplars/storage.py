@@ -19,7 +19,7 @@ from hookscope.statistics import Progress
 from hookscope.system import StrPath
 
 _KIND = StateKind("saved exemplars", "give what `exemplars --save` wrote", name="exemplars")
-_WHOLE = ReceptiveField("whole", (0.0, 0.0), reason="the run was not complete")
+_WHOLE = ReceptiveField("whole", (0.0, 0.0), reason="it was not computed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ExemplarsSource:
 
 @dataclass(frozen=True)
 class SavedExemplars:
-    """What was found so far, its source, how far the run is, and what a unit of each call sees if it is complete."""
+    """What was found so far, its source, how far the run is, and what a unit of each layer sees if it is complete."""
 
     source: ExemplarsSource
     found: FoundExemplars
@@ -55,7 +55,7 @@ class SavedExemplars:
         return Rows(self._layer(layer) for layer in self.found.layers.values())
 
     def _layer(self, layer: FoundInLayer) -> LayerExemplars:
-        seen = self.receptive_fields.get(layer.call.key, _WHOLE)
+        seen = self.receptive_fields.get(layer.key, _WHOLE)
         bests = [self._by_channel(best.best(self.found.prints_of), len(layer.channels), seen) for best in layer.bests]
         least = bests[1] if layer.least else [()] * len(layer.channels)
         each = zip(
