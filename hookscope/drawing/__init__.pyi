@@ -16,7 +16,10 @@ from .grid import (
     to_image as to_image,
 )
 from .heat import (
+    ALARM as ALARM,
     DARK as DARK,
+    FAINT as FAINT,
+    INK as INK,
     LIGHT as LIGHT,
     PALE as PALE,
     Heading as Heading,
@@ -79,9 +82,11 @@ from .sheet import (
 from .text import (
     Pixels as Pixels,
     fitting as fitting,
+    font as font,
     inches as inches,
     stamp as stamp,
     text_pixels as text_pixels,
+    wrapped as wrapped,
     wrapped_lines as wrapped_lines,
 )
 from .tiles import (

@@ -28,7 +28,7 @@ _OUTSIDE = 0.45  # brightness of the photograph outside the network's input
 _VISIBLE = 0.1  # share of the scale: a lower peak would be a mark on a map without a colour
 _MOST_PIXELS = 200_000_000  # twice the largest photograph that is read
 _STRIP = 256  # rows blended at a time: floating point takes sixteen times the memory
-_INK, _FAINT, _ALARM = (20, 20, 20), (110, 110, 110), (200, 56, 10)
+INK, FAINT, ALARM = (20, 20, 20), (110, 110, 110), (200, 56, 10)
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ class _Plan:
 
     def lines(self, texts: Sequence[str], width: int, first_size: int, alarm: str = "") -> list[_Line]:
         """``texts`` broken to ``width``, the first bold and of its own size; then ``alarm`` if it is not empty."""
-        styles = [(first_size, True, _INK), *[(_TEXT, False, _FAINT)] * len(texts)]
-        styled = [*zip(texts, styles, strict=False), *([(alarm, (_TEXT, False, _ALARM))] if alarm else [])]
+        styles = [(first_size, True, INK), *[(_TEXT, False, FAINT)] * len(texts)]
+        styled = [*zip(texts, styles, strict=False), *([(alarm, (_TEXT, False, ALARM))] if alarm else [])]
         return [
             _Line(part, size, bold, colour)
             for text, (size, bold, colour) in styled
@@ -299,9 +299,9 @@ def _bar(
     ramp = np.linspace(-1 if signed else 0, 1, length, dtype=np.float32)[None]
     ramp = ramp.repeat(plan.line_height(_TEXT) - space, 0)
     grey = np.asarray(colour[1].under(Image.new("RGB", ramp.shape[::-1], (128,) * 3))).astype(np.float32)
-    pen.text((x, y), low, fill=_INK, font=letters)
+    pen.text((x, y), low, fill=INK, font=letters)
     page.paste(Image.fromarray(_laid_over(grey, ramp, signed, *colour)), (x + begin, y + space // 2))
-    pen.text((x + begin + length + 2 * space, y), high, fill=_INK, font=letters)
+    pen.text((x + begin + length + 2 * space, y), high, fill=INK, font=letters)
     return y + plan.bar_height
 
 

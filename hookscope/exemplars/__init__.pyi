@@ -1,3 +1,4 @@
+from .crops import CELL as CELL, Crop as Crop, Crops as Crops, cut_crops as cut_crops, lost_crops as lost_crops
 from .facts import (
     ChannelExemplars as ChannelExemplars,
     Exemplar as Exemplar,
@@ -12,4 +13,13 @@ from .storage import (
     SavedExemplars as SavedExemplars,
     load_exemplars as load_exemplars,
     read_exemplars as read_exemplars,
+)
+from .sheet import (
+    RING_WORDS as RING_WORDS,
+    class_words as class_words,
+    draw_exemplars as draw_exemplars,
+    field_words as field_words,
+    fitted as fitted,
+    measure_words as measure_words,
+    times_best as times_best,
 )

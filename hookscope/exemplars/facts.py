@@ -147,3 +147,8 @@ class LayerExemplars:
     images: int
     field: ReceptiveField
     channels: tuple[ChannelExemplars, ...]
+
+    @property
+    def key(self) -> str:
+        """The key of the call, and the part if there are several."""
+        return f"{self.call.key} {self.part}" if self.part else self.call.key

@@ -76,6 +76,7 @@ def inspect(
     layers: Layers | None = None,
     *,
     types: Iterable[Any] | None = None,
+    also: Iterable[str] = (),
     target: Any = "top:1",
     categories: Sequence[str] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -93,6 +94,7 @@ def inspect(
         layers: The calls whose maps are kept, as `capture` takes them. By default every convolution; where these do
             less than half of the multiply-accumulates, also each block of the network.
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
+        also: Names of further layers whose maps are kept, such as those that have exemplars.
         target: The class that is explained: its index, its name, or ``top:1`` for the best of each image.
         categories: Names of the classes; None for those of ``net``.
         on_progress: Called as ``on_progress(done, total)`` after each image.
@@ -126,7 +128,7 @@ def inspect(
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
     wanted = Target.of(target)
     wanted.check(names)
-    return _Run(loaded, pictures, layers, types, wanted).inspection(on_progress)
+    return _Run(loaded, pictures, layers, types, wanted, tuple(also)).inspection(on_progress)
 
 
 def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
@@ -163,6 +165,7 @@ class _Run:
         layers: Layers | None,
         types: Iterable[Any] | None,
         target: Target,
+        also: Sequence[str] = (),
     ) -> None:
         self.net, self.pictures, self.target = net, pictures, target
         self.types = tuple(types) if types else None
@@ -172,6 +175,8 @@ class _Run:
         self.trace = trace(net.model, first, dry=net.family != "detection", name=net.name, ops=False)
         self.blocks = [name for name, module in _blocks(net.model)]
         self.selection = self._usual() if layers is None else Selection.of(layers)
+        if also:
+            self.selection = Selection([self.selection, Selection.of_names(also)])
         self.followed = self._last_maps(input_size_of(self.inputs[0][0]))
         self.collector = StatisticsCollector(net.model)
         self.records: list[PassRecord] = []

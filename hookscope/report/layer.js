@@ -650,8 +650,19 @@
       const stages = this.shown.map((image) => this.imageStages(image, at));
       this.find(".stages").replaceChildren(...stages);
       this.showFilter(at);
+      this.showExemplars(at);
       this.setOpacity();
       this.sayRanges(at);
+    }
+
+    // The images of a collection that excite the channel most: a copy of what the layer has for all channels.
+    showExemplars(at) {
+      const folded = this.find(".enlarged .exemplars-of"); // null on a page without exemplars
+      if (!folded) return;
+      const found = this.find(`[data-exemplars="${this.layer.channels[at]}"]`);
+      folded.hidden = !found;
+      const parts = [...(found?.children ?? [])].filter((part) => part.tagName !== "H3");
+      folded.querySelector("div").replaceChildren(...parts.map((part) => part.cloneNode(true)));
     }
 
     imageStages(image, at) {

@@ -7,23 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hookscope.errors import WriteError
+from hookscope.exemplars import Crops, LayerExemplars
 from hookscope.explain import why_empty
 from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
+from hookscope.report.exemplars import exemplar_views
 from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
 from hookscope.report.network import Row, engineering, network_rows, outline
 from hookscope.report.pictures import jpeg_address, map_or_cam, over_image, png_address, seen_image
-from hookscope.report.template import render
-
-MAX_SIZE = 50_000_000
-"""The largest size of a page in bytes that browsers open at once."""
+from hookscope.report.template import MAX_SIZE, render
 
 
-def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str:
+def draw_page(
+    inspection: Inspection,
+    exemplars: Sequence[LayerExemplars] = (),
+    crops: Crops | None = None,
+    *,
+    max_size: int | None = MAX_SIZE,
+) -> str:
     """The page of an inspection: one self-contained file of HTML.
 
     Args:
         inspection: What `inspect` returns.
+        exemplars: Exemplars of layers of the inspection, from `find_exemplars`, for the views of these layers. They
+            take at most half of ``max_size``, else only the first channels have them.
+        crops: The crops of the exemplars, from `cut_crops`.
         max_size: The largest size of the page in bytes, None for any. A larger page keeps the best channels of each
             layer, those with the largest share in the answer, and says how many it left out.
 
@@ -55,11 +63,21 @@ def draw_page(inspection: Inspection, *, max_size: int | None = MAX_SIZE) -> str
         "outline": outline,
         "colour_maps": COLOUR_MAPS,
         "colour_tables": colour_tables(),
+        "exemplars": {
+            view.layer.key: view
+            for view in exemplar_views(exemplars, crops or {}, None if max_size is None else max_size // 2)
+        },
     }
 
     def draw(views: Sequence[LayerView]) -> str:
         layers = {"layers": views, "maps_digest": views_digest(views)}
-        return render("page.html", ("page.css", "layer.css"), ("page.js", "list.js", "layer.js"), **facts, **layers)
+        return render(
+            "page.html",
+            ("page.css", "layer.css", "exemplars.css"),
+            ("page.js", "list.js", "layer.js"),
+            **facts,
+            **layers,
+        )
 
     views = layer_views(inspection)
     room = max_size

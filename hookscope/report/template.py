@@ -14,6 +14,9 @@ from markupsafe import Markup
 
 from hookscope.errors import printable
 
+MAX_SIZE = 50_000_000
+"""The largest size of a page in bytes that browsers open at once."""
+
 _FOLDER = Path(__file__).parent
 
 

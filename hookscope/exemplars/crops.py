@@ -1,0 +1,142 @@
+"""What the network saw of each exemplar: the part of the image that the unit sees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw
+
+from hookscope.errors import HookscopeError
+from hookscope.exemplars.facts import Box, Exemplar, LayerExemplars, ReceptiveField
+from hookscope.images import read_picture
+from hookscope.models import LoadedModel
+
+CELL = 96
+"""The longer side of the largest crop of a layer is at most so many pixels, and more than half of it."""
+
+_WHOLE = 0.5  # share of the input that a unit sees, from which on the whole input is shown
+_RING = 5  # radius of the mark on a whole input
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Crop:
+    """What a unit sees of an exemplar.
+
+    Attributes:
+        image: The crop in pixels of the network's input, or made smaller to `CELL`; None if ``missing``.
+        zoom: How many times to magnify it; the same for all crops of a layer.
+        dot: Centre of what the unit sees, in pixels of ``image``, where that is the whole input; else None.
+        missing: Why there is no image.
+    """
+
+    image: Image.Image | None
+    zoom: int = 1
+    dot: tuple[float, float] | None = None
+    missing: str = ""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in a cell."""
+        width, height = (CELL, CELL) if self.image is None else self.image.size
+        return width * self.zoom, height * self.zoom
+
+    def drawn(self) -> Image.Image | None:
+        """The image magnified by nearest neighbour, with a ring around the place of a unit that sees most of it."""
+        if self.image is None:
+            return None
+        drawn = self.image.resize(self.size, Image.Resampling.NEAREST)
+        if self.dot is not None:
+            pen, (x, y) = ImageDraw.Draw(drawn), (place * self.zoom for place in self.dot)
+            for colour, width in (((0, 0, 0), 4), ((255, 255, 255), 2)):
+                radius = _RING + width // 4
+                pen.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=width)
+        return drawn
+
+
+Crops = dict[tuple[str, Exemplar], Crop]
+"""The crop of each exemplar by the key of its layer and the exemplar."""
+
+
+def cut_crops(
+    net: LoadedModel,
+    layers: Iterable[LayerExemplars],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Crops:
+    """Read each image once, and cut out what the units see; of a file that is gone or has changed, say so.
+
+    Args:
+        net: The model, whose preprocessing makes the network's input.
+        layers: The exemplars.
+        on_progress: Gets the numbers of images done and in all.
+    """
+    wanted: dict[tuple[str, str], list[tuple[LayerExemplars, Exemplar]]] = {}
+    longest: dict[str, int] = {}
+    for layer in layers:
+        exemplars = dict.fromkeys(each for channel in layer.channels for each in (*channel.most, *channel.least))
+        for exemplar in exemplars:
+            wanted.setdefault((exemplar.name, exemplar.sha256), []).append((layer, exemplar))
+        boxes = [_part(layer.field, exemplar)[0] for exemplar in exemplars]
+        sides = [side for left, top, right, bottom in boxes for side in (right - left, bottom - top)]
+        longest[layer.key] = max([1, *sides])
+    crops: Crops = {}
+    for done, ((name, sha256), users) in enumerate(wanted.items()):
+        seen = _seen(net, name, sha256)
+        parts: dict[tuple[Box, int], Image.Image] = {}  # the whole input may be a crop of many channels
+        for layer, exemplar in users:
+            if isinstance(seen, str):
+                crops[layer.key, exemplar] = Crop(None, missing=seen)
+                continue
+            box, dot = _part(layer.field, exemplar)
+            zoom, reduced = max(1, CELL // longest[layer.key]), min(1.0, CELL / longest[layer.key])
+            if (box, longest[layer.key]) not in parts:
+                parts[box, longest[layer.key]] = _cut(seen, box, reduced)
+            place = dot and (dot[0] * reduced, dot[1] * reduced)
+            crops[layer.key, exemplar] = Crop(parts[box, longest[layer.key]], zoom, place)
+        on_progress(done + 1, len(wanted))
+    return crops
+
+
+def _part(field: ReceptiveField, exemplar: Exemplar) -> tuple[Box, tuple[float, float] | None]:
+    """The part of the input to show: what the unit sees, or if that is most of the input, all with its centre."""
+    height, width = exemplar.size
+    rows, columns = (min(seen, side) for seen, side in zip(field.size, exemplar.size, strict=True))
+    if exemplar.place is not None and field.source != "whole" and rows * columns < _WHOLE * height * width:
+        return exemplar.box, None
+    box = (0, 0, width, height)
+    if exemplar.place is None or not all(field.stride):
+        return box, None
+    y, x = (
+        min(max(0.0, field.start[axis] + exemplar.place[axis] * field.stride[axis] + field.size[axis] / 2), side)
+        for axis, side in enumerate(exemplar.size)
+    )
+    return box, (x, y)
+
+
+def _cut(seen: Image.Image, box: Box, reduced: float) -> Image.Image:
+    left, top, right, bottom = box
+    part = seen.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+    if reduced == 1:
+        return part
+    return part.resize(
+        (max(1, round(part.width * reduced)), max(1, round(part.height * reduced))), Image.Resampling.BOX
+    )
+
+
+def _seen(net: LoadedModel, name: str, sha256: str) -> Image.Image | str:
+    """What the network saw of an image, or why that is not known."""
+    if not os.path.isfile(name):
+        return "cannot be read again" if name == "-" or os.path.exists(name) else "file not found"
+    try:
+        picture = read_picture(name, frames=net.preprocess.frames)
+    except HookscopeError:
+        return "cannot be read"
+    if sha256 and picture.sha256 != sha256:
+        return "the file has changed"
+    return net.preprocess.denormalise(net.prepare(picture))
+
+
+def lost_crops(crops: Crops) -> Sequence[tuple[str, str]]:
+    """Each file that has no crop, and why."""
+    return list(dict.fromkeys((exemplar.name, crop.missing) for (_, exemplar), crop in crops.items() if crop.missing))

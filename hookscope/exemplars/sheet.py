@@ -1,0 +1,300 @@
+"""The sheet of a layer: a row for each channel, with its exemplars, their values, and its histogram."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from hookscope.drawing import ALARM, FAINT, INK, MARGIN, Origin, font, with_provenance, wrapped
+from hookscope.errors import printable
+from hookscope.exemplars.crops import CELL, Crop, Crops, cut_crops
+from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField, SynthesizedImage
+from hookscope.models import LoadedModel
+
+_ROWS = 32  # of a page
+_MOST_PIXELS = 40_000_000  # of a page; 50 exemplars and more leave fewer rows
+_GAP, _BETWEEN = 6, 22  # between cells, and between the groups of cells
+_LEFT, _HISTOGRAM, _LEAST_WIDTH = 128, 150, 760
+_LINE, _TEXT, _HEAD = 15, 11, 15
+_ROW = CELL + 2 * _LINE + 14
+_BAR, _EMPTY = (140, 195, 199), (236, 238, 240)
+RING_WORDS = "a ring is the centre of what the unit sees"
+_GROUPS = {
+    "most": "excite it most, the strongest first",
+    "least": "excite it least, the weakest first",
+    "synthesized": "synthesized",
+}
+_MEASURES = {
+    "max": "the largest activation of the channel on the image",
+    "mean": "the mean activation of the channel on the image",
+    "abs": "the largest absolute activation of the channel on the image",
+}
+
+
+def draw_exemplars(layer: LayerExemplars, net: LoadedModel, crops: Crops | None = None) -> list[Image.Image]:
+    """Draw the exemplars of a layer: a row for each channel, on pages of at most 32 rows.
+
+    A row has the channel, its classes and selectivity; the images that excite it most, the strongest first, each with
+    its value and label; those that excite it least; the synthesized images; and the histogram of its values, whose
+    heights are square roots. A crop is what the unit sees of the network's input, magnified by nearest neighbour. If a
+    unit sees half of the input or more, the whole input is shown, with a ring at the centre of what the unit sees.
+
+    Each page holds the facts as JSON in ``image.info["hookscope"]``. Where a file is gone or has changed, an empty cell
+    says so.
+
+    Args:
+        layer: One of the results of `find_exemplars`.
+        net: The model that they were found with.
+        crops: The crops if they are known; by default they are cut from the files.
+
+    Example:
+        >>> import hookscope
+        >>> net = hookscope.load_model("shapes")
+        >>> [layer] = hookscope.find_exemplars(net, ["samples/shapes/star.png"], layers="features.10", channels=[0, 1])
+        >>> [page] = draw_exemplars(layer, net)
+        >>> page.width > 700
+        True
+    """
+    crops = cut_crops(net, [layer]) if crops is None else crops
+    plan = _Plan.of(layer)
+    rows = max(1, min(_ROWS, _MOST_PIXELS // (plan.width * _ROW)))
+    parts = [layer.channels[first : first + rows] for first in range(0, len(layer.channels), rows)]
+    return [_page(layer, part, (at + 1, len(parts)), Origin.of(net), plan, crops) for at, part in enumerate(parts)]
+
+
+def field_words(field: ReceptiveField) -> str:
+    """What a unit sees, and how that is known."""
+    reason = f": {field.reason}" if field.reason else ""
+    if field.source == "whole":
+        return f"receptive field: the whole input{reason}"
+    height, width = (f"{side:.4g}" for side in field.size)
+    down, right = (f"{step:.4g}" for step in field.stride)
+    steps = down if down == right else f"{down} down and {right} to the right"
+    how = {"computed": "computed from the layers", "measured": f"measured by gradients{reason}"}[field.source]
+    return f"receptive field: {width}×{height} pixels of the input, one unit every {steps}; {how}"
+
+
+def measure_words(measure: str) -> str:
+    """What the value of an image is."""
+    return f"value: {_MEASURES[measure]}"
+
+
+def class_words(channel: ChannelExemplars) -> str:
+    """The classes of the strongest exemplars: ``star 6, ring 3``."""
+    return ", ".join(f"{label} {count}" for label, count in channel.classes)
+
+
+def times_best(image: SynthesizedImage) -> str:
+    """How the value of a synthesized image compares with that of the best exemplar."""
+    if image.best is None:
+        return "no exemplar"
+    if image.best > 0:
+        return f"{image.value / image.best:.2f} × the best"
+    return f"best {image.best:.4g}"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The groups of cells of a row, each a field of a channel with words and a number of cells; the page's width."""
+
+    groups: tuple[tuple[str, str, int], ...]
+    width: int
+
+    @classmethod
+    def of(cls, layer: LayerExemplars) -> _Plan:
+        counts = {name: max((len(getattr(each, name)) for each in layer.channels), default=0) for name in _GROUPS}
+        groups = tuple((name, _GROUPS[name], count) for name, count in counts.items() if count)
+        cells = sum(_width(count) + _BETWEEN for *_, count in groups)
+        return cls(groups, max(_LEAST_WIDTH, 2 * MARGIN + _LEFT + cells + _HISTOGRAM))
+
+
+def _width(count: int) -> int:
+    return count * (CELL + _GAP) - _GAP
+
+
+def _page(
+    layer: LayerExemplars,
+    channels: Sequence[ChannelExemplars],
+    number: tuple[int, int],
+    origin: Origin,
+    plan: _Plan,
+    crops: Crops,
+) -> Image.Image:
+    has_rings = any(crops[layer.key, each].dot for channel in channels for each in channel.most)
+    lines = _heading(layer, channels, number, origin, has_rings, plan.width - 2 * MARGIN)
+    top = MARGIN + sum(size + 5 for _, size, _, _ in lines) + 8
+    page = Image.new("RGB", (plan.width, top + _LINE + len(channels) * _ROW + MARGIN), "white")
+    pen, y = ImageDraw.Draw(page), MARGIN
+    for text, size, bold, colour in lines:
+        pen.text((MARGIN, y), text, colour, font(size, bold))
+        y += size + 5
+    x = MARGIN + _LEFT
+    for _, words, count in plan.groups:
+        _write(pen, words, (x, top - 2), _width(count) + _BETWEEN - _GAP, FAINT)
+        x += _width(count) + _BETWEEN
+    _write(pen, f"values of {layer.images:,} images", (x, top - 2), _HISTOGRAM, FAINT)
+    for at, channel in enumerate(channels):
+        _row(page, pen, layer, channel, top + _LINE + at * _ROW, plan, crops)
+    return with_provenance(page, _provenance(layer, channels, number, origin))
+
+
+def _heading(
+    layer: LayerExemplars,
+    channels: Sequence[ChannelExemplars],
+    number: tuple[int, int],
+    origin: Origin,
+    has_rings: bool,
+    width: int,
+) -> list[tuple[str, int, bool, tuple[int, int, int]]]:
+    """The lines above the rows: text, size, whether bold, colour."""
+    at, count = number
+    index = "" if layer.call.index is None else f"   index {layer.call.index}"
+    which = f"   channels {channels[0].channel} to {channels[-1].channel}, page {at} of {count}" if count > 1 else ""
+    about = "   ".join(
+        filter(None, [origin.model, *origin.words, f"{layer.images:,} images", measure_words(layer.measure)])
+    )
+    texts = [(f"{layer.key or layer.call.type}   {layer.call.type}{index}{which}", _HEAD, True, INK)]
+    seen = field_words(layer.field) + (f"   {RING_WORDS}" if has_rings else "")
+    texts += [(about, _TEXT, False, FAINT), (seen, _TEXT, False, FAINT)]
+    texts += [(origin.alarm, _TEXT, True, ALARM)] if origin.alarm else []
+    return [
+        (line, size, bold, colour)
+        for text, size, bold, colour in texts
+        for line in wrapped(printable(text), width, font(size, bold).getlength)
+    ]
+
+
+def _row(
+    page: Image.Image,
+    pen: ImageDraw.ImageDraw,
+    layer: LayerExemplars,
+    channel: ChannelExemplars,
+    y: int,
+    plan: _Plan,
+    crops: Crops,
+) -> None:
+    pen.line((MARGIN, y, page.width - MARGIN, y), _EMPTY)
+    y += 5
+    pen.text((MARGIN, y), f"channel {channel.channel}", INK, font(_TEXT + 1, True))
+    words = [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
+    words += [f"for {channel.best_class}"] if channel.best_class else []
+    words += [f"{label} {count}" for label, count in channel.classes]
+    for at, text in enumerate(words[: CELL // _LINE]):
+        _write(pen, text, (MARGIN, y + (at + 1) * (_LINE + 1)), _LEFT - 10, INK if at < 2 else FAINT)
+    x = MARGIN + _LEFT
+    for name, _, count in plan.groups:
+        for at, each in enumerate(getattr(channel, name)):
+            left = x + at * (CELL + _GAP)
+            if isinstance(each, Exemplar):
+                _cell(page, pen, crops[layer.key, each], (left, y))
+                under = [f"{each.value:.4g}", each.label]
+            else:
+                page.paste(*_centred(fitted(each.image), (left, y)))
+                under = [f"{each.value:.4g}", times_best(each)]
+            for line, text in enumerate(under):
+                _write(pen, text, (left, y + CELL + 1 + line * _LINE), CELL + _GAP - 2, FAINT if line else INK)
+        x += _width(count) + _BETWEEN
+    _histogram(pen, channel, x, y)
+
+
+def _cell(page: Image.Image, pen: ImageDraw.ImageDraw, crop: Crop, at: tuple[int, int]) -> None:
+    drawn = crop.drawn()
+    if drawn is not None:
+        page.paste(*_centred(drawn, at))
+        return
+    x, y = at
+    pen.rectangle((x, y, x + CELL - 1, y + CELL - 1), _EMPTY, ALARM)
+    lines = wrapped(crop.missing, CELL - 12, font(_TEXT).getlength)
+    for line, text in enumerate(lines):
+        pen.text((x + 6, y + CELL // 2 + (line - len(lines) / 2) * _LINE), text, ALARM, font(_TEXT))
+
+
+def _centred(drawn: Image.Image, at: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
+    return drawn, (at[0] + (CELL - drawn.width) // 2, at[1] + (CELL - drawn.height) // 2)
+
+
+def fitted(image: Image.Image) -> Image.Image:
+    """An image of the network's input in the size of a cell."""
+    longest = max(image.size)
+    if longest <= CELL:
+        return image.resize(
+            (image.width * (CELL // longest), image.height * (CELL // longest)), Image.Resampling.NEAREST
+        )
+    size = (max(1, round(image.width * CELL / longest)), max(1, round(image.height * CELL / longest)))
+    return image.resize(size, Image.Resampling.BOX)
+
+
+def _histogram(pen: ImageDraw.ImageDraw, channel: ChannelExemplars, x: int, y: int) -> None:
+    counts, bottom = channel.counts, y + CELL - 1
+    pen.line((x, bottom + 1, x + _HISTOGRAM - 1, bottom + 1), _BAR)
+    if not len(counts):
+        return
+    highest = max(1, int(counts.max()))
+    for at, count in enumerate(counts.tolist()):
+        left, right = (x + at * _HISTOGRAM // len(counts), x + (at + 1) * _HISTOGRAM // len(counts) - 1)
+        if count:
+            pen.rectangle((left, bottom - round((CELL - 2) * math.sqrt(count / highest)), right, bottom), _BAR)
+    low, high = (f"{end:.4g}" for end in (channel.edges[0], channel.edges[-1]))
+    pen.text((x, bottom + 2), low, FAINT, font(_TEXT))
+    pen.text((x + _HISTOGRAM - font(_TEXT).getlength(high), bottom + 2), high, FAINT, font(_TEXT))
+
+
+def _write(
+    pen: ImageDraw.ImageDraw, text: str, at: tuple[float, float], width: int, colour: tuple[int, int, int]
+) -> None:
+    """``text`` in one line, cut off at ``width``."""
+    letters, text = font(_TEXT), printable(text)
+    if letters.getlength(text) > width:
+        while text and letters.getlength(f"{text}…") > width:
+            text = text[:-1]
+        text += "…"
+    pen.text(at, text, colour, letters)
+
+
+def _provenance(
+    layer: LayerExemplars, channels: Sequence[ChannelExemplars], number: tuple[int, int], origin: Origin
+) -> dict[str, Any]:
+    call, field = layer.call, layer.field
+    about = {name: value for name, value in origin.facts().items() if name not in ("image", "sha256")}
+    return {
+        **about,
+        "layer": call.name,
+        "call": call.call,
+        "index": call.index,
+        "order": call.order,
+        "type": call.type,
+        "part": layer.part,
+        "measure": layer.measure,
+        "images": layer.images,
+        "page": list(number),
+        "field": {name: getattr(field, name) for name in ("source", "size", "stride", "start", "reason")},
+        "channels": [_channel_facts(channel) for channel in channels],
+    }
+
+
+def _channel_facts(channel: ChannelExemplars) -> dict[str, Any]:
+    return {
+        "channel": channel.channel,
+        "selectivity": channel.selectivity,
+        "best_class": channel.best_class,
+        "classes": dict(channel.classes),
+        "most": [_exemplar_facts(each) for each in channel.most],
+        "least": [_exemplar_facts(each) for each in channel.least],
+        "synthesized": [
+            {"value": _number(each.value), "best": _number(each.best), "seed": each.seed}
+            for each in channel.synthesized
+        ],
+    }
+
+
+def _exemplar_facts(exemplar: Exemplar) -> dict[str, Any]:
+    names = ("name", "sha256", "label", "place", "box")
+    return {"value": _number(exemplar.value), **{name: getattr(exemplar, name) for name in names}}
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
