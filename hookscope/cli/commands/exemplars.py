@@ -1,0 +1,290 @@
+"""``hookscope exemplars``: the images, and the places in them, that excite each channel most."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from hookscope import drawing, exemplars, hooks, models, report, system
+from hookscope.cli import process
+from hookscope.cli.output import formats as output
+from hookscope.cli.output.report import Columns, Report, Row, Section, call_row
+from hookscope.cli.progress import image_progress, pass_progress
+from hookscope.cli.shared import image_options, options as shared
+from hookscope.cli.shared.engine_options import EngineOptions, engine_options
+from hookscope.cli.shared.lost_images import LostImages
+from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
+from hookscope.cli.shared.output_paths import check_html, file_word, refuse_input, write_html, write_picture
+from hookscope.cli.shared.written import open_option, show_option
+from hookscope.errors import UsageError
+from hookscope.findings import counted, listed
+
+FIELDS = (
+    "index", "name", "call", "order", "type", "part", "channel", "value", "image", "label", "box", "classes",
+    "selectivity", "best_class", "synthesized", "images", "weights",
+)  # fmt: skip
+STATE = "exemplars.json"
+_COLUMNS = Columns(
+    [name for name in FIELDS if name not in ("images", "weights")],
+    ("call", "part", "label", "classes", "best_class"),
+    ("selectivity", "synthesized", "box"),
+    least_needed=({"type"}, {"label"}, {"box"}, {"classes"}, {"best_class"}),
+)
+_MOST = 100  # exemplars of a channel
+_MOST_SYNTHESIZED = 1_000  # images; one takes seconds
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command."""
+
+    layers: hooks.Selection | None
+    types: tuple[str, ...]
+    channels: drawing.ChannelChoice | None
+    top: int
+    least: bool
+    measure: str
+    synthesize: int | None
+    output: str | None
+    html: str | None
+    resume: bool
+    overwrite: bool
+    files0_from: str | None
+    limit: int | None
+    batch_size: int
+    workers: int
+    strict: bool
+    engine: EngineOptions
+    format: str
+
+    @property
+    def state(self) -> str | None:
+        """The file of the progress."""
+        return None if self.output is None else os.path.join(self.output, STATE)
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """The chosen channels; None for all."""
+        if self.channels is None or not self.channels.numbers:
+            return None
+        return [at for first, last in self.channels.numbers for at in range(first, last + 1)]
+
+
+@click.command("exemplars")
+@shared.model_argument()
+@image_options.images_argument
+@shared.layer_option(f"Calls whose channels to explain: {shared.SELECTION}  [default: 0:, every index]")
+@shared.counted_type_option
+@shared.channels_option("Channels of each layer: all, or numbers such as 0-63,100.  [default: all]")
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(1, _MOST),
+    default=9,
+    show_default=True,
+    help="How many images to keep for each channel.",
+)
+@click.option("--least", is_flag=True, help="Also find the images that excite each channel least.")
+@click.option(
+    "--measure",
+    type=click.Choice(exemplars.MEASURES),
+    default="max",
+    show_default=True,
+    help="The value of a channel on an image: its largest, its mean, or its largest absolute activation.",
+)
+@shared.count_option("--synthesize", "Also make N images by gradient ascent that excite each channel most.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FOLDER",
+    type=click.Path(),
+    help=f"Write a sheet for each layer to FOLDER (made if missing), and {STATE}, which holds the progress and the"
+    " result.",
+)
+@shared.html_option("the same")
+@click.option("--resume", is_flag=True, help=f"Continue the interrupted run that wrote {STATE} in FOLDER.")
+@click.option("--overwrite", is_flag=True, help=f"Replace {STATE} in FOLDER.")
+@image_options.files0_option
+@image_options.limit_option
+@image_options.batch_size_option
+@image_options.workers_option
+@image_options.strict_option
+@engine_options
+@model_options
+@open_option
+@show_option
+@shared.format_option
+def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
+    """Find the images, and the places in them, that excite each channel of MODEL most.
+
+    \b
+    Examples:
+      hookscope exemplars shapes photos/ --layer features.10 -o exemplars/
+      hookscope exemplars resnet50 photos/ --layer layer4.2.conv3 --channels 7,12 --html page.html
+      find photos -name '*.jpg' -print0 | hookscope exemplars resnet50 --files0-from - --layer layer3 -o out/
+      hookscope exemplars shapes photos/ --layer features.10 -o exemplars/ --resume
+      hookscope inspect shapes star.png --exemplars exemplars/exemplars.json
+
+    All layers are done in one pass over the images. IMAGE is a file, a folder, a glob, or - for standard input. An image
+    counts once for a channel, and so do near-duplicates of one image. Its label is the name of its folder, inside a
+    folder that was named.
+
+    A sheet has a row for each channel: crops of the images with their values, and the histogram of the channel's values.
+    A crop is what the unit sees, its receptive field. Layers with more than 32 channels have several pages. Without -o
+    and --html only the rows are printed.
+
+    The file exemplars.json in the folder of -o is written about every ten seconds. After an interruption, --resume
+    continues with the first image that is missing. It refuses another model, weights, preprocessing, settings, or list
+    of images.
+
+    \b
+    Fields of a row, one for each channel:
+      index        index, call and order are those of list-layers
+      part         name of the tensor, if the layer returns several
+      channel      its number
+      value        the channel's value on the best image
+      image        the image that excites it most
+      label        the label of that image
+      box          left, top, right, bottom of what the unit sees, in pixels of the network's input
+      classes      how many of the best images have each label
+      selectivity  (best - others) / (best + others) of the mean values of the classes, 0 to 1
+      best_class   the class with the highest mean value
+      synthesized  value of the best synthesized image, divided by that of the best image
+      images       number of images that were used
+    """
+    options = Options(**values)
+    images = image_options.image_list(paths, options.files0_from, options.limit)
+    _check(options, images)
+    engine, net = options.engine.make(), model.load()
+    check_choice(net, options.types, options.layers)
+    layers, lost = _found(options, net, images, [path for path in paths if os.path.isdir(path)], engine)
+    with contextlib.ExitStack() as stack:  # a full disk is no reason to lose the rows
+        stack.callback(_report, layers, net, options.format)
+        if options.output is not None or options.html is not None:
+            _draw(options, net, layers)
+    if lost:
+        raise click.exceptions.Exit(1)
+
+
+def _check(options: Options, images: Sequence[str]) -> None:
+    """Refuse, before minutes of work, what cannot be written after it."""
+    if options.channels is not None and options.channels.top:
+        raise UsageError("--channels takes numbers here, not top:N", do="write such as 7,12 or 0-63")
+    if options.resume and options.overwrite:
+        raise UsageError("--resume and --overwrite contradict each other", do="leave one of the two out")
+    for option, given in {"--resume": options.resume, "--overwrite": options.overwrite}.items():
+        if given and options.output is None:
+            raise UsageError(f"{option} needs -o", do="name the folder of the run: -o FOLDER")
+    if options.state is not None and options.output is not None:
+        if options.output == "-" or (os.path.exists(options.output) and not os.path.isdir(options.output)):
+            raise UsageError(f"-o {options.output} is not a folder", do="name a folder")
+        system.check_folder(options.output)
+        if os.path.exists(options.state) and not (options.resume or options.overwrite):
+            exists = "it holds the exemplars of an earlier run"
+            raise UsageError(f"{options.state} exists", exists, "add --resume or --overwrite, or name another folder")
+    check_html(options.html, images, {"-o": options.state})
+
+
+def _found(
+    options: Options, net: models.LoadedModel, images: Sequence[str], folders: Sequence[str], engine: Any
+) -> tuple[list[exemplars.LayerExemplars], int]:
+    """The exemplars, and the number of lost images."""
+    lost_images = LostImages(options.strict or len(images) == 1)  # the error of a single image ends the run
+    total, state = counted(len(images), "image"), options.state
+    lost = 0
+    if options.output is not None:
+        system.make_folder(options.output)
+    with contextlib.ExitStack() as stack:
+        advance: Any = None
+
+        def start(count: int) -> None:
+            nonlocal advance
+            if count:
+                output.note(f"Note: {state} holds {count:,} of {total}")
+            advance = stack.enter_context(image_progress(len(images) - count))
+            stack.enter_context(process.prints_to_standard_error())
+
+        def lose(position: int, name: str, error: Any) -> None:
+            nonlocal lost
+            lost += 1
+            lost_images.lost(position, name, error)
+
+        layers = exemplars.find_exemplars(
+            net,
+            images,
+            "0:" if options.layers is None else options.layers,
+            options.types or None,
+            channels=options.numbers,
+            top=options.top,
+            least=options.least,
+            measure=options.measure,
+            folders=folders,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            engine=engine,
+            save=state,
+            resume=options.resume,
+            on_start=start,
+            on_progress=lambda count: advance(count),
+            on_lost=lose,
+            on_note=lost_images.note,
+            on_interrupt=lambda count: output.note(f"Note: {state} holds {count:,} of {total}; add --resume to go on"),
+        )
+        lost_images.finish()
+    if lost:
+        output.note(f"Note: {lost:,} of {total} skipped")
+    return list(layers), lost
+
+
+def _draw(options: Options, net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars]) -> None:
+    """Write the sheets and the page."""
+    with pass_progress("images") as on_progress:
+        crops = exemplars.cut_crops(net, layers, on_progress or (lambda done, total: None))
+    if lost := exemplars.lost_crops(crops):
+        words = listed([f"{name} ({why})" for name, why in lost], 3)
+        output.note(f"Note: {counted(len(lost), 'image')} cannot be drawn: {words}")
+    if options.output is not None:
+        for number, layer in enumerate(layers):
+            pages = exemplars.draw_exemplars(layer, net, crops)
+            for at, page in enumerate(pages):
+                write_picture(os.path.join(options.output, _sheet_name(layer, number, at, len(pages))), page)
+    if options.html is not None:
+        facts = {**models.package_versions(), **caption_of(net), "command": process.command_line()}
+        write_html(options.html, report.draw_exemplars_page(layers, net, crops, provenance=facts))
+
+
+def _sheet_name(layer: exemplars.LayerExemplars, number: int, at: int, count: int) -> str:
+    """``000-features.10-01.png``: sheets sort in order of execution."""
+    page = f"-{at + 1:0{len(str(count))}d}" if count > 1 else ""
+    return f"{number:03d}-{file_word(layer.key or layer.call.type)[:150]}{page}.png"
+
+
+def _report(layers: Sequence[exemplars.LayerExemplars], net: models.LoadedModel, format: str) -> None:
+    rows = [_row(layer, channel, net.weights) for layer in layers for channel in layer.channels]
+    caption = caption_of(net) | {"images": max(layer.images for layer in layers)}
+    section = Section(rows, FIELDS, columns=_COLUMNS)
+    output.write_report(Report([section], caption=caption), format)
+
+
+def _row(layer: exemplars.LayerExemplars, channel: exemplars.ChannelExemplars, weights: str) -> Row:
+    best = channel.most[0] if channel.most else None
+    made = max((each.value for each in channel.synthesized), default=None)
+    return call_row(
+        FIELDS,
+        layer.call,
+        channel,
+        part=layer.part,
+        value=best and best.value,
+        image=best and best.name,
+        label=best and best.label,
+        box=best and best.place and ",".join(map(str, best.box)),
+        classes=exemplars.class_words(channel),
+        synthesized=made / best.value if made is not None and best is not None and best.value > 0 else None,
+        images=layer.images,
+        weights=weights,
+    )
