@@ -6,6 +6,8 @@ from .exemplars import (
     ChannelExemplars as ChannelExemplars,
     Exemplar as Exemplar,
     LayerExemplars as LayerExemplars,
+    cut_crops as cut_crops,
+    draw_exemplars as draw_exemplars,
     find_exemplars as find_exemplars,
     read_exemplars as read_exemplars,
 )
@@ -67,6 +69,7 @@ from .parameters import (
     plot_weights as plot_weights,
 )
 from .report import (
+    draw_exemplars_page as draw_exemplars_page,
     draw_gradients_page as draw_gradients_page,
     draw_page as draw_page,
     draw_statistics_page as draw_statistics_page,

@@ -41,6 +41,7 @@ SUMMARIES = {
         "cam": "Show where the model looked for a class.",
         "saliency": "Show which pixels the score of a class depends on.",
         "gradients": "Follow the gradient of a loss through the model.",
+        "exemplars": "Find the images that excite each channel most.",
     },
     "Change": {
         "intervene": "Change activations or weights and see the effect.",

@@ -1,4 +1,4 @@
-from .crops import CELL as CELL, Crop as Crop, Crops as Crops, cut_crops as cut_crops, lost_crops as lost_crops
+from .crops import CELL as CELL, Crop as Crop, Crops as Crops, cut_crops as cut_crops, lost_words as lost_words
 from .facts import (
     ChannelExemplars as ChannelExemplars,
     Exemplar as Exemplar,
@@ -9,11 +9,6 @@ from .facts import (
 from .job import MEASURES as MEASURES, ExemplarsJob as ExemplarsJob
 from .receptive_field import receptive_fields as receptive_fields
 from .run import find_exemplars as find_exemplars
-from .storage import (
-    SavedExemplars as SavedExemplars,
-    load_exemplars as load_exemplars,
-    read_exemplars as read_exemplars,
-)
 from .sheet import (
     RING_WORDS as RING_WORDS,
     class_words as class_words,
@@ -22,4 +17,10 @@ from .sheet import (
     fitted as fitted,
     measure_words as measure_words,
     times_best as times_best,
+)
+from .storage import (
+    SavedExemplars as SavedExemplars,
+    load_exemplars as load_exemplars,
+    read_exemplars as read_exemplars,
+    read_exemplars_of as read_exemplars_of,
 )

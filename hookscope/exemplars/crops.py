@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
 from hookscope.errors import HookscopeError
 from hookscope.exemplars.facts import Box, Exemplar, LayerExemplars, ReceptiveField
+from hookscope.findings import counted, listed
 from hookscope.images import read_picture
 from hookscope.models import LoadedModel
 
@@ -137,6 +138,8 @@ def _seen(net: LoadedModel, name: str, sha256: str) -> Image.Image | str:
     return net.preprocess.denormalise(net.prepare(picture))
 
 
-def lost_crops(crops: Crops) -> Sequence[tuple[str, str]]:
-    """Each file that has no crop, and why."""
-    return list(dict.fromkeys((exemplar.name, crop.missing) for (_, exemplar), crop in crops.items() if crop.missing))
+def lost_words(crops: Crops) -> str:
+    """Which files have no crop, and why, in one sentence; empty if all have one."""
+    lost = dict.fromkeys((exemplar.name, crop.missing) for (_, exemplar), crop in crops.items() if crop.missing)
+    words = listed([f"{name} ({why})" for name, why in lost], 3)
+    return f"{counted(len(lost), 'exemplar image')} cannot be drawn: {words}" if lost else ""

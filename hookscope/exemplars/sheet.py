@@ -183,6 +183,7 @@ def _row(
     words = [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
     words += [f"for {channel.best_class}"] if channel.best_class else []
     words += [f"{label} {count}" for label, count in channel.classes]
+    words += [f"NaN or Inf on {channel.nonfinite:,}"] if channel.nonfinite else []
     for at, text in enumerate(words[: CELL // _LINE]):
         _write(pen, text, (MARGIN, y + (at + 1) * (_LINE + 1)), _LEFT - 10, INK if at < 2 else FAINT)
     x = MARGIN + _LEFT
@@ -282,6 +283,7 @@ def _channel_facts(channel: ChannelExemplars) -> dict[str, Any]:
         "selectivity": channel.selectivity,
         "best_class": channel.best_class,
         "classes": dict(channel.classes),
+        "nonfinite": channel.nonfinite,
         "most": [_exemplar_facts(each) for each in channel.most],
         "least": [_exemplar_facts(each) for each in channel.least],
         "synthesized": [

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from hookscope.display import Rows
-from hookscope.errors import InputError
+from hookscope.errors import InputError, printable
 from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField
 from hookscope.exemplars.job import FoundExemplars, FoundInLayer, SeenImage
 from hookscope.exemplars.top import Candidates
-from hookscope.jobs import StateKind, read_state, write_state
+from hookscope.jobs import StateKind, fingerprint_of, read_state, write_state
+from hookscope.models import LoadedModel
 from hookscope.statistics import Progress
 from hookscope.system import StrPath
 
@@ -156,6 +157,23 @@ def read_exemplars(path: StrPath) -> list[LayerExemplars]:
         ('features.10', 1, 'samples/shapes/star.png')
     """
     return load_exemplars(path).layers()
+
+
+def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
+    """`read_exemplars`, if they were found with this model, its weights and its preprocessing.
+
+    Raises:
+        InputError: They were found with others, or the file cannot be read.
+    """
+    saved, name = load_exemplars(path), printable(str(path))
+    here = {"fingerprint": fingerprint_of(net.model), "preprocess": net.preprocess.describe()}
+    if saved.source.fingerprint != here["fingerprint"]:
+        exists = f"they are of {saved.source.model}, weights {saved.source.weights}"
+        raise InputError(f"'{name}' holds no exemplars of {net.name} with these weights", exists, "find them again")
+    if saved.source.preprocess != here["preprocess"]:
+        exists = f"{saved.source.preprocess}, here {here['preprocess']}"
+        raise InputError(f"the exemplars in '{name}' had another preprocessing", exists, "find them again")
+    return saved.layers()
 
 
 def check_same_run(saved: ExemplarsSource, here: ExemplarsSource, name: str) -> None:

@@ -33,7 +33,9 @@ from hookscope.report.pictures import jpeg_address, png_address
 from hookscope.report.template import MAX_SIZE, render
 
 _SHARP = 48  # pixels of the longer side up to which a crop is a PNG: the squares of a magnified JPEG show its blocks
+_QUALITY = 75  # of JPEG
 _SHOWN = 76  # pixels of a cell on the page
+_REST = 70_000  # bytes of styles, scripts and head
 _ROW = 1_200  # about so many bytes has a row beside its pictures
 
 
@@ -163,7 +165,7 @@ def exemplar_views(layers: Sequence[LayerExemplars], crops: Crops, max_size: int
     if max_size is not None:
         for count in range(most):
             weights += sum(view.channels[count].weight for view in views if count < len(view.channels))
-            if weights > max_size - 200_000 and count:  # the rest is for styles and scripts
+            if weights > max_size - _REST and count:
                 most = count
                 break
     return [replace(view, channels=view.channels[:most]) for view in views]
@@ -192,17 +194,16 @@ def _cell(layer: LayerExemplars, exemplar: Exemplar, crops: Crops, addresses: di
     if crop.dot is not None:
         drawn = crop.drawn()
         assert drawn is not None
-        address = jpeg_address(drawn, 85)
+        address = jpeg_address(drawn, _QUALITY)
     else:
         address = addresses.setdefault(id(crop.image), _address(crop.image))
     return Cell(address, *_shown(crop.size), exemplar.value, exemplar.label, about)
 
 
 def _synthesized(made: SynthesizedImage) -> Cell:
-    drawn = fitted(made.image)
-    return Cell(
-        jpeg_address(drawn, 85), *_shown(drawn.size), made.value, times_best(made), f"synthesized, seed {made.seed}"
-    )
+    drawn, about = fitted(made.image), f"synthesized, seed {made.seed}"
+    address, size = jpeg_address(drawn, _QUALITY), _shown(drawn.size)
+    return Cell(address, *size, made.value, times_best(made), about)
 
 
 def _shown(size: tuple[int, int]) -> tuple[int, int]:
@@ -211,4 +212,4 @@ def _shown(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _address(image: Image.Image) -> str:
-    return png_address(image) if max(image.size) <= _SHARP else jpeg_address(image, 85)
+    return png_address(image) if max(image.size) <= _SHARP else jpeg_address(image, _QUALITY)

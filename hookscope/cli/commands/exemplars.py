@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -19,10 +19,10 @@ from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.engine_options import EngineOptions, engine_options
 from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
-from hookscope.cli.shared.output_paths import check_html, file_word, refuse_input, write_html, write_picture
+from hookscope.cli.shared.output_paths import check_html, file_word, write_html, write_picture
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError
-from hookscope.findings import counted, listed
+from hookscope.findings import counted
 
 FIELDS = (
     "index", "name", "call", "order", "type", "part", "channel", "value", "image", "label", "box", "classes",
@@ -130,13 +130,14 @@ def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
       hookscope exemplars shapes photos/ --layer features.10 -o exemplars/ --resume
       hookscope inspect shapes star.png --exemplars exemplars/exemplars.json
 
-    All layers are done in one pass over the images. IMAGE is a file, a folder, a glob, or - for standard input. An image
-    counts once for a channel, and so do near-duplicates of one image. Its label is the name of its folder, inside a
-    folder that was named.
+    All layers are done in one pass over the images. IMAGE is a file, a folder, a glob, or - for standard input. An
+    image counts once for a channel, and so do near-duplicates of one image. Its label is the name of its folder, inside
+    a folder that was named.
 
-    A sheet has a row for each channel: crops of the images with their values, and the histogram of the channel's values.
-    A crop is what the unit sees, its receptive field. Layers with more than 32 channels have several pages. Without -o
-    and --html only the rows are printed.
+    A sheet has a row for each channel: crops of the images with their values, and the histogram of the channel's
+    values. A crop is what the unit sees, its receptive field; if that is half of the input or more, the whole input is
+    shown with a ring. A layer with more than 32 channels has several pages. A page of --html has at most 50 MB: of a
+    larger one the first channels. Without -o and --html only the rows are printed.
 
     The file exemplars.json in the folder of -o is written about every ten seconds. After an interruption, --resume
     continues with the first image that is missing. It refuses another model, weights, preprocessing, settings, or list
@@ -245,9 +246,8 @@ def _draw(options: Options, net: models.LoadedModel, layers: Sequence[exemplars.
     """Write the sheets and the page."""
     with pass_progress("images") as on_progress:
         crops = exemplars.cut_crops(net, layers, on_progress or (lambda done, total: None))
-    if lost := exemplars.lost_crops(crops):
-        words = listed([f"{name} ({why})" for name, why in lost], 3)
-        output.note(f"Note: {counted(len(lost), 'image')} cannot be drawn: {words}")
+    if gone := exemplars.lost_words(crops):
+        output.note(f"Note: {gone}")
     if options.output is not None:
         for number, layer in enumerate(layers):
             pages = exemplars.draw_exemplars(layer, net, crops)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hookscope import hooks, inspection, report, scores, system
+from hookscope import exemplars, hooks, inspection, report, scores, system
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.place_rows import in_words, place_section
@@ -38,6 +38,7 @@ class Options:
     categories: tuple[str, ...] | None
     output: str | None
     max_size: int
+    exemplars: str | None
     format: str
 
 
@@ -50,6 +51,10 @@ class Options:
     default="50MB",
     show_default=True,
     help="Largest size of the page, such as 20MB or 512KiB. A larger page keeps the best channels of each layer.",
+)
+@shared.file_option(
+    "--exemplars",
+    "Show the exemplars that hookscope exemplars -o saved in FILE, in the views of their layers.",
 )
 @shared.layer_option(f"Calls whose maps are on the page: {shared.SELECTION}  [default: 0:, every index]")
 @shared.type_option
@@ -66,6 +71,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope inspect resnet34 cat.jpg
       hookscope inspect efficientnet-lite0 cat.jpg coffee.jpg --open
       hookscope inspect nets.py:mine photos/ --weights mine.pth --layer 'backbone.*' -o mine.html --max-size 20MB
+      hookscope inspect resnet50 cat.jpg --exemplars found/exemplars.json
       hookscope inspect shapes samples/shapes/star.png --format json | jq '.[0].reason'
 
     This is the command to begin with. The page is one self-contained HTML file. It shows what the model answered, and
@@ -104,12 +110,14 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     check_choice(net, options.types, options.layers)
     files.groups(net)
     images = files.usable(net.preprocess.frames)
+    best = [] if options.exemplars is None else exemplars.read_exemplars_of(options.exemplars, net)
     with process.prints_to_standard_error(), pass_progress("images") as on_progress:
         found = inspection.inspect(
             net,
             images,
             options.layers,
             types=options.types or None,
+            also=[layer.call.name for layer in best],
             target=options.target,
             categories=categories_of(net, options.categories),
             on_progress=on_progress,
@@ -117,7 +125,11 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
         )
     found = replace(found, provenance={**found.provenance, "command": process.command_line()})
     file = place.path_for(page_name([files.words[image.name] for image in images], net.name), "", net.name, alone=True)
-    _write(found, options.max_size, file, place, files.paths)
+    crops = exemplars.cut_crops(net, best)
+    if gone := exemplars.lost_words(crops):
+        output.note(f"Note: {gone}")
+    page = report.draw_page(found, best, crops, max_size=options.max_size)
+    _write(found, page, file, place, files.paths)
     if place.kind != "stdout":
         caption = caption_of(net)
         rows = Report([place_section(found, file)], in_words=lambda page: in_words(found, caption, page))
@@ -133,8 +145,8 @@ def _chosen(paths: list[str]) -> list[str]:
     return paths[:_MOST_IMAGES]
 
 
-def _write(found: inspection.Inspection, max_size: int, file: str, place: OutputPath, inputs: Sequence[str]) -> None:
-    data = report.draw_page(found, max_size=max_size).encode(errors="backslashreplace")
+def _write(found: inspection.Inspection, page: str, file: str, place: OutputPath, inputs: Sequence[str]) -> None:
+    data = page.encode(errors="backslashreplace")
     if place.kind == "stdout":
         write_bytes(data)
         return
