@@ -108,8 +108,10 @@ def _part(field: ReceptiveField, exemplar: Exemplar) -> tuple[Box, tuple[float, 
     box = (0, 0, width, height)
     if exemplar.place is None or not all(field.stride):
         return box, None
+    row, column = exemplar.place
+    at = row, column % field.frame if field.frame else column
     y, x = (
-        min(max(0.0, field.start[axis] + exemplar.place[axis] * field.stride[axis] + field.size[axis] / 2), side)
+        min(max(0.0, field.start[axis] + at[axis] * field.stride[axis] + field.size[axis] / 2), side)
         for axis, side in enumerate(exemplar.size)
     )
     return box, (x, y)

@@ -22,6 +22,7 @@ _FIELDS = {
     "inspect": "output.place_rows:FIELDS",
     "stats": "output.stats_rows:FIELDS",
     "stats --per-channel": "output.stats_rows:CHANNEL_FIELDS",
+    "exemplars": "commands.exemplars:FIELDS",
     "predict": "commands.predict:FIELDS",
     "cam": "commands.cam:FIELDS",
     "saliency": "commands.saliency:FIELDS",

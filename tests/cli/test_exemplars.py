@@ -1,0 +1,124 @@
+"""The command exemplars: rows, the folder with sheets and progress, the page, and inspect --exemplars."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hookscope.jobs import LocalEngine
+from tests.cli.helpers import Run, files, one_error, rows
+
+NAMES = [f"pics/{label}/{number}.png" for label in ("a", "b") for number in range(3)]
+
+
+@pytest.fixture
+def here(here: Path) -> Path:
+    for number, name in enumerate(NAMES):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((32, 32), 20 + 30 * number).convert("RGB").save(here / name)
+    return here
+
+
+def command_line(*words: str, command: str = "exemplars", format: str = "ndjson") -> list[str]:
+    size = ["--input-size", "32", "--preprocess", "stretch"]
+    return [command, "nets.py:Small", *size, "--weights", "none", "--format", format, *words]
+
+
+def test_a_row_for_each_channel_has_its_best_image(run: Run) -> None:
+    status, out, errors = run("pics", "--layer", "0,1", "--top", "2")
+    assert (status, errors) == (0, "")
+    found = rows(out)
+    assert [(row["index"], row["name"], row["channel"]) for row in found] == [
+        *[(0, "conv1", channel) for channel in range(6)],
+        *[(1, "conv2", channel) for channel in range(4)],
+    ]
+    first = found[0]
+    assert first["image"] in NAMES and first["label"] == Path(first["image"]).parent.name
+    left, top, right, bottom = map(int, first["box"].split(","))
+    assert right - left <= 5 and bottom - top <= 5  # conv1 is 5×5
+    assert first["images"] == 6 and sum(int(part.split()[1]) for part in first["classes"].split(", ")) == 2
+    assert first["synthesized"] is None and first["weights"].startswith("from factory (seed 0)")
+
+
+def test_channels_and_measures_are_chosen(run: Run) -> None:
+    _, most, _ = run("pics", "--layer", "0", "--channels", "1,3-4")
+    assert [row["channel"] for row in rows(most)] == [1, 3, 4]
+    _, mean, _ = run("pics", "--layer", "0", "--channels", "1,3-4", "--measure", "mean")
+    pairs = zip(rows(most), rows(mean), strict=True)
+    assert all(highest["value"] > lower["value"] for highest, lower in pairs)
+
+
+def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) -> None:
+    status, out, errors = run("pics", "--layer", "0,1", "--least", "-o", "found", "--html", "page.html")
+    assert (status, errors) == (0, "")
+    written = ["found/000-conv1.png", "found/001-conv2.png", "found/exemplars.json", "page.html"]
+    assert [name for name in files(here) if not name.startswith("pics")] == written
+    with Image.open("found/000-conv1.png") as sheet:
+        facts = json.loads(sheet.info["hookscope"])
+    assert len(facts["channels"]) == 6 and len(facts["channels"][0]["least"]) == 6
+    assert Path("page.html").read_text().count("data-call") == 10
+
+    one_error(run("pics", "--layer", "0,1", "-o", "found"), 2, "found/exemplars.json exists...--resume or --overwrite")
+    status, again, errors = run("pics", "--layer", "0,1", "--least", "-o", "found", "--resume")
+    assert (status, again, errors) == (0, out, "Note: found/exemplars.json holds 6 of 6 images\n")
+    one_error(run("pics", "--layer", "0", "--least", "-o", "found", "--resume"), 1, "does not match this run...layers")
+    assert run("pics", "--layer", "0", "-o", "found", "--overwrite")[0] == 0
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run("pics", "--layer", "0")[1]
+    passes = LocalEngine.run
+
+    def interrupted(*arguments, **options):
+        yield from (part for part, _ in zip(passes(*arguments, **options), range(2), strict=False))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "run", interrupted)
+        status, out, errors = run("pics", "--layer", "0", "-o", "found", "--batch-size", "2")
+    assert (status, out) == (130, "") and "holds 4 of 6 images; add --resume to go on" in errors
+    status, out, errors = run("pics", "--layer", "0", "-o", "found", "--resume")
+    assert (status, out, errors) == (0, whole, "Note: found/exemplars.json holds 4 of 6 images\n")
+
+
+def test_a_lost_image_ends_with_1_and_the_others_are_used(run: Run, here: Path) -> None:
+    (here / "pics" / "a" / "0.png").write_text("no picture")
+    status, out, errors = run("pics", "--layer", "0")
+    assert status == 1 and rows(out)[0]["images"] == 5
+    assert "Error: " in errors and "Note: 1 of 6 images skipped" in errors
+    assert run("pics", "--layer", "0", "--strict")[:2] == (1, "")
+
+
+def test_inspect_shows_the_exemplars_of_these_weights_only(run: Run, here: Path) -> None:
+    assert run("pics", "--layer", "relu", "-o", "found")[0] == 0
+    (here / NAMES[0]).unlink()
+    words = [NAMES[1], "--exemplars", "found/exemplars.json", "-o", "page.html"]
+    status, _, errors = run(*words, command="inspect")
+    page = Path("page.html").read_text()
+    assert status == 0 and "1 exemplar image cannot be drawn: pics/a/0.png (file not found)" in errors
+    assert "Exemplars of 6 channels among 6 images" in page  # relu is not drawn without exemplars
+    one_error(run(*words, "--seed", "1", command="inspect"), 1, "no exemplars of nets.py:Small with these weights")
+    one_error(run(*words[:1], "--exemplars", NAMES[2], command="inspect"), 1, "holds no saved exemplars")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["pics", "--channels", "top:3"], 2, "--channels takes numbers"),
+        (["pics", "--resume"], 2, "--resume needs -o"),
+        (["pics", "--resume", "--overwrite", "-o", "x"], 2, "--resume and --overwrite contradict each other"),
+        (["pics", "-o", "nets.py"], 2, "nets.py is not a folder"),
+        (["pics", "-o", "-"], 2, "is not a folder"),
+        (["pics", "--html", "page.png"], 2, "name it .html"),
+        (["pics", "--layer", "nothing"], 1, "nothing"),
+        (["pics", "--layer", "0", "--channels", "99"], 2, "conv1 has no channel 99"),
+        (["pics", "--layer", "0", "--top", "0"], 2, "--top"),
+        ([], 2, "no image was given"),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_line(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
+    one_error(run(*words), status, message)
+    assert not (here / "x").exists()
