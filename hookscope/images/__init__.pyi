@@ -12,3 +12,4 @@ from .reader import (
     read_picture as read_picture,
     read_pipe as read_pipe,
 )
+from .remote import is_remote as is_remote

@@ -17,6 +17,7 @@ from hookscope.errors import ImageError, UsageError
 from hookscope.findings import counted
 from hookscope.images.file_types import PNG, foreign_kind, is_drawn_by_hookscope, is_picture_suffix, picture_format
 from hookscope.images.reader import ImageWarning, read_picture
+from hookscope.images.remote import is_remote, remote_pictures
 
 _PLAIN_PNM = re.compile(rb"P[1-3]\s+[#\d]")
 _HEAD_BYTES = 64
@@ -29,16 +30,17 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
 
     A folder is walked in order of names, folders in it at their place. A file in it counts if its suffix or its first
     bytes belong to a format that is read. Hidden files, linked folders, pipes, sockets and devices are skipped, and
-    pictures that hookscope drew itself, with an ``ImageWarning``. Named files and ``-`` are kept, whatever they are. No
-    folder is walked beyond ``limit`` paths.
+    pictures that hookscope drew itself, with an ``ImageWarning``. Named files and ``-`` are kept, whatever they are. In
+    a folder of a remote file system, such as ``s3://bucket/photos/``, the suffix alone decides. No folder is walked
+    beyond ``limit`` paths.
     """
     if not paths:
         raise UsageError("no picture was given", do="name files or folders, or - for standard input")
     named = list(chain.from_iterable(map(_expanded, paths)))
-    if not any(path == "-" or os.path.exists(path) for path in named):
+    if not any(path == "-" or is_remote(path) or os.path.exists(path) for path in named):
         _refuse_missing(named)
     own = list[str]()
-    pictures = chain.from_iterable(_walk(path, own) if os.path.isdir(path) else (path,) for path in named)
+    pictures = chain.from_iterable(_pictures(path, own) for path in named)
     found = list(islice(pictures, limit if limit is None else min(limit, sys.maxsize)))
     if own:
         such = f"{own[0]} is" if len(own) == 1 else f"{len(own):,} pictures are"
@@ -46,12 +48,19 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
     return found
 
 
+def _pictures(path: str, own: list[str]) -> Iterable[str]:
+    """The picture ``path``, or those in the folder."""
+    if is_remote(path):
+        return remote_pictures(path)
+    return _walk(path, own) if os.path.isdir(path) else (path,)
+
+
 def _expanded(path: str) -> Sequence[str]:
     """What a glob matches, in order of names; the name itself if it exists or nothing matches.
 
     Pipes and devices are left out, and what is in a folder that matches too, because that folder is walked.
     """
-    if not glob.has_magic(path) or os.path.lexists(path):
+    if not glob.has_magic(path) or is_remote(path) or os.path.lexists(path):
         return [path]
     found = sorted(glob.glob(path, recursive=True))
     folders = {PurePath(each) for each in found if os.path.isdir(each)}

@@ -19,6 +19,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from hookscope.errors import ImageError, UsageError, nearest, printable
 from hookscope.images.file_types import FORMATS, PNG, foreign_kind, picture_format
 from hookscope.images.grayscale import grayscale_to_rgb, note_dark
+from hookscope.images.remote import is_remote, read_remote
 
 MAX_BYTES = 1 << 30
 """The longest file, pipe or stream that is read."""
@@ -56,8 +57,9 @@ def read_picture(
 ) -> InputImage:
     """Read a photograph as a person sees it: upright, on white, scaled to 8 bits.
 
-    ``source`` is a path, ``-`` for standard input, the file's bytes, or a binary stream; ``name`` is what errors call
-    it. ``frames`` are evenly spaced from the first to the last; a still is repeated.
+    ``source`` is a path, ``-`` for standard input, the file's bytes, or a binary stream; a path with a scheme, such as
+    ``s3://``, is read through fsspec or pyarrow. ``name`` is what errors call it.
+    ``frames`` are evenly spaced from the first to the last; a still is repeated.
     """
     if frames < 1:
         raise UsageError(f"frames must be at least 1, not {frames}")
@@ -110,6 +112,8 @@ def _content(source: Any, name: str) -> bytes:
                 why = "it is closed" if sys.stdin is None else "it is the terminal"
                 raise ImageError(f"no picture on standard input: {why}", do="give a file, or pipe one in")
             return _read_all(sys.stdin.buffer, name)
+        if is_remote(os.fsdecode(source)):
+            return _read_all(io.BytesIO(read_remote(os.fsdecode(source), MAX_BYTES + 1)), name)
         with open(os.fspath(source), "rb") as stream:
             status = os.fstat(stream.fileno())
             if stat.S_ISREG(status.st_mode) and status.st_size > MAX_BYTES:

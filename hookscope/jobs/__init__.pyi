@@ -7,9 +7,11 @@ from .job import (
     Part as Part,
     parts_of as parts_of,
 )
+from .ray_engine import RayEngine as RayEngine
 from .state_file import (
     BEGINNING as BEGINNING,
     StateKind as StateKind,
     read_state as read_state,
     write_state as write_state,
 )
+from .torchrun_engine import TorchrunEngine as TorchrunEngine

@@ -36,6 +36,7 @@ from .preprocess_choice import (
     parse_resize as parse_resize,
 )
 from .run import (
+    describe_error as describe_error,
     forward_error as forward_error,
     model_errors_as_input_errors as model_errors_as_input_errors,
 )

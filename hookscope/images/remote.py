@@ -1,0 +1,111 @@
+"""Pictures in a remote file system, named by a scheme: ``s3://``, ``gs://``, ``hdfs://``, ``file://`` and others."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hookscope.errors import ImageError, printable
+from hookscope.images.file_types import is_picture_suffix
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+_WEB = ("http", "https", "ftp")  # addresses of single files
+
+
+def is_remote(path: str) -> bool:
+    """Whether ``path`` has the scheme of a file system."""
+    scheme = _SCHEME.match(path)
+    return scheme is not None and scheme[1].lower() not in _WEB
+
+
+def read_remote(path: str, most: int) -> bytes:
+    """At most ``most`` bytes of a file.
+
+    Raises:
+        ImageError: The file cannot be read.
+    """
+    with _errors(path):
+        system, inner = _located(path)
+        with system.open(inner, "rb") as stream:
+            data: bytes = stream.read(most)
+            return data
+
+
+def remote_pictures(path: str) -> Iterator[str]:
+    """``path`` itself, or if it is a folder, the files in it and below whose suffix is that of a picture, by name.
+
+    Raises:
+        ImageError: The folder cannot be read, or has no pictures.
+    """
+    if not path.endswith("/") and is_picture_suffix(os.path.splitext(path)[1]):
+        yield path  # no question to the server: there may be a million names
+        return
+    with _errors(path):
+        system, inner = _located(path)
+        is_folder = system.isdir(inner)
+    if not is_folder:
+        yield path
+        return
+    inner, bare = inner.rstrip("/"), path.rstrip("/")
+    start = bare.removesuffix(inner) if bare.endswith(inner) else path[: path.index("://") + 3]
+    found = False
+    for name in _walk(path, system, inner):
+        found = True
+        yield start + name
+    if not found:
+        raise ImageError(f"no pictures in '{path}'", do="name a folder with JPEG, PNG or similar files")
+
+
+def _walk(path: str, system: Any, folder: str) -> Iterator[str]:
+    with _errors(path):
+        entries = sorted((each["name"].rstrip("/"), each["type"]) for each in system.ls(folder, detail=True))
+    for name, kind in entries:
+        last = name.rpartition("/")[2]
+        if name == folder or last.startswith("."):
+            continue
+        if kind == "directory":
+            yield from _walk(path, system, name)
+        elif is_picture_suffix(os.path.splitext(last)[1]):
+            yield name
+
+
+def _located(path: str) -> tuple[Any, str]:
+    """The file system of ``path`` with the interface of fsspec, and the name in it."""
+    try:
+        located: tuple[Any, str] = importlib.import_module("fsspec.core").url_to_fs(path)
+        return located
+    except ImportError:  # fsspec lacks a package for the scheme
+        if importlib.util.find_spec("pyarrow") is None:
+            raise
+    scheme, _, rest = path.partition("://")
+    root, slash, inner = rest.partition("/")
+    system, base = _arrow_system(f"{scheme}://{root or '/'}", os.getpid())
+    return system, base.rstrip("/") + slash + inner
+
+
+@functools.lru_cache(maxsize=16)
+def _arrow_system(root: str, process: int) -> tuple[Any, str]:
+    """The file system of pyarrow, which asks the server for the region of a bucket, and the name of ``root`` in it."""
+    system, base = importlib.import_module("pyarrow.fs").FileSystem.from_uri(root)
+    return importlib.import_module("fsspec.implementations.arrow").ArrowFSWrapper(system), base
+
+
+@contextmanager
+def _errors(path: str) -> Iterator[None]:
+    """Turn what a file system raises into an ImageError of one line."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ImageError(f"no picture '{path}'", do="check the path") from error
+    except ImportError as error:
+        do = "pip install pyarrow, or the package that fsspec names"
+        raise ImageError(f"'{path}' cannot be read: {printable(str(error))}", do=do) from error
+    except Exception as error:  # each file system has errors of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise ImageError(f"'{path}' cannot be read: {reason}", do="check the address and the permissions") from error

@@ -1,0 +1,276 @@
+"""An engine that runs a job on Ray Data: blocks of images go to actors, which hold the model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
+from hookscope.jobs.blocks import BATCHES, blocks_of, refuse_own_files, unpacked
+from hookscope.jobs.job import Job, Part
+from hookscope.models import LoadedModel, describe_error, package_versions
+
+_SECONDS_TO_ANSWER = 12.0  # of a cluster; another two go to the start of the process that asks
+_ATTEMPTS = 3  # for a block whose worker ended, and for a worker that ended
+_LOGGERS = ("ray", "ray.data", "ray.serve", "ray.train", "ray.tune")
+
+
+class RayEngine:
+    """Runs a job on Ray, a part for each block of images; Ray does a block again whose worker or machine was lost.
+
+    Args:
+        address: The cluster: ``auto`` for the one of this machine, or ``HOST:PORT``. None starts Ray on this machine
+            for the run, or uses the Ray that this process is connected to.
+        gpus_per_worker: GPUs of each worker, also a fraction; 0 for workers on the processor.
+        workers: The largest number of workers, by default as many as the cluster has processors or GPUs for.
+        block: Images in a block, by default four batches.
+
+    Example:
+        >>> RayEngine("auto", gpus_per_worker=0.5).gpus_per_worker
+        0.5
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        gpus_per_worker: float = 0.0,
+        workers: int | None = None,
+        block: int | None = None,
+    ) -> None:
+        if not (0 <= gpus_per_worker <= 1 or (gpus_per_worker > 1 and float(gpus_per_worker).is_integer())):
+            asked = f"{gpus_per_worker:g} GPUs for each worker"
+            raise UsageError(asked, "a share of one GPU, or whole GPUs", "give 0.5, 1 or 2")
+        if address is not None and address.startswith("ray://"):
+            asked = f"the address {address} is that of a Ray client, which Ray Data does not support"
+            raise UsageError(asked, do="run on a machine of the cluster with --address auto, or use `ray job submit`")
+        self.address = address
+        self.gpus_per_worker = gpus_per_worker
+        self.workers = workers
+        self.block = block
+
+    def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
+        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order.
+
+        Raises:
+            InstallationError: Ray is not installed, or a worker has other versions of hookscope or torch.
+            HookscopeError: The cluster does not answer, lacks GPUs, or lost a block too often.
+        """
+        if first >= len(paths):
+            return
+        refuse_own_files(paths)
+        ray = _import_ray()
+        packed = _packed(job, net, ray.cloudpickle)
+        with _connected(ray, self.address), _errors_of_ray(ray):
+            blocks = blocks_of(paths, first, self.block or BATCHES * job.batch_size)
+            rows = self._rows(ray, job, packed, [pickle.dumps(block) for block in blocks])
+            with contextlib.closing(rows):
+                for row in rows:
+                    yield unpacked(row)
+
+    def _rows(self, ray: Any, job: Job[Any], packed: bytes, blocks: Sequence[bytes]) -> Iterator[Any]:
+        data = ray.data.from_items([{"row": block} for block in blocks], override_num_blocks=len(blocks))
+        data.context.execution_options.preserve_order = True
+        data.context.enable_progress_bars = data.context.print_on_execution_start = False
+        processors = 1 + job.workers
+        most = self.workers or _most_workers(ray.cluster_resources(), processors, self.gpus_per_worker)
+        device = "cuda" if self.gpus_per_worker else "cpu"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")  # nothing else limits the attempts
+            answers = data.map_batches(
+                _worker_class(),
+                batch_size=1,  # of rows, a block of images each
+                batch_format="pyarrow",
+                compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(most, len(blocks))),
+                fn_constructor_args=([ray.put(packed)], package_versions(), os.getcwd(), device),
+                num_cpus=processors,
+                num_gpus=self.gpus_per_worker,
+                max_restarts=_ATTEMPTS,
+                max_task_retries=_ATTEMPTS,
+            )
+        for table in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            yield from (row.as_py() for row in table["row"])
+
+
+def _worker_class() -> type:
+    """The class of the actors; Ray sends its code, so that it can report that a machine lacks hookscope."""
+
+    class Worker:
+        def __init__(self, packed: Any, versions: Any, folder: str, device: str) -> None:
+            import importlib
+            import socket
+
+            import ray
+
+            self.do: Any = None
+            try:
+                worker = importlib.import_module("hookscope.jobs.ray_worker")
+                self.do = worker.RayWorker(ray.get(packed[0]), versions, folder, device)
+            except Exception as error:
+                self.error = f"{type(error).__name__}: {error} (on {socket.gethostname()})"
+
+        def __call__(self, table: Any) -> Any:
+            import pickle
+
+            import pyarrow
+
+            rows = [self.do(row.as_py()) if self.do else pickle.dumps(self.error) for row in table["row"]]
+            return pyarrow.table({"row": pyarrow.array(rows, pyarrow.large_binary())})
+
+    Worker.__module__ = "__main__"
+    return Worker
+
+
+def _import_ray() -> Any:
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
+        raise InstallationError("Ray is not installed", do="pip install 'hookscope[ray]'")
+    ray = importlib.import_module("ray")
+    importlib.import_module("ray.data")
+    return ray
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str | None) -> Iterator[None]:
+    """Connect to the cluster, or start one here, unless the process is connected already."""
+    if ray.is_initialized():
+        yield
+        return
+    if address is not None:
+        _check_answer(address)
+    handler = _signal_handler()
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    try:
+        more = {"include_dashboard": False} if address is None else {}
+        with _silent_core():
+            ray.init(address or "local", logging_level=logging.ERROR, log_to_driver=False, **more)
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        if handler is not None:  # Ray has set its own
+            signal.signal(signal.SIGTERM, handler)
+        yield
+    finally:
+        ray.shutdown()
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def _silent_core() -> Iterator[None]:
+    """Let the core of Ray, which reads its level of logging when it starts, write no errors that Ray itself mends."""
+    name = "RAY_BACKEND_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        os.environ[name] = "fatal"
+        stack.callback(os.environ.pop, name, None)
+        saved = os.dup(2)  # it tells its level there
+        stack.callback(os.close, saved)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        stack.callback(os.dup2, saved, 2)
+        yield
+
+
+def _signal_handler() -> Any:
+    main = threading.current_thread() is threading.main_thread()
+    return signal.getsignal(signal.SIGTERM) if main else None
+
+
+def _check_answer(address: str) -> None:
+    """Refuse a cluster that does not answer; Ray itself would try for two minutes and then end the process."""
+    host, _, port = address.rpartition(":")
+    do = "start one with `ray start --head`, or leave --address out to start Ray here"
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise HookscopeError(f"no Ray cluster answers at {address}: {reason}", do=do) from error
+    elif address != "auto":
+        raise UsageError(f"'{address}' is not an address", do="give auto, or HOST:PORT such as head:6379")
+    ask = "import sys, ray; from ray._private import services as s; "
+    ask += "ray._raylet.GcsClient(address=s.canonicalize_bootstrap_address_or_die(sys.argv[1]))"
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", ask, address], capture_output=True, timeout=_SECONDS_TO_ANSWER, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise HookscopeError(f"no Ray cluster answers at {address} within {_SECONDS_TO_ANSWER:g} s", do=do) from None
+    if answer.returncode:
+        where = "is running on this machine" if address == "auto" else f"answers at {address}"
+        raise HookscopeError(f"no Ray cluster {where}", do=do)
+
+
+def _most_workers(has: dict[str, float], processors: int, gpus: float) -> int:
+    """How many workers the cluster has room for."""
+    if gpus and has.get("GPU", 0) < gpus:
+        asked = f"--gpus-per-worker {gpus:g} needs GPUs, and the cluster has {has.get('GPU', 0):g}"
+        raise HookscopeError(asked, do="leave it out, or add machines with GPUs")
+    if has.get("CPU", 0) < processors:
+        asked = f"a worker needs {processors} processors, and the cluster has {has.get('CPU', 0):g}"
+        raise HookscopeError(asked, do="give fewer --workers, or add machines")
+    return max(1, int(min(has["CPU"] / processors, has["GPU"] / gpus if gpus else has["CPU"])))
+
+
+@contextlib.contextmanager
+def _errors_of_ray(ray: Any) -> Iterator[None]:
+    """Turn Ray's errors into one line."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        raise _in_one_line(error, ray.exceptions) from error
+
+
+def _in_one_line(error: BaseException, kinds: Any) -> HookscopeError:
+    text = str(error)
+    if isinstance(error, kinds.OutOfMemoryError) or "OutOfMemoryError" in text or "memory" in text:
+        do = "use a smaller --batch-size, fewer workers or larger machines"
+        return HookscopeError("Ray ended a worker, because the memory of its machine was full", do=do)
+    if isinstance(error, kinds.RayActorError) or "ActorDied" in text or "ActorUnavailable" in text:
+        return HookscopeError(f"a worker ended more than {_ATTEMPTS} times on the same images", do="see `ray logs`")
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return HookscopeError(f"Ray failed: {type(error).__name__}: {first}")
+
+
+def _packed(job: Job[Any], net: LoadedModel, cloudpickle: Any) -> bytes:
+    """The job and the model on the CPU, with the code of modules that are not installed."""
+    if net.device != "cpu":
+        preprocess = replace(net.preprocess, device="cpu")
+        net = replace(net, model=copy.deepcopy(net.model).cpu(), device="cpu", preprocess=preprocess)
+    own = [module for name, module in list(sys.modules.items()) if _is_own_code(name, module)]
+    registered = [module for module in own if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        data: bytes = cloudpickle.dumps((job, net))
+    except Exception as error:
+        asked = f"{net.name} cannot be sent to other processes: {describe_error(error)}"
+        raise ModelError(asked, do="use --engine local") from error
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+    return data
+
+
+def _is_own_code(name: str, module: ModuleType) -> bool:
+    """Whether a module is somebody's file, which other machines do not have."""
+    file = getattr(module, "__file__", None)
+    if not file or not file.endswith(".py") or name.partition(".")[0] in ("hookscope", "__main__", "__mp_main__"):
+        return False
+    library = os.path.dirname(os.__file__)
+    return not (file.startswith(library + os.sep) or {"site-packages", "dist-packages"} & set(file.split(os.sep)))
