@@ -114,6 +114,8 @@ def parts_of(
                     each = InputError(f"{name}: {error.asked}", error.exists, error.do)
                     lost.append(LostImage(position, name, each))
             used = (batch.positions, batch.names, batch.sha256) if value is not None else ((), (), ())
+            while any(each.position == done for each in lost):
+                done += 1
             before = tuple(each for each in lost if each.position < done)  # others were read ahead
             yield Part(value, done, *used, before, tuple(notes))
             lost = [each for each in lost if each.position >= done]

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed
 
 from hookscope.errors import HookscopeError
@@ -24,13 +25,16 @@ class TorchrunEngine:
         rank: Number of this process, from 0.
         size: Number of all processes.
         block: Images in a block, by default four batches.
+        local_rank: Number of this process on its machine, which becomes the current GPU; None leaves that as it is.
 
     Example:
         >>> TorchrunEngine(rank=1, size=4).rank
         1
     """
 
-    def __init__(self, rank: int, size: int, block: int | None = None) -> None:
+    def __init__(self, rank: int, size: int, block: int | None = None, local_rank: int | None = None) -> None:
+        if local_rank is not None and torch.cuda.is_available():
+            torch.cuda.set_device(local_rank % torch.cuda.device_count())
         self.rank = rank
         self.size = size
         self.block = block

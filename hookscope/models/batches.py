@@ -73,9 +73,9 @@ def load_batches(
 ) -> Generator[Batch, None, None]:
     """Read, prepare and batch pictures on demand; order and values do not depend on the number of workers.
 
-    Each run of up to ``batch_size`` pictures of one shape makes a batch, see `as_batch`; for detection the shapes may
-    differ. A video model gets clips; a still is repeated. About one batch is prepared ahead. The workers end when the
-    generator is closed or collected.
+    Of each ``batch_size`` pictures, those of one shape that follow each other make a batch, see `as_batch`; for
+    detection the shapes may differ. A video model gets clips; a still is repeated. About one batch is prepared ahead.
+    The workers end when the generator is closed or collected.
 
     Args:
         net: The loaded model.
@@ -99,28 +99,28 @@ def _batches(
     net: LoadedModel, results: Generator[_Result, None, None], size: int, on_lost: OnLost, on_note: OnNote
 ) -> Generator[Batch, None, None]:
     with contextlib.closing(results):
-        while True:
-            ready = deque(_runs(net, _take(results, size, on_lost, on_note)))
-            if not ready:
-                return
+        while (taken := _take(results, size, on_lost, on_note)) is not None:
+            ready = deque(_runs(net, taken))
+            del taken
             while ready:
                 yield ready.popleft()  # keeps no reference while the model works on it
 
 
-def _take(results: Iterator[_Result], size: int, on_lost: OnLost, on_note: OnNote) -> list[_Result]:
-    """The next ``size`` usable pictures, fewer at the end."""
+def _take(results: Iterator[_Result], size: int, on_lost: OnLost, on_note: OnNote) -> list[_Result] | None:
+    """The usable ones of the next ``size`` pictures; None at the end.
+
+    Others do not take the place of a lost one: so a batch is the same whoever works on that part of the list.
+    """
     usable: list[_Result] = []
-    while len(usable) < size:
-        result = next(results, None)
-        if result is None:
-            break
+    result = None
+    for result in itertools.islice(results, size):
         for text in result.notes:
             on_note(result.name, text)
         if result.error is not None:
             on_lost(result.position, result.name, result.error)
         else:
             usable.append(result)
-    return usable
+    return None if result is None else usable
 
 
 def _runs(net: LoadedModel, results: list[_Result]) -> Iterator[Batch]:

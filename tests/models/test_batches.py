@@ -172,7 +172,7 @@ def test_unusable_pictures_are_reported_in_order_with_and_without_workers(tmp_pa
     paths = mixed(tmp_path)
     here, there = Log(), Log()
     first, second = (log.load(net(), paths, 4, workers) for log, workers in ((here, 0), (there, 2)))
-    assert [batch.positions for batch in first] == [(1, 2, 5, 6), (7, 8)]
+    assert [batch.positions for batch in first] == [(1, 2), (5, 6, 7), (8,)]
     assert [(position, name) for position, name, _ in here.lost] == [(n, paths[n]) for n in (0, 3, 4, 9)]
     words = ["cannot be decoded", "is not a picture", "no picture", "is a folder, not a picture"]
     for (_, name, line), word in zip(here.lost, words, strict=True):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import click
 
-from hookscope import jobs
+from hookscope import jobs, models
+from hookscope.cli import process
+from hookscope.cli.output import formats as output
 from hookscope.cli.shared.options import FiniteRange, apply_options
 from hookscope.errors import UsageError
 
@@ -23,7 +26,9 @@ class EngineOptions:
     gpus_per_worker: float | None = None
 
     def check(self) -> None:
-        """Refuse options of a cluster without one."""
+        """Refuse options of a cluster without one, and a cluster inside torchrun."""
+        if self.engine == "ray" and torchrun_rank() is not None:
+            raise UsageError("--engine ray cannot be used under torchrun", do="use one of the two")
         given = {"--address": self.address, "--gpus-per-worker": self.gpus_per_worker}
         for option, value in given.items():
             if self.engine == "local" and value is not None:
@@ -33,8 +38,33 @@ class EngineOptions:
     def make(self) -> jobs.Engine:
         """The engine, which connects to its cluster when it runs."""
         if self.engine == "ray":
-            return jobs.RayEngine(self.address, self.gpus_per_worker or 0.0)  # type: ignore[attr-defined]
+            return jobs.RayEngine(self.address, self.gpus_per_worker or 0.0)
+        if torchrun_rank() is not None:
+            return self._torchrun()
         return jobs.LocalEngine()
+
+    def serve(self, load: Callable[[], models.LoadedModel]) -> None:
+        """Work for rank 0 in another process of torchrun, on the model that ``load`` returns."""
+        output.is_quiet = True  # rank 0 says it
+        engine = self._torchrun()
+        with process.prints_to_standard_error():
+            engine.serve(load())
+
+    def _torchrun(self) -> jobs.TorchrunEngine:
+        return jobs.TorchrunEngine(
+            torchrun_rank() or 0, int(os.environ["WORLD_SIZE"]), local_rank=_number("LOCAL_RANK")
+        )
+
+
+def torchrun_rank() -> int | None:
+    """The number of this process among those that torchrun started; None if it was started otherwise, or is alone."""
+    size = _number("WORLD_SIZE")
+    return _number("RANK") if size is not None and size > 1 and "MASTER_ADDR" in os.environ else None
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,8 +90,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--address",
                 metavar="ADDRESS",
-                help="With --engine ray: the cluster, such as auto or ray://head:10001.  [default: start Ray on this"
-                " machine]",
+                help="With --engine ray: the cluster, auto or HOST:PORT.  [default: start Ray on this machine]",
             ),
             click.option(
                 "--gpus-per-worker",

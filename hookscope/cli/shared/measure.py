@@ -13,7 +13,7 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options
-from hookscope.cli.shared.engine_options import EngineOptions, engine_options
+from hookscope.cli.shared.engine_options import EngineOptions, engine_options, torchrun_rank
 from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import ModelOptions, check_choice, model_options
 from hookscope.cli.shared.options import SELECTION, apply_options, layer_option, ops_option, type_option
@@ -60,7 +60,10 @@ def measuring_options(default: str) -> Callable[[Callable[..., Any]], Callable[.
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def with_job(**options: Any) -> Any:
-            return command(job=MeasureOptions(**{name: options.pop(name) for name in names}), **options)
+            job = MeasureOptions(**{name: options.pop(name) for name in names})
+            if torchrun_rank() and not options.get("merge"):
+                return job.engine.serve(job.model.load)
+            return command(job=job, **options)
 
         return apply_options(options, with_job)
 
