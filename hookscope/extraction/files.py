@@ -377,14 +377,20 @@ class _Run:
                 return None
             metadata = _metadata_of(output)
             _check_same(output, metadata, self.about)
+            if os.path.exists(output.work):  # what a run left that was killed at its very end
+                self._lock()
+                shutil.rmtree(output.work)
             shapes = {name: tuple(column["shape"]) for name, column in metadata["columns"].items()}
             rows, lost = metadata["rows"], metadata["lost"]
             return WrittenFeatures(output.path, rows, lost, shapes, rows + lost, True)
-        self._lock()
         progress = _Progress.load(output)
         _check_same(output, progress.about, self.about)
+        if not (progress.complete and output.shard):
+            self._lock()
+            progress = _Progress.load(output)
         self.progress = self.saved = progress
-        self._check_shards()
+        for number, (_, size) in enumerate(progress.shards):
+            _check_size(output, output.part(number), size, exact=True)
         if progress.complete:
             return replace(self._publish(), earlier=progress.done, was_complete=True)
         name, sha256 = progress.last
@@ -396,10 +402,6 @@ class _Run:
             if output.shard and progress.pending == output.shard:
                 self._close_shard()
         return None
-
-    def _check_shards(self) -> None:
-        for number, (_, size) in enumerate(self.progress.shards):
-            _check_size(self.output, self.output.part(number), size, exact=True)
 
     def add(self, part: Part[FeatureBatch]) -> None:
         """Write the rows of a part; none of it counts as done before all of it is written."""
@@ -426,7 +428,7 @@ class _Run:
         output = self.output
         self._lock()
         if output.shard and output.begun():
-            for name in os.listdir(output.target):
+            for name in sorted(os.listdir(output.target), reverse=True):
                 if _PART.fullmatch(name):
                     _remove(os.path.join(output.target, name))
         _remove(output.progress)

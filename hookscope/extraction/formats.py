@@ -138,7 +138,7 @@ def _write_npz(path: str, table: FeatureTable) -> None:
 
 
 def _npz_metadata(path: str) -> Any:
-    with np.load(path) as arrays:
+    with open(path, "rb") as stream, np.load(stream) as arrays:
         return json.loads(str(arrays["metadata"]))
 
 

@@ -1,0 +1,523 @@
+"""Runs that write features: interrupted, killed and resumed, refused, out of space."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from hookscope.errors import HookscopeError, InputError, UsageError, WriteError
+from hookscope.extraction import check_output, files, write_features
+from tests.extraction.runs import NAMES, SOURCE, features, parts, write
+
+USED = [position for position in range(23) if position not in (0, 5, 6, 22)]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def positions(path: str) -> list[int]:
+    """The positions in an output, whose features belong to them."""
+    if path.endswith("/"):
+        tables = [pandas.read_parquet(part) for part in sorted(Path(path).glob("*.parquet"))]
+        table = pandas.concat(tables) if tables else pandas.DataFrame({"position": [], "backbone out": []})
+        found, values = list(table["position"]), [value[0] for value in table["backbone out"]]
+    elif path.endswith(".npy"):
+        table = pandas.read_csv(path + ".rows.tsv", sep="\t")
+        found, values = list(table["position"]), list(np.load(path)[:, 0])
+    else:
+        with np.load(path) as arrays:
+            found, values = list(arrays["position"]), list(arrays["backbone out"][:, 0])
+    assert found == values
+    return found
+
+
+def lost(path: str) -> list[int]:
+    return list(pandas.read_csv(path + ("_lost.tsv" if path.endswith("/") else ".lost.tsv"), sep="\t")["position"])
+
+
+def left_over() -> list[str]:
+    """Files and folders of the work, which a complete run removes."""
+    return [str(path) for path in Path().rglob("*") if path.name.startswith(".")]
+
+
+def first_only(position: int) -> dict[str, torch.Tensor]:
+    return {"backbone out": features(position)["backbone out"]}
+
+
+CASES: dict[str, dict[str, Any]] = {"a.npy": {}, "a.npz": {}, "out/": {"shard": 5}}
+
+
+def arguments(name: str, **more: Any) -> dict[str, Any]:
+    return {"of": first_only if name.endswith(".npy") else features, **more}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_interrupted_run_is_resumed_without_a_row_lost_or_twice(name: str) -> None:
+    told: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        write(name, arguments(name, stop=14), **CASES[name], on_interrupt=told.append)
+    assert told == [12] and Path(name).exists() == name.endswith("/")
+    with pytest.raises(WriteError, match=r"run that did not end: 12 of 23 images are done; go on with --resume"):
+        write(name, arguments(name), **CASES[name])
+    with pytest.raises(KeyboardInterrupt):
+        write(name, arguments(name, stop=18, size=3), **CASES[name], resume=True, on_start=told.append)
+    written = write(name, arguments(name, size=5), **CASES[name], resume=True, on_start=told.append)
+    assert told == [12, 12, 18] and (written.rows, written.lost, written.earlier) == (19, 4, 18)
+    assert positions(name) == USED and lost(name) == [0, 5, 6, 22] and not left_over()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_complete_run_has_nothing_left_to_do(name: str) -> None:
+    first = write(name, arguments(name), **CASES[name])
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+    again = write_features(SOURCE, lambda done: pytest.fail("it ran again"), name, NAMES, resume=True)
+    assert again.was_complete and (again.rows, again.lost, again.earlier) == (19, 4, 23)
+    assert again.columns == first.columns and not first.was_complete
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
+
+
+def test_resume_begins_where_there_is_nothing() -> None:
+    assert write("a.npz", resume=True).rows == 19
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """The status of a forked process that does ``work``; its buffers are lost when it is killed."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(event: int, work: Callable[[], object]) -> bool:
+    """Do ``work`` in a process that is killed at this event of a file, counted from 0; whether it was killed."""
+
+    def killing() -> None:
+        count = 0
+
+        def hook(name: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal count
+            changes = name in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "fcntl.lockf")
+            if changes or (name == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wa"):
+                count += 1
+                if count > event:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        work()
+
+    status = in_child(killing)
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+
+
+def kill_and_resume(name: str, event: int, size: int) -> bool:
+    """Kill a run at an event, resume it, and remove what it wrote; whether it was killed.
+
+    An earlier output of other features stands there in every second round.
+    """
+    old, wanted = event % 4 < 2, arguments(name, size=size)
+    if old:
+        write(name, wanted, **CASES[name], source={"pool": "max"})
+    killed = killed_at(event, lambda: write(name, wanted, **CASES[name], overwrite=old))
+    if Path(name).exists():
+        found = positions(name)
+        assert found == USED[: len(found)], "whole files, in order"
+        assert name.endswith("/") or len(found) == len(USED)
+    refused = ""
+    try:
+        write(name, wanted, **CASES[name], resume=True)
+    except InputError as error:
+        refused = str(error)
+        write(name, wanted, **CASES[name], overwrite=True)
+    assert not refused or (old and "pool max, not mean" in refused), "killed before the old output was touched"
+    assert positions(name) == USED and lost(name) == [0, 5, 6, 22] and not left_over()
+    for path in Path().iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return killed
+
+
+@pytest.fixture
+def saves_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(files, "_SAVE_SHARE", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda number: None)  # it takes time, and this machine stays on
+
+
+@pytest.mark.usefixtures("saves_always")
+@pytest.mark.parametrize("name", CASES)
+def test_a_killed_run_goes_on_and_leaves_whole_files(name: str) -> None:
+    event, count = 0, 0
+    while kill_and_resume(name, event, 12):
+        event, count = event + 7, count + 1
+    assert count > 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("saves_always")
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_killed_at_any_change_of_a_file_goes_on_and_leaves_whole_files(name: str) -> None:
+    event = 0
+    while kill_and_resume(name, event, 4) | kill_and_resume(name, event + 2, 4):  # with and without an older output
+        event += 1
+    assert event > 20
+
+
+RUN = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from hookscope.extraction import files
+from tests.extraction.runs import NAMES, features, parts
+from tests.extraction.test_files import SOURCE, CASES, arguments
+files._SAVE_EVERY = files._SAVE_SHARE = 0.0
+name = sys.argv[2]
+names = [f"{number}.png" for number in range(400)]
+
+def slowly(first):
+    for part in parts(first, names=names, **arguments(name, size=7)):
+        time.sleep(0.002)
+        yield part
+
+print("ready", flush=True)
+files.write_features(SOURCE, slowly, name, names, resume=True, **CASES[name])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_process_killed_at_random_moments_loses_no_row_and_writes_none_twice(name: str) -> None:
+    Path("run.py").write_text(RUN)
+    chance, kills = random.Random(0), 0
+    while True:
+        process = subprocess.Popen([sys.executable, "run.py", str(ROOT), name], stdout=subprocess.PIPE)
+        with process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            try:
+                assert process.wait(chance.uniform(0.0, 0.12)) == 0
+                break
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+        if Path(name).exists():
+            found = positions(name)
+            assert found == [position for position in range(400) if position not in (0, 5, 6, 22)][: len(found)]
+    assert kills > 5
+    assert positions(name) == [position for position in range(400) if position not in (0, 5, 6, 22)]
+    assert lost(name) == [0, 5, 6, 22] and not left_over()
+
+
+OTHER = {
+    "model": ("other", "model net, not other"),
+    "weights": ("other.pth", r"weights random \(seed 0\), not other\.pth"),
+    "fingerprint": ("e" * 64, "other weights of net"),
+    "preprocess": ("crop 4", "preprocessing resize 8, not crop 4"),
+    "layers": ("a", "layers a, b, not a"),
+    "pool": ("max", "pool mean, not max"),
+    "dtype": ("float16", "dtype none, not float16"),
+    "targets": ((), "targets cat, not none"),
+    "logits": (True, "logits False, not True"),
+}
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("name", ["a.npz", "out/"])
+def test_a_run_of_something_else_is_not_resumed(name: str, complete: bool) -> None:
+    if complete:
+        write(name, **CASES[name])
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            write(name, {"stop": 14}, **CASES[name])
+    for field, (value, words) in OTHER.items():
+        with pytest.raises(InputError, match=f"^cannot resume '{name}'; it was made with {words}; give what it"):
+            write(name, resume=True, source={field: value})
+    for names, words in ((NAMES[:-1], "list of images: 23 images, not 22"), (NAMES[::-1], "list of images; ")):
+        with pytest.raises(InputError, match=f"it was made from another {words}"):
+            write(name, resume=True, names=names)
+    if name == "out/":
+        with pytest.raises(InputError, match="made with --shard 5, not 6"):
+            write(name, shard=6, resume=True)
+    assert write(name, resume=True).rows == 19
+
+
+def test_an_image_that_has_changed_since_is_noticed() -> None:
+    names = [f"{number}.png" for number in range(8)]
+    for name in names:
+        Path(name).write_text(name)
+    with pytest.raises(KeyboardInterrupt):
+        write("a.npz", {"names": names, "lost": (), "stop": 6})
+    Path("3.png").write_text("another image")
+    with pytest.raises(InputError, match=r"cannot resume 'a\.npz': the image '3\.png' has changed since"):
+        write("a.npz", {"names": names, "lost": ()}, resume=True)
+
+
+@pytest.mark.parametrize("name", ["a.npz", "out/"])
+@pytest.mark.parametrize("what", ["0.bin", ".rows.tsv", "progress", "part"])
+def test_a_file_cut_short_is_noticed(name: str, what: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        write(name, {"stop": 14}, **CASES[name])
+    work = Path("out/.parts" if name == "out/" else ".a.npz.parts")
+    if what == "part":
+        file = Path("out/part-00001.parquet")
+    elif what == "progress":
+        file = (Path("out") if name == "out/" else work) / "_progress.json"
+    else:
+        file = work / what
+    if not file.exists():
+        pytest.skip("one file has no parts")
+    os.truncate(file, file.stat().st_size - 9)
+    with pytest.raises(InputError) as error:
+        write(name, resume=True)
+    assert "damaged" in str(error.value) and "\n" not in str(error.value)
+    assert write(name, overwrite=True, **CASES[name]).rows == 19
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".parquet"])
+def test_a_complete_file_that_was_cut_short_is_noticed(suffix: str) -> None:
+    name = "a" + suffix
+    write(name, arguments(name))
+    os.truncate(name, os.path.getsize(name) - 1)
+    with pytest.raises(InputError, match=rf"^'a\{suffix}' holds no features of hookscope, or is damaged"):
+        write(name, arguments(name), resume=True)
+
+
+@pytest.fixture
+def file_limit() -> Iterator[Callable[[int], None]]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("limit", [0, 500, 1700])
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.safetensors", "a.parquet", "a.zarr", "out/"])
+def test_a_full_disk_is_one_line_and_the_run_is_resumed_when_there_is_space(
+    name: str, limit: int, file_limit: Callable[[int], None]
+) -> None:
+    shard = CASES.get(name, {})
+    file_limit(limit)
+    failed = ""
+    try:
+        write(name, arguments(name, size=2), **shard)
+    except WriteError as error:
+        failed = str(error)
+    finally:
+        file_limit(resource.RLIM_INFINITY)
+    assert failed or limit == 1700
+    if failed:
+        assert failed.startswith("cannot write") and "File too large" in failed and "\n" not in failed
+        assert not Path(name).is_file(), "no file that is not whole"
+        assert write(name, arguments(name), **shard, resume=True).rows == 19
+    if name in CASES:
+        assert positions(name) == USED
+    assert not left_over()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_output_that_exists_is_refused_and_replaced_only_if_wanted(name: str) -> None:
+    write(name, arguments(name, lost=()), **CASES[name])
+    with pytest.raises(WriteError, match=rf"^'{name}' exists; replace it with --overwrite, or name another$"):
+        write_features(SOURCE, lambda done: pytest.fail("a pass"), name, NAMES)
+    assert positions(name) == list(range(23))
+    write(name, arguments(name), **CASES[name], overwrite=True)
+    assert positions(name) == USED and lost(name) == [0, 5, 6, 22]
+    write(name, arguments(name, lost=()), **CASES[name], overwrite=True)
+    assert positions(name) == list(range(23))
+    assert not Path("a.npy.lost.tsv").exists() and not Path("out/_lost.tsv").exists(), "nothing was lost"
+
+
+def test_the_old_output_stays_if_the_new_run_fails_at_once() -> None:
+    for name in CASES:
+        write(name, arguments(name), **CASES[name])
+        with pytest.raises(KeyboardInterrupt):
+            write(name, arguments(name, stop=0), **CASES[name], overwrite=True)
+        assert positions(name) == USED and not left_over()
+
+
+def test_files_beside_the_output_are_not_replaced_unasked() -> None:
+    Path("a.npy.json").write_text("mine")
+    with pytest.raises(WriteError, match=r"'a\.npy\.json' exists"):
+        write("a.npy", arguments("a.npy"))
+    assert Path("a.npy.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_folder_of_something_else_is_left_alone(options: dict[str, bool]) -> None:
+    for folder in ("out", "a.zarr"):
+        Path(folder).mkdir()
+        Path(folder, "part-00000.parquet").write_text("mine")
+    with pytest.raises(WriteError, match=r"^the folder 'out/' holds other files; part-00000\.parquet is one of 1;"):
+        write("out/", **options)
+    with pytest.raises(WriteError, match=r"a\.zarr: it is no file of features"):
+        write("a.zarr", **options)
+    assert [path.read_text() for path in sorted(Path().rglob("*.parquet"))] == ["mine", "mine"]
+    assert len(list(Path().rglob("*"))) == 4
+
+
+def test_files_of_others_in_the_folder_of_a_run_stay() -> None:
+    write("out", shard=5)
+    Path("out/README").write_text("mine")
+    write("out", shard=9, overwrite=True)
+    assert Path("out/README").read_text() == "mine" and positions("out/") == USED
+
+
+def test_an_empty_folder_is_taken() -> None:
+    Path("out").mkdir()
+    assert write("out").rows == 19 and positions("out/") == USED
+
+
+def test_a_link_stays_a_link() -> None:
+    Path("far").mkdir()
+    os.symlink("far/a.npz", "a.npz")
+    write("a.npz")
+    assert os.path.islink("a.npz") and positions("far/a.npz") == USED
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("a.npy", {"columns": 2}, r"^\.npy holds the features of one layer, and the run gives 2 columns; choose one"),
+        ("a.npz", {"overwrite": True, "resume": True}, "^--overwrite begins again and --resume goes on"),
+        ("a.npz", {"shard": 5}, r"^a folder holds \.parquet files, and 'a\.npz' is to be one file"),
+        ("out", {"shard": 0}, "^--shard must be at least 1, not 0"),
+        ("-", {}, "^features are written to a file or a folder"),
+        ("a.csv", {}, r"^no format for 'a\.csv'"),
+    ],
+)
+def test_wrong_usage_is_refused_before_the_first_pass(name: str, options: dict[str, Any], words: str) -> None:
+    for call in (check_output, lambda *a, **o: write_features(SOURCE, lambda done: pytest.fail("a pass"), *a, **o)):
+        with pytest.raises(UsageError, match=words):
+            call(name, **options)
+    assert not list(Path().iterdir())
+
+
+def test_places_that_cannot_be_written_are_refused() -> None:
+    Path("file").write_text("")
+    os.mkfifo("a.npz")
+    for name in ("missing/a.npz", "file/a.npz", "file/", "a.npz", "n" * 300 + ".npz"):
+        with pytest.raises(WriteError):
+            write(name)
+
+
+def test_several_columns_that_the_first_batch_shows_are_refused_by_a_format_of_one() -> None:
+    with pytest.raises(UsageError, match=r"^\.npy holds the features of one layer, and the run gives 3 columns"):
+        write("a.npy")
+    assert not list(Path().iterdir())
+
+
+def test_shapes_and_columns_that_differ_between_images_are_refused() -> None:
+    def grows(position: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.zeros(3, 7 if position < 9 else 9)}
+
+    with pytest.raises(InputError, match=r"^cat/9\.png: x has shape 3x9, and 3x7 for earlier images; pool"):
+        write("a.npz", {"of": grows, "size": 1})
+    with pytest.raises(InputError, match=r"^cat/9\.png: not every image has features of y"):
+        write("b.npz", {"of": lambda p: {"x": torch.ones(1)} | ({"y": torch.ones(1)} if p < 9 else {}), "size": 1})
+    with pytest.raises(InputError, match=r"x has no values"):
+        write("c.npz", {"of": lambda p: {"x": torch.zeros(0, 3)}})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_usable_image_is_an_error_and_leaves_nothing(name: str) -> None:
+    with pytest.raises(InputError, match=r"^no image could be used; 23 were tried$"):
+        write(name, {"lost": tuple(range(23))}, **CASES[name])
+    assert not list(Path().iterdir())
+
+
+def test_two_runs_do_not_write_to_one_output() -> None:
+    def other(part: Any) -> None:
+        def run() -> None:
+            with pytest.raises(WriteError, match=r"^another run writes to 'a\.npz'; wait until it ends$"):
+                write("a.npz", resume=True)
+
+        assert in_child(run) == 0
+
+    def batches(first: int) -> Any:
+        for part in parts(first):
+            yield part
+            other(part)
+
+    assert write_features(SOURCE, batches, "a.npz", NAMES).rows == 19
+    assert positions("a.npz") == USED
+
+
+def test_a_list_of_unknown_length_is_resumed() -> None:
+    def batches(first: int) -> Any:
+        return parts(first, stop=14 if not first else None)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_features(SOURCE, batches, "a.npz")
+    with pytest.raises(WriteError, match="did not end: 12 images are done"):
+        write_features(SOURCE, batches, "a.npz")
+    assert write_features(SOURCE, batches, "a.npz", resume=True).rows == 19
+    assert positions("a.npz") == USED
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_images() -> None:
+    code = f"""
+import sys, resource
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from hookscope.extraction import FeatureBatch, write_features
+from hookscope.jobs import Part
+from tests.extraction.runs import SOURCE
+count = int(sys.argv[1])
+def batches(first):
+    for begin in range(first, count, 50):
+        at = tuple(range(begin, begin + 50))
+        names = tuple(f"a/long/name/of/a/folder/{{number}}.jpg" for number in at)
+        batch = FeatureBatch(at, names, ("0" * 64,) * 50, ("",) * 50, {{"x": torch.rand(50, 1024)}})
+        yield Part(batch, begin + 50)
+write_features(SOURCE, batches, sys.argv[2], count=count)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    for name in ("a.npy", "a.npz", "a.safetensors", "a.parquet", "a.zarr", "out/"):
+        used = []
+        for count in ("1000", "100000"):
+            subprocess.run(["rm", "-rf", *map(str, Path().iterdir())], check=True)
+            done = subprocess.run([sys.executable, "-c", code, count, name], capture_output=True, text=True, check=True)
+            used.append(int(done.stdout))
+        assert used[1] - used[0] < 100, (name, used)
+
+
+def test_progress_is_saved_about_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    seen: list[int] = []
+
+    def batches(first: int) -> Any:
+        for part in parts(first):
+            yield part
+            now[0] += 4.0
+            seen.append(json.loads(Path(".a.npz.parts/_progress.json").read_text())["content"]["done"])
+
+    write_features(SOURCE, batches, "a.npz", NAMES)
+    assert seen == [0, 0, 0, 16, 16, 16]
+
+
+def test_errors_are_ours() -> None:
+    assert issubclass(WriteError, HookscopeError)
