@@ -198,14 +198,16 @@ CLASSES = tuple(_BY_CLASS)
 _PAINTERS = tuple(_BY_CLASS.values())
 
 
-def write(folder: Path, seed: int, numbers: Sequence[int]) -> None:
-    """Pictures as PNG files, and their classes and boxes in ``boxes.json``."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write(folder: Path, seed: int, numbers: Sequence[int], by_class: bool = False) -> None:
+    """Pictures as PNG files, ``by_class`` in folders, and their classes and boxes in ``boxes.json``."""
+    for name in CLASSES if by_class else ("",):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     boxes: dict[str, dict[str, object]] = {}
     for number in numbers:
         drawn = draw(seed, number)
         before = sum(facts["class"] == CLASSES[drawn.label] for facts in boxes.values())
         name = CLASSES[drawn.label] + (f"-{before + 1}" if before else "") + ".png"
+        name = f"{CLASSES[drawn.label]}/{name}" if by_class else name
         drawn.image.save(folder / name)
         boxes[name] = {"class": CLASSES[drawn.label], "box": list(drawn.box), "seed": seed, "number": number}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(facts)}" for name, facts in boxes.items())
@@ -218,8 +220,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=12, help="how many pictures, from number 0")
     parser.add_argument("--seed", type=int, default=5, help="which stream of pictures")
     parser.add_argument("--into", type=Path, required=True, help="folder, made when missing")
+    parser.add_argument("--by-class", action="store_true", help="a folder for each class")
     options = parser.parse_args()
-    write(options.into, options.seed, range(options.count))
+    write(options.into, options.seed, range(options.count), options.by_class)
 
 
 if __name__ == "__main__":
