@@ -125,10 +125,13 @@ def check_output(
     name = os.fspath(path)
     if overwrite and resume:
         raise UsageError("--overwrite begins again and --resume goes on", do="choose one of them")
-    if name in ("", "-"):
-        raise UsageError("features are written to a file or a folder", do="name one")
     suffix = os.path.splitext(name.rstrip(os.sep))[1].lower()
     folder = shard is not None or name.endswith(os.sep) or not suffix or (os.path.isdir(name) and suffix != ".zarr")
+    is_folder = os.path.isdir(name)
+    special = os.path.exists(name) and not is_folder and (folder or not os.path.isfile(name))
+    if name in ("", "-") or special:  # standard output, a pipe, a file without suffix
+        asked = f"cannot write features to '{name}'"
+        raise UsageError(asked, do=f"name a file that ends in {', '.join(FORMATS)}, or a folder")
     if folder and suffix in FORMATS and suffix != ".parquet":
         raise UsageError(f"a folder holds .parquet files, and '{name}' is to be one file", do="name a folder")
     if shard is not None and shard < 1:
@@ -141,9 +144,8 @@ def check_output(
     if folder:
         check_folder(name)
     else:
-        is_folder = os.path.isdir(output.target)
         check_writable(output.target + ".lost.tsv" if is_folder else output.target)
-        if os.path.exists(output.target) and not (os.path.isfile(output.target) or (is_folder and _is_ours(output))):
+        if is_folder and not _is_ours(output):
             raise WriteError(f"cannot write {name}: it is no file of features", do="name another")
     _check_nothing_there(output, overwrite, resume)
     return output
@@ -353,8 +355,7 @@ class _Run:
     about: dict[str, Any]
     progress: _Progress = field(init=False)
     saved: _Progress | None = None
-    streams: dict[str, IO[bytes]] = field(default_factory=dict)
-    opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    lock: IO[bytes] | None = None
     next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
 
     def __post_init__(self) -> None:
@@ -398,7 +399,7 @@ class _Run:
             asked = f"cannot resume '{output.path}': the image '{name}' has changed since"
             raise InputError(asked, do="begin again with --overwrite")
         with write_errors(output.path):
-            self._open()
+            self._cut()
             if output.shard and progress.pending == output.shard:
                 self._close_shard()
         return None
@@ -440,33 +441,30 @@ class _Run:
         rows, lost = len(_tsv([ROW_FIELDS])), len(_tsv([_LOST_FIELDS]))
         self.progress = self.saved = replace(self.progress, row_bytes=rows, lost_bytes=lost)
         self.progress.save(output)
-        self._open()
 
     def _lock(self) -> None:
         """Make the folder of pending rows, and keep other runs away; the lock ends with this process in any case."""
         make_folder(self.output.work)
-        stream = self.opened.enter_context(open(os.path.join(self.output.work, _LOCK), "wb"))  # noqa: SIM115
+        self.lock = open(os.path.join(self.output.work, _LOCK), "wb")  # noqa: SIM115  (open to the end of the run)
         try:
             if fcntl is not None:
-                fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which worker processes would inherit
+                fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which workers would inherit
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):  # else the file system has no locks
                 raise WriteError(f"another run writes to '{self.output.path}'", do="wait until it ends") from None
 
-    def _open(self) -> None:
-        """Open the files of the saved progress, without what was written after it."""
+    def _sizes(self) -> dict[str, int]:
+        """The files of pending rows, and their bytes; they may have more after a run that was killed."""
         progress = self.progress
-        sizes = {self.row_file: progress.row_bytes, self.output.lost: progress.lost_bytes}
-        for number in range(len(progress.columns)):
-            column = progress.column(self.output, number)
-            sizes[column.file] = progress.pending * column.row_bytes
-        for name, size in sizes.items():
-            _check_size(self.output, name, size)
-            self._open_file(name, size)
+        columns = [progress.column(self.output, number) for number in range(len(progress.columns))]
+        sizes = {column.file: progress.pending * column.row_bytes for column in columns}
+        return {**sizes, self.row_file: progress.row_bytes, self.output.lost: progress.lost_bytes}
 
-    def _open_file(self, name: str, size: int = 0) -> None:
-        self.streams[name] = self.opened.enter_context(open(name, "ab"))  # noqa: SIM115
-        self.streams[name].truncate(size)
+    def _cut(self) -> None:
+        """Remove what was written after the progress was saved."""
+        for name, size in self._sizes().items():
+            _check_size(self.output, name, size)
+            os.truncate(name, size)
 
     def _append(self, batch: FeatureBatch | None, first: int, last: int, lost: Sequence[LostImage], done: int) -> None:
         progress, count = self.progress, last - first
@@ -479,17 +477,17 @@ class _Run:
                     progress, columns={name: (_dtype(value), tuple(value.shape[1:])) for name, value in values.items()}
                 )
                 for number in range(len(values)):
-                    self._open_file(progress.column(self.output, number).file)
+                    _remove(progress.column(self.output, number).file)  # rows of a run that was killed unsaved
             _check_alike(progress.columns, values, batch.names[first])
             for number, value in enumerate(values[name] for name in progress.columns):
-                self.streams[progress.column(self.output, number).file].write(_bytes(value))
+                _append_to(progress.column(self.output, number).file, _bytes(value))
             fields = (batch.positions, batch.names, batch.sha256, batch.labels)
             rows = _tsv(zip(*(each[first:last] for each in fields), strict=True))
             progress = replace(progress, last=(batch.names[last - 1], batch.sha256[last - 1]))
         if lost:
             lines = _tsv((each.position, each.name, each.error) for each in lost)
-        self.streams[self.row_file].write(rows)
-        self.streams[self.output.lost].write(lines)
+        _append_to(self.row_file, rows)
+        _append_to(self.output.lost, lines)
         self.progress = replace(
             progress,
             done=done,
@@ -504,9 +502,8 @@ class _Run:
         """Make sure that all rows are on the disk, then say so."""
         began = time.monotonic()
         progress = self.progress
-        for stream in self.streams.values():
-            stream.flush()
-            os.fsync(stream.fileno())
+        for name in self._sizes():
+            _sync(name)
         progress.save(self.output)
         self.saved = progress
         now = time.monotonic()
@@ -519,8 +516,7 @@ class _Run:
         _remove(self.whole)
         self.output.format.write(self.whole, FeatureTable(progress.pending, columns, self.row_file, metadata))
         if os.path.isfile(self.whole):
-            with open(self.whole, "rb") as stream:
-                os.fsync(stream.fileno())
+            _sync(self.whole)
 
     def _close_shard(self) -> None:
         self._save()
@@ -532,9 +528,7 @@ class _Run:
         shards = (*progress.shards, (progress.pending, size))
         self.progress = replace(progress, shards=shards, pending=0, row_bytes=header)
         self._save()
-        for name, stream in self.streams.items():
-            if name != self.output.lost:
-                stream.truncate(header if name == self.row_file else 0)
+        self._cut()
 
     def finish(self) -> WrittenFeatures:
         """Assemble the file, or the last one of the folder."""
@@ -597,8 +591,18 @@ class _Run:
         return self.saved.done
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the disk is full: what was not saved is lost anyway
-            self.opened.close()
+        if self.lock is not None:
+            self.lock.close()
+
+
+def _append_to(name: str, data: Any) -> None:
+    with open(name, "ab") as stream:  # not kept open: there may be more columns than a process may have files
+        stream.write(data)
+
+
+def _sync(name: str) -> None:
+    with open(name, "rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def _check_size(output: Output, name: str, size: int, exact: bool = False) -> None:
