@@ -33,6 +33,7 @@ SUMMARIES = {
     "Measure": {
         "stats": "Measure every layer on images and report what is wrong.",
         "check": "Check every layer against limits, for CI.",
+        "extract": "Write the features of many images to a file.",
         "weights": "Report on the weights of a model.",
         "verify": "Prove that hookscope reports the truth on this machine.",
     },

@@ -81,6 +81,8 @@ class WrittenFeatures:
         columns: Shape of the features of one image, by column.
         earlier: Number of images that an earlier run had done, used or lost.
         was_complete: Whether there was nothing left to do.
+        dtypes: Data type of the features, by column.
+        lost_file: The file that names the lost images; empty if there are none.
     """
 
     path: str
@@ -89,3 +91,5 @@ class WrittenFeatures:
     columns: Mapping[str, tuple[int, ...]]
     earlier: int = 0
     was_complete: bool = False
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    lost_file: str = ""

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -381,9 +381,9 @@ class _Run:
             if os.path.exists(output.work):  # what a run left that was killed at its very end
                 self._lock()
                 shutil.rmtree(output.work)
-            shapes = {name: tuple(column["shape"]) for name, column in metadata["columns"].items()}
             rows, lost = metadata["rows"], metadata["lost"]
-            return WrittenFeatures(output.path, rows, lost, shapes, rows + lost, True)
+            columns = {name: (column["dtype"], tuple(column["shape"])) for name, column in metadata["columns"].items()}
+            return replace(_written(output, rows, lost, columns), earlier=rows + lost, was_complete=True)
         progress = _Progress.load(output)
         _check_same(output, progress.about, self.about)
         if not (progress.complete and output.shard):
@@ -571,8 +571,7 @@ class _Run:
             if not progress.lost:
                 _remove(output.lost)
         shutil.rmtree(output.work, ignore_errors=True)
-        shapes = {name: shape for name, (_, shape) in progress.columns.items()}
-        return WrittenFeatures(output.path, progress.rows, progress.lost, shapes)
+        return _written(output, progress.rows, progress.lost, progress.columns)
 
     def stop(self) -> int:
         """Save what is done when an exception ends the run; the number of images that are saved."""
@@ -603,6 +602,15 @@ def _append_to(name: str, data: Any) -> None:
 def _sync(name: str) -> None:
     with open(name, "rb") as stream:
         os.fsync(stream.fileno())
+
+
+def _written(
+    output: Output, rows: int, lost: int, columns: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> WrittenFeatures:
+    shapes = {name: shape for name, (_, shape) in columns.items()}
+    dtypes = {name: dtype for name, (dtype, _) in columns.items()}
+    lost_file = (os.path.join(output.path, "_lost.tsv") if output.shard else f"{output.path}.lost.tsv") if lost else ""
+    return WrittenFeatures(output.path, rows, lost, shapes, dtypes=dtypes, lost_file=lost_file)
 
 
 def _check_size(output: Output, name: str, size: int, exact: bool = False) -> None:

@@ -57,9 +57,9 @@ class ExtractionJob:
 
 
 def check_alike(first: FeatureBatch, other: FeatureBatch) -> None:
-    """Raise a UsageError if ``other`` has other columns than ``first``, or rows of other shapes."""
+    """Raise a LayerError if ``other`` has other columns than ``first``, or rows of other shapes."""
     if others := sorted(first.features.keys() ^ other.features.keys()):
-        raise UsageError(
+        raise LayerError(
             f"only some images have features of {listed(others)}", do="choose layers that run for each image"
         )
     for key, rows in first.features.items():
@@ -68,10 +68,10 @@ def check_alike(first: FeatureBatch, other: FeatureBatch) -> None:
             raise different_shapes(key, here, there, other.names[0])
 
 
-def different_shapes(key: str, here: Sequence[int], there: Sequence[int], name: str) -> UsageError:
+def different_shapes(key: str, here: Sequence[int], there: Sequence[int], name: str) -> LayerError:
     shapes = ("x".join(map(str, shape)) or "one value" for shape in (there, here))
     exists = f"it has {next(shapes)} for {name} after {next(shapes)}"
-    return UsageError(
+    return LayerError(
         f"{key} has rows of different shapes", exists, "pool it by mean or max, or make images of one size"
     )
 
@@ -157,9 +157,8 @@ class _Extractor:
             idle = [name for name in observer.progress.did_not_run if name in names]
             calls = [call for call in kept if observer.wanted(call)]
             if idle or not calls:
-                raise InputError(
-                    f"{idle[0] or MODEL if idle else 'no chosen layer'} did not run", do="choose another layer"
-                )
+                asked = f"{idle[0] or MODEL if idle else 'no chosen layer'} did not run"
+                raise LayerError(asked, do="choose another layer")
             self.calls = calls
             self.exact = Selection.of_calls(calls)
         ran = {call.key: parts for call, parts in kept.items()}

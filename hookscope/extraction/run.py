@@ -219,7 +219,7 @@ class Extraction:
         """The part of each batch, from position ``first`` of the images on; every image comes once, in order.
 
         Raises:
-            UsageError: Images have rows of different shapes.
+            LayerError: Images have rows of different shapes.
         """
         before: FeatureBatch | None = None
         overflowed = Counter[str]()
@@ -263,7 +263,8 @@ class Extraction:
 
         Raises:
             InputError: No image could be used, or the output belongs to another run or is damaged.
-            UsageError: There is no such format, it holds one layer alone, or rows have different shapes.
+            LayerError: Rows have different shapes.
+            UsageError: There is no such format, or it holds one layer alone.
             WriteError: The output exists or cannot be written.
             InstallationError: The format needs a package that is not installed.
         """

@@ -242,7 +242,7 @@ def test_the_label_of_a_pair_is_the_label_of_its_row(labels: Any, texts: list[st
 def test_images_of_several_sizes_can_only_be_pooled() -> None:
     images = [torch.ones(1, 4, 4), torch.ones(1, 4, 4), torch.ones(1, 4, 6)]
     assert joined(extract(chain(), images, 0, pool="mean"), "0").shape == (3, 1)
-    with pytest.raises(UsageError, match="0 has rows of different shapes; it has 1x4x6 for 2 after 1x4x4; pool it"):
+    with pytest.raises(LayerError, match="0 has rows of different shapes; it has 1x4x6 for 2 after 1x4x4; pool it"):
         list(extract(chain(), images, 0))
 
 
@@ -275,7 +275,7 @@ def test_wrong_arguments_are_refused_before_any_pass(words: str) -> None:
     ("layers", "error", "words"),
     [
         ("nope", LayerError, "no layer 'nope'"),
-        ("idle", InputError, "idle did not run"),
+        ("idle", LayerError, "idle did not run"),
         ("number", LayerError, "number returned no tensor"),
         ("folded", LayerError, "folded has no row for each image; its output is 14x8 for 7 images"),
     ],

@@ -19,6 +19,7 @@ COMMANDS = [
         "intervene",
         "stats",
         "check",
+        "extract",
         "weights",
         "verify",
     ),
@@ -178,6 +179,18 @@ CASES: dict[str, dict[str, str]] = {
         "plot": "stats nets.py:sick photos --plot stats.png --format table",
         "tensorboard": "stats nets.py:small star.png --layer conv1 --tensorboard board",
     },
+    "extract": {
+        "one layer": "extract shapes star.png ring.png --layer features.12 --pool mean -o features.npz",
+        "several columns": "extract shapes photos --layer 0,features.12 --pool max --dtype float16 --logits"
+        " --target star -o features.safetensors --format table",
+        "skipped pictures": "extract nets.py:small star.png cut.png notes.txt --layer conv1 -o a.npy --format json",
+        "an output that exists": """
+            extract nets.py:small star.png --layer conv1 -o a.npz
+            extract nets.py:small ring.png --layer conv1 -o a.npz
+            extract nets.py:small ring.png --layer conv1 -o a.npz --resume
+            extract nets.py:small ring.png --layer conv1 -o a.npz --overwrite
+        """,
+    },
     "check": {
         "all is well": "check shapes star.png --no-nan --max-abs 1e4 --format table",
         "dead": "check shapes star.png --max-dead 0.05 --layer 're:features.1[12]'",
@@ -320,6 +333,9 @@ CASES: dict[str, dict[str, str]] = {
         "resume without save": "stats shapes star.png --resume",
         "merge what is no save": "stats --merge notes.txt names.txt",
         "share": "stats shapes star.png --dead-share 150%",
+        "features of no layer": "extract shapes star.png -o a.npz",
+        "features of two layers in one array": "extract shapes star.png --layer 0:2 -o a.npy",
+        "features in another format": "extract shapes star.png --layer 0 -o a.txt",
         "no limit": "check shapes star.png",
         "limit that is no number": "check shapes star.png --max-abs many",
         "allowed layer that is not there": "check shapes star.png --max-dead 0 --allow nowhere",

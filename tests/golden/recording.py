@@ -278,6 +278,8 @@ def _describe(path: Path, folder: Path) -> Any:
 
 
 def _array(values: np.ndarray) -> dict[str, Any]:
+    if values.dtype.kind == "U":
+        return {"shape": list(values.shape), "dtype": "text"}
     numbers = values.astype(np.float64)
     return {
         "shape": list(values.shape),

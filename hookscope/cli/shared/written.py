@@ -65,9 +65,9 @@ def wrote(path: str, overview: Callable[[], Image] | None = None) -> None:
 
 
 def wrote_arrays(path: str) -> None:
-    """Remember the file of ``--raw``, which no viewer opens."""
+    """Remember a file or folder of numbers, which no viewer opens."""
     context = click.get_current_context(silent=True)
-    if context is not None and os.path.isfile(path):
+    if context is not None and (os.path.isfile(path) or os.path.isdir(path)):
         context.meta.setdefault(_ARRAYS, []).append(path)
 
 

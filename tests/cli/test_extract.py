@@ -1,0 +1,348 @@
+"""The command extract on a small model: what is printed and written, interrupted runs, and all that can be wrong."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hookscope
+from tests.cli.helpers import POSIX, Run, Terminal, files, one_error, rows, start
+
+NETS = """
+
+class Odd(Small):
+    def __init__(self):
+        super().__init__()
+        self.none, self.empty, self.first, self.idle, self.logits = Takes(), Takes(), Takes(), Takes(), nn.Identity()
+
+    def forward(self, x):
+        self.none(x, lambda x: None)
+        self.empty(x, lambda x: x[:, :0])
+        self.first(x, lambda x: x[0])
+        return self.logits(super().forward(x))
+
+class Takes(nn.Module):
+    def forward(self, x, function):
+        return function(x)
+
+class Other(Small):
+    def __init__(self):
+        super().__init__()
+        self.conv1.weight.data += 1
+
+class Late(Small):
+    passes = 0
+
+    def forward(self, x):
+        import os, time
+        time.sleep(float(os.environ.get("SLOW", 0)))
+        self.passes += 1
+        if self.passes == 3 and os.path.exists("stop"):
+            raise KeyboardInterrupt
+        return super().forward(x)
+"""
+NAMES = ["pics/0.png", "pics/1.png", "pics/ant/2.png", "pics/ant/3.png", "pics/bee/4.png", "pics/bee/5.png"]
+
+
+@pytest.fixture
+def here(here: Path) -> Path:
+    for folder in ("pics/ant", "pics/bee", "empty"):
+        (here / folder).mkdir(parents=True)
+    for number, name in enumerate(NAMES):
+        Image.effect_noise((32, 32), 60 + 9 * number).convert("RGB").save(here / name)
+    (here / "bad.jpg").write_text("no picture")
+    return here
+
+
+def command_line(*words: str, model: str = "nets.py:Small", format: str = "ndjson") -> list[str]:
+    return ["extract", model, "--preprocess", "none", "--batch-size", "2", "--format", format, *words]
+
+
+def written(folder: Path) -> list[str]:
+    """The files of a run, without what was there before."""
+    return [name for name in files(folder) if not name.startswith(("pics/", "bad"))]
+
+
+def arrays(path: str) -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return {name: file[name] for name in file if name != "metadata"}
+
+
+def same(path: str, other: str) -> bool:
+    here, there = arrays(path), arrays(other)
+    return list(here) == list(there) and all(np.array_equal(here[name], there[name]) for name in here)
+
+
+def test_each_column_has_a_row_and_each_image_its_values(run: Run, here: Path) -> None:
+    words = ["--layer", "conv1,relu#0", "--logits", "--target", "1", "--pool", "max", "-o", "x.npz"]
+    status, out, errors = run("pics", *words, "--batch-size", "1")
+    assert (status, errors) == (0, "")
+    weights = "from factory (seed 0): untrained unless it loads its own"
+    about = {"dtype": "float32", "images": 6, "weights": weights}
+    shapes = {"conv1": [6], "relu": [6], "logits": [4], "probability 1": []}
+    assert rows(out) == [{"layer": layer, "shape": shape, **about} for layer, shape in shapes.items()]
+    table = arrays("x.npz")
+    assert table["path"].tolist() == NAMES
+    assert table["label"].tolist() == ["", "", "ant", "ant", "bee", "bee"]
+    net = hookscope.load_model("nets.py:Small", preprocess="none")
+    for at, name in enumerate(NAMES):
+        with hookscope.capture(net.model, layers="conv1,relu") as activations, torch.no_grad():
+            scores = net.model(net.preprocess(hookscope.open_image(name))[None])
+        for layer in ("conv1", "relu"):
+            assert np.array_equal(table[layer][at], activations[layer].amax((2, 3))[0].numpy())
+        assert np.array_equal(table["logits"][at], scores[0].numpy())
+        assert table["probability 1"][at] == pytest.approx(float(scores.softmax(1)[0, 1]))
+
+
+def test_a_lost_image_is_a_line_and_no_shift_of_rows(run: Run, here: Path) -> None:
+    words = ["--layer", "conv1", "-o", "x.npz"]
+    status, out, errors = run("pics/0.png", "bad.jpg", "none.png", "pics/1.png", *words)
+    assert (status, rows(out)[0]["images"]) == (1, 2)
+    lines = errors.splitlines()
+    assert [line.split(";")[0] for line in lines[:2]] == [
+        "Error: 'bad.jpg' is not a picture that can be read",
+        "Error: no picture 'none.png'",
+    ]
+    assert lines[2:] == ["Note: 2 of 4 images skipped: x.npz.lost.tsv names them"]
+    assert (arrays("x.npz")["position"].tolist(), arrays("x.npz")["path"].tolist()) == ([0, 3], NAMES[:2])
+    lost = (here / "x.npz.lost.tsv").read_text().splitlines()
+    assert [line.split("\t")[:2] for line in lost] == [["position", "path"], ["1", "bad.jpg"], ["2", "none.png"]]
+
+
+@pytest.mark.parametrize("target", ["x.npy", "x.npz", "x.safetensors", "x.parquet", "x.zarr", "out/"])
+def test_every_format_is_written(run: Run, here: Path, target: str) -> None:
+    pytest.importorskip({"x.zarr": "zarr", "x.parquet": "pyarrow", "out/": "pyarrow"}.get(target, "numpy"))
+    shard = ["--shard", "4"] if target == "out/" else []
+    status, out, errors = run("pics", "--layer", "fc", "--dtype", "float16", "-o", target, *shard)
+    assert (status, errors, rows(out)[0]["dtype"]) == (0, "", "float16")
+    names = {
+        "x.npy": ["x.npy", "x.npy.json", "x.npy.rows.tsv"],
+        "x.safetensors": ["x.safetensors", "x.safetensors.rows.tsv"],
+    }
+    if target == "out/":
+        assert written(here) == ["out/_progress.json", "out/part-00000.parquet", "out/part-00001.parquet"]
+    elif target != "x.zarr":
+        assert written(here) == names.get(target, [target])
+    assert run("pics", "--layer", "fc", "-o", target, *shard)[0] == 1
+    assert run("pics", "--layer", "fc", "-o", target, *shard, "--overwrite")[0] == 0
+
+
+def test_what_was_written_is_told(here: Path, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    from hookscope.cli.main import main
+
+    for target in ("x.npz", "out/"):
+        with pytest.raises(SystemExit):
+            main(command_line("pics", "--layer", "fc", "-o", target))
+        assert capfd.readouterr().err == f"wrote {target}\n"
+
+
+def test_a_terminal_shows_images_per_second(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert run("pics", "--layer", "fc", "-o", "x.npz")[0] == 0
+    assert "6/6" in terminal.getvalue() and "images/s" in terminal.getvalue()
+
+
+LATE = ["pics", "--layer", "conv1", "--weights", "w.pth"]
+TO_RESUME = {"model": "nets.py:Late"}
+
+
+@pytest.fixture
+def interrupted(run: Run, here: Path) -> Run:
+    """``run``; x.npz and out/ are those of a run that was interrupted after four of six images."""
+    torch.save(hookscope.load_model("nets.py:Late").model.state_dict(), here / "w.pth")
+    (here / "stop").touch()
+    for target in (["x.npz"], ["out/", "--shard", "3"]):
+        status, out, errors = run(*LATE, "-o", *target, **TO_RESUME)
+        assert (status, out) == (130, "")
+        assert errors == f"Note: 4 of 6 images are saved in {target[0]}; add --resume to continue\n"
+    (here / "stop").unlink()
+    return run
+
+
+def test_an_interrupted_run_is_resumed_where_it_stopped(interrupted: Run, here: Path) -> None:
+    assert not (here / "x.npz").exists()
+    message = "'x.npz' is the output of a run that did not end: 4 of 6 images are done; ... --resume, ...--overwrite"
+    one_error(interrupted(*LATE, "-o", "x.npz", **TO_RESUME), 1, message)
+    status, out, errors = interrupted(*LATE, "-o", "x.npz", "--resume", **TO_RESUME)
+    assert (status, errors, rows(out)[0]["images"]) == (0, "Note: x.npz holds 4 of 6 images\n", 6)
+    assert interrupted(*LATE, "-o", "whole.npz", **TO_RESUME)[0] == 0
+    assert same("x.npz", "whole.npz")
+    assert not list(here.glob(".x*"))
+    again = interrupted(*LATE, "-o", "x.npz", "--resume", **TO_RESUME)  # nothing is left to do
+    assert again == (0, out, "Note: x.npz holds 6 of 6 images\n")
+
+
+def test_a_folder_is_resumed_with_the_same_files(interrupted: Run, here: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert interrupted(*LATE, "-o", "out/", "--shard", "3", "--resume", **TO_RESUME)[0] == 0
+    tables = [parquet.read_table(here / "out" / f"part-0000{number}.parquet") for number in (0, 1)]
+    assert [table["path"].to_pylist() for table in tables] == [NAMES[:3], NAMES[3:]]
+
+
+OTHER = {
+    "layer": (["--layer", "fc"], "it was made with layers conv1, not conv1,fc"),
+    "pool": (["--pool", "max"], "it was made with pool none, not max"),
+    "data type": (["--dtype", "float16"], "it was made with dtype none, not float16"),
+    "column": (["--logits"], "it was made with logits False, not True"),
+    "preprocessing": (["--mean", "0.5", "--std", "1"], "it was made with preprocessing "),
+    "image": (["bad.jpg"], "it was made from another list of images: 6 images, not 7"),
+    "weights": (["--weights", "none"], "it was made with weights w.pth, not "),
+}
+
+
+def test_a_run_of_something_else_is_not_resumed(interrupted: Run, here: Path) -> None:
+    before = {name: (here / name).read_bytes() for name in files(here)}
+    for words, message in OTHER.values():
+        outcome = interrupted(*LATE, *words, "-o", "x.npz", "--resume", **TO_RESUME)
+        one_error(outcome, 1, f"cannot resume 'x.npz'; {message}...--overwrite")
+    assert {name: (here / name).read_bytes() for name in files(here)} == before
+
+
+def test_changed_files_are_not_resumed(interrupted: Run, here: Path) -> None:
+    words = [*LATE, "-o", "x.npz", "--resume"]
+    net = hookscope.load_model("nets.py:Late", seed=1)
+    torch.save(net.model.state_dict(), here / "w.pth")
+    one_error(
+        interrupted(*words, **TO_RESUME), 1, "cannot resume 'x.npz'; it was made with other weights of nets.py:Late"
+    )
+    one_error(interrupted(*words, model="nets.py:Small"), 1, "it was made with model nets.py:Late, not nets.py:Small")
+    torch.save(hookscope.load_model("nets.py:Late").model.state_dict(), here / "w.pth")
+    Image.effect_noise((32, 32), 9).convert("RGB").save(here / NAMES[3])
+    one_error(interrupted(*words, **TO_RESUME), 1, f"the image '{NAMES[3]}' has changed since")
+    shard = here / "out" / "part-00000.parquet"
+    shard.write_bytes(shard.read_bytes()[:-9])
+    words = [*LATE, "-o", "out/", "--shard", "3", "--resume"]
+    one_error(interrupted(*words, **TO_RESUME), 1, "its file 'part-00000.parquet' is damaged; it has ")
+
+
+def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.extraction.files._SAVE_EVERY", 0.0)
+    monkeypatch.setattr("hookscope.extraction.files._SAVE_SHARE", 0.0)
+    words = ["pics", "--layer", "conv1", "-o"]
+    assert run(*words, "whole.npz")[0] == run("pics", "--layer", "fc", "-o", "x.npz")[0] == 0
+    before = (here / "x.npz").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6 * 14 * 14 * 4 * 3, limits[1]))  # three images of six
+    try:
+        outcome = run(*words, "x.npz", "--overwrite")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    status, out, errors = outcome
+    assert (status, out) == (1, "")
+    assert errors == (
+        "Note: 2 of 6 images are saved in x.npz; add --resume to continue\n"
+        "Error: cannot write x.npz: File too large; raise the limit (`ulimit -f`) or write elsewhere\n"
+    )
+    assert (here / "x.npz").read_bytes() == before
+    assert run(*words, "x.npz", "--resume")[0] == 0
+    assert same("x.npz", "whole.npz")
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_was_killed_is_resumed(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("SLOW", "0.1")
+    words = command_line("pics", "--layer", "conv1", "--batch-size", "1", "-o", "x.npz", model="nets.py:Late")
+    child = start(*words, code=IMPATIENT, stdout=-1, stderr=-1, text=True)
+    try:
+        until = time.monotonic() + 120
+        while not (here / ".x.npz.parts" / "_progress.json").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.25)
+        child.send_signal(number)
+        out, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert (out, child.returncode) == ("", {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number])
+    assert ("add --resume to continue" in errors) == (number != signal.SIGKILL)
+    monkeypatch.setenv("SLOW", "0")
+    assert run(*words[2:], "--resume", model="nets.py:Late")[0] == 0
+    assert run(*words[2:-1], "whole.npz", model="nets.py:Late")[0] == 0
+    assert same("x.npz", "whole.npz")
+
+
+IMPATIENT = """
+import hookscope.extraction.files as files
+files._SAVE_EVERY = files._SAVE_SHARE = 0
+from hookscope.cli.main import main
+main()
+"""
+SMALL, ODD = "nets.py:Small", "nets.py:Odd"
+WRONG = {
+    "no column": (
+        ["pics"],
+        SMALL,
+        2,
+        "no column is asked for; choose layers with --layer, or add --logits or --target",
+    ),
+    "no images": (["--layer", "fc"], SMALL, 2, "no image was given"),
+    "an empty folder": (["empty", "--layer", "fc"], SMALL, 1, "no pictures in 'empty': the folder is empty"),
+    "one bad image": (["bad.jpg", "--layer", "fc"], SMALL, 1, "'bad.jpg' is not a picture that can be read"),
+    "strict": (["bad.jpg", "pics", "--layer", "fc", "--strict"], SMALL, 1, "'bad.jpg' is not a picture"),
+    "no format": (["pics", "--layer", "fc", "-o", "x.txt"], SMALL, 2, "no format for 'x.txt'; ... .npy, .npz"),
+    "two layers in npy": (
+        ["pics", "--layer", "conv*", "-o", "x.npy"],
+        SMALL,
+        2,
+        ".npy holds the features of one layer, ... 2 columns",
+    ),
+    "scores in npy": (
+        ["pics", "--layer", "fc", "--logits", "-o", "x.npy"],
+        SMALL,
+        2,
+        ".npy holds the features of one layer, ... 2 columns",
+    ),
+    "a shard of npz": (["pics", "--layer", "fc", "--shard", "2"], SMALL, 2, "a folder holds .parquet files"),
+    "standard output": (["pics", "--layer", "fc", "-o", "-"], SMALL, 2, "features are written to a file or a folder"),
+    "another folder": (["pics", "--layer", "fc", "-o", "pics"], SMALL, 1, "the folder 'pics' holds other files"),
+    "no folder": (["pics", "--layer", "fc", "-o", "no/x.npz"], SMALL, 1, "its folder does not exist"),
+    "both": (["pics", "--layer", "fc", "--resume", "--overwrite"], SMALL, 2, "choose one of them"),
+    "a missing layer": (["pics", "--layer", "conv9"], SMALL, 1, "no layer 'conv9' in Small; nearest: conv"),
+    "no class token": (["pics", "--layer", "fc", "--pool", "cls"], SMALL, 1, "fc has no class token"),
+    "changing classes": (["pics", "--target", "top:2"], SMALL, 2, "no column for target 'top:2'"),
+    "a missing class": (["pics", "--target", "9"], SMALL, 1, "no class 9; the model has 4 classes: 0 to 3"),
+    "no tensor": (["pics", "--layer", "none"], ODD, 1, "none returned no tensor; choose another layer"),
+    "no values": (["pics", "--layer", "empty"], ODD, 1, "empty has no values"),
+    "no run": (["pics", "--layer", "idle"], ODD, 1, "idle did not run"),
+    "no rows": (
+        ["pics", "--layer", "first"],
+        ODD,
+        1,
+        "first has no row for each image; its output is 3x32x32 for 2 images",
+    ),
+    "one name": (["pics", "--layer", "logits", "--logits"], ODD, 2, "two columns are called 'logits'"),
+    "a cluster": (["pics", "--layer", "fc", "--address", "auto"], SMALL, 2, "--address needs a cluster"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_one_line_and_leaves_nothing(run: Run, here: Path, name: str) -> None:
+    words, model, status, message = WRONG[name]
+    target = [] if "-o" in words else ["-o", "x.npz"]
+    one_error(run(*words, *target, model=model), status, message)
+    assert written(here) == []
+
+
+def test_images_of_several_sizes_need_a_pool(run: Run, here: Path) -> None:
+    Image.effect_noise((40, 30), 80).convert("RGB").save(here / "wide.png")
+    status, out, errors = run("pics/0.png", "wide.png", "--layer", "conv1", "-o", "x.npz")
+    assert (status, out) == (1, "")
+    assert "conv1 has rows of different shapes; it has 6x13x18 for wide.png after 6x14x14; pool it by mean" in errors
+    assert run("pics/0.png", "wide.png", "--layer", "conv1", "--pool", "mean", "-o", "y.npz")[0] == 0
+
+
+def test_one_layer_chosen_in_several_ways_is_one_column(run: Run, here: Path) -> None:
+    _, out, _ = run("pics", "--layer", "conv1,0,conv1#0,conv[1]", "-o", "x.npz")
+    assert [row["layer"] for row in rows(out)] == ["conv1"]
