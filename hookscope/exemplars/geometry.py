@@ -53,12 +53,15 @@ class Reach:
 
     def without(self, dims: Collection[int], why: str) -> Reach:
         """The interval of all values along ``dims`` together."""
-        gone = [part for part in self.parts if part.dim in dims]
+        return self.without_parts({part for part in self.parts if part.dim in dims}, why)
+
+    def without_parts(self, gone: Collection[Part], why: str) -> Reach:
+        """The interval of all values that ``gone`` lead to together."""
         if not gone:
             return self
         more = sum(part.step * (part.count - 1) for part in gone)
         why = self.joined or (why if any(part.count > 1 for part in gone) else "")
-        kept = tuple(part for part in self.parts if part.dim not in dims)
+        kept = tuple(part for part in self.parts if part not in gone)
         return replace(self, parts=kept, end=self.end + more, joined=why)
 
     def unknown(self, why: str) -> Reach:
@@ -128,13 +131,13 @@ Field = tuple[Reach, Reach]
 def union(a: Reach, b: Reach, shape: Sequence[int], why: str) -> Reach:
     """What values see that depend on one value of ``a`` and one of ``b``, tensors of one ``shape``."""
     if a.parts != b.parts:
-        dims = {part.dim for part in (*a.parts, *b.parts)}
-        if all(_alone(each, dim) for each in (a, b) for dim in dims):
-            for dim in dims:
-                a, b = a.regular(dim, shape[dim]), b.regular(dim, shape[dim])
-            a, b = min(((_stepped(a, of), _stepped(b, of)) for of in (a, b)), key=lambda pair: _length(*pair))
-        common = set(a.parts) & set(b.parts)
-        a, b = (each.without({part.dim for part in set(each.parts) - common}, why) for each in (a, b))
+        own = [{part.dim for part in set(each.parts) - set(other.parts)} for each, other in ((a, b), (b, a))]
+        dims = [dim for dim in own[0] & own[1] if _alone(a, dim) and _alone(b, dim)]
+        for dim in dims:
+            a, b = a.regular(dim, shape[dim]), b.regular(dim, shape[dim])
+        a, b = min(((_stepped(a, of, dims), _stepped(b, of, dims)) for of in (a, b)), key=lambda pair: _length(*pair))
+        common, why = set(a.parts) & set(b.parts), a.joined or b.joined or why
+        a, b = (each.without_parts(set(each.parts) - common, why) for each in (a, b))
     return Reach(
         a.parts,
         min(a.start, b.start),
@@ -150,9 +153,9 @@ def _alone(reach: Reach, dim: int) -> bool:
     return len([part for part in reach.parts if part.dim == dim]) <= 1
 
 
-def _stepped(reach: Reach, like: Reach) -> Reach:
-    """``reach`` with the steps of ``like`` along the same axes; the interval grows by what they differ."""
-    steps = {part.dim: part.step for part in like.parts}
+def _stepped(reach: Reach, like: Reach, dims: Collection[int]) -> Reach:
+    """``reach`` with the steps of ``like`` along ``dims``; the interval grows by what they differ."""
+    steps = {part.dim: part.step for part in like.parts if part.dim in dims}
     parts, start, end = [], reach.start, reach.end
     for part in reach.parts:
         drift = (part.step - steps.get(part.dim, part.step)) * (part.count - 1)
@@ -667,7 +670,7 @@ def _product(operation: Operation) -> Followed | None:
     a, b = operation.tensors[1:3] if adds else operation.tensors[:2]
     if operation.known.keys() - {id(a), id(b)} or (operation.name == "linear" and id(b) in operation.known):
         return None
-    why, dims = "a matrix product over positions", operation.output.dim()
+    why, dims = "a matrix product over positions (attention, or a linear layer)", operation.output.dim()
     fields = [
         operation.known[id(tensor)].each(lambda reach, gone=gone: reach.without({gone}, why)).field
         for tensor, gone in ((a, dims - 1), (b, dims - 2))
@@ -679,6 +682,17 @@ def _product(operation: Operation) -> Followed | None:
     return Followed((rows, columns))
 
 
+_POINTWISE = (  # without torch's tag
+    "hardswish",
+    "log_sigmoid_forward",
+    "rrelu_with_noise",
+    "_prelu_kernel",
+    "prelu",
+    "polar",
+    "complex",
+    "real",
+    "fake_quantize_per_tensor_affine",
+)
 _REDUCTIONS = ("mean", "sum", "prod", "max", "min", "std", "var", "norm")
 
 
@@ -697,7 +711,8 @@ def _rule_of(function: Any, operation: Operation) -> Rule | None:
     operation.name = name
     if name in RULES:
         return RULES[name]
-    if torch.Tag.pointwise in function.tags:
+    packet = function.overloadpacket
+    if name in _POINTWISE or any(torch.Tag.pointwise in getattr(packet, each).tags for each in packet.overloads()):
         return pointwise
     if "attention" in name or "transformer" in name:
         return _attention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from hookscope.hooks import (
     InputSize,
     Layers,
     Observer,
+    Selection,
     buffers_kept,
     by_channel,
     capture,
@@ -23,11 +24,12 @@ from hookscope.hooks import (
     map_tensors,
     random_states_kept,
     tensors_in,
+    token_grid,
 )
 from hookscope.models import LoadedModel, model_errors_as_input_errors
 from hookscope.statistics import key_of
 
-_IMAGES = 4  # the image, and noise like it: a ReLU that is 0 for one lets the gradient of another through
+_IMAGES = 2  # the image and noise like it: a ReLU that is 0 for one may let the gradient of the other through
 
 
 def receptive_fields(
@@ -59,17 +61,17 @@ def receptive_fields(
     ]
     size = tensors[0].shape[-2:] if tensors else (0, 0)
     frames = tensors[0].shape[2] if tensors and tensors[0].dim() == 5 else 1
-    shown = InputSize(int(size[0]), int(size[1]), int(frames), bool(tensors) and tensors[0].dim() > 3)
+    shown = InputSize(int(size[0]), int(size[1]), int(frames))
     fields: dict[str, ReceptiveField] = {}
-    unknown: dict[str, str] = {}
+    unknown: dict[str, Call] = {}
     tracker = FieldTracker(tensors)
 
     def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         for part, tensor in tensors_in(output).items():
             key, followed = key_of(call, part), tracker.of(tensor)
             fields[key] = _computed(tensor, followed, module, shown)
-            if followed is None or not all(reach.known for reach in followed.field):
-                unknown[key] = call.key
+            if followed is not None and not all(reach.known for reach in followed.field):
+                unknown[key] = call
 
     with model_errors_as_input_errors(net.name, inputs), random_states_kept(), buffers_kept(net.model):
         with torch.no_grad(), Observer(net.model, layers, types, on_call), tracker:
@@ -86,8 +88,8 @@ def _is_image(tensor: Tensor) -> bool:
 def _computed(tensor: Tensor, followed: Followed | None, module: nn.Module, shown: InputSize) -> ReceptiveField:
     whole = float(shown.height), float(shown.width)
     if followed is None:
-        return ReceptiveField("whole", whole, reason="the way from the input to it is not followed")
-    rows, columns, frame = _placed(followed.field, tensor, channel_axis(tensor, module, shown))
+        return ReceptiveField("whole", whole, reason="no operation that is followed leads from the input to it")
+    rows, columns, frame = _placed(followed.field, tensor, channel_axis(tensor, module, shown), shown)
     if not rows.parts and not columns.parts:
         return ReceptiveField("whole", whole, reason=rows.joined or columns.joined or "it has no positions")
     start, stride, size = [0.0, 0.0], [0.0, 0.0], list(whole)
@@ -108,7 +110,7 @@ def _pair(numbers: Sequence[float]) -> tuple[float, float]:
     return rows, columns
 
 
-def _placed(field: Sequence[Reach], tensor: Tensor, channels: int) -> tuple[Reach, Reach, int]:
+def _placed(field: Sequence[Reach], tensor: Tensor, channels: int, shown: InputSize) -> tuple[Reach, Reach, int]:
     """Rows and columns with a part for the row and the column of a feature map, and the columns of a frame of a clip.
 
     Without parts where the positions of the tensor are no rows and columns.
@@ -116,13 +118,15 @@ def _placed(field: Sequence[Reach], tensor: Tensor, channels: int) -> tuple[Reac
     shape, dims = list(tensor.shape), tensor.dim()
     rows, columns = (reach.without({channels}, "positions are flattened into channels") for reach in field)
     positions = [dim for dim in range(1 if channels else 0, dims) if dim != channels]
-    if len(positions) == 1 and channels:  # tokens, row by row
+    if len(positions) == 1 and channels:  # tokens, frame by frame and row by row
         (at,) = positions
-        width = max((part.inner * part.count for part in columns.parts if part.dim == at), default=1)
-        folds = shape[at] % width == 0 and all(part.inner % width == 0 for part in rows.parts)
-        before, shape = shape, [*shape[:at], shape[at] // width, width, *shape[at + 1 :]] if folds else shape
-        rows, columns = rows.viewed(before, shape), columns.viewed(before, shape)
-        positions = [at, at + 1]
+        extra, *grid = token_grid(shape[at], shown) or (1,)
+        before, shape = shape, [*shape[:at], *grid, *shape[at + 1 :]]
+        if extra:
+            rows, columns = (reach.without({at}, "class tokens") for reach in (rows, columns))
+        else:
+            rows, columns = rows.viewed(before, shape), columns.viewed(before, shape)
+            positions = [at, at + 1, at + 2]
     found = []
     for reach, at in zip((rows, columns), positions[-2:] if len(positions) > 1 else (-1, -1), strict=True):
         elsewhere = {part.dim for part in reach.parts if part.dim != at and part.count > 1}
@@ -131,14 +135,15 @@ def _placed(field: Sequence[Reach], tensor: Tensor, channels: int) -> tuple[Reac
         else:
             reach = reach.without({part.dim for part in reach.parts if part.dim != at}, "exchanged rows and columns")
         found.append(reach.regular(at, shape[at]))
-    return found[0], found[1], shape[positions[-1]] if len(positions) == 3 else 0
+    frame = shape[positions[-1]] if len(positions) == 3 and shape[positions[0]] > 1 else 0
+    return found[0], found[1], frame
 
 
 def _measure(
     model: nn.Module,
     inputs: Sequence[Any],
     fields: dict[str, ReceptiveField],
-    unknown: Mapping[str, str],
+    unknown: Mapping[str, Call],
     shown: InputSize,
 ) -> None:
     """Replace the fields of calls that depend on an operation which is not followed by fields with a gradient."""
@@ -156,7 +161,7 @@ def _measure(
             leaves.append((noise if images else tensor.detach().clone()).requires_grad_())
             return leaves[-1] * 1
 
-        with torch.enable_grad(), capture(model, list(dict.fromkeys(unknown.values()))) as activations:
+        with torch.enable_grad(), capture(model, Selection.of_calls(set(unknown.values()))) as activations:
             model(*(map_tensors(value, leaf) for value in inputs))
             outputs = {
                 key_of(call, part): tensor
@@ -165,20 +170,24 @@ def _measure(
             }
         for key in unknown:
             tensor = outputs.get(key)
-            if tensor is None or not tensor.requires_grad:
+            if tensor is None or not tensor.requires_grad or len(tensor) != len(leaves[0]):
                 continue
-            values = by_channel(tensor, modules.get(unknown[key].split("#")[0]), shown)[0]
+            values = by_channel(tensor, modules.get(unknown[key].name), shown)[0]
             if values.dim() != 3:
                 continue
             high, wide = int(values.shape[-2]), int(values.shape[-1])
             sizes[key] = high, wide
             weights = torch.randn(len(values), generator=generator).to(values)
-            for place in {(high // 2, wide // 2), (0, 0), (high - 1, wide - 1)}:
+            middle = high // 2, wide // 2
+            beside = min(middle[0] + 1, high - 1), min(middle[1] + 1, wide - 1)
+            for place in dict.fromkeys([middle, beside, (0, 0), (high - 1, wide - 1)]):
                 score = (values[:, place[0], place[1]] * weights).sum()
                 gradient = torch.autograd.grad(score, leaves[0], retain_graph=True, allow_unused=True)[0]
                 if gradient is not None:
                     found = gradient.flatten(0, -3).ne(0).any(0)
                     seen[key][place] = found | seen[key].get(place, found)
+                    if found.all():
+                        break
     for key, places in seen.items():
         if measured := _fitted(places, sizes.get(key), shown, fields[key].reason):
             fields[key] = measured
@@ -190,19 +199,30 @@ def _fitted(
     """The smallest field with every pixel that has a gradient, None where it is everything or nothing."""
     if made is None or not any(found.any() for found in places.values()):
         return None
-    size: list[float] = []
-    stride: list[float] = []
-    start: list[float] = []
+    size, stride, start = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
     for axis, length in enumerate((shown.height, shown.width)):
-        step = length / made[axis]
-        ends = [
-            (int(pixels.min()) - place[axis] * step, int(pixels.max()) + 1 - place[axis] * step)
+        spans = {
+            place[axis]: (int(pixels.min()), int(pixels.max()) + 1)
             for place, found in places.items()
             if len(pixels := found.any(1 - axis).nonzero())
-        ]
-        low, high = min(low for low, _ in ends), max(high for _, high in ends)
-        for numbers, number in ((start, low), (size, high - low), (stride, step)):
-            numbers.append(number)
+        }
+        fits = []
+        for step in _steps(spans, length, made[axis]):
+            low = min(low - at * step for at, (low, _) in spans.items())
+            fits.append((max(high - at * step for at, (_, high) in spans.items()) - low, step, low))
+        size[axis], stride[axis], start[axis] = min(fits)
     field = ReceptiveField("measured", _pair(size), _pair(stride), _pair(start), reason)
     middle = field.box((made[0] // 2, made[1] // 2), (shown.height, shown.width))
     return None if middle == (0, 0, shown.width, shown.height) else field
+
+
+def _steps(spans: dict[int, tuple[int, int]], length: int, made: int) -> Iterator[float]:
+    """How far the field may move from one unit to the next: by shape, and as neighbours do that no border cuts."""
+    yield length / made
+    for at, (low, high) in spans.items():
+        if at + 1 in spans:
+            next_low, next_high = spans[at + 1]
+            if low > 0:
+                yield next_low - low
+            if next_high < length:
+                yield next_high - high
