@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -280,6 +281,7 @@ def _iterator(preprocess: Preprocess, paths: Sequence[str], batch_size: int, wor
     more: dict[str, Any] = {}
     if workers:
         importlib.import_module("torchvision.transforms.functional")  # once, not in each worker
+        Image.init()
         # One batch ahead. "fork" where it is safe: a user's transforms need not be picklable.
         more = {"prefetch_factor": max(2, -(-batch_size // workers)), "worker_init_fn": _keep_quiet}
         more["multiprocessing_context"] = "fork" if sys.platform == "linux" else None
