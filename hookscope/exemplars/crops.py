@@ -15,7 +15,7 @@ from hookscope.images import read_picture
 from hookscope.models import LoadedModel
 
 CELL = 96
-"""The longer side of the largest crop of a layer is at most so many pixels, and more than half of it."""
+"""The longer side of a whole input and of the largest crop of a layer: at most so many pixels, more than half of it."""
 
 _WHOLE = 0.5  # share of the input that a unit sees, from which on the whole input is shown
 _RING = 5  # radius of the mark on a whole input
@@ -27,7 +27,7 @@ class Crop:
 
     Attributes:
         image: The crop in pixels of the network's input, or made smaller to `CELL`; None if ``missing``.
-        zoom: How many times to magnify it; the same for all crops of a layer.
+        zoom: How many times to magnify it; the same for all crops of a layer that are not the whole input.
         dot: Centre of what the unit sees, in pixels of ``image``, where that is the whole input; else None.
         missing: Why there is no image.
     """
@@ -65,12 +65,23 @@ def cut_crops(
     layers: Iterable[LayerExemplars],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Crops:
-    """Read each image once, and cut out what the units see; of a file that is gone or has changed, say so.
+    """Read each image of the exemplars once, and cut out what the units see of the network's input.
 
     Args:
         net: The model, whose preprocessing makes the network's input.
-        layers: The exemplars.
+        layers: The result of `find_exemplars` or `read_exemplars`.
         on_progress: Gets the numbers of images done and in all.
+
+    Returns:
+        A crop for each exemplar, by the key of its layer and the exemplar; if the file is gone or has changed, a crop
+        without image that says so in ``missing``. Of a clip the first frame is shown.
+
+    Example:
+        >>> import hookscope
+        >>> net = hookscope.load_model("shapes")
+        >>> layers = hookscope.find_exemplars(net, ["samples/shapes/star.png"], layers="features.3", channels=[0])
+        >>> [crop.image.size for crop in cut_crops(net, layers).values()]
+        [(15, 15)]
     """
     wanted: dict[tuple[str, str], list[tuple[LayerExemplars, Exemplar]]] = {}
     longest: dict[str, int] = {}
@@ -78,7 +89,7 @@ def cut_crops(
         exemplars = dict.fromkeys(each for channel in layer.channels for each in (*channel.most, *channel.least))
         for exemplar in exemplars:
             wanted.setdefault((exemplar.name, exemplar.sha256), []).append((layer, exemplar))
-        boxes = [_part(layer.field, exemplar)[0] for exemplar in exemplars]
+        boxes = [each.box for each in exemplars if not _is_whole(layer.field, each)]
         sides = [side for left, top, right, bottom in boxes for side in (right - left, bottom - top)]
         longest[layer.key] = max([1, *sides])
     crops: Crops = {}
@@ -90,20 +101,27 @@ def cut_crops(
                 crops[layer.key, exemplar] = Crop(None, missing=seen)
                 continue
             box, dot = _part(layer.field, exemplar)
-            zoom, reduced = max(1, CELL // longest[layer.key]), min(1.0, CELL / longest[layer.key])
-            if (box, longest[layer.key]) not in parts:
-                parts[box, longest[layer.key]] = _cut(seen, box, reduced)
+            side = max(exemplar.size) if _is_whole(layer.field, exemplar) else longest[layer.key]
+            reduced = min(1.0, CELL / side)
+            if (box, side) not in parts:
+                parts[box, side] = _cut(seen, box, reduced)
             place = dot and (dot[0] * reduced, dot[1] * reduced)
-            crops[layer.key, exemplar] = Crop(parts[box, longest[layer.key]], zoom, place)
+            crops[layer.key, exemplar] = Crop(parts[box, side], max(1, CELL // side), place)
         on_progress(done + 1, len(wanted))
     return crops
+
+
+def _is_whole(field: ReceptiveField, exemplar: Exemplar) -> bool:
+    """Whether the whole input is shown: the unit sees most of it, or has no place."""
+    rows, columns = (min(seen, side) for seen, side in zip(field.size, exemplar.size, strict=True))
+    height, width = exemplar.size
+    return exemplar.place is None or field.source == "whole" or rows * columns >= _WHOLE * height * width
 
 
 def _part(field: ReceptiveField, exemplar: Exemplar) -> tuple[Box, tuple[float, float] | None]:
     """The part of the input to show: what the unit sees, or if that is most of the input, all with its centre."""
     height, width = exemplar.size
-    rows, columns = (min(seen, side) for seen, side in zip(field.size, exemplar.size, strict=True))
-    if exemplar.place is not None and field.source != "whole" and rows * columns < _WHOLE * height * width:
+    if not _is_whole(field, exemplar):
         return exemplar.box, None
     box = (0, 0, width, height)
     if exemplar.place is None or not all(field.stride):
