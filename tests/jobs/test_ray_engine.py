@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -9,14 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from hookscope import load_model
+from hookscope import extract, find_exemplars, load_model
 from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
 from hookscope.jobs import RayEngine, ray_engine, ray_worker
 from hookscope.models import package_versions
-from hookscope.statistics import SavedStatistics, measure_images
+from hookscope.statistics import SavedStatistics, load_statistics, measure_images
 
 NETS = """
 import os
@@ -34,7 +37,9 @@ class Net(nn.Module):
         self.conv, self.twice = nn.Conv2d(3, 4, 3, bias=False), Double()
 
     def forward(self, x):
-        time.sleep(float(os.environ.get("SECONDS_OF_A_PASS", "0")))
+        if "SECONDS_OF_A_PASS" in os.environ:
+            with open(f"{os.getpid()}.pid", "w"):
+                time.sleep(float(os.environ["SECONDS_OF_A_PASS"]))
         return self.twice(self.conv(x)).relu()
 
 
@@ -165,3 +170,77 @@ def test_a_model_that_cannot_be_sent_is_one_line(names: list[str], forget_files:
     net.model.lock = (each for each in names)  # type: ignore[assignment]
     with pytest.raises(ModelError, match=r"nets.py:net cannot be sent to other processes: TypeError.*generator"):
         ray_engine._packed(None, net, cloudpickle)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cluster(names: list[str], monkeypatch: pytest.MonkeyPatch, forget_files: None) -> Iterator[Any]:
+    """A cluster of two raylets with a worker each, which are slow."""
+    utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("SECONDS_OF_A_PASS", "0.1")
+    started = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    started.second = started.add_node(num_cpus=1)
+    yield started
+    started.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("lost", ["worker", "node", "nothing"])
+def test_nothing_is_lost_or_counted_twice_when_a_part_of_the_cluster_dies(
+    names: list[str], cluster: Any, lost: str
+) -> None:
+    names = names * 4  # the same images again count as images
+    hit: list[int] = []
+
+    def on_progress(count: int) -> None:
+        if not hit and lost == "worker":
+            hit.append(int(next(Path().glob("*.pid")).stem))
+            os.kill(hit[0], signal.SIGKILL)
+        if not hit and lost == "node":
+            cluster.remove_node(cluster.second, allow_graceful=False)
+            hit.append(2)
+
+    net = load_model("nets.py:net", preprocess="none")
+    options: dict[str, Any] = {"batch_size": 2, "on_lost": lambda *lost: None, "on_note": lambda *note: None}
+    saved = measure_images(net, names, engine=RayEngine(cluster.address), on_progress=on_progress, **options)
+    assert hit or lost == "nothing"
+    assert saved.progress is not None and saved.progress.lost == 4
+    os.environ.pop("SECONDS_OF_A_PASS")
+    assert_equal(saved, measure_images(net, names, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_run_goes_on_with_another_engine_after_an_interrupt(names: list[str], cluster: Any) -> None:
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    engine = RayEngine(cluster.address)
+    with pytest.raises(KeyboardInterrupt):
+        measure(names, engine, save="a.json", on_progress=interrupt)
+    done = load_statistics("a.json").progress
+    assert done is not None and 0 < done.done < 40
+    os.environ.pop("SECONDS_OF_A_PASS")
+    whole = measure(names)
+    net, more = load_model("nets.py:net", preprocess="none"), {"on_lost": lambda *lost: None, "resume": True}
+    assert_equal(measure_images(net, names, batch_size=2, save="a.json", **more), whole)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_features_and_exemplars_are_those_of_this_process(names: list[str], cluster: Any) -> None:
+    os.environ.pop("SECONDS_OF_A_PASS")
+    net = load_model("nets.py:net", preprocess="none")
+    options: dict[str, Any] = {"layers": ["conv"], "pool": "mean", "batch_size": 2, "on_lost": lambda *lost: None}
+    here = list(extract(net, names, **options))
+    there = list(extract(net, names, engine=RayEngine(cluster.address), **options))
+    for field in ("positions", "names", "sha256", "labels"):
+        assert [e for b in here for e in getattr(b, field)] == [e for b in there for e in getattr(b, field)]
+    assert torch.equal(*(torch.cat([batch.features["conv"] for batch in each]) for each in (here, there)))
+    found = [
+        find_exemplars(net, names, layers=["conv"], top=3, batch_size=2, engine=engine, on_lost=lambda *lost: None)
+        for engine in (None, RayEngine(cluster.address))
+    ]
+    for channel, same in zip(found[0][0].channels, found[1][0].channels, strict=True):
+        assert (channel.most, channel.least) == (same.most, same.least)
+        assert np.array_equal(channel.histogram, same.histogram)
