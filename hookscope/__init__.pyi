@@ -56,6 +56,7 @@ from .interventions import (
     intervene as intervene,
     intervention_effect as intervention_effect,
 )
+from .jobs import RayEngine as RayEngine
 from .models import (
     LoadedModel as LoadedModel,
     ModelInfo as ModelInfo,

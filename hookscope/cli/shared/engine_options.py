@@ -35,11 +35,14 @@ class EngineOptions:
                 asked = f"{option} needs a cluster"
                 raise UsageError(asked, "--engine local is this process", f"add --engine ray, or leave {option} out")
 
-    def make(self) -> jobs.Engine:
-        """The engine, which connects to its cluster when it runs."""
+    def make(self, divides: bool = False) -> jobs.Engine:
+        """The engine, which connects to its cluster when it runs; ``divides`` if the command calls `serve` too."""
         if self.engine == "ray":
             return jobs.RayEngine(self.address, self.gpus_per_worker or 0.0)
         if torchrun_rank() is not None:
+            if not divides:
+                asked = "torchrun divides the work of stats and check only"
+                raise UsageError(asked, do="start this command without torchrun; --engine ray divides it too")
             return self._torchrun()
         return jobs.LocalEngine()
 

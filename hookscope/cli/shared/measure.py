@@ -80,7 +80,7 @@ def measure(
     allow: hooks.Selection | None = None,
 ) -> tuple[statistics.SavedStatistics, int]:
     """Run every image through the model; returns the statistics and the number of lost images."""
-    engine, net = job.engine.make(), job.model.load()
+    engine, net = job.engine.make(divides=True), job.model.load()
     check_choice(net, job.types, job.layers, allow)
     if allow is not None:
         allow.check_names([name for name, _ in net.model.named_modules()], net.name, ops=bool(job.ops))
