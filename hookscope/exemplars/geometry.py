@@ -241,7 +241,7 @@ def _constant(operation: Operation) -> list[Followed]:
     return []
 
 
-def pointwise(operation: Operation) -> Followed:
+def pointwise(operation: Operation) -> Followed | list[Followed]:
     """Values at the same position come together; sizes of 1 are repeated."""
     shape = operation.output.shape if isinstance(operation.output, Tensor) else operation.input.shape
     tensors = operation.tensors
@@ -253,7 +253,7 @@ def pointwise(operation: Operation) -> Followed:
 RULES["copy"] = pointwise
 
 
-def _together(operation: Operation, tensors: Sequence[Tensor], shape: Sequence[int]) -> Followed:
+def _together(operation: Operation, tensors: Sequence[Tensor], shape: Sequence[int]) -> Followed | list[Followed]:
     members, flat = [], set(range(len(shape)))
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         more = len(shape) - tensor.dim()
@@ -263,7 +263,16 @@ def _together(operation: Operation, tensors: Sequence[Tensor], shape: Sequence[i
             same |= {dim + more for dim in known.flat}
             members.append((_raised(known, more, same - {dim + more for dim in known.flat}), same))
         flat &= same
-    rows, columns = (_met([(each[axis], same) for each, same in members], shape, operation.name) for axis in (0, 1))
+    return _all_met(members, shape, operation.name, flat)
+
+
+def _all_met(
+    members: Sequence[tuple[Field, Collection[int]]], shape: Sequence[int], name: str, flat: Iterable[int] = ()
+) -> Followed | list[Followed]:
+    """What depends on one value of each member, which is a field and the axes along which it is the same."""
+    if not members:
+        return []
+    rows, columns = (_met([(field[axis], same) for field, same in members], shape, name) for axis in (0, 1))
     return Followed((rows, columns), frozenset(flat))
 
 
@@ -291,7 +300,7 @@ def _met(members: Sequence[tuple[Reach, Collection[int]]], shape: Sequence[int],
 
 
 @rule("cat", "stack")
-def _cat(operation: Operation) -> Followed:
+def _cat(operation: Operation) -> Followed | list[Followed]:
     tensors, shape = operation["tensors"], operation.output.shape
     dim = (operation["dim"] or 0) % len(shape)
     members, at = [], 0
@@ -307,8 +316,7 @@ def _cat(operation: Operation) -> Followed:
             at += length
         else:
             at += tensor.shape[dim] if operation.name == "cat" else 1
-    rows, columns = (_met([(f[axis], flat) for f, flat in members], shape, operation.name) for axis in (0, 1))
-    return Followed((rows, columns))
+    return _all_met(members, shape, operation.name)
 
 
 def _put(known: Followed, dim: int, at: int, length: int, total: int) -> Field:
@@ -368,13 +376,13 @@ def _squeeze(operation: Operation) -> Followed:
 
 
 @rule("expand")
-def _expand(operation: Operation) -> Followed:
+def _expand(operation: Operation) -> Followed | list[Followed]:
     shape = operation.output.shape
     return _together(operation, [operation.input], shape)
 
 
 @rule("repeat")
-def _repeat(operation: Operation) -> Followed | None:
+def _repeat(operation: Operation) -> Followed | list[Followed] | None:
     old, new = operation.input.shape, operation.output.shape
     more = len(new) - len(old)
     dims = {part.dim for reach in operation.followed.field for part in reach.parts}
@@ -464,9 +472,7 @@ def _moved(operation: Operation) -> Followed:
 
 
 @rule("convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution")
-def _convolution(operation: Operation) -> Followed | None:
-    if not operation.only_input:
-        return None
+def _convolution(operation: Operation) -> Followed:
     sizes = operation["weight"].shape[2:]
     count = len(sizes)
     strides, pads = operation.per_axis("stride", count, 1), operation.per_axis("padding", count, 0)
@@ -659,7 +665,7 @@ def _index(operation: Operation) -> Followed | None:
         dims = {dim for dim, index in enumerate(operation["indices"]) if index is not None}
         if len(dims) != 1 or operation["indices"][next(iter(dims))].dim() != 1:
             return None
-    if not operation.only_input or any(part.dim in dims for reach in operation.followed.field for part in reach.parts):
+    if any(part.dim in dims for reach in operation.followed.field for part in reach.parts):
         return None
     return operation.followed
 
@@ -715,16 +721,20 @@ def _rule_of(function: Any, operation: Operation) -> Rule | None:
     if name in _POINTWISE or any(torch.Tag.pointwise in getattr(packet, each).tags for each in packet.overloads()):
         return pointwise
     if "attention" in name or "transformer" in name:
-        return _attention
+        return attention
     if "keepdim" in operation.takes or (name in _REDUCTIONS and len(operation.tensors) == 1):
-        return reduction if operation.only_input else None
+        return reduction
     return None
 
 
-def _attention(operation: Operation) -> Followed:
+def attention(operation: Operation) -> Followed:
     dims = set(range(operation.input.dim()))
     known: Followed = next(iter(operation.known.values()))
     return known.each(lambda reach: replace(reach.without(dims, "attention"), start=-math.inf, end=math.inf))
+
+
+_OF_SEVERAL: tuple[Rule | None, ...] = (pointwise, _cat, _product, _constant, attention)
+"""The rules for several tensors that depend on the input; others know what to do with the first alone."""
 
 
 class FieldTracker(TorchDispatchMode):
@@ -777,6 +787,8 @@ class FieldTracker(TorchDispatchMode):
 
     def _results(self, func: Any, operation: Operation) -> list[Followed]:
         follow = _rule_of(func, operation)
+        if not operation.only_input and follow not in _OF_SEVERAL:
+            follow = None
         found = follow(operation) if follow is not None else None
         if found is None:
             why = f"{operation.name}, which is not followed"

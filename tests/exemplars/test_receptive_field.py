@@ -171,6 +171,8 @@ def test_what_reaches_all_positions_alike_is_left_out_and_named(net: nn.Module, 
         (lambda net, x: net.attention(*[net.conv(x).flatten(2).transpose(1, 2)] * 3)[0], "attention"),
         (lambda net, x: torch.fft.fft2(net.conv(x)).real, "_fft_c2c, which is not followed"),
         (lambda net, x: net.conv(x).transpose(2, 3), "exchanged rows and columns"),
+        (lambda net, x: net.conv(x).copy_(torch.ones(1, 3, 38, 54)), "no operation that is followed leads"),
+        (lambda net, x: torch.cat([net.conv(x).flatten()[:0], torch.ones(8)]), "no operation that is followed leads"),
         (lambda net, x: torch.ones(1, 3, 8, 8), "no operation that is followed leads from the input to it"),
     ],
 )
