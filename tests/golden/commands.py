@@ -153,6 +153,15 @@ CASES: dict[str, dict[str, str]] = {
         "--at and --ablate-each": "intervene nets.py:small star.png --at conv1 zero:channels=1 --ablate-each conv1",
         "steer": "intervene nets.py:small star.png --at conv1 steer:from=direction.npy,scale=3 --classes",
     },
+    "exemplars": {
+        "rows": "exemplars shapes star.png ring.png --layer features.10 --channels 0,51 --least",
+        "table": "exemplars shapes photos --layer features.3 --channels 0-2 --top 1 --measure mean --format table",
+        "folder and page": """
+            exemplars nets.py:small star.png ring.png --layer conv1 --channels 0-1 -o found --html page.html
+            exemplars nets.py:small star.png ring.png --layer conv1 --channels 0-1 -o found
+            exemplars nets.py:small star.png ring.png --layer conv1 --channels 0-1 -o found --resume --format json
+        """,
+    },
     "stats": {
         "table": "stats shapes star.png ring.png --layer 'features.3.*' --format table",
         "tsv": "stats shapes photos --layer 0:4",
