@@ -74,7 +74,7 @@ def field_words(field: ReceptiveField) -> str:
     height, width = (f"{side:.4g}" for side in field.size)
     down, right = (f"{step:.4g}" for step in field.stride)
     steps = down if down == right else f"{down} down and {right} to the right"
-    how = {"computed": "computed from the layers", "measured": f"measured by gradients{reason}"}[field.source]
+    how = {"computed": "computed from the layers", "measured": "measured by gradients"}[field.source] + reason
     return f"receptive field: {width}×{height} pixels of the input, one unit every {steps}; {how}"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 from torchvision.ops import SqueezeExcitation, deform_conv2d
 
-from hookscope.exemplars import ReceptiveField, receptive_fields
+from hookscope.exemplars import ReceptiveField, field_words, receptive_fields
 from hookscope.hooks import MODEL, Selection, capture
 from hookscope.models import LoadedModel, WeightsMetadata
 from tests.nets import Function, named
@@ -158,6 +158,7 @@ def test_what_reaches_all_positions_alike_is_left_out_and_named(net: nn.Module, 
     assert fields[MODEL].box((5, 6), SIZE) == fields["conv"].box((5, 6), SIZE) == (6, 5, 9, 8)
     assert fields[MODEL].source == "computed"
     assert fields[MODEL].reason == f"left out: {what}, which reaches all positions alike"
+    assert field_words(fields[MODEL]).endswith(f"computed from the layers: {fields[MODEL].reason}")
 
 
 @pytest.mark.parametrize(
