@@ -61,8 +61,8 @@ def measuring_options(default: str) -> Callable[[Callable[..., Any]], Callable[.
         @functools.wraps(command)
         def with_job(**options: Any) -> Any:
             job = MeasureOptions(**{name: options.pop(name) for name in names})
-            if torchrun_rank() and not options.get("merge"):
-                return job.engine.serve(job.model.load)
+            if torchrun_rank():
+                return None if options.get("merge") else job.engine.serve(job.model.load)
             return command(job=job, **options)
 
         return apply_options(options, with_job)
