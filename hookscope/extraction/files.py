@@ -51,6 +51,7 @@ _SAVE_SHARE = 20.0  # save at most this share of the time
 _PROGRESS = "_progress.json"  # readers of folders leave out what begins with _
 _LOST_FIELDS = ("position", "path", "error")
 _LOCK = ".lock"
+_SPARE = 1 << 17  # bytes
 _PART = re.compile(r"part-\d{5,}\.parquet")
 _KIND = StateKind("progress of an extraction", "give the output of `extract`", name="features")
 
@@ -441,6 +442,12 @@ class _Run:
         rows, lost = len(_tsv([ROW_FIELDS])), len(_tsv([_LOST_FIELDS]))
         self.progress = self.saved = replace(self.progress, row_bytes=rows, lost_bytes=lost)
         self.progress.save(output)
+        with contextlib.suppress(OSError):  # without it a full disk costs some seconds of work
+            _append_to(self.spare, os.urandom(_SPARE))
+
+    @property
+    def spare(self) -> str:
+        return os.path.join(self.output.work, ".spare")
 
     def _lock(self) -> None:
         """Make the folder of pending rows, and keep other runs away; the lock ends with this process in any case."""
@@ -577,7 +584,9 @@ class _Run:
         """Save what is done when an exception ends the run; the number of images that are saved."""
         if self.saved is None or self.saved.complete:
             return 0
-        with contextlib.suppress(WriteError, OSError):
+        with contextlib.suppress(WriteError, InputError, OSError):
+            self._cut()
+            _remove(self.spare)  # so that there is space for the progress where the disk is full
             self._save()
         if not self.saved.rows:
             _remove(self.output.progress)
