@@ -178,7 +178,8 @@ def test_an_interrupted_run_is_resumed_where_it_stopped(interrupted: Run, here: 
     assert same("x.npz", "whole.npz")
     assert not list(here.glob(".x*"))
     again = interrupted(*LATE, "-o", "x.npz", "--resume", **TO_RESUME)  # nothing is left to do
-    assert again == (0, out, "Note: x.npz holds 6 of 6 images\n")
+    note = "Note: x.npz holds 6 of 6 images\nNote: x.npz was complete; nothing was left to do\n"
+    assert again == (0, out, note)
 
 
 def test_a_folder_is_resumed_with_the_same_files(interrupted: Run, here: Path) -> None:
@@ -305,7 +306,7 @@ WRONG = {
         ".npy holds the features of one layer, ... 2 columns",
     ),
     "a shard of npz": (["pics", "--layer", "fc", "--shard", "2"], SMALL, 2, "a folder holds .parquet files"),
-    "standard output": (["pics", "--layer", "fc", "-o", "-"], SMALL, 2, "features are written to a file or a folder"),
+    "standard output": (["pics", "--layer", "fc", "-o", "-"], SMALL, 2, "cannot write features to '-'"),
     "another folder": (["pics", "--layer", "fc", "-o", "pics"], SMALL, 1, "the folder 'pics' holds other files"),
     "no folder": (["pics", "--layer", "fc", "-o", "no/x.npz"], SMALL, 1, "its folder does not exist"),
     "both": (["pics", "--layer", "fc", "--resume", "--overwrite"], SMALL, 2, "choose one of them"),

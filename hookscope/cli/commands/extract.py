@@ -162,9 +162,12 @@ def command(
         {"layer": name, "shape": shape, "dtype": written.dtypes[name], **counts}
         for name, shape in written.columns.items()
     ]
-    wrote_arrays(path)
+    if written.was_complete:
+        output.note(f"Note: {path} was complete; nothing was left to do")
+    else:
+        wrote_arrays(path)
     if written.lost:
         output.note(f"Note: {written.lost:,} of {total} skipped: {written.lost_file} names them")
     write_report(Report([Section(rows, FIELDS)], caption=caption_of(net)), format)
-    if written.lost:
+    if written.lost and not written.was_complete:
         raise click.exceptions.Exit(1)
