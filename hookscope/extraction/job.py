@@ -47,10 +47,10 @@ class ExtractionJob:
         for value in values[1:]:
             check_alike(values[0], value)
         return FeatureBatch(
-            *(
-                tuple(each for value in values for each in getattr(value, name))
-                for name in ("positions", "names", "sha256", "labels")
-            ),
+            tuple(position for value in values for position in value.positions),
+            tuple(name for value in values for name in value.names),
+            tuple(sha256 for value in values for sha256 in value.sha256),
+            tuple(label for value in values for label in value.labels),
             {key: torch.cat([value.features[key] for value in values]) for key in values[0].features},
             sum((Counter(value.overflowed) for value in values), Counter()),
         )

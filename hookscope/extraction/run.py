@@ -203,7 +203,7 @@ class Extraction:
     @property
     def count(self) -> int | None:
         """Number of images; None if what gives the tensors does not know."""
-        images = self.items.dataset if isinstance(self.items, DataLoader) else self.items
+        images: Any = self.items.dataset if isinstance(self.items, DataLoader) else self.items
         try:
             return len(images) if self.paths is None else len(self.paths)
         except TypeError:
