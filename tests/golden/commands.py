@@ -20,6 +20,7 @@ COMMANDS = [
         "stats",
         "check",
         "extract",
+        "exemplars",
         "weights",
         "verify",
     ),
