@@ -14,6 +14,7 @@ import torch
 
 from hookscope.errors import InputError, UsageError
 from hookscope.hooks import Layers, Selection
+from hookscope.images import is_remote
 from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, picture_of, pictures_in
 from hookscope.models import Batch, LoadedModel, OnLost, OnNote, raise_lost, warn_of_image
 from hookscope.statistics.collector import StatisticsCollector
@@ -184,14 +185,16 @@ class _Run:
     def _check_images(self, name: str, totals: RunningStatistics, progress: Progress) -> None:
         """Refuse to resume a run over other images: by their files, or by their names if the file knows no more."""
         exists = f"its first {progress.done} are not those of this run"
-        if len(totals.pictures) == progress.done - progress.lost:
+        remote = any(map(is_remote, self.paths[: progress.done]))  # to read them all again may take hours
+        if len(totals.pictures) == progress.done - progress.lost and not remote:
             here = pictures_in(self.paths[: progress.done])
             others = (Counter(totals.pictures) - Counter(picture for picture in here if picture is not None)).total()
             same = len(here) == progress.done and others <= here.count(None)  # a pipe cannot be read again
             exists = f"{others} of the first {progress.done} are not those of this run" if others else exists
         else:
             same = Progress.after(self.paths, progress.done, progress.lost) == progress
-            self.on_note(name, "it was saved without the identity of its images: only their names are compared")
+            why = "its images are remote" if remote else "it was saved without the identity of its images"
+            self.on_note(name, f"{why}: only their names are compared")
         if not same:
             do = "name the same images in the same order"
             raise InputError(f"'{name}' was measured on other images", exists, do)

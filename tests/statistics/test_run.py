@@ -252,3 +252,13 @@ def test_a_file_without_identities_is_resumed_by_names(names: list[str]) -> None
         with pytest.raises(InputError, match="measured on other images"):
             resume()
     assert set(notes) == {"it was saved without the identity of its images: only their names are compared"}
+
+
+def test_a_resumed_run_compares_remote_images_by_name(here: Path) -> None:
+    remote = [f"file://{here}/{name}" for name in PATHS]
+    measure(*remote[:4], save="s.json")
+    notes: list[str] = []
+    resumed = measure(*remote, save="s.json", resume=True, on_note=lambda name, text: notes.append(text))
+    assert (progress_of(resumed), notes) == ((7, 7, 0), ["its images are remote: only their names are compared"])
+    with pytest.raises(InputError, match="measured on other images"):
+        measure(*reversed(remote), save="s.json", resume=True, on_note=lambda *note: None)
