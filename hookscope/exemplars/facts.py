@@ -114,6 +114,7 @@ class ChannelExemplars:
         best_class: The label of that class.
         nonfinite: Number of images that are left out, because the channel's value on them is NaN or Inf.
         synthesized: Images made to excite it.
+        unreached: Whether such images were wanted, and no gradient reaches the channel.
     """
 
     channel: int
@@ -126,6 +127,7 @@ class ChannelExemplars:
     best_class: str = ""
     nonfinite: int = 0
     synthesized: tuple[SynthesizedImage, ...] = ()
+    unreached: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

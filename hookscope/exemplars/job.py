@@ -249,7 +249,7 @@ class _Reader:
             self._read(call, part, module, as_float(tensor))
 
     def _read(self, call: Call, part: str, module: nn.Module, tensor: Tensor) -> None:
-        values, grid = _with_places(tensor, module, self.size)
+        values, grid = with_places(tensor, module, self.size)
         layer = FoundInLayer(call, part, self._channels(call, values.shape[1]), self.job.top, self.job.least)
         if len(values) != len(self.images):
             if len(self.images) > 1:
@@ -258,7 +258,7 @@ class _Reader:
             values, grid = values.transpose(0, 1).flatten(1)[None], None
         if self.job.channels is not None:
             values = values[:, list(layer.channels)]
-        measured = _MEASURED[self.job.measure](values).double().cpu().numpy()
+        measured = MEASURED[self.job.measure](values).double().cpu().numpy()
         finite = np.isfinite(measured)
         layer.images, layer.nonfinite = len(measured), (~finite).sum(0)
         layer.histograms.update(measured)
@@ -281,7 +281,7 @@ class _Reader:
         return chosen
 
 
-def _with_places(tensor: Tensor, module: nn.Module, shown: InputSize) -> tuple[Tensor, tuple[int, ...] | None]:
+def with_places(tensor: Tensor, module: nn.Module, shown: InputSize) -> tuple[Tensor, tuple[int, ...] | None]:
     """Values ``(N, C, P)``, and the frames, height and width of the grid that the positions are; None without places.
 
     Class tokens are left out where the other tokens are a grid: they have no place.
@@ -301,7 +301,7 @@ def _with_places(tensor: Tensor, module: nn.Module, shown: InputSize) -> tuple[T
     return values[..., extra:], tuple(grid)
 
 
-_MEASURED: dict[str, Callable[[Tensor], Tensor]] = {
+MEASURED: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda values: values.amax(2),
     "mean": lambda values: values.mean(2),
     "abs": lambda values: torch.maximum(values.amax(2), -values.amin(2)),

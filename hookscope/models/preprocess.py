@@ -98,6 +98,21 @@ class Preprocess:
         return isinstance(self.transforms, Transforms) and self._made is None
 
     @property
+    def of_seen(self) -> Preprocess:
+        """The same for pictures that have the size of the input: they are normalised, not resized.
+
+        Raises:
+            UsageError: The normalisation of the user's own function is not known.
+        """
+        transforms = self.transforms
+        values = transforms.values if isinstance(transforms, Transforms) else transforms.normalisation
+        if values is None:
+            asked = f"the normalisation of {transforms.describe()} is not known"
+            raise UsageError(asked, do="give --mean and --std, or --preprocess imagenet")
+        height, width = self.input_shape[-2:]
+        return replace(self, transforms=Transforms(values=values), default_size=(height, width), size=None)
+
+    @property
     def assumed(self) -> tuple[str, ...]:
         """Which of ``size`` and ``values`` nobody has said of a model of the user, so that ImageNet's are used."""
         return self.transforms.assumed

@@ -245,11 +245,16 @@ class OwnTransforms:
         The inverse of the last step with a mean and a standard deviation; of other functions the range is not known,
         and the lowest value is black, the highest white.
         """
-        if (values := self.values or self._last_values()) is not None:
+        if (values := self.normalisation) is not None:
             picture = values.inverse(picture)
         if picture.min() < -0.01 or picture.max() > 1.01:
             picture = (picture - picture.min()) / (picture.max() - picture.min()).clamp(min=1e-12)
         return picture
+
+    @property
+    def normalisation(self) -> Normalisation | None:
+        """The last step, None if it is not known."""
+        return self.values or self._last_values()
 
     def _last_values(self) -> Normalisation | None:
         """The normalisation at the end of transforms of torchvision, or of those that look like them."""
@@ -265,7 +270,7 @@ class OwnTransforms:
 
     def describe(self) -> str:
         """The name, and the normalisation if it is known."""
-        values = self.values or self._last_values()
+        values = self.normalisation
         return f"{self.name}, {values.describe()}" if values else self.name
 
 
