@@ -10,6 +10,7 @@ from .exemplars import (
     draw_exemplars as draw_exemplars,
     find_exemplars as find_exemplars,
     read_exemplars as read_exemplars,
+    synthesize_images as synthesize_images,
 )
 from .explain import (
     ClassActivationMap as ClassActivationMap,

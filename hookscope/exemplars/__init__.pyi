@@ -24,3 +24,4 @@ from .storage import (
     read_exemplars as read_exemplars,
     read_exemplars_of as read_exemplars_of,
 )
+from .synthesis import add_synthesized as add_synthesized, synthesize_images as synthesize_images

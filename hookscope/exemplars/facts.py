@@ -97,6 +97,11 @@ class SynthesizedImage:
     best: float | None
     seed: int
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether the value is above that of the best exemplar, or there is none."""
+        return self.best is None or self.value > self.best
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelExemplars:

@@ -15,7 +15,7 @@ from torchvision.transforms import functional as F
 from hookscope.errors import InputError, UsageError
 from hookscope.exemplars.facts import LayerExemplars, SynthesizedImage
 from hookscope.exemplars.job import MEASURED, MEASURES, with_places
-from hookscope.hooks import MODEL, InputSize, Layers, as_float, capture, differentiable, tensors_in
+from hookscope.hooks import MODEL, InputSize, Layers, Selection, as_float, capture, differentiable, tensors_in
 from hookscope.models import LoadedModel, Preprocess, as_batch, model_errors_as_input_errors
 
 _RATE = 0.08  # of Adam, for coefficients of about 1
@@ -72,7 +72,7 @@ def synthesize_images(
         tries: Tries for each image.
         measure: ``max``, ``mean`` or ``abs``, see `find_exemplars`.
         batch_size: Images in one forward pass.
-        on_progress: Gets the number of images in each batch that is finished.
+        on_progress: Gets the number of images of each batch that need no further try.
 
     Returns:
         The images of each channel; none for a channel that no gradient reaches.
@@ -99,21 +99,18 @@ def synthesize_images(
             found: dict[int, SynthesizedImage] = {}
             for attempt in range(tries):
                 own = seed + first + attempt * count
-                missing = [c for c in wanted if c not in found or not _is_enough(found[c])]
+                missing = [c for c in wanted if c not in found or not found[c].is_enough]
                 for at in range(0, len(missing), batch_size):
                     some = missing[at : at + batch_size]
                     for channel, image in _ascend(layer_of, some, own, steps * (attempt + 1), attempt == 0):
                         made = SynthesizedImage(image, layer_of.value(image, channel), best.get(channel), own)
                         if channel not in found or made.value > found[channel].value:
                             found[channel] = made
-                    on_progress(len(some))
+                    last = attempt == tries - 1
+                    on_progress(sum(last or (c in found and found[c].is_enough) for c in some))
             for channel, made in found.items():
                 images[channel].append(made)
     return {channel: tuple(made) for channel, made in images.items()}
-
-
-def _is_enough(made: SynthesizedImage) -> bool:
-    return made.best is None or made.value > made.best
 
 
 def _check(count: int, steps: int, tries: int, measure: str, batch_size: int) -> None:
@@ -137,7 +134,7 @@ def add_synthesized(
     best = {each.channel: each.most[0].value for each in found.channels if each.channel in chosen and each.most}
     wanted = [each.channel for each in found.channels if each.channel in chosen]
     own = {"part": found.part, "measure": found.measure, "best": best, "on_progress": on_progress}
-    images = synthesize_images(net, found.call.key, wanted, **own, **settings)
+    images = synthesize_images(net, Selection.of_calls([found.call]), wanted, **own, **settings)
     with_images = {channel: {"synthesized": made, "unreached": not made} for channel, made in images.items()}
     return replace(found, channels=tuple(replace(each, **with_images.get(each.channel, {})) for each in found.channels))
 

@@ -164,6 +164,8 @@ def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
     engine, net = options.engine.make(), model.load()
     check_choice(net, options.types, options.layers)
     layers, lost = _found(options, net, images, [path for path in paths if os.path.isdir(path)], engine)
+    if options.synthesize:
+        layers = _synthesized(net, layers, options.synthesize)
     with contextlib.ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(_report, layers, net, options.format)
         if options.output is not None or options.html is not None:
@@ -176,6 +178,12 @@ def _check(options: Options, images: Sequence[str]) -> None:
     """Refuse, before minutes of work, what cannot be written after it."""
     if options.channels is not None and options.channels.top:
         raise UsageError("--channels takes numbers here, not top:N", do="write such as 7,12 or 0-63")
+    if options.synthesize is not None:
+        if options.numbers is None:
+            raise UsageError("--synthesize takes seconds for a channel", do="choose channels: --channels 7,12")
+        if (images_made := options.synthesize * len(options.numbers)) > _MOST_SYNTHESIZED:
+            asked = f"--synthesize would make {images_made:,} images for a layer"
+            raise UsageError(asked, f"{_MOST_SYNTHESIZED:,} are the most", "choose fewer channels")
     if options.resume and options.overwrite:
         raise UsageError("--resume and --overwrite contradict each other", do="leave one of the two out")
     for option, given in {"--resume": options.resume, "--overwrite": options.overwrite}.items():
@@ -240,6 +248,24 @@ def _found(
     if lost:
         output.note(f"Note: {lost:,} of {total} skipped")
     return list(layers), lost
+
+
+def _synthesized(
+    net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars], count: int
+) -> list[exemplars.LayerExemplars]:
+    """The layers with synthesized images; a note says which of them have failed."""
+    total = count * sum(len(layer.channels) for layer in layers)
+    with image_progress(total) as advance, process.prints_to_standard_error():
+        made = [exemplars.add_synthesized(net, layer, count=count, on_progress=advance) for layer in layers]
+    for layer in made:
+        for channel in layer.channels:
+            where = f"channel {channel.channel} of {layer.key or hooks.MODEL}"
+            if channel.unreached:
+                output.note(f"Note: no gradient reaches {where}: no image was synthesized")
+            elif weak := [each for each in channel.synthesized if not each.is_enough]:
+                words = counted(len(weak), "synthesized image")
+                output.note(f"Note: {words} of {where} not above the best exemplar")
+    return made
 
 
 def _draw(options: Options, net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars]) -> None:
