@@ -17,7 +17,7 @@ import hookscope
 from hookscope.errors import HookscopeError, InputError, LayerError, UsageError
 from hookscope.exemplars import find_exemplars, load_exemplars, read_exemplars, run
 from hookscope.exemplars.facts import LayerExemplars
-from hookscope.exemplars.job import ExemplarsJob, _places, _with_places
+from hookscope.exemplars.job import ExemplarsJob, _places, with_places
 from hookscope.hooks import InputSize
 from hookscope.images import read_picture
 from hookscope.jobs import LocalEngine, Part
@@ -225,7 +225,7 @@ def test_tokens_have_places_of_their_grid_without_the_class_token() -> None:
 def test_frames_of_a_clip_are_side_by_side() -> None:
     clip = torch.zeros(1, 2, 3, 4, 5)
     clip[0, 1, 2, 3, 4] = 1
-    values, grid = _with_places(clip, nn.Conv3d(1, 1, 1), InputSize(8, 10, 3))
+    values, grid = with_places(clip, nn.Conv3d(1, 1, 1), InputSize(8, 10, 3))
     assert grid == (3, 4, 5)
     row, column = _places(values, np.array([0]), np.array([1]), grid, False)
     assert (row.tolist(), column.tolist()) == ([3], [2 * 5 + 4])
