@@ -309,27 +309,27 @@ def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == f"Note: 3 of 3 steps sampled, in {pipe}\n"  # nobody can show it from there
 
 
-def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path) -> None:
-    processes = {}
-    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
-        folder = tmp_path / number.name
-        folder.mkdir()
-        waits = "import time; print('ready', flush=True); time.sleep(60)"
-        words = ["-m", "hookscope", "watch", "--every", "1", script(folder, TRAIN), "12", waits]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        processes[number] = subprocess.Popen([sys.executable, *words], cwd=folder, env=ENVIRONMENT, **streams)
-    for number, process in processes.items():
-        with process:
-            while process.stdout.readline() not in (b"ready\n", b""):
-                pass
-            process.send_signal(number)
-            _, errors = process.communicate()
-        assert process.returncode == -number
-        [run] = read_runs(tmp_path / number.name / "hookscope.ndjson")
-        assert [row["step"] for row in run.rows] == [step for step in range(4) for _ in range(6)]
-        ends = {signal.SIGKILL: None, signal.SIGINT: ("stopped", None), signal.SIGTERM: ("exit", 143)}
-        assert (run.end and (run.end["reason"], run.end["status"])) == ends[number]
-        assert (b"KeyboardInterrupt" in errors) == (number == signal.SIGINT) and b"hookscope/" not in errors
+ENDS = {signal.SIGKILL: None, signal.SIGINT: ("stopped", None), signal.SIGTERM: ("exit", 143)}
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM))],
+)
+def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path, number: signal.Signals) -> None:
+    waits = "import time; print('ready', flush=True); time.sleep(60)"
+    words = ["-m", "hookscope", "watch", "--every", "1", script(tmp_path, TRAIN), "12", waits]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=ENVIRONMENT, **streams) as process:
+        while process.stdout.readline() not in (b"ready\n", b""):
+            pass
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == -number
+    [run] = read_runs(tmp_path / "hookscope.ndjson")
+    assert [row["step"] for row in run.rows] == [step for step in range(4) for _ in range(6)]
+    assert (run.end and (run.end["reason"], run.end["status"])) == ENDS[number]
+    assert (b"KeyboardInterrupt" in errors) == (number == signal.SIGINT) and b"hookscope/" not in errors
 
 
 def test_a_script_that_closes_the_log_goes_on_with_one_note(tmp_path: Path, trained: tuple[int, str, str]) -> None:
@@ -372,6 +372,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_processes_that_the_script_starts_have_a_log_each(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "watched").mkdir()

@@ -18,6 +18,7 @@ FRAMEWORKS = {"trainer": "transformers", "lightning": "lightning", "accelerate":
 FRAMEWORKS["segmentation"] = "segmentation_models_pytorch"
 TRUE = {"fine_tuning": {"frozen"}, "masked_attention": {"non-finite"}, "convnext_with_sgd": {"update-too-large"}}
 """The notes that are right."""
+LONG = ("fine_tuning", "convnext")  # the others of their kind are shorter
 
 
 def trained(name: str) -> nn.Module:
@@ -31,7 +32,9 @@ def trained(name: str) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("default")  # frameworks warn of what torch will change
-@pytest.mark.parametrize("name", [*SCRIPTS, *FRAMEWORKS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in (*SCRIPTS, *FRAMEWORKS)]
+)
 def test_a_sound_run_has_no_error_and_no_warning(name: str, tmp_path: Path) -> None:
     unwatched = trained(name).state_dict()
     with Monitor(every=4, log=tmp_path / "run.ndjson"):
