@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -25,13 +22,19 @@ from hookscope.exemplars.storage import (
 )
 from hookscope.hooks import Layers, Selection, select_types
 from hookscope.images import find_pictures
-from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, picture_of, pictures_in
+from hookscope.jobs import (
+    Engine,
+    LocalEngine,
+    Part,
+    Progress,
+    SavedRun,
+    fingerprint_of,
+    layers_in_words,
+    picture_of,
+    pictures_in,
+)
 from hookscope.models import LoadedModel, OnLost, OnNote, raise_lost, warn_of_image
-from hookscope.statistics import Progress
-from hookscope.system import StrPath, signals_held
-
-_SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
-_SAVE_SHARE = 20.0  # save at most this share of the time
+from hookscope.system import StrPath
 
 
 def find_exemplars(
@@ -123,27 +126,16 @@ def find_exemplars(
         net.weights,
         "" if save is None else fingerprint_of(net.model),
         net.preprocess.describe(),
-        f"{_words(layers)} of {_words(classes)}" if classes else _words(layers),
-        "all" if wanted is None else _words(wanted),
+        layers_in_words(layers, classes),
+        "all" if wanted is None else ", ".join(map(str, wanted)),
         measure,
         top,
         least,
         ", ".join(below),
     )
-    run = _Run(net, paths, job, source, save, on_lost, on_progress, on_note)
-    if resume:
-        run.resume()
-    on_start(run.done)
-    try:
-        run.find(engine or LocalEngine())
-    except BaseException:
-        run.save()
-        if save is not None and run.found.images:
-            on_interrupt(run.done)
-        raise
-    if not run.found.images:
-        raise InputError("no image could be used", f"{run.lost} were tried", "see the errors above")
-    run.add_fields()
+    run = _Run(net, paths, job, save, on_lost, on_progress, on_note, source=source)
+    run.do(engine or LocalEngine(), resume, on_start, on_interrupt)
+    run.add_fields(classes)
     run.save()
     return run.state().layers()
 
@@ -157,33 +149,20 @@ def _check(top: int, measure: str, channels: tuple[int, ...] | None) -> None:
         raise UsageError(f"no channel {min(channels)}" if channels else "no channel given", do="count from 0")
 
 
-def _words(selection: Any) -> str:
-    return str(selection) if isinstance(selection, str | int | Selection) else ", ".join(map(str, selection))
-
-
 @dataclass
-class _Run:
+class _Run(SavedRun[FoundExemplars]):
     """One run over the images: what is found, done and lost so far."""
 
-    net: LoadedModel
-    paths: Sequence[str]
-    job: ExemplarsJob
-    source: ExemplarsSource
-    file: StrPath | None
-    on_lost: OnLost
-    on_progress: Callable[[int], None]
-    on_note: OnNote
+    source: ExemplarsSource = field(kw_only=True)
     found: FoundExemplars = field(default_factory=FoundExemplars)
     fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
-    done: int = 0
-    lost: int = 0
-    next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
 
-    def resume(self) -> None:
-        """Load what an interrupted run has saved, if there is a file."""
-        if self.file is None or not os.path.exists(self.file):
-            return
-        name, saved = str(os.fspath(self.file)), load_exemplars(self.file)
+    @property
+    def images(self) -> int:
+        return self.found.images
+
+    def load(self, file: StrPath) -> Progress:
+        name, saved = str(os.fspath(file)), load_exemplars(file)
         check_same_run(saved.source, self.source, name)
         progress = saved.progress
         if Progress.after(self.paths, progress.done, progress.lost) != progress or progress.done > len(self.paths):
@@ -193,49 +172,25 @@ class _Run:
         for image, picture in zip(kept, pictures_in([image.name for image in kept]), strict=True):
             if picture is not None and picture != picture_of(image.sha256):
                 raise InputError(f"'{name}' was made from other images", f"{image.name} has changed", "start again")
-        self.found, self.done, self.lost = saved.found, progress.done, progress.lost
+        self.found = saved.found
+        return progress
 
-    def find(self, engine: Engine) -> None:
-        """Do the images that are not done yet."""
-        with contextlib.closing(engine.run(self.job, self.net, self.paths, self.done)) as parts:
-            for part in parts:
-                self._add(part)
-                self.on_progress(len(part.names) + len(part.lost))
-                if time.monotonic() > self.next_save:
-                    self.save()
-        self.done = len(self.paths)
+    def merge(self, part: Part[FoundExemplars], value: FoundExemplars) -> None:
+        self.found.merge(value)
 
-    def _add(self, part: Part[FoundExemplars]) -> None:
-        for name, text in part.notes:
-            self.on_note(name, text)
-        for each in part.lost:
-            self.on_lost(each.position, each.name, each.error)
-        with signals_held():  # what is merged in part, or merged and not marked as done, would count twice
-            if part.value is not None:
-                self.found.merge(part.value)
-            self.lost += len(part.lost)
-            self.done = part.done
-
-    def add_fields(self) -> None:
+    def add_fields(self, types: Iterable[str] | None) -> None:
         """Find out what a unit of each layer sees, on noise of the size of an image."""
         height, width = next(iter(self.found.seen.values())).size
         noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
         inputs = self.net.inputs(self.net.prepare(Image.fromarray(noise)))
         calls = Selection.of_calls({layer.call for layer in self.found.layers.values()})
         try:
-            self.fields = receptive_fields(self.net, inputs, calls, self.job.types)
+            self.fields = receptive_fields(self.net, inputs, calls, types)
         except (InputError, LayerError) as error:  # a layer that runs only for some images
             self.on_note(self.net.name, f"what a unit sees is not known: {error}")
 
     def state(self) -> SavedExemplars:
-        progress = Progress.after(self.paths, self.done, self.lost)
-        return SavedExemplars(self.source, self.found, progress, self.fields)
+        return SavedExemplars(self.source, self.found, self.progress, self.fields)
 
-    def save(self) -> None:
-        """Write the file; a run that found nothing does not overwrite that of an earlier run."""
-        if self.file is None or not self.found.images:
-            return
-        began = time.monotonic()
-        save_exemplars(self.file, self.state())
-        now = time.monotonic()
-        self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
+    def write(self, file: StrPath) -> None:
+        save_exemplars(file, self.state())

@@ -14,9 +14,8 @@ from hookscope.errors import InputError, printable
 from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField
 from hookscope.exemplars.job import FoundExemplars, FoundInLayer, SeenImage
 from hookscope.exemplars.top import Candidates
-from hookscope.jobs import StateKind, fingerprint_of, read_state, write_state
+from hookscope.jobs import Progress, StateKind, fingerprint_of, read_state, write_state
 from hookscope.models import LoadedModel
-from hookscope.statistics import Progress
 from hookscope.system import StrPath
 
 _KIND = StateKind("saved exemplars", "give what `exemplars --save` wrote", name="exemplars")

@@ -6,13 +6,11 @@ import contextlib
 import csv
 import errno
 import glob
-import hashlib
 import io
 import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -34,7 +32,17 @@ from hookscope.extraction.formats import (
     format_of,
 )
 from hookscope.findings import counted, listed
-from hookscope.jobs import LostImage, Part, StateKind, picture_of, pictures_in, read_state, write_state
+from hookscope.jobs import (
+    LostImage,
+    Part,
+    SaveTimer,
+    StateKind,
+    hash_of_names,
+    picture_of,
+    pictures_in,
+    read_state,
+    write_state,
+)
 from hookscope.models import package_versions
 from hookscope.system import StrPath, check_folder, check_writable, make_folder, write_atomically, write_errors
 
@@ -46,8 +54,6 @@ except ImportError:  # Windows has no locks of this kind
 DEFAULT_SHARD = 10_000
 """Rows of each file in a folder."""
 
-_SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
-_SAVE_SHARE = 20.0  # save at most this share of the time
 _PROGRESS = "_progress.json"  # readers of folders leave out what begins with _
 _LOST_FIELDS = ("position", "path", "error")
 _LOCK = ".lock"
@@ -303,14 +309,11 @@ def write_features(
 
 
 def _about(source: FeatureSource, output: Output, names: Sequence[str] | None, count: int | None) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    for name in names or ():
-        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
     about = {
         **package_versions(),
         **asdict(source),
         "images": count if names is None else len(names),
-        "images_sha256": digest.hexdigest(),
+        "images_sha256": hash_of_names(names or ()),
         "shard": output.shard,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -357,7 +360,7 @@ class _Run:
     progress: _Progress = field(init=False)
     saved: _Progress | None = None
     lock: IO[bytes] | None = None
-    next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
+    timer: SaveTimer = field(default_factory=SaveTimer)
 
     def __post_init__(self) -> None:
         self.progress = _Progress(self.about)
@@ -422,7 +425,7 @@ class _Run:
                     self._close_shard()
                 if first == count:
                     break
-            if time.monotonic() > self.next_save:
+            if self.timer.is_due:
                 self._save()
 
     def _begin(self) -> None:
@@ -507,14 +510,11 @@ class _Run:
 
     def _save(self) -> None:
         """Make sure that all rows are on the disk, then say so."""
-        began = time.monotonic()
-        progress = self.progress
-        for name in self._sizes():
-            _sync(name)
-        progress.save(self.output)
-        self.saved = progress
-        now = time.monotonic()
-        self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
+        with self.timer.saving():
+            for name in self._sizes():
+                _sync(name)
+            self.progress.save(self.output)
+            self.saved = self.progress
 
     def _assemble(self, metadata: dict[str, Any]) -> None:
         """Write the pending rows to a file that has no name yet."""

@@ -22,7 +22,7 @@ from hookscope.extraction.files import write_features
 from hookscope.extraction.job import ExtractionJob, check_alike
 from hookscope.hooks import Layers, Selection
 from hookscope.images import find_pictures
-from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of
+from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, layers_in_words
 from hookscope.models import (
     Batch,
     LoadedModel,
@@ -191,9 +191,7 @@ class Extraction:
             net.weights,
             fingerprint_of(net.model),
             "none: tensors were given" if self.paths is None else net.preprocess.describe(),
-            ""
-            if job.layers is None
-            else str(job.layers) + (f" of {', '.join(map(str, job.types))}" if job.types else ""),
+            "" if job.layers is None else layers_in_words(job.layers, job.types),
             job.pool,
             job.dtype,
             job.targets,
@@ -226,10 +224,7 @@ class Extraction:
         parts = self._from_tensors(first) if self.paths is None else self._from_files(first)
         with contextlib.closing(parts):
             for part in parts:
-                for name, text in part.notes:
-                    self.on_note(name, text)
-                for each in part.lost:
-                    self.on_lost(each.position, each.name, each.error)
+                part.report(self.on_lost, self.on_note)
                 if part.value is not None:
                     check_alike(before or part.value, part.value)
                     before = replace(part.value, features={k: v[:1] for k, v in part.value.features.items()})

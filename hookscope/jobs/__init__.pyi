@@ -1,4 +1,9 @@
-from .identity import fingerprint_of as fingerprint_of, picture_of as picture_of, pictures_in as pictures_in
+from .identity import (
+    fingerprint_of as fingerprint_of,
+    layers_in_words as layers_in_words,
+    picture_of as picture_of,
+    pictures_in as pictures_in,
+)
 from .job import (
     Engine as Engine,
     Job as Job,
@@ -8,6 +13,12 @@ from .job import (
     parts_of as parts_of,
 )
 from .ray_engine import RayEngine as RayEngine
+from .run import (
+    Progress as Progress,
+    SavedRun as SavedRun,
+    SaveTimer as SaveTimer,
+    hash_of_names as hash_of_names,
+)
 from .state_file import (
     BEGINNING as BEGINNING,
     StateKind as StateKind,

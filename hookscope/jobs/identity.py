@@ -1,4 +1,4 @@
-"""What a run was done on: the identity of its weights and of its images."""
+"""What a run was done on: the identity of its weights, of its layers and of its images."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
-from hookscope.hooks import tensors_in
+from hookscope.hooks import Layers, Selection, tensors_in
 
 
 def fingerprint_of(model: nn.Module) -> str:
@@ -23,6 +24,12 @@ def fingerprint_of(model: nn.Module) -> str:
             digest.update(f"{values.dtype} {tuple(values.shape)}\0".encode())
             digest.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def layers_in_words(layers: Layers, types: Iterable[Any] | None = None) -> str:
+    """A selection of layers, as saved files hold it."""
+    words = str(layers) if isinstance(layers, str | int | Selection) else ", ".join(map(str, layers))
+    return words + (f" of {', '.join(map(str, types))}" if types else "")
 
 
 def picture_of(sha256: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from hookscope.errors import HookscopeError, InputError
-from hookscope.models import Batch, LoadedModel, load_batches, model_errors_as_input_errors
+from hookscope.models import Batch, LoadedModel, OnLost, OnNote, load_batches, model_errors_as_input_errors
 
 Value = TypeVar("Value")
 
@@ -44,6 +44,13 @@ class Part(Generic[Value]):
     sha256: tuple[str, ...] = ()
     lost: tuple[LostImage, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
+
+    def report(self, on_lost: OnLost, on_note: OnNote) -> None:
+        """Tell the notes and the lost images."""
+        for name, text in self.notes:
+            on_note(name, text)
+        for each in self.lost:
+            on_lost(each.position, each.name, each.error)
 
 
 class Job(Protocol[Value]):

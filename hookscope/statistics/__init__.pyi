@@ -25,7 +25,6 @@ from .moments import Floats as Floats
 from .quantiles import in_intervals as in_intervals
 from .run import StatisticsJob as StatisticsJob, measure_images as measure_images
 from .storage import (
-    Progress as Progress,
     SavedStatistics as SavedStatistics,
     Source as Source,
     load_statistics as load_statistics,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +12,23 @@ from typing import Any
 import torch
 
 from hookscope.errors import InputError, UsageError
-from hookscope.hooks import Layers, Selection
+from hookscope.hooks import Layers
 from hookscope.images import is_remote
-from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, picture_of, pictures_in
+from hookscope.jobs import (
+    Engine,
+    LocalEngine,
+    Part,
+    Progress,
+    SavedRun,
+    fingerprint_of,
+    layers_in_words,
+    picture_of,
+    pictures_in,
+)
 from hookscope.models import Batch, LoadedModel, OnLost, OnNote, raise_lost, warn_of_image
 from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.coverage import Coverage
 from hookscope.statistics.storage import (
-    Progress,
     SavedStatistics,
     Source,
     check_same_source,
@@ -28,10 +36,7 @@ from hookscope.statistics.storage import (
     save_statistics,
 )
 from hookscope.statistics.totals import RunningStatistics
-from hookscope.system import StrPath, signals_held
-
-_SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
-_SAVE_SHARE = 20.0  # save at most this share of the time: the covariance of every layer is large
+from hookscope.system import StrPath
 
 
 def measure_images(
@@ -71,38 +76,23 @@ def measure_images(
         UsageError: ``save`` was merged from several runs.
         LayerError: ``layers`` or ``types`` name a layer that the model does not have.
     """
-    chosen = "every convolution, Linear layer, activation function and output" if layers is None else _words(layers)
+    default = "every convolution, Linear layer, activation function and output"
     source = Source(
         loaded.name,
         loaded.weights,
         "" if save is None else fingerprint_of(loaded.model),
         loaded.preprocess.describe(),
-        chosen + (f" of {_words(types)}" if types else "") + (", with operations" if ops else ""),
+        layers_in_words(default if layers is None else layers, types) + (", with operations" if ops else ""),
         rank,
         "values" in loaded.preprocess.assumed,
     )
     job = StatisticsJob(
         "*" if every else layers, tuple(types) if types else None, rank, ops, not every, batch_size, workers
     )
-    run = _Run(loaded, paths, job, source, save, on_lost, on_progress, on_note)
-    if resume:
-        run.resume()
-    on_start(run.done)
-    try:
-        run.measure(engine or LocalEngine())
-    except BaseException:
-        run.save()
-        if save is not None and run.totals.images:
-            on_interrupt(run.done)
-        raise
+    run = _Run(loaded, paths, job, save, on_lost, on_progress, on_note, source=source)
+    run.do(engine or LocalEngine(), resume, on_start, on_interrupt)
     run.save()
-    if not run.totals.images:
-        raise InputError("no image could be used", f"{run.lost} were tried", "see the errors above")
     return run.state()
-
-
-def _words(selection: Any) -> str:
-    return str(selection) if isinstance(selection, str | int | Selection) else ", ".join(map(str, selection))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,36 +141,28 @@ class StatisticsJob:
 
 
 @dataclass
-class _Run:
+class _Run(SavedRun[MeasuredImages]):
     """One run over the images: what is measured, done and lost so far."""
 
-    loaded: LoadedModel
-    paths: Sequence[str]
-    job: StatisticsJob
-    source: Source
-    file: StrPath | None
-    on_lost: OnLost
-    on_progress: Callable[[int], None]
-    on_note: OnNote
+    source: Source = field(kw_only=True)
     totals: RunningStatistics = field(default_factory=RunningStatistics)
     coverage: Coverage = field(default_factory=Coverage)
     pictures: set[int] = field(default_factory=set)
-    done: int = 0
-    lost: int = 0
-    next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
 
-    def resume(self) -> None:
-        """Load what an interrupted run has saved, if there is a file."""
-        if self.file is None or not os.path.exists(self.file):
-            return
-        name, saved = os.fspath(self.file), load_statistics(self.file)
-        check_same_source(saved.source, self.source, str(name), "this run")
+    @property
+    def images(self) -> int:
+        return self.totals.images
+
+    def load(self, file: StrPath) -> Progress:
+        name, saved = str(os.fspath(file)), load_statistics(file)
+        check_same_source(saved.source, self.source, name, "this run")
         progress = saved.progress
         if progress is None:
             raise UsageError(f"'{name}' was merged from several runs", do="measure the rest and merge again")
         self._check_images(name, saved.totals, progress)
-        self.totals, self.done, self.lost = saved.totals, progress.done, progress.lost
+        self.totals = saved.totals
         self.pictures.update(saved.totals.pictures)
+        return progress
 
     def _check_images(self, name: str, totals: RunningStatistics, progress: Progress) -> None:
         """Refuse to resume a run over other images: by their files, or by their names if the file knows no more."""
@@ -199,43 +181,20 @@ class _Run:
             do = "name the same images in the same order"
             raise InputError(f"'{name}' was measured on other images", exists, do)
 
-    def measure(self, engine: Engine) -> None:
-        """Measure the images that are not done yet."""
-        with contextlib.closing(engine.run(self.job, self.loaded, self.paths, self.done)) as parts:
-            for part in parts:
-                self._add(part)
-                self.on_progress(len(part.names) + len(part.lost))
-                if time.monotonic() > self.next_save:
-                    self.save()
-        self.done = len(self.paths)
-
-    def _add(self, part: Part[MeasuredImages]) -> None:
-        for name, text in part.notes:
-            self.on_note(name, text)
-        for each in part.lost:
-            self.on_lost(each.position, each.name, each.error)
-        pictures = [picture_of(sha256) for sha256 in part.sha256]
-        for name, picture in zip(part.names, pictures, strict=True):
+    def report(self, part: Part[MeasuredImages]) -> None:
+        super().report(part)
+        for name, picture in zip(part.names, map(picture_of, part.sha256), strict=True):
             if picture in self.pictures:
                 self.on_note(name, "counted twice: an earlier image has the same content")
             self.pictures.add(picture)
-        with signals_held():  # totals merged in part, or merged and not marked as done, would count images twice
-            if part.value is not None:
-                self.totals.merge(part.value.totals)
-                self.totals.pictures.extend(pictures)
-                self.coverage.merge(part.value.coverage)
-            self.lost += len(part.lost)
-            self.done = part.done
+
+    def merge(self, part: Part[MeasuredImages], value: MeasuredImages) -> None:
+        self.totals.merge(value.totals)
+        self.totals.pictures.extend(map(picture_of, part.sha256))
+        self.coverage.merge(value.coverage)
 
     def state(self) -> SavedStatistics:
-        progress = Progress.after(self.paths, self.done, self.lost)
-        return SavedStatistics(self.source, self.totals, progress, self.coverage)
+        return SavedStatistics(self.source, self.totals, self.progress, self.coverage)
 
-    def save(self) -> None:
-        """Write the file; a run that measured nothing does not overwrite that of an earlier run."""
-        if self.file is None or not self.totals.images:
-            return
-        began = time.monotonic()
-        save_statistics(self.file, self.state())
-        now = time.monotonic()
-        self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
+    def write(self, file: StrPath) -> None:
+        save_statistics(file, self.state())

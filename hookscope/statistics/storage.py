@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hookscope.errors import InputError
 from hookscope.findings import counted
-from hookscope.jobs import StateKind, read_state, write_state
+from hookscope.jobs import Progress, StateKind, read_state, write_state
 from hookscope.models import OnNote, warn_of_image
 from hookscope.statistics.coverage import Coverage
 from hookscope.statistics.totals import RunningStatistics
@@ -33,23 +32,6 @@ class Source:
     layers: str
     rank: bool = False
     assumed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is: the number of images measured or lost, SHA-256 of their names, and the number of lost ones."""
-
-    done: int
-    names: str
-    lost: int = 0
-
-    @classmethod
-    def after(cls, paths: Sequence[str], done: int, lost: int = 0) -> Progress:
-        """The progress of a run after the first ``done`` of ``paths``."""
-        digest = hashlib.sha256()
-        for path in paths[:done]:
-            digest.update(path.encode("utf-8", "surrogateescape") + b"\0")
-        return cls(done, digest.hexdigest(), lost)
 
 
 @dataclass(frozen=True)

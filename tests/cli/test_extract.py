@@ -226,8 +226,8 @@ def test_changed_files_are_not_resumed(interrupted: Run, here: Path) -> None:
 
 
 def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.extraction.files._SAVE_EVERY", 0.0)
-    monkeypatch.setattr("hookscope.extraction.files._SAVE_SHARE", 0.0)
+    monkeypatch.setattr("hookscope.jobs.run._SAVE_EVERY", 0.0)
+    monkeypatch.setattr("hookscope.jobs.run._SAVE_SHARE", 0.0)
     words = ["pics", "--layer", "conv1", "-o"]
     assert run(*words, "whole.npz")[0] == run("pics", "--layer", "fc", "-o", "x.npz")[0] == 0
     before = (here / "x.npz").read_bytes()
@@ -275,8 +275,8 @@ def test_a_process_that_was_killed_is_resumed(
 
 
 IMPATIENT = """
-import hookscope.extraction.files as files
-files._SAVE_EVERY = files._SAVE_SHARE = 0
+import hookscope.jobs.run as run
+run._SAVE_EVERY = run._SAVE_SHARE = 0
 from hookscope.cli.main import main
 main()
 """

@@ -320,7 +320,7 @@ def test_shapes_that_vary_have_question_marks(run: Run, here: Path) -> None:
 
 
 IMPATIENT = """
-import hookscope.statistics.run as run
+import hookscope.jobs.run as run
 run._SAVE_EVERY = run._SAVE_SHARE = 0
 from hookscope.cli.main import main
 main()

@@ -15,7 +15,7 @@ from torch import nn
 
 import hookscope
 from hookscope.errors import HookscopeError, InputError, LayerError, UsageError
-from hookscope.exemplars import find_exemplars, load_exemplars, read_exemplars, run
+from hookscope.exemplars import find_exemplars, load_exemplars, read_exemplars
 from hookscope.exemplars.facts import LayerExemplars
 from hookscope.exemplars.job import ExemplarsJob, _places, with_places
 from hookscope.hooks import InputSize
@@ -297,8 +297,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(after: int, monkeypatch: py
     stored = read_exemplars("state.json")
     assert facts(stored, 12) == facts(expected, 12)
     Path("state.json").unlink()
-    monkeypatch.setattr(run, "_SAVE_EVERY", -1.0)
-    monkeypatch.setattr(run, "_SAVE_SHARE", 0.0)
+    monkeypatch.setattr("hookscope.jobs.run._SAVE_EVERY", -1.0)
+    monkeypatch.setattr("hookscope.jobs.run._SAVE_SHARE", 0.0)
     parts, done = [], []
 
     def stop(count: int) -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from hookscope.errors import HookscopeError, InputError, UsageError, WriteError
-from hookscope.extraction import FeatureBatch, check_output, files, write_features
+from hookscope.extraction import FeatureBatch, check_output, write_features
 from hookscope.jobs import Part
 from tests.extraction.runs import NAMES, SOURCE, features, parts, write
 
@@ -164,8 +164,8 @@ def kill_and_resume(name: str, event: int, size: int) -> bool:
 
 @pytest.fixture
 def saves_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_SAVE_EVERY", 0.0)
-    monkeypatch.setattr(files, "_SAVE_SHARE", 0.0)
+    monkeypatch.setattr("hookscope.jobs.run._SAVE_EVERY", 0.0)
+    monkeypatch.setattr("hookscope.jobs.run._SAVE_SHARE", 0.0)
     monkeypatch.setattr(os, "fsync", lambda number: None)  # it takes time, and this machine stays on
 
 

@@ -172,8 +172,8 @@ def test_a_resumed_run_continues_with_a_longer_list_and_adds_nothing_to_a_finish
 
 def test_the_file_is_written_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    monkeypatch.setattr(run, "_SAVE_EVERY", -1.0)
-    monkeypatch.setattr(run, "_SAVE_SHARE", 0.0)
+    monkeypatch.setattr("hookscope.jobs.run._SAVE_EVERY", -1.0)
+    monkeypatch.setattr("hookscope.jobs.run._SAVE_SHARE", 0.0)
 
     def save(path: str, saved: SavedStatistics) -> None:
         written.append(saved.totals.images)

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from hookscope.errors import InputError
-from hookscope.jobs import fingerprint_of
+from hookscope.jobs import Progress, fingerprint_of
 from hookscope.jobs.state_file import _digest
 from hookscope.statistics import (
-    Progress,
     RunningStatistics,
     SavedStatistics,
     Source,
@@ -89,14 +88,6 @@ def test_merged_shards_equal_the_whole(tmp_path: Path, cuts: tuple[int, ...]) ->
 def test_an_empty_file_without_progress_adds_nothing(tmp_path: Path) -> None:
     save_statistics(tmp_path / "empty.json", SavedStatistics(SOURCE, RunningStatistics()))
     check_same(merge_statistics([tmp_path / "empty.json", saved(tmp_path / "a.json")]).totals, measured(0, 9))
-
-
-def test_progress_identifies_images_by_name() -> None:
-    paths = ["a.jpg", "b\n.jpg", "caf\udce9.jpg", "d.jpg"]
-    assert Progress.after(paths, 3, lost=1) == Progress.after([*paths[:3], "other.jpg"], 3, lost=1)
-    assert Progress.after(paths, 3) != Progress.after(paths[::-1], 3)
-    assert Progress.after(["a", "b"], 2).names != Progress.after(["ab", ""], 2).names
-    assert Progress.after(paths, 0) == Progress.after([], 0)
 
 
 def refusal(*paths: Path) -> str:
