@@ -163,7 +163,7 @@ def interrupted(run: Run, here: Path) -> Run:
     for target in (["x.npz"], ["out/", "--shard", "3"]):
         status, out, errors = run(*LATE, "-o", *target, **TO_RESUME)
         assert (status, out) == (130, "")
-        assert errors == f"Note: 4 of 6 images are saved in {target[0]}; add --resume to continue\n"
+        assert errors == f"Note: {target[0]} holds 4 of 6 images; add --resume to go on\n"
     (here / "stop").unlink()
     return run
 
@@ -240,7 +240,7 @@ def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: p
     status, out, errors = outcome
     assert (status, out) == (1, "")
     assert errors == (
-        "Note: 2 of 6 images are saved in x.npz; add --resume to continue\n"
+        "Note: x.npz holds 2 of 6 images; add --resume to go on\n"
         "Error: cannot write x.npz: File too large; raise the limit (`ulimit -f`) or write elsewhere\n"
     )
     assert (here / "x.npz").read_bytes() == before
@@ -267,7 +267,7 @@ def test_a_process_that_was_killed_is_resumed(
     finally:
         child.kill()
     assert (out, child.returncode) == ("", {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number])
-    assert ("add --resume to continue" in errors) == (number != signal.SIGKILL)
+    assert ("add --resume to go on" in errors) == (number != signal.SIGKILL)
     monkeypatch.setenv("SLOW", "0")
     assert run(*words[2:], "--resume", model="nets.py:Late")[0] == 0
     assert run(*words[2:-1], "whole.npz", model="nets.py:Late")[0] == 0

@@ -17,7 +17,7 @@ from hookscope.cli.output.report import Columns, Report, Row, Section, call_row
 from hookscope.cli.progress import image_progress, pass_progress
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.engine_options import EngineOptions, engine_options
-from hookscope.cli.shared.lost_images import LostImages
+from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
 from hookscope.cli.shared.output_paths import check_html, file_word, write_html, write_picture
 from hookscope.cli.shared.written import open_option, show_option
@@ -203,26 +203,9 @@ def _found(
     options: Options, net: models.LoadedModel, images: Sequence[str], folders: Sequence[str], engine: Any
 ) -> tuple[list[exemplars.LayerExemplars], int]:
     """The exemplars, and the number of lost images."""
-    lost_images = LostImages(options.strict or len(images) == 1)  # the error of a single image ends the run
-    total, state = counted(len(images), "image"), options.state
-    lost = 0
     if options.output is not None:
         system.make_folder(options.output)
-    with contextlib.ExitStack() as stack:
-        advance: Any = None
-
-        def start(count: int) -> None:
-            nonlocal advance
-            if count:
-                output.note(f"Note: {state} holds {count:,} of {total}")
-            advance = stack.enter_context(image_progress(len(images) - count))
-            stack.enter_context(process.prints_to_standard_error())
-
-        def lose(position: int, name: str, error: Any) -> None:
-            nonlocal lost
-            lost += 1
-            lost_images.lost(position, name, error)
-
+    with image_run(len(images), options.state, options.strict) as run:
         layers = exemplars.find_exemplars(
             net,
             images,
@@ -236,18 +219,17 @@ def _found(
             batch_size=options.batch_size,
             workers=options.workers,
             engine=engine,
-            save=state,
+            save=options.state,
             resume=options.resume,
-            on_start=start,
-            on_progress=lambda count: advance(count),
-            on_lost=lose,
-            on_note=lost_images.note,
-            on_interrupt=lambda count: output.note(f"Note: {state} holds {count:,} of {total}; add --resume to go on"),
+            on_start=run.started,
+            on_progress=run.advance,
+            on_lost=run.lost,
+            on_note=run.note,
+            on_interrupt=run.interrupted,
         )
-        lost_images.finish()
-    if lost:
-        output.note(f"Note: {lost:,} of {total} skipped")
-    return list(layers), lost
+    if run.count:
+        output.note(f"Note: {run.count:,} of {run.total} skipped")
+    return list(layers), run.count
 
 
 def _synthesized(

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from hookscope import extraction, hooks, scores
-from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.class_options import target_option
 from hookscope.cli.shared.engine_options import EngineOptions, engine_options
-from hookscope.cli.shared.lost_images import LostImages
+from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
 from hookscope.cli.shared.output_paths import refuse_input
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.errors import UsageError
-from hookscope.findings import counted
 
 FIELDS = ("layer", "shape", "dtype", "images", "weights")
 
@@ -117,18 +112,7 @@ def command(
     refuse_input(path, images)
     runs_on, net = engine.make(), model.load()
     check_choice(net, types, layers)
-    lost_images = LostImages(strict or len(images) == 1)  # the error of a single image ends the run
-    total = counted(len(images), "image")
-    advance: Any = None
-    with contextlib.ExitStack() as stack:
-
-        def start(count: int) -> None:
-            nonlocal advance
-            if count:
-                output.note(f"Note: {path} holds {count:,} of {total}")
-            advance = stack.enter_context(image_progress(len(images) - count))
-            stack.enter_context(process.prints_to_standard_error())
-
+    with image_run(len(images), path, strict) as run:
         features = extraction.extract(
             net,
             images,
@@ -142,21 +126,18 @@ def command(
             logits=logits,
             folders=[each for each in paths if os.path.isdir(each)],
             engine=runs_on,
-            on_progress=lambda count: advance(count),
-            on_lost=lost_images.lost,
-            on_note=lost_images.note,
+            on_progress=run.advance,
+            on_lost=run.lost,
+            on_note=run.note,
         )
         written = features.save(
             path,
             shard,
             overwrite=overwrite,
             resume=resume,
-            on_start=start,
-            on_interrupt=lambda count: output.note(
-                f"Note: {count:,} of {total} are saved in {path}; add --resume to continue"
-            ),
+            on_start=run.started,
+            on_interrupt=run.interrupted,
         )
-        lost_images.finish()
     counts = {"images": written.rows, "weights": net.weights}
     rows = [
         {"layer": name, "shape": shape, "dtype": written.dtypes[name], **counts}
@@ -167,7 +148,7 @@ def command(
     else:
         wrote_arrays(path)
     if written.lost:
-        output.note(f"Note: {written.lost:,} of {total} skipped: {written.lost_file} names them")
+        output.note(f"Note: {written.lost:,} of {run.total} skipped: {written.lost_file} names them")
     write_report(Report([Section(rows, FIELDS)], caption=caption_of(net)), format)
     if written.lost and not written.was_complete:
         raise click.exceptions.Exit(1)

@@ -17,6 +17,7 @@ class LostImages:
 
     def __init__(self, strict: bool = False) -> None:
         self._strict = strict
+        self.count = 0
         self._noted = 0
         self._rest: Counter[str] = Counter()
 
@@ -24,6 +25,7 @@ class LostImages:
         """Report a lost image; with ``strict`` its error ends the run."""
         if self._strict:
             raise error
+        self.count += 1
         output.note(f"Error: {error}", always=True)
 
     def note(self, name: str, text: str) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hookscope import hooks, statistics
-from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options
 from hookscope.cli.shared.engine_options import EngineOptions, engine_options, torchrun_rank
-from hookscope.cli.shared.lost_images import LostImages
+from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import ModelOptions, check_choice, model_options
 from hookscope.cli.shared.options import SELECTION, apply_options, layer_option, ops_option, type_option
-from hookscope.findings import counted, operations_in_words
+from hookscope.findings import operations_in_words
 
 
 @dataclass(frozen=True)
@@ -84,18 +81,7 @@ def measure(
     check_choice(net, job.types, job.layers, allow)
     if allow is not None:
         allow.check_names([name for name, _ in net.model.named_modules()], net.name, ops=bool(job.ops))
-    lost_images = LostImages(job.strict or len(images) == 1)  # the error of a single image ends the run
-    total = counted(len(images), "image")
-    advance: Any = None
-    with contextlib.ExitStack() as stack:
-
-        def start(count: int) -> None:
-            nonlocal advance
-            if count:
-                output.note(f"Note: {save} holds {count} of {total}")
-            advance = stack.enter_context(image_progress(len(images) - count))
-            stack.enter_context(process.prints_to_standard_error())
-
+    with image_run(len(images), save, job.strict) as run:
         saved = statistics.measure_images(
             net,
             images,
@@ -109,16 +95,15 @@ def measure(
             engine=engine,
             save=save,
             resume=resume,
-            on_start=start,
-            on_progress=lambda count: advance(count),
-            on_lost=lost_images.lost,
-            on_note=lost_images.note,
-            on_interrupt=lambda count: output.note(f"Note: {save} holds {count} of {total}; add --resume to go on"),
+            on_start=run.started,
+            on_progress=run.advance,
+            on_lost=run.lost,
+            on_note=run.note,
+            on_interrupt=run.interrupted,
         )
-        lost_images.finish()
     if job.layers is None and (words := operations_in_words(saved.coverage.operations)):
         output.note(f"Note: not measured: {words}; --ops measures them")
     lost = saved.progress.lost if saved.progress is not None else 0
     if lost:
-        output.note(f"Note: {lost} of {total} skipped")
+        output.note(f"Note: {lost:,} of {run.total} skipped")
     return saved, lost
