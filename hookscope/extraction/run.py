@@ -115,6 +115,10 @@ def extract(
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
     if name and name not in DTYPES:
         raise UsageError(f"no dtype '{name}'", f"there are {', '.join(DTYPES)}")
+    if batch_size < 1:
+        raise UsageError(f"batch size must be at least 1, not {batch_size}")
+    if workers < 0:
+        raise UsageError(f"workers must be at least 0, not {workers}")
     if layers is None and types is not None:
         layers = "all"
     wanted = tuple(str(Target.of(target)) for target in targets)
@@ -221,9 +225,10 @@ class Extraction:
         """
         before: FeatureBatch | None = None
         overflowed = Counter[str]()
-        parts = self._from_tensors(first) if self.paths is None else self._from_files(first)
+        begin = first - first % self.job.batch_size  # the batches are the same, wherever a run goes on
+        parts = self._from_tensors(begin) if self.paths is None else self._from_files(begin)
         with contextlib.closing(parts):
-            for part in parts:
+            for part in (_from(first, part) for part in parts if part.done > first):
                 part.report(self.on_lost, self.on_note)
                 if part.value is not None:
                     check_alike(before or part.value, part.value)
@@ -291,41 +296,53 @@ class Extraction:
 
     def _from_tensors(self, first: int) -> Generator[Part[FeatureBatch]]:
         """Batches of tensors, which go through the model here."""
-        net, position = self.net, first
+        net = self.net
         with self.job.open(net) as measure:
-            for images, labels in _batches_of(self.items, self.job, first):
+            for position, images, labels in _batches_of(self.items, self.job, first):
                 inputs = (images,) if isinstance(images, Tensor) else as_batch(net.family, images)
                 inputs = tuple(_on(net.device, each) for each in inputs)
                 positions = tuple(range(position, position + len(labels)))
-                position += len(labels)
                 batch = Batch(tuple(map(str, positions)), positions, inputs, ("",) * len(labels))
                 with model_errors_as_input_errors(net.name, inputs):
                     value = replace(measure(batch), labels=labels)
-                yield Part(value, position, positions, batch.names, batch.sha256)
+                yield Part(value, position + len(labels), positions, batch.names, batch.sha256)
+
+
+def _from(first: int, part: Part[FeatureBatch]) -> Part[FeatureBatch]:
+    """``part`` without the images before position ``first``."""
+    value, skip = part.value, sum(position < first for position in part.positions)
+    lost = tuple(each for each in part.lost if each.position >= first)
+    if value is None or not skip:
+        return replace(part, lost=lost)
+    rows = {key: rows[skip:] for key, rows in value.features.items()}
+    names = ("positions", "names", "sha256")
+    shared = {name: getattr(part, name)[skip:] for name in names}
+    value = replace(value, labels=value.labels[skip:], features=rows, **shared) if skip < value.count else None
+    return replace(part, value=value, lost=lost, **shared)
 
 
 def _on(device: str, images: Any) -> Any:
     return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
 
 
-def _batches_of(items: Any, job: ExtractionJob, first: int) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Images and labels for each pass, from position ``first`` on."""
+def _batches_of(items: Any, job: ExtractionJob, first: int) -> Iterator[tuple[int, Any, tuple[str, ...]]]:
+    """Position, images and labels for each pass, from the batch with position ``first`` on."""
     if isinstance(items, DataLoader):
         done = 0
         for item in items:
             images, labels = _split(item)
-            skip = max(first - done, 0)
             done += len(images)
             if isinstance(labels, Mapping) or labels is None or len(labels) != len(images):
                 labels = [None] * len(images)
-            if skip < len(images):
-                yield images[skip:], tuple(map(_label, labels))[skip:]
+            if done > first:
+                yield done - len(images), images, tuple(map(_label, labels))
         return
     for item in _lists_of(items, job, first):
         pairs = [_split(each) for each in item]
         for _, run in itertools.groupby(pairs, lambda pair: pair[0].shape):
             members = list(run)
-            yield [image for image, _ in members], tuple(_label(label) for _, label in members)
+            yield first, [image for image, _ in members], tuple(_label(label) for _, label in members)
+            first += len(members)
 
 
 def _lists_of(items: Any, job: ExtractionJob, first: int) -> Iterator[list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hookscope import capture, extract, load_model
 from hookscope.errors import HookscopeError, InputError, LayerError, TargetError, UsageError
 from hookscope.extraction import Extraction, ExtractionJob, FeatureBatch
 from hookscope.hooks import ModelSnapshot
-from hookscope.models import LoadedModel
+from hookscope.models import LoadedModel, as_loaded
 from tests.helpers import hooks_on, same_bits, seeded
 from tests.nets import Fails, Function, Twice, chain, named
 
@@ -224,6 +225,41 @@ def test_tensors_from_anywhere_give_the_same_rows_from_any_position(source: str,
     assert torch.equal(state, torch.get_rng_state()) or source == "data loader"  # which draws a seed itself
 
 
+def batch_sizes(extraction: Extraction, first: int = 0) -> list[tuple[int, float, str]]:
+    """Position, images in the same pass, and label of each row and lost image from position ``first`` on."""
+    rows = list[tuple[int, float, str]]()
+    for part in extraction.batches(first):
+        if part.value is not None:
+            rows += zip(part.positions, part.value.features["size"].flatten().tolist(), part.value.labels, strict=True)
+            value = part.value
+            assert (value.positions, value.names, value.sha256) == (part.positions, part.names, part.sha256)
+        rows += [(each.position, 0.0, "lost") for each in part.lost]
+    return sorted(rows)
+
+
+def test_a_run_that_goes_on_has_the_same_batches_from_any_position(shapes: LoadedModel, tmp_path: Path) -> None:
+    """Also where images of several sizes make several passes of one batch, and images are lost."""
+    net = named(size=Function(lambda x: x.new_full((len(x), 1), len(x))))
+    widths = [4, 4, 6, 6, 6, 4, 4, 4, 4, 4, 6]
+    images = [(torch.ones(3, 4, width), f"label {at}") for at, width in enumerate(widths)]
+    files = [tmp_path / f"{at}.png" for at in range(len(widths))]
+    for width, file in zip(widths, files, strict=True):
+        Image.new("RGB", (width, 4)).save(file)
+    for at in (2, 8, 10):
+        files[at].write_text("no image")
+    loaded = replace(shapes, model=net, preprocess=as_loaded(net).preprocess)
+    runs = [
+        extract(net, images, "size", batch_size=4),
+        extract(net, DataLoader(images[5:10], batch_size=3), "size", batch_size=2),
+        extract(loaded, files, "size", batch_size=4, on_lost=lambda *error: None),
+    ]
+    for run in runs:
+        whole = batch_sizes(run)
+        assert len(whole) == run.count and len({size for _, size, _ in whole}) > 1
+        for first in range(1, len(whole) + 1):
+            assert batch_sizes(run, first) == whole[first:]
+
+
 @pytest.mark.parametrize(
     ("labels", "texts"),
     [
@@ -258,6 +294,8 @@ def test_the_job_is_picklable_and_its_values_merge(shapes: LoadedModel) -> None:
 NOT_ASKED = {
     "nothing is asked for": {"layers": None},
     "no pool 'avg'; there are none": {"pool": "avg"},
+    "batch size must be at least 1, not 0": {"batch_size": 0},
+    "workers must be at least 0, not -1": {"workers": -1},
     "no dtype 'int8'; there are float16": {"dtype": "int8"},
     "no column for target 'top:1'": {"targets": ["top:1"]},
     "there is no image": {"images": []},
