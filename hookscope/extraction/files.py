@@ -19,7 +19,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from hookscope.errors import InputError, UsageError, WriteError, printable
+from hookscope.errors import InputError, LayerError, UsageError, WriteError, printable
 from hookscope.extraction.facts import FeatureBatch, FeatureSource, WrittenFeatures
 from hookscope.extraction.formats import (
     FORMATS,
@@ -31,7 +31,8 @@ from hookscope.extraction.formats import (
     check_dtype,
     format_of,
 )
-from hookscope.findings import counted, listed
+from hookscope.extraction.job import different_columns, different_shapes
+from hookscope.findings import counted
 from hookscope.jobs import (
     LostImage,
     Part,
@@ -280,11 +281,11 @@ def write_features(
         resume: Go on where an interrupted run of the same source stopped.
         columns: The least number of columns, as far as it is known.
         on_start: Gets the number of images that an earlier run has done.
-        on_interrupt: Gets the number of images that are saved when an exception ends the run.
+        on_interrupt: Gets the number of images that are saved, 0 for none, when an exception ends the run.
 
     Raises:
-        InputError: No image could be used, the output belongs to another run or is damaged, or images have features
-            of different shapes.
+        InputError: No image could be used, or the output belongs to another run or is damaged.
+        LayerError: Rows have different shapes.
         UsageError: There is no such format, or it holds one column alone.
         WriteError: The output exists or cannot be written.
         InstallationError: The format needs a package that is not installed.
@@ -303,8 +304,7 @@ def write_features(
                     run.add(part)
             return replace(run.finish(), earlier=earlier)
         except BaseException:
-            if saved := run.stop():
-                on_interrupt(saved)
+            on_interrupt(run.stop())
             raise
 
 
@@ -658,17 +658,14 @@ def _bytes(value: Tensor) -> Any:
 
 def _check_alike(columns: dict[str, tuple[str, tuple[int, ...]]], values: dict[str, Tensor], name: str) -> None:
     """Refuse an image whose features do not fit those of earlier images."""
-    if other := sorted(columns.keys() ^ values.keys()):
-        asked = f"{name}: not every image has features of {listed(other)}"
-        raise InputError(asked, do="choose layers that run for each image")
+    if others := sorted(columns.keys() ^ values.keys()):
+        raise different_columns(others)
     for column, (dtype, shape) in columns.items():
         value = values[column]
         if tuple(value.shape[1:]) != shape:
-            old, new = ("x".join(map(str, each)) or "one number" for each in (shape, value.shape[1:]))
-            asked = f"{name}: {column} has shape {new}, and {old} for earlier images"
-            raise InputError(asked, do="pool with --pool mean, or give all images one size with --size")
+            raise different_shapes(column, shape, value.shape[1:], name)
         if _dtype(value) != dtype:
-            raise InputError(f"{name}: {column} is {_dtype(value)}, and {dtype} for earlier images", do="use --dtype")
+            raise LayerError(f"{name}: {column} is {_dtype(value)}, and {dtype} for earlier images", do="use --dtype")
 
 
 def _tsv(rows: Iterable[Iterable[Any]]) -> bytes:

@@ -59,13 +59,15 @@ class ExtractionJob:
 def check_alike(first: FeatureBatch, other: FeatureBatch) -> None:
     """Raise a LayerError if ``other`` has other columns than ``first``, or rows of other shapes."""
     if others := sorted(first.features.keys() ^ other.features.keys()):
-        raise LayerError(
-            f"only some images have features of {listed(others)}", do="choose layers that run for each image"
-        )
+        raise different_columns(others)
     for key, rows in first.features.items():
         here, there = rows.shape[1:], other.features[key].shape[1:]
         if here != there:
             raise different_shapes(key, here, there, other.names[0])
+
+
+def different_columns(others: Sequence[str]) -> LayerError:
+    return LayerError(f"only some images have features of {listed(others)}", do="choose layers that run for each image")
 
 
 def different_shapes(key: str, here: Sequence[int], there: Sequence[int], name: str) -> LayerError:

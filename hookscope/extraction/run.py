@@ -259,7 +259,7 @@ class Extraction:
             overwrite: Replace an output that exists.
             resume: Go on where an earlier run of the same model, images and settings stopped.
             on_start: Called with the number of images that an earlier run has done.
-            on_interrupt: Called with the number of images that are saved when an exception ends the run.
+            on_interrupt: Called with the number of images that are saved, 0 for none, when an exception ends the run.
 
         Raises:
             InputError: No image could be used, or the output belongs to another run or is damaged.

@@ -38,6 +38,10 @@ class Other(Small):
         super().__init__()
         self.conv1.weight.data += 1
 
+class Stopped(Small):
+    def forward(self, x):
+        raise KeyboardInterrupt
+
 class Late(Small):
     passes = 0
 
@@ -180,6 +184,13 @@ def test_an_interrupted_run_is_resumed_where_it_stopped(interrupted: Run, here: 
     again = interrupted(*LATE, "-o", "x.npz", "--resume", **TO_RESUME)  # nothing is left to do
     note = "Note: x.npz holds 6 of 6 images\nNote: x.npz was complete; nothing was left to do\n"
     assert again == (0, out, note)
+
+
+@pytest.mark.parametrize("target", ["x.npz", "out/"])
+def test_an_interrupt_before_anything_is_saved_is_told(run: Run, here: Path, target: str) -> None:
+    outcome = run(*LATE[:-2], "-o", target, model="nets.py:Stopped")
+    assert outcome == (130, "", f"Note: interrupted before an image was saved in {target}\n")
+    assert written(here) == []
 
 
 def test_a_folder_is_resumed_with_the_same_files(interrupted: Run, here: Path) -> None:
@@ -340,8 +351,16 @@ def test_images_of_several_sizes_need_a_pool(run: Run, here: Path) -> None:
     Image.effect_noise((40, 30), 80).convert("RGB").save(here / "wide.png")
     status, out, errors = run("pics/0.png", "wide.png", "--layer", "conv1", "-o", "x.npz")
     assert (status, out) == (1, "")
-    assert "conv1 has rows of different shapes; it has 6x13x18 for wide.png after 6x14x14; pool it by mean" in errors
+    message = "conv1 has rows of different shapes; it has 6x13x18 for wide.png after 6x14x14; pool it by mean"
+    assert message in errors and "x.npz holds 1 of 2 images; change the options" in errors
+    assert "begin again with --overwrite" in errors and "--resume" not in errors
     assert run("pics/0.png", "wide.png", "--layer", "conv1", "--pool", "mean", "-o", "y.npz")[0] == 0
+
+
+def test_the_help_of_target_offers_what_extract_takes(run: Run) -> None:
+    status, out, _ = run("--help")
+    words = " ".join(out.split())
+    assert status == 0 and "number, name, or unique part of a name; repeatable" in words and "top:" not in words
 
 
 def test_one_layer_chosen_in_several_ways_is_one_column(run: Run, here: Path) -> None:

@@ -19,7 +19,7 @@ import pandas
 import pytest
 import torch
 
-from hookscope.errors import HookscopeError, InputError, UsageError, WriteError
+from hookscope.errors import HookscopeError, InputError, LayerError, UsageError, WriteError
 from hookscope.extraction import FeatureBatch, check_output, write_features
 from hookscope.jobs import Part
 from tests.extraction.runs import NAMES, SOURCE, features, parts, write
@@ -433,9 +433,9 @@ def test_shapes_and_columns_that_differ_between_images_are_refused() -> None:
     def grows(position: int) -> dict[str, torch.Tensor]:
         return {"x": torch.zeros(3, 7 if position < 9 else 9)}
 
-    with pytest.raises(InputError, match=r"^cat/9\.png: x has shape 3x9, and 3x7 for earlier images; pool"):
+    with pytest.raises(LayerError, match=r"^x has rows of different shapes; it has 3x9 for cat/9\.png after 3x7; pool"):
         write("a.npz", {"of": grows, "size": 1})
-    with pytest.raises(InputError, match=r"^cat/9\.png: not every image has features of y"):
+    with pytest.raises(LayerError, match=r"^only some images have features of y"):
         write("b.npz", {"of": lambda p: {"x": torch.ones(1)} | ({"y": torch.ones(1)} if p < 9 else {}), "size": 1})
     with pytest.raises(InputError, match=r"x has no values"):
         write("c.npz", {"of": lambda p: {"x": torch.zeros(0, 3)}})

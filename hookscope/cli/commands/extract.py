@@ -42,7 +42,7 @@ FIELDS = ("layer", "shape", "dtype", "images", "weights")
     help="Data type of the columns.  [default: that of the output]",
 )
 @click.option("--logits", is_flag=True, help="Add a column with the scores of all classes.")
-@target_option(default=None, help="Add a column with the probability of a class")
+@target_option(default=None, help="Add a column with the probability of a class", best=False)
 @click.option(
     "-o",
     "--output",

@@ -16,14 +16,19 @@ from hookscope.cli.shared.options import complete_words, parsed, typed_model
 from hookscope.errors import HookscopeError
 
 
-def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """``top:K``, and the names of the classes: from ``--categories``, else those of the model typed."""
+def complete_classes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of the classes: from ``--categories``, else those of the model typed."""
     try:
         names = ctx.params.get("categories") or models.class_names_of(typed_model(ctx) or "")
     except (HookscopeError, OSError):
         names = ()
-    matches = [CompletionItem(_as_one_word(name)) for name in names if name.lower().startswith(incomplete.lower())]
-    return complete_words("top:1", "top:3", "top:5")(ctx, param, incomplete) + matches
+    return [CompletionItem(_as_one_word(name)) for name in names if name.lower().startswith(incomplete.lower())]
+
+
+def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """``top:K``, and `complete_classes`."""
+    best = complete_words("top:1", "top:3", "top:5")(ctx, param, incomplete)
+    return best + complete_classes(ctx, param, incomplete)
 
 
 def _as_one_word(name: str) -> str:
@@ -32,17 +37,24 @@ def _as_one_word(name: str) -> str:
     return re.sub(r"([^\w@%+=:,./-])", r"\\\1", name) if shell.startswith("bash") else name
 
 
-def target_option(default: str | None = "top:1", help: str = "Which class to ask about") -> Callable[[Any], Any]:
-    """``--target``; ``help`` comes before what the option takes."""
+def target_option(
+    default: str | None = "top:1", help: str = "Which class to ask about", best: bool = True
+) -> Callable[[Any], Any]:
+    """``--target``; ``help`` comes before what the option takes; ``best`` if it takes ``top:K``."""
+    kinds = (
+        "number, name, unique part of a name, or top:K (the K best)"
+        if best
+        else "number, name, or unique part of a name"
+    )
     return click.option(
         "--target",
         metavar="CLASS",
         multiple=True,
         default=[default] if default is not None else None,
         show_default=default is not None,
-        shell_complete=complete_targets,
+        shell_complete=complete_targets if best else complete_classes,
         callback=parsed(lambda words: scores.Target(",".join(words)) if words else None),
-        help=f"{help}: number, name, unique part of a name, or top:K (the K best); repeatable, comma separated.",
+        help=f"{help}: {kinds}; repeatable, comma separated.",
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.progress import image_progress
 from hookscope.cli.shared.lost_images import LostImages
+from hookscope.errors import HookscopeError, LayerError
 from hookscope.findings import counted
 
 
@@ -33,8 +35,14 @@ class ImageRun(LostImages):
         self._advance(count)
 
     def interrupted(self, done: int) -> None:
-        """Say how many images the file holds."""
-        output.note(f"Note: {self._file} holds {done:,} of {self.total}; add --resume to go on")
+        """Say how many images the file holds, and what to do."""
+        error = sys.exception()
+        if done:
+            fails_again = isinstance(error, LayerError)
+            do = "change the options and begin again with --overwrite" if fails_again else "add --resume to go on"
+            output.note(f"Note: {self._file} holds {done:,} of {self.total}; {do}")
+        elif not isinstance(error, HookscopeError):  # whose line says what happened
+            output.note(f"Note: interrupted before an image was saved in {self._file}")
 
 
 @contextlib.contextmanager
