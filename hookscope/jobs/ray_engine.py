@@ -9,8 +9,8 @@ import importlib.util
 import logging
 import os
 import pickle
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,8 +25,21 @@ from hookscope.jobs.blocks import BATCHES, blocks_of, refuse_own_files, unpacked
 from hookscope.jobs.job import Job, Part
 from hookscope.models import LoadedModel, describe_error, package_versions
 
-_SECONDS_TO_ANSWER = 12.0  # of a cluster; another two go to the start of the process that asks
-_ATTEMPTS = 3  # for a block whose worker ended, and for a worker that ended
+_SECONDS_TO_ANSWER = 10.0  # of a cluster
+_ASK = """
+import socket, sys
+address, host, port = sys.argv[1:]
+if host:
+    try:
+        socket.create_connection((host, int(port))).close()
+    except OSError as error:
+        print(error.strerror or error)
+        sys.exit(1)
+import ray
+from ray._private import services
+ray._raylet.GcsClient(address=services.canonicalize_bootstrap_address_or_die(address))
+"""  # in a process of its own, because names and Ray have no limit of time
+_RESTARTS = 3  # of a worker that ended
 _LOGGERS = ("ray", "ray.data", "ray.serve", "ray.train", "ray.tune")
 
 
@@ -99,8 +112,8 @@ class RayEngine:
                 fn_constructor_args=([ray.put(packed)], package_versions(), os.getcwd(), device),
                 num_cpus=processors,
                 num_gpus=self.gpus_per_worker,
-                max_restarts=_ATTEMPTS,
-                max_task_retries=_ATTEMPTS,
+                max_restarts=_RESTARTS,
+                max_task_retries=-1,  # as many as its worker restarts; Ray tries in vain until it misses a machine
             )
         for table in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
             yield from (row.as_py() for row in table["row"])
@@ -153,7 +166,10 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         _check_answer(address)
     handler = _signal_handler()
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    filtered = importlib.import_module("ray._private.ray_logging").stdout_deduplicator
+    skipped = filtered.skip_re
     try:
+        filtered.skip_re = skipped or re.compile("")  # Ray prints what it mends, such as a machine that it lost
         more = {"include_dashboard": False} if address is None else {}
         with _silent_core():
             ray.init(address or "local", logging_level=logging.ERROR, log_to_driver=False, **more)
@@ -164,6 +180,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        filtered.skip_re = skipped
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 
@@ -194,26 +211,18 @@ def _signal_handler() -> Any:
 def _check_answer(address: str) -> None:
     """Refuse a cluster that does not answer; Ray itself would try for two minutes and then end the process."""
     host, _, port = address.rpartition(":")
-    do = "start one with `ray start --head`, or leave --address out to start Ray here"
-    if host and port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise HookscopeError(f"no Ray cluster answers at {address}: {reason}", do=do) from error
-    elif address != "auto":
+    if address != "auto" and not (host and port.isdigit() and int(port) < 1 << 16):
         raise UsageError(f"'{address}' is not an address", do="give auto, or HOST:PORT such as head:6379")
-    ask = "import sys, ray; from ray._private import services as s; "
-    ask += "ray._raylet.GcsClient(address=s.canonicalize_bootstrap_address_or_die(sys.argv[1]))"
+    do = "start one with `ray start --head`, or leave --address out to start Ray here"
+    asked = "no Ray cluster " + ("is running on this machine" if address == "auto" else f"answers at {address}")
+    command = [sys.executable, "-P", "-c", _ASK, address, host.strip("[]"), port]
     try:
-        answer = subprocess.run(
-            [sys.executable, "-c", ask, address], capture_output=True, timeout=_SECONDS_TO_ANSWER, check=False
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False)
     except subprocess.TimeoutExpired:
-        raise HookscopeError(f"no Ray cluster answers at {address} within {_SECONDS_TO_ANSWER:g} s", do=do) from None
+        raise HookscopeError(f"{asked}: it is silent for {_SECONDS_TO_ANSWER:g} s", do=do) from None
     if answer.returncode:
-        where = "is running on this machine" if address == "auto" else f"answers at {address}"
-        raise HookscopeError(f"no Ray cluster {where}", do=do)
+        refused = answer.stdout.strip()
+        raise HookscopeError(f"{asked}: {refused}" if refused else asked, do=do)
 
 
 def _most_workers(has: dict[str, float], processors: int, gpus: float) -> int:
@@ -242,7 +251,7 @@ def _in_one_line(error: BaseException, kinds: Any) -> HookscopeError:
         do = "use a smaller --batch-size, fewer workers or larger machines"
         return HookscopeError("Ray ended a worker, because the memory of its machine was full", do=do)
     if isinstance(error, kinds.RayActorError) or "ActorDied" in text or "ActorUnavailable" in text:
-        return HookscopeError(f"a worker ended more than {_ATTEMPTS} times on the same images", do="see `ray logs`")
+        return HookscopeError(f"a worker ended {_RESTARTS + 1} times", do="see `ray logs`")
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return HookscopeError(f"Ray failed: {type(error).__name__}: {first}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -96,6 +98,21 @@ def assert_equal(saved: SavedStatistics, other: SavedStatistics) -> None:
         assert (layer.mean, layer.std) == pytest.approx((same.mean, same.std), rel=1e-9)
 
 
+def test_workers_measure_what_this_process_measures(
+    names: list[str], monkeypatch: pytest.MonkeyPatch, forget_files: None
+) -> None:
+    pytest.importorskip("ray.cloudpickle")
+
+    def rows(engine: Any, ray: Any, job: Any, packed: bytes, blocks: list[bytes]) -> Iterator[bytes]:
+        workers = [ray_worker.RayWorker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
+        return (workers[number % 2](block) for number, block in enumerate(blocks))
+
+    monkeypatch.setattr(RayEngine, "_rows", rows)
+    monkeypatch.setattr(ray_engine, "_connected", lambda *arguments: contextlib.nullcontext())
+    assert_equal(measure(names, RayEngine(block=16)), measure(names))
+
+
+@pytest.mark.slow  # Ray takes 12 s of processor time to start and to end
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray in its own code
 def test_ray_measures_what_this_process_measures(names: list[str], forget_files: None) -> None:
     pytest.importorskip("ray")
@@ -118,8 +135,18 @@ def test_a_cluster_that_does_not_answer_is_one_line_soon(address: str) -> None:
     assert time.monotonic() - began < 15
 
 
+def test_a_cluster_that_is_silent_is_one_line_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ray_engine._SECONDS_TO_ANSWER < 15
+    monkeypatch.setattr(ray_engine, "_SECONDS_TO_ANSWER", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(HookscopeError, match=f"no Ray cluster answers at {address}: it is silent for 0.5 s"):
+            ray_engine._check_answer(address)
+
+
 @pytest.mark.parametrize(
-    ("address", "words"), [("head", "'head' is not an address; give auto, or HOST:PORT"), ("ray://h:1", "Ray client")]
+    ("address", "words"),
+    [("head", "'head' is not an address; give auto, or HOST:PORT"), ("h:99999", "not an"), ("ray://h:1", "Ray client")],
 )
 def test_an_address_that_ray_data_cannot_use_is_refused(address: str, words: str) -> None:
     def connect() -> None:
