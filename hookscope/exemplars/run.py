@@ -180,6 +180,8 @@ class _Run(SavedRun[FoundExemplars]):
 
     def add_fields(self, types: Iterable[str] | None) -> None:
         """Find out what a unit of each layer sees, on noise of the size of an image."""
+        if not self.found.seen:  # all values are NaN or Inf
+            return
         height, width = next(iter(self.found.seen.values())).size
         noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
         inputs = self.net.inputs(self.net.prepare(Image.fromarray(noise)))

@@ -119,5 +119,5 @@ class BestImages:
         found = Candidates(**{field.name: np.array(state[field.name]) for field in fields(Candidates)})
         if len(found) and not 0 <= found.channel.min() <= found.channel.max() < channels:
             raise ValueError("a channel that the layer does not have")
-        restored._waiting.append(found)
+        restored.add(found)
         return restored

@@ -203,6 +203,15 @@ def test_nan_and_inf_never_win_and_are_counted() -> None:
     assert all(np.isfinite(each.value) for channel in layer.channels for each in channel.most)
 
 
+def test_a_layer_of_nan_has_no_exemplars_also_when_read_again() -> None:
+    net = small()
+    net.model[0].weight.data[:] = float("nan")
+    found = find_exemplars(net, PATHS, "0", least=True, save="state.json")
+    resumed = find_exemplars(net, PATHS, "0", least=True, save="state.json", resume=True)
+    for [layer] in (found, resumed, read_exemplars("state.json")):
+        assert [(each.most, each.least, each.nonfinite) for each in layer.channels] == [((), (), COUNT)] * 4
+
+
 def test_tokens_have_places_of_their_grid_without_the_class_token() -> None:
     def tokens(net: Any, x: torch.Tensor) -> torch.Tensor:
         maps = nn.functional.adaptive_avg_pool2d(x, 6)
