@@ -58,6 +58,7 @@ from .plot import (
 from .png import (
     encode_png as encode_png,
     map_png as map_png,
+    read_provenance as read_provenance,
     read_sheet as read_sheet,
     values_of_levels as values_of_levels,
     with_provenance as with_provenance,

@@ -15,6 +15,7 @@ from .sheet import (
     draw_exemplars as draw_exemplars,
     field_words as field_words,
     fitted as fitted,
+    is_sheet as is_sheet,
     measure_words as measure_words,
     times_best as times_best,
 )

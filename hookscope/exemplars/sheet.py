@@ -9,11 +9,12 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from hookscope.drawing import ALARM, FAINT, INK, MARGIN, Origin, font, with_provenance, wrapped
-from hookscope.errors import printable
+from hookscope.drawing import ALARM, FAINT, INK, MARGIN, Origin, font, read_provenance, with_provenance, wrapped
+from hookscope.errors import ImageError, printable
 from hookscope.exemplars.crops import CELL, Crop, Crops, cut_crops
 from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField, SynthesizedImage
 from hookscope.models import LoadedModel
+from hookscope.system import StrPath
 
 _ROWS = 32  # of a page
 _MOST_PIXELS = 40_000_000  # of a page; 50 exemplars and more leave fewer rows
@@ -64,6 +65,14 @@ def draw_exemplars(layer: LayerExemplars, net: LoadedModel, crops: Crops | None 
     rows = max(1, min(_ROWS, _MOST_PIXELS // (plan.width * _ROW)))
     parts = [layer.channels[first : first + rows] for first in range(0, len(layer.channels), rows)]
     return [_page(layer, part, (at + 1, len(parts)), Origin.of(net), plan, crops) for at, part in enumerate(parts)]
+
+
+def is_sheet(path: StrPath) -> bool:
+    """Whether a file is a page of `draw_exemplars`."""
+    try:
+        return {"measure", "field", "page"} <= read_provenance(path).keys()
+    except ImageError:
+        return False
 
 
 def field_words(field: ReceptiveField) -> str:
@@ -194,7 +203,7 @@ def _row(
                 _cell(page, pen, crops[layer.key, each], (left, y))
                 under = [f"{each.value:.4g}", each.label]
             else:
-                page.paste(*_centred(fitted(each.image), (left, y)))
+                _paste(page, pen, fitted(each.image), (left, y))
                 under = [f"{each.value:.4g}", times_best(each)]
             for line, text in enumerate(under):
                 _write(pen, text, (left, y + CELL + 1 + line * _LINE), CELL + _GAP - 2, FAINT if line else INK)
@@ -205,7 +214,7 @@ def _row(
 def _cell(page: Image.Image, pen: ImageDraw.ImageDraw, crop: Crop, at: tuple[int, int]) -> None:
     drawn = crop.drawn()
     if drawn is not None:
-        page.paste(*_centred(drawn, at))
+        _paste(page, pen, drawn, at)
         return
     x, y = at
     pen.rectangle((x, y, x + CELL - 1, y + CELL - 1), _EMPTY, ALARM)
@@ -214,8 +223,11 @@ def _cell(page: Image.Image, pen: ImageDraw.ImageDraw, crop: Crop, at: tuple[int
         pen.text((x + 6, y + CELL // 2 + (line - len(lines) / 2) * _LINE), text, ALARM, font(_TEXT))
 
 
-def _centred(drawn: Image.Image, at: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
-    return drawn, (at[0] + (CELL - drawn.width) // 2, at[1] + (CELL - drawn.height) // 2)
+def _paste(page: Image.Image, pen: ImageDraw.ImageDraw, drawn: Image.Image, at: tuple[int, int]) -> None:
+    """Put a crop in the middle of its cell, with an outline: it may be white as the page."""
+    x, y = at[0] + (CELL - drawn.width) // 2, at[1] + (CELL - drawn.height) // 2
+    pen.rectangle((x - 1, y - 1, x + drawn.width, y + drawn.height), outline=_EMPTY)
+    page.paste(drawn, (x, y))
 
 
 def fitted(image: Image.Image) -> Image.Image:

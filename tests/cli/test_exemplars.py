@@ -65,7 +65,9 @@ def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) 
     status, again, errors = run("pics", "--layer", "0,1", "--least", "-o", "found", "--resume")
     assert (status, again, errors) == (0, out, "Note: found/exemplars.json holds 6 of 6 images\n")
     one_error(run("pics", "--layer", "0", "--least", "-o", "found", "--resume"), 1, "does not match this run...layers")
-    assert run("pics", "--layer", "0", "-o", "found", "--overwrite")[0] == 0
+    Path("found/007-mine.png").write_bytes(Path(NAMES[0]).read_bytes())
+    assert run("pics", "--layer", "1", "-o", "found", "--overwrite")[0] == 0
+    assert files(here / "found") == ["000-conv2.png", "007-mine.png", "exemplars.json"]  # no sheet of an earlier run
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +109,7 @@ class Options:
 )
 @shared.html_option("the same")
 @click.option("--resume", is_flag=True, help=f"Continue the interrupted run that wrote {STATE} in FOLDER.")
-@click.option("--overwrite", is_flag=True, help=f"Replace {STATE} in FOLDER.")
+@click.option("--overwrite", is_flag=True, help=f"Replace {STATE} and the sheets in FOLDER.")
 @image_options.files0_option
 @image_options.limit_option
 @image_options.batch_size_option
@@ -257,10 +258,13 @@ def _draw(options: Options, net: models.LoadedModel, layers: Sequence[exemplars.
     if gone := exemplars.lost_words(crops):
         output.note(f"Note: {gone}")
     if options.output is not None:
+        names = set()
         for number, layer in enumerate(layers):
             pages = exemplars.draw_exemplars(layer, net, crops)
             for at, page in enumerate(pages):
-                write_picture(os.path.join(options.output, _sheet_name(layer, number, at, len(pages))), page)
+                names.add(name := _sheet_name(layer, number, at, len(pages)))
+                write_picture(os.path.join(options.output, name), page)
+        _remove_others(options.output, names)
     if options.html is not None:
         facts = {**models.package_versions(), **caption_of(net), "command": process.command_line()}
         write_html(options.html, report.draw_exemplars_page(layers, net, crops, provenance=facts))
@@ -270,6 +274,14 @@ def _sheet_name(layer: exemplars.LayerExemplars, number: int, at: int, count: in
     """``000-features.10-01.png``: sheets sort in order of execution."""
     page = f"-{at + 1:0{len(str(count))}d}" if count > 1 else ""
     return f"{number:03d}-{file_word(layer.key or layer.call.type)[:150]}{page}.png"
+
+
+def _remove_others(folder: str, names: set[str]) -> None:
+    """Remove the sheets of an earlier run, which would stand beside an `exemplars.json` that is not theirs."""
+    for name in set(os.listdir(folder)) - names:
+        path = os.path.join(folder, name)
+        if re.fullmatch(r"\d{3,}-.+\.png", name) and exemplars.is_sheet(path):
+            os.unlink(path)
 
 
 def _report(layers: Sequence[exemplars.LayerExemplars], net: models.LoadedModel, format: str) -> None:
