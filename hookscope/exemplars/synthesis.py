@@ -12,10 +12,11 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as F
 
+from hookscope.drawing import input_size_of
 from hookscope.errors import InputError, UsageError
 from hookscope.exemplars.facts import LayerExemplars, SynthesizedImage
 from hookscope.exemplars.job import MEASURED, MEASURES, with_places
-from hookscope.hooks import MODEL, InputSize, Layers, Selection, as_float, capture, differentiable, tensors_in
+from hookscope.hooks import MODEL, Layers, Selection, as_float, capture, differentiable, tensors_in
 from hookscope.models import LoadedModel, Preprocess, as_batch, model_errors_as_input_errors
 
 _RATE = 0.08  # of Adam, for coefficients of about 1
@@ -133,10 +134,15 @@ def add_synthesized(
     chosen = {each.channel for each in found.channels} if channels is None else set(channels)
     best = {each.channel: each.most[0].value for each in found.channels if each.channel in chosen and each.most}
     wanted = [each.channel for each in found.channels if each.channel in chosen]
-    own = {"part": found.part, "measure": found.measure, "best": best, "on_progress": on_progress}
-    images = synthesize_images(net, Selection.of_calls([found.call]), wanted, **own, **settings)
-    with_images = {channel: {"synthesized": made, "unreached": not made} for channel, made in images.items()}
-    return replace(found, channels=tuple(replace(each, **with_images.get(each.channel, {})) for each in found.channels))
+    settings |= {"part": found.part, "measure": found.measure, "best": best, "on_progress": on_progress}
+    images = synthesize_images(net, Selection.of_calls([found.call]), wanted, **settings)
+    excited = (
+        replace(each, synthesized=images[each.channel], unreached=not images[each.channel])
+        if each.channel in images
+        else each
+        for each in found.channels
+    )
+    return replace(found, channels=tuple(excited))
 
 
 @dataclass(frozen=True)
@@ -167,12 +173,11 @@ class _Layer:
             asked = f"{call.key or MODEL} has no output '{self.part}'"
             raise UsageError(asked, f"it has {', '.join(tensors) or 'none'}")
         tensor = tensors[self.part] if self.part else next(iter(tensors.values()))
-        size = InputSize(*inputs.shape[-2:], inputs.shape[2] if inputs.dim() == 5 else 1)
         # `as_float` leaves the graph
         tensor = (
             tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.requires_grad else as_float(tensor)
         )
-        values, grid = with_places(tensor, net.model.get_submodule(call.name), size)
+        values, grid = with_places(tensor, net.model.get_submodule(call.name), input_size_of(inputs[0]))
         if len(values) != n:
             if n > 1:
                 asked = f"{call.key} has {len(values)} rows for {n} images"
@@ -182,7 +187,9 @@ class _Layer:
 
     def prepared(self, colours: Tensor) -> Tensor:
         """The inputs for images ``(N, C, H, W)`` with colours in 0..1."""
-        inputs = self.seen.transforms.values(colours).to(self.seen.dtype)
+        values = self.seen.transforms.values
+        assert values is not None  # `of_seen` raises without
+        inputs = values(colours).to(self.seen.dtype)
         return inputs if self.seen.family != "video" else inputs[:, :, None].expand(-1, -1, self.seen.frames, -1, -1)
 
     def aim(self, inputs: Tensor, channels: Tensor, middle: bool) -> Tensor:

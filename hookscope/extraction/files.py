@@ -671,8 +671,11 @@ def _check_alike(columns: dict[str, tuple[str, tuple[int, ...]]], values: dict[s
 def _tsv(rows: Iterable[Iterable[Any]]) -> bytes:
     text, rows = io.StringIO(), [[str(value) for value in row] for row in rows]
     # csv does not quote \r where lines end with \n.
-    quoting = csv.QUOTE_ALL if any("\r" in value for row in rows for value in row) else csv.QUOTE_MINIMAL
-    csv.writer(text, csv.excel_tab, lineterminator="\n", quoting=quoting).writerows(rows)
+    has_returns = any("\r" in value for row in rows for value in row)
+    lines = csv.writer(
+        text, csv.excel_tab, lineterminator="\n", quoting=csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL
+    )
+    lines.writerows(rows)
     return text.getvalue().encode("utf-8", "backslashreplace")
 
 

@@ -95,7 +95,7 @@ class RayEngine:
                 for row in rows:
                     yield unpacked(row)
 
-    def _rows(self, ray: Any, job: Job[Any], packed: bytes, blocks: Sequence[bytes]) -> Iterator[Any]:
+    def _rows(self, ray: Any, job: Job[Any], packed: bytes, blocks: Sequence[bytes]) -> Generator[bytes]:
         data = ray.data.from_items([{"row": block} for block in blocks], override_num_blocks=len(blocks))
         data.context.execution_options.preserve_order = True
         data.context.enable_progress_bars = data.context.print_on_execution_start = False
