@@ -59,7 +59,8 @@ _PROGRESS = "_progress.json"  # readers of folders leave out what begins with _
 _LOST_FIELDS = ("position", "path", "error")
 _LOCK = ".lock"
 _SPARE = 1 << 17  # bytes
-_PART = re.compile(r"part-\d{5,}\.parquet")
+_PART = re.compile(r"part-(\d{5,})\.parquet")
+_WORK = re.compile(r"\d+\.bin|old|whole\.\w+|_progress\.json|\.(lock|json|spare|rows\.tsv|lost\.tsv)|\.hookscope-.*")
 _KIND = StateKind("progress of an extraction", "give the output of `extract`", name="features")
 
 Batches = Callable[[int], Generator[Part[FeatureBatch]]]
@@ -159,6 +160,20 @@ def check_output(
     return output
 
 
+def _part_numbers(output: Output) -> list[int]:
+    return sorted(int(found[1]) for name in os.listdir(output.target) if (found := _PART.fullmatch(name)))
+
+
+def _check_parts(output: Output) -> None:
+    """Refuse files of others that have the names of parts: they would be replaced, or read as rows of the run."""
+    if not output.shard or not (numbers := _part_numbers(output)):
+        return
+    with contextlib.suppress(InputError):  # nobody knows which files belong to a run whose progress is damaged
+        if numbers[-1] > len(_Progress.load(output).shards):  # a killed run may have made one that it did not count
+            name = os.path.basename(output.part(numbers[-1]))
+            raise WriteError(f"'{name}' in '{output.path}' is no file of its run", do="move it, or name a new folder")
+
+
 def _check_columns(output: Output, columns: int, format: FeatureFormat) -> None:
     if format.one_column and columns > 1:
         others = ", ".join(suffix for suffix, each in FORMATS.items() if not each.one_column)
@@ -173,7 +188,13 @@ def _is_ours(output: Output) -> bool:
 
 
 def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
+    work = os.listdir(output.work) if os.path.isdir(output.work) else []
+    if others := [name for name in work if not _WORK.fullmatch(name)]:
+        raise WriteError(
+            f"the folder '{output.work}' is no folder of a run", f"it holds {others[0]}", "name another output"
+        )
     if output.begun():
+        _check_parts(output)
         if resume or overwrite:
             return
         progress = _Progress.load(output)
@@ -433,9 +454,8 @@ class _Run:
         output = self.output
         self._lock()
         if output.shard and output.begun():
-            for name in sorted(os.listdir(output.target), reverse=True):
-                if _PART.fullmatch(name):
-                    _remove(os.path.join(output.target, name))
+            for number in reversed(_part_numbers(output)):
+                _remove(output.part(number))
         _remove(output.progress)
         for name in os.listdir(output.work):
             if name != _LOCK:

@@ -111,7 +111,7 @@ def _write_array(stream: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]
 
 
 def _npy_metadata(path: str) -> Any:
-    np.load(path, mmap_mode="r")  # an error if the file is cut short
+    np.lib.format.open_memmap(path, mode="r")  # an error if the file is cut short
     with open(path + ".json", "rb") as stream:
         return json.load(stream)
 
@@ -138,7 +138,7 @@ def _write_npz(path: str, table: FeatureTable) -> None:
 
 
 def _npz_metadata(path: str) -> Any:
-    with open(path, "rb") as stream, np.load(stream) as arrays:
+    with open(path, "rb") as stream, np.lib.npyio.NpzFile(stream) as arrays:
         return json.loads(str(arrays["metadata"]))
 
 

@@ -288,6 +288,10 @@ def test_a_complete_file_that_was_cut_short_is_noticed(suffix: str) -> None:
     os.truncate(name, os.path.getsize(name) - 1)
     with pytest.raises(InputError, match=rf"^'a\{suffix}' holds no features of hookscope, or is damaged"):
         write(name, arguments(name), resume=True)
+    Path(name).write_text("something else")
+    with pytest.raises(InputError, match=rf"^'a\{suffix}' holds no features of hookscope, or is damaged") as error:
+        write(name, arguments(name), resume=True)
+    assert "pickle" not in str(error.value)  # whose advice is not safe
 
 
 @pytest.fixture
@@ -367,6 +371,21 @@ def test_files_of_others_in_the_folder_of_a_run_stay() -> None:
     Path("out/README").write_text("mine")
     write("out", shard=9, overwrite=True)
     assert Path("out/README").read_text() == "mine" and positions("out/") == USED
+
+
+@pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": True}])
+def test_files_of_others_that_are_named_as_those_of_a_run_are_not_replaced(options: dict[str, bool]) -> None:
+    write("out", shard=5)
+    Path("out/part-00007.parquet").write_text("mine")
+    with pytest.raises(WriteError, match=r"^'part-00007\.parquet' in 'out' is no file of its run; move it"):
+        write("out", shard=5, **options)
+    for work, name in ((".a.npz.parts", "a.npz"), ("new/.parts", "new/")):
+        Path(work).mkdir(parents=True)
+        Path(work, "mine").write_text("mine")
+        with pytest.raises(WriteError, match=r"parts' is no folder of a run; it holds mine; name another output"):
+            write(name, **options)
+    assert [path.read_text() for path in Path().rglob("*mine")] == ["mine", "mine"]
+    assert Path("out/part-00007.parquet").read_text() == "mine" and Path("out/part-00000.parquet").exists()
 
 
 def test_an_empty_folder_is_taken() -> None:
