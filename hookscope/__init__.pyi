@@ -6,6 +6,8 @@ from .exemplars import (
     ChannelExemplars as ChannelExemplars,
     Exemplar as Exemplar,
     LayerExemplars as LayerExemplars,
+    ReceptiveField as ReceptiveField,
+    SynthesizedImage as SynthesizedImage,
     cut_crops as cut_crops,
     draw_exemplars as draw_exemplars,
     find_exemplars as find_exemplars,
@@ -24,6 +26,7 @@ from .explain import (
 from .extraction import (
     Extraction as Extraction,
     FeatureBatch as FeatureBatch,
+    WrittenFeatures as WrittenFeatures,
     extract as extract,
 )
 from .findings import Finding as Finding

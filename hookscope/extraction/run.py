@@ -175,6 +175,15 @@ class Extraction:
         on_progress: Called with the number of images after each batch.
         on_lost: Called with position, name and error of an image that cannot be used.
         on_note: Called with a name and a note on it.
+
+    Example:
+        >>> import os, tempfile, numpy, torch
+        >>> features = extract(torch.nn.Conv2d(3, 4, 3), torch.rand(20, 3, 8, 8), layers="(model)", pool="mean")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     written = features.save(os.path.join(folder, "features.npy"))
+        ...     array = numpy.load(written.path)
+        >>> written.rows, written.columns, array.shape
+        (20, {'(model)': (4,)}, (20, 4))
     """
 
     net: LoadedModel
@@ -212,12 +221,12 @@ class Extraction:
             return None
 
     def __iter__(self) -> Iterator[FeatureBatch]:
-        with contextlib.closing(self.batches()) as parts:
+        with contextlib.closing(self._parts()) as parts:
             for part in parts:
                 if part.value is not None:
                     yield part.value
 
-    def batches(self, first: int = 0) -> Generator[Part[FeatureBatch]]:
+    def _parts(self, first: int = 0) -> Generator[Part[FeatureBatch]]:
         """The part of each batch, from position ``first`` of the images on; every image comes once, in order.
 
         Raises:
@@ -272,7 +281,7 @@ class Extraction:
         named = 0 if job.layers is None else max(1, len(set(Selection.of(job.layers).plain_names)))
         return write_features(
             self.source,
-            self.batches,
+            self._parts,
             path,
             self.paths,
             count=self.count,

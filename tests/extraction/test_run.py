@@ -218,7 +218,7 @@ def test_tensors_from_anywhere_give_the_same_rows_from_any_position(source: str,
         expected = net(IMAGES)[first:]
     state = torch.get_rng_state()
     extraction = extract(net, SOURCES[source](), "-1", batch_size=3, workers=2 * (source == "workers"))
-    parts = list(extraction.batches(first))
+    parts = list(extraction._parts(first))
     torch.testing.assert_close(torch.cat([part.value.features["4"] for part in parts]), expected)
     assert [name for part in parts for name in part.names] == [str(at) for at in range(first, 7)]
     assert parts[-1].done == 7
@@ -228,7 +228,7 @@ def test_tensors_from_anywhere_give_the_same_rows_from_any_position(source: str,
 def batch_sizes(extraction: Extraction, first: int = 0) -> list[tuple[int, float, str]]:
     """Position, images in the same pass, and label of each row and lost image from position ``first`` on."""
     rows = list[tuple[int, float, str]]()
-    for part in extraction.batches(first):
+    for part in extraction._parts(first):
         if part.value is not None:
             rows += zip(part.positions, part.value.features["size"].flatten().tolist(), part.value.labels, strict=True)
             value = part.value
