@@ -14,6 +14,7 @@ from hookscope.exemplars.facts import LayerExemplars, ReceptiveField
 from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars
 from hookscope.exemplars.receptive_field import receptive_fields
 from hookscope.exemplars.storage import (
+    AGAIN,
     ExemplarsSource,
     SavedExemplars,
     check_same_run,
@@ -167,11 +168,11 @@ class _Run(SavedRun[FoundExemplars]):
         progress = saved.progress
         if Progress.after(self.paths, progress.done, progress.lost) != progress or progress.done > len(self.paths):
             exists = f"its first {progress.done} are not those of this run"
-            raise InputError(f"'{name}' was made from other images", exists, "name the same images in the same order")
+            raise InputError(f"cannot resume '{name}'", exists, AGAIN)
         kept = list(saved.found.seen.values())
         for image, picture in zip(kept, pictures_in([image.name for image in kept]), strict=True):
             if picture is not None and picture != picture_of(image.sha256):
-                raise InputError(f"'{name}' was made from other images", f"{image.name} has changed", "start again")
+                raise InputError(f"cannot resume '{name}'", f"{image.name} has changed", "start again with --overwrite")
         self.found = saved.found
         return progress
 

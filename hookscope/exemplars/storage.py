@@ -18,7 +18,8 @@ from hookscope.jobs import Progress, StateKind, fingerprint_of, read_state, writ
 from hookscope.models import LoadedModel
 from hookscope.system import StrPath
 
-_KIND = StateKind("saved exemplars", "give what `exemplars --save` wrote", name="exemplars")
+_KIND = StateKind("saved exemplars", "give the exemplars.json of `hookscope exemplars -o FOLDER`", name="exemplars")
+AGAIN = "give what it was made with, or start again with --overwrite"
 _WHOLE = ReceptiveField("whole", (0.0, 0.0), reason="it was not computed")
 
 
@@ -168,10 +169,10 @@ def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
     here = {"fingerprint": fingerprint_of(net.model), "preprocess": net.preprocess.describe()}
     if saved.source.fingerprint != here["fingerprint"]:
         exists = f"they are of {saved.source.model}, weights {saved.source.weights}"
-        raise InputError(f"'{name}' holds no exemplars of {net.name} with these weights", exists, "find them again")
+        raise InputError(f"'{name}' holds no exemplars of {net.name} with these weights", exists, "make them with `hookscope exemplars`")
     if saved.source.preprocess != here["preprocess"]:
         exists = f"{saved.source.preprocess}, here {here['preprocess']}"
-        raise InputError(f"the exemplars in '{name}' had another preprocessing", exists, "find them again")
+        raise InputError(f"the exemplars in '{name}' had another preprocessing", exists, "make them with `hookscope exemplars`")
     return saved.layers()
 
 
@@ -181,9 +182,11 @@ def check_same_run(saved: ExemplarsSource, here: ExemplarsSource, name: str) -> 
     Raises:
         InputError: The sources differ; the error says in what.
     """
+    asked = f"cannot resume '{name}'"
     for part, value in asdict(saved).items():
         other = getattr(here, part)
         if value != other and part == "fingerprint":
-            raise InputError(f"'{name}' was made with different weights of {saved.model}")
+            raise InputError(asked, f"it was made with other weights of {saved.model}", AGAIN)
         if value != other:
-            raise InputError(f"'{name}' does not match this run", f"{part} {value} and {other}", "start a new file")
+            old, new = ("none" if each == "" else each for each in (value, other))
+            raise InputError(asked, f"it was made with {part} {old}, not {new}", AGAIN)

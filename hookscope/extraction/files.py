@@ -99,7 +99,7 @@ class Output:
 
     @property
     def lost(self) -> str:
-        """The file of lost images while the run goes on."""
+        """The file of lost images during the run."""
         return os.path.join(self.target, "_lost.tsv") if self.shard else os.path.join(self.work, ".lost.tsv")
 
     def begun(self) -> bool:
@@ -123,7 +123,7 @@ def check_output(
         path: The file, whose suffix names the format, or a folder.
         shard: Rows of each file in a folder.
         overwrite: Whether an output that exists may be replaced.
-        resume: Whether an interrupted run goes on.
+        resume: Whether an interrupted run is continued.
         columns: The least number of columns, as far as it is known.
 
     Raises:
@@ -133,7 +133,7 @@ def check_output(
     """
     name = os.fspath(path)
     if overwrite and resume:
-        raise UsageError("--overwrite begins again and --resume goes on", do="choose one of them")
+        raise UsageError("--overwrite starts again and --resume continues", do="choose one of them")
     suffix = os.path.splitext(name.rstrip(os.sep))[1].lower()
     folder = shard is not None or name.endswith(os.sep) or not suffix or (os.path.isdir(name) and suffix != ".zarr")
     is_folder = os.path.isdir(name)
@@ -155,7 +155,7 @@ def check_output(
     else:
         check_writable(output.target + ".lost.tsv" if is_folder else output.target)
         if is_folder and not _is_ours(output):
-            raise WriteError(f"cannot write {name}: it is no file of features", do="name another")
+            raise WriteError(f"cannot write {name}: it holds no features of hookscope", do="name another file")
     _check_nothing_there(output, overwrite, resume)
     return output
 
@@ -200,7 +200,7 @@ def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
         progress = _Progress.load(output)
         if not progress.complete:
             asked = f"'{output.path}' is the output of a run that did not end: {progress.done_words()} are done"
-            raise WriteError(asked, do="go on with --resume, or begin again with --overwrite")
+            raise WriteError(asked, do="continue it with --resume, or start again with --overwrite")
     elif output.shard:
         others = os.listdir(output.target) if os.path.isdir(output.target) else []
         others = [name for name in others if name[0] != "." and name != os.path.basename(output.lost)]
@@ -212,7 +212,7 @@ def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
         return
     for ending in ("", *output.endings()) if not output.shard else ("",):
         if os.path.lexists(output.target + ending):
-            raise WriteError(f"'{output.path}{ending}' exists", do="replace it with --overwrite, or name another")
+            raise WriteError(f"'{output.path}{ending}' exists", do="replace it with --overwrite, or name another output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ def write_features(
 ) -> WrittenFeatures:
     """Write a row for each image to one file, or to a folder of ``.parquet`` files of ``shard`` rows.
 
-    Rows wait in the folder ``.NAME.parts`` beside the file, which a later run with ``resume`` goes on with. The file
+    Rows wait in the folder ``.NAME.parts`` beside the file, from which a later run with ``resume`` continues. The file
     appears whole when the last row is done.
 
     Args:
@@ -343,7 +343,7 @@ def _about(source: FeatureSource, output: Output, names: Sequence[str] | None, c
 
 def _check_same(output: Output, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse to resume the run of another source, list of images or size of files."""
-    do = "give what it was made with, or begin again with --overwrite"
+    do = "give what it was made with, or start again with --overwrite"
     for name, new in wanted.items():
         old = saved.get(name)
         if old == new or name in ("date", *package_versions()):
@@ -422,7 +422,7 @@ class _Run:
         name, sha256 = progress.last
         if sha256 and pictures_in([name]) not in ([None], [picture_of(sha256)]):
             asked = f"cannot resume '{output.path}': the image '{name}' has changed since"
-            raise InputError(asked, do="begin again with --overwrite")
+            raise InputError(asked, do="start again with --overwrite")
         with write_errors(output.path):
             self._cut()
             if output.shard and progress.pending == output.shard:
@@ -646,7 +646,7 @@ def _check_size(output: Output, name: str, size: int, exact: bool = False) -> No
     found = os.path.getsize(name) if os.path.exists(name) else 0
     if found < size or (exact and found > size):
         asked = f"cannot resume '{output.path}': its file '{os.path.basename(name)}' is damaged"
-        raise InputError(asked, f"it has {found:,} bytes of {size:,}", "begin again with --overwrite")
+        raise InputError(asked, f"it has {found:,} bytes of {size:,}", "start again with --overwrite")
 
 
 def _named(batch: FeatureBatch) -> dict[str, Tensor]:

@@ -123,7 +123,7 @@ def extract(
         layers = "all"
     wanted = tuple(str(Target.of(target)) for target in targets)
     if layers is None and not wanted and not logits:
-        raise UsageError("nothing is asked for", do="choose layers, targets or logits")
+        raise UsageError("no layer is chosen", do="give layers, targets or logits=True")
     _check_scores(net, wanted, logits)
     paths, items = _paths_or_items(images)
     if folders is None:
@@ -260,7 +260,7 @@ class Extraction:
     ) -> WrittenFeatures:
         """Write the features to a ``.npy``, ``.npz``, ``.safetensors``, ``.parquet`` or ``.zarr`` file, or to a folder.
 
-        A row for each image, in constant memory. A run that ends early, for whatever reason, goes on with ``resume``.
+        A row for each image, in constant memory. A run that ends early, for whatever reason, continues with ``resume``.
 
         Args:
             path: The file, whose suffix names the format, or a folder of ``.parquet`` files.

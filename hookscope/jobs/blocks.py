@@ -63,7 +63,7 @@ def packed_error(error: Exception) -> bytes:
         if is_out_of_memory(error):
             error = HookscopeError("a worker is out of memory", do="use a smaller --batch-size, or fewer workers")
         else:
-            error = HookscopeError(f"a worker cannot go on: {describe_error(error)}")
+            error = HookscopeError(f"a worker cannot continue: {describe_error(error)}")
     return pickle.dumps(type(error)(error.asked, error.exists, error.do))
 
 

@@ -1,4 +1,4 @@
-"""A run of a job over a list of images, which saves what it has and goes on after an interruption."""
+"""A run of a job over a list of images, which saves what it has and continues after an interruption."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def read_state(path: StrPath, kind: StateKind, restore: Callable[[dict[str, Any]
         data = _content(path, kind)
         whole = json.loads(data)
     except OSError as error:
-        raise InputError(f"no {kind.words} '{name}': {error.strerror or error}") from error
+        raise InputError(f"no {kind.words} '{name}': {error.strerror or error}", do=kind.give) from error
     except (ValueError, RecursionError, MemoryError):
         raise InputError(f"'{name}' holds no {kind.words}, or is damaged", do=kind.give) from None
     if not isinstance(whole, dict) or "hookscope" not in whole or "content" not in whole:

@@ -64,7 +64,7 @@ def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) 
     one_error(run("pics", "--layer", "0,1", "-o", "found"), 2, "found/exemplars.json exists...--resume or --overwrite")
     status, again, errors = run("pics", "--layer", "0,1", "--least", "-o", "found", "--resume")
     assert (status, again, errors) == (0, out, "Note: found/exemplars.json holds 6 of 6 images\n")
-    one_error(run("pics", "--layer", "0", "--least", "-o", "found", "--resume"), 1, "does not match this run...layers")
+    one_error(run("pics", "--layer", "0", "--least", "-o", "found", "--resume"), 1, "cannot resume...made with layers")
     Path("found/007-mine.png").write_bytes(Path(NAMES[0]).read_bytes())
     assert run("pics", "--layer", "1", "-o", "found", "--overwrite")[0] == 0
     assert files(here / "found") == ["000-conv2.png", "007-mine.png", "exemplars.json"]  # no sheet of an earlier run
@@ -81,7 +81,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(run: Run, here: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(LocalEngine, "run", interrupted)
         status, out, errors = run("pics", "--layer", "0", "-o", "found", "--batch-size", "2")
-    assert (status, out) == (130, "") and "holds 4 of 6 images; add --resume to go on" in errors
+    assert (status, out) == (130, "") and "holds 4 of 6 images; add --resume to continue" in errors
     status, out, errors = run("pics", "--layer", "0", "-o", "found", "--resume")
     assert (status, out, errors) == (0, whole, "Note: found/exemplars.json holds 4 of 6 images\n")
 

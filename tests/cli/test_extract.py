@@ -167,7 +167,7 @@ def interrupted(run: Run, here: Path) -> Run:
     for target in (["x.npz"], ["out/", "--shard", "3"]):
         status, out, errors = run(*LATE, "-o", *target, **TO_RESUME)
         assert (status, out) == (130, "")
-        assert errors == f"Note: {target[0]} holds 4 of 6 images; add --resume to go on\n"
+        assert errors == f"Note: {target[0]} holds 4 of 6 images; add --resume to continue\n"
     (here / "stop").unlink()
     return run
 
@@ -251,7 +251,7 @@ def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: p
     status, out, errors = outcome
     assert (status, out) == (1, "")
     assert errors == (
-        "Note: x.npz holds 2 of 6 images; add --resume to go on\n"
+        "Note: x.npz holds 2 of 6 images; add --resume to continue\n"
         "Error: cannot write x.npz: File too large; raise the limit (`ulimit -f`) or write elsewhere\n"
     )
     assert (here / "x.npz").read_bytes() == before
@@ -278,7 +278,7 @@ def test_a_process_that_was_killed_is_resumed(
     finally:
         child.kill()
     assert (out, child.returncode) == ("", {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number])
-    assert ("add --resume to go on" in errors) == (number != signal.SIGKILL)
+    assert ("add --resume to continue" in errors) == (number != signal.SIGKILL)
     monkeypatch.setenv("SLOW", "0")
     assert run(*words[2:], "--resume", model="nets.py:Late")[0] == 0
     assert run(*words[2:-1], "whole.npz", model="nets.py:Late")[0] == 0
@@ -297,7 +297,7 @@ WRONG = {
         ["pics"],
         SMALL,
         2,
-        "no column is asked for; choose layers with --layer, or add --logits or --target",
+        "no layer is chosen; list-layers prints their names; add --layer, --logits or --target",
     ),
     "no images": (["--layer", "fc"], SMALL, 2, "no image was given"),
     "an empty folder": (["empty", "--layer", "fc"], SMALL, 1, "no pictures in 'empty': the folder is empty"),
@@ -353,7 +353,7 @@ def test_images_of_several_sizes_need_a_pool(run: Run, here: Path) -> None:
     assert (status, out) == (1, "")
     message = "conv1 has rows of different shapes; it has 6x13x18 for wide.png after 6x14x14; pool it by mean"
     assert message in errors and "x.npz holds 1 of 2 images; change the options" in errors
-    assert "begin again with --overwrite" in errors and "--resume" not in errors
+    assert "start again with --overwrite" in errors and "--resume" not in errors
     assert run("pics/0.png", "wide.png", "--layer", "conv1", "--pool", "mean", "-o", "y.npz")[0] == 0
 
 

@@ -202,7 +202,7 @@ def test_an_interrupted_run_says_how_to_resume(run: Run, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.Hardsigmoid, "forward", interrupted)
         outcome = run("pics", "--save", "s.json")
-    assert outcome == (130, "", "Note: s.json holds 4 of 7 images; add --resume to go on\n")
+    assert outcome == (130, "", "Note: s.json holds 4 of 7 images; add --resume to continue\n")
     status, out, errors = run("pics", "--save", "s.json", "--resume")
     assert (status, images_in(out), errors) == (0, 7, "Note: s.json holds 4 of 7 images\n")
 

@@ -327,11 +327,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(after: int, monkeypatch: py
 
 
 REFUSALS = {
-    "measure": ({"measure": "mean"}, "measure max and mean"),
-    "top": ({"top": 4}, "top 3 and 4"),
-    "least": ({"least": True}, "least False and True"),
-    "channels": ({"channels": [0]}, "channels all and 0"),
-    "layers": ({"layers": "4"}, "layers 0 and 4"),
+    "measure": ({"measure": "mean"}, "measure max, not mean"),
+    "top": ({"top": 4}, "top 3, not 4"),
+    "least": ({"least": True}, "least False, not True"),
+    "channels": ({"channels": [0]}, "channels all, not 0"),
+    "layers": ({"layers": "4"}, "layers 0, not 4"),
     "folders": ({"folders": ["."]}, "folders"),
     "list": ({"paths": [*PATHS[1:], PATHS[0]]}, "its first 24 are not those of this run"),
     "shorter": ({"paths": PATHS[:5]}, "its first 24 are not those of this run"),
@@ -350,7 +350,7 @@ def test_a_run_with_other_settings_is_not_resumed(case: str) -> None:
 
 def test_a_run_with_another_model_or_changed_images_is_not_resumed() -> None:
     find_exemplars(small(), PATHS, "0", save="state.json")
-    with pytest.raises(InputError, match="different weights"):
+    with pytest.raises(InputError, match="other weights"):
         _other_weights()
     with pytest.raises(InputError, match="preprocess"):
         find_exemplars(small("stretch", input_size=(16, 16)), PATHS, "0", save="state.json", resume=True)

@@ -76,7 +76,7 @@ def test_an_interrupted_run_is_resumed_without_a_row_lost_or_twice(name: str) ->
     with pytest.raises(KeyboardInterrupt):
         write(name, arguments(name, stop=14), **CASES[name], on_interrupt=told.append)
     assert told == [12] and Path(name).exists() == name.endswith("/")
-    with pytest.raises(WriteError, match=r"run that did not end: 12 of 23 images are done; go on with --resume"):
+    with pytest.raises(WriteError, match=r"run that did not end: 12 of 23 images are done; continue it with --resume"):
         write(name, arguments(name), **CASES[name])
     with pytest.raises(KeyboardInterrupt):
         write(name, arguments(name, stop=18, size=3), **CASES[name], resume=True, on_start=told.append)
@@ -328,7 +328,7 @@ def test_a_full_disk_is_one_line_and_the_run_is_resumed_when_there_is_space(
 @pytest.mark.parametrize("name", CASES)
 def test_an_output_that_exists_is_refused_and_replaced_only_if_wanted(name: str) -> None:
     write(name, arguments(name, lost=()), **CASES[name])
-    with pytest.raises(WriteError, match=rf"^'{name}' exists; replace it with --overwrite, or name another$"):
+    with pytest.raises(WriteError, match=rf"^'{name}' exists; replace it with --overwrite, or name another output$"):
         write_features(SOURCE, lambda done: pytest.fail("a pass"), name, NAMES)
     assert positions(name) == list(range(23))
     write(name, arguments(name), **CASES[name], overwrite=True)
@@ -360,7 +360,7 @@ def test_a_folder_of_something_else_is_left_alone(options: dict[str, bool]) -> N
         Path(folder, "part-00000.parquet").write_text("mine")
     with pytest.raises(WriteError, match=r"^the folder 'out/' holds other files; part-00000\.parquet is one of 1;"):
         write("out/", **options)
-    with pytest.raises(WriteError, match=r"a\.zarr: it is no file of features"):
+    with pytest.raises(WriteError, match=r"a\.zarr: it holds no features of hookscope"):
         write("a.zarr", **options)
     assert [path.read_text() for path in sorted(Path().rglob("*.parquet"))] == ["mine", "mine"]
     assert len(list(Path().rglob("*"))) == 4
@@ -404,7 +404,7 @@ def test_a_link_stays_a_link() -> None:
     ("name", "options", "words"),
     [
         ("a.npy", {"columns": 2}, r"^\.npy holds the features of one layer, and the run gives 2 columns; choose one"),
-        ("a.npz", {"overwrite": True, "resume": True}, "^--overwrite begins again and --resume goes on"),
+        ("a.npz", {"overwrite": True, "resume": True}, "^--overwrite starts again and --resume continues"),
         ("a.npz", {"shard": 5}, r"^a folder holds \.parquet files, and 'a\.npz' is to be one file"),
         ("out", {"shard": 0}, "^--shard must be at least 1, not 0"),
         ("-", {}, "^cannot write features to '-'; name a file"),

@@ -292,7 +292,7 @@ def test_the_job_is_picklable_and_its_values_merge(shapes: LoadedModel) -> None:
 
 
 NOT_ASKED = {
-    "nothing is asked for": {"layers": None},
+    "no layer is chosen": {"layers": None},
     "no pool 'avg'; there are none": {"pool": "avg"},
     "batch size must be at least 1, not 0": {"batch_size": 0},
     "workers must be at least 0, not -1": {"workers": -1},

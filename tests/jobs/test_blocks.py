@@ -54,7 +54,7 @@ def test_a_block_is_one_part_with_its_lost_images(tmp_path: Path) -> None:
         (InputError("it is too small", do="crop it"), InputError, "it is too small; crop it"),
         (LayerError("no layer 'a'", kind="layer", name="a"), LayerError, "no layer 'a'"),
         (MemoryError(), HookscopeError, "a worker is out of memory; use a smaller --batch-size, or fewer workers"),
-        (ZeroDivisionError("by zero"), HookscopeError, "a worker cannot go on: ZeroDivisionError: by zero"),
+        (ZeroDivisionError("by zero"), HookscopeError, "a worker cannot continue: ZeroDivisionError: by zero"),
     ],
 )
 def test_an_error_comes_back_as_itself(error: Exception, kind: type[HookscopeError], words: str) -> None:

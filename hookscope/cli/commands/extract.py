@@ -106,7 +106,7 @@ def command(
     A row is printed for each column. Its shape is that of one image.
     """
     if layers is None and not types and target is None and not logits:
-        raise UsageError("no column is asked for", do="choose layers with --layer, or add --logits or --target")
+        raise UsageError("no layer is chosen", "list-layers prints their names", "add --layer, --logits or --target")
     images = image_options.image_list(paths, files0_from, limit)
     extraction.check_output(path, shard, overwrite=overwrite, resume=resume)
     refuse_input(path, images)

@@ -39,7 +39,7 @@ class ImageRun(LostImages):
         error = sys.exception()
         if done:
             fails_again = isinstance(error, LayerError)
-            do = "change the options and begin again with --overwrite" if fails_again else "add --resume to go on"
+            do = "change the options and start again with --overwrite" if fails_again else "add --resume to continue"
             output.note(f"Note: {self._file} holds {done:,} of {self.total}; {do}")
         elif not isinstance(error, HookscopeError):  # whose line says what happened
             output.note(f"Note: interrupted before an image was saved in {self._file}")
