@@ -19,6 +19,7 @@ from hookscope.models import LoadedModel
 from hookscope.system import StrPath
 
 _KIND = StateKind("saved exemplars", "give the exemplars.json of `hookscope exemplars -o FOLDER`", name="exemplars")
+_FIND = "run `hookscope exemplars` again"
 AGAIN = "give what it was made with, or start again with --overwrite"
 _WHOLE = ReceptiveField("whole", (0.0, 0.0), reason="it was not computed")
 
@@ -169,10 +170,10 @@ def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
     here = {"fingerprint": fingerprint_of(net.model), "preprocess": net.preprocess.describe()}
     if saved.source.fingerprint != here["fingerprint"]:
         exists = f"they are of {saved.source.model}, weights {saved.source.weights}"
-        raise InputError(f"'{name}' holds no exemplars of {net.name} with these weights", exists, "make them with `hookscope exemplars`")
+        raise InputError(f"'{name}' holds no exemplars of {net.name} with these weights", exists, _FIND)
     if saved.source.preprocess != here["preprocess"]:
         exists = f"{saved.source.preprocess}, here {here['preprocess']}"
-        raise InputError(f"the exemplars in '{name}' had another preprocessing", exists, "make them with `hookscope exemplars`")
+        raise InputError(f"the exemplars in '{name}' had another preprocessing", exists, _FIND)
     return saved.layers()
 
 

@@ -212,7 +212,7 @@ def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
         return
     for ending in ("", *output.endings()) if not output.shard else ("",):
         if os.path.lexists(output.target + ending):
-            raise WriteError(f"'{output.path}{ending}' exists", do="replace it with --overwrite, or name another output")
+            raise WriteError(f"'{output.path}{ending}' exists", do="add --overwrite, or name another output")
 
 
 @dataclass(frozen=True, slots=True)

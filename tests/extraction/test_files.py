@@ -328,7 +328,7 @@ def test_a_full_disk_is_one_line_and_the_run_is_resumed_when_there_is_space(
 @pytest.mark.parametrize("name", CASES)
 def test_an_output_that_exists_is_refused_and_replaced_only_if_wanted(name: str) -> None:
     write(name, arguments(name, lost=()), **CASES[name])
-    with pytest.raises(WriteError, match=rf"^'{name}' exists; replace it with --overwrite, or name another output$"):
+    with pytest.raises(WriteError, match=rf"^'{name}' exists; add --overwrite, or name another output$"):
         write_features(SOURCE, lambda done: pytest.fail("a pass"), name, NAMES)
     assert positions(name) == list(range(23))
     write(name, arguments(name), **CASES[name], overwrite=True)
