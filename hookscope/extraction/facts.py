@@ -72,7 +72,7 @@ class FeatureSource:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFeatures:
-    """What `write_features` wrote.
+    """What `Extraction.save` wrote.
 
     Attributes:
         path: The file, or the folder of parts.
