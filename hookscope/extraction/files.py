@@ -31,7 +31,7 @@ from hookscope.extraction.formats import (
     check_dtype,
     format_of,
 )
-from hookscope.extraction.job import different_columns, different_shapes
+from hookscope.extraction.job import check_alike
 from hookscope.findings import counted
 from hookscope.jobs import (
     LostImage,
@@ -677,15 +677,11 @@ def _bytes(value: Tensor) -> Any:
 
 
 def _check_alike(columns: dict[str, tuple[str, tuple[int, ...]]], values: dict[str, Tensor], name: str) -> None:
-    """Refuse an image whose features do not fit those of earlier images."""
-    if others := sorted(columns.keys() ^ values.keys()):
-        raise different_columns(others)
-    for column, (dtype, shape) in columns.items():
-        value = values[column]
-        if tuple(value.shape[1:]) != shape:
-            raise different_shapes(column, shape, value.shape[1:], name)
-        if _dtype(value) != dtype:
-            raise LayerError(f"{name}: {column} is {_dtype(value)}, and {dtype} for earlier images", do="use --dtype")
+    """Refuse an image whose features do not fit those of earlier images, also of a run that is resumed."""
+    check_alike({column: shape for column, (_, shape) in columns.items()}, values, name)
+    for column, (dtype, _) in columns.items():
+        if (other := _dtype(values[column])) != dtype:
+            raise LayerError(f"{name}: {column} is {other}, and {dtype} for earlier images", do="use --dtype")
 
 
 def _tsv(rows: Iterable[Iterable[Any]]) -> bytes:

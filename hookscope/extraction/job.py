@@ -45,7 +45,7 @@ class ExtractionJob:
     def merge(self, values: Sequence[FeatureBatch]) -> FeatureBatch:
         """One value for several that follow each other."""
         for value in values[1:]:
-            check_alike(values[0], value)
+            check_alike(shapes_of(values[0]), value.features, value.names[0])
         return FeatureBatch(
             tuple(position for value in values for position in value.positions),
             tuple(name for value in values for name in value.names),
@@ -56,18 +56,19 @@ class ExtractionJob:
         )
 
 
-def check_alike(first: FeatureBatch, other: FeatureBatch) -> None:
-    """Raise a LayerError if ``other`` has other columns than ``first``, or rows of other shapes."""
-    if others := sorted(first.features.keys() ^ other.features.keys()):
-        raise different_columns(others)
-    for key, rows in first.features.items():
-        here, there = rows.shape[1:], other.features[key].shape[1:]
-        if here != there:
-            raise different_shapes(key, here, there, other.names[0])
+def shapes_of(batch: FeatureBatch) -> dict[str, tuple[int, ...]]:
+    """The shape of the features of one image, by column."""
+    return {column: tuple(rows.shape[1:]) for column, rows in batch.features.items()}
 
 
-def different_columns(others: Sequence[str]) -> LayerError:
-    return LayerError(f"only some images have features of {listed(others)}", do="choose layers that run for each image")
+def check_alike(shapes: Mapping[str, tuple[int, ...]], features: Mapping[str, Tensor], name: str) -> None:
+    """Raise a LayerError if ``features``, from the image ``name`` on, have other columns or rows of other shapes."""
+    if others := sorted(shapes.keys() ^ features.keys()):
+        asked = f"only some images have features of {listed(others)}"
+        raise LayerError(asked, do="choose layers that run for each image")
+    for column, shape in shapes.items():
+        if (other := tuple(features[column].shape[1:])) != shape:
+            raise different_shapes(column, shape, other, name)
 
 
 def different_shapes(key: str, here: Sequence[int], there: Sequence[int], name: str) -> LayerError:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from hookscope.errors import UsageError
 from hookscope.extraction.facts import DTYPES, POOLS, FeatureBatch, FeatureSource, WrittenFeatures
 from hookscope.extraction.files import write_features
-from hookscope.extraction.job import ExtractionJob, check_alike
+from hookscope.extraction.job import ExtractionJob, check_alike, shapes_of
 from hookscope.hooks import Layers, Selection
 from hookscope.images import find_pictures
 from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, layers_in_words
@@ -232,7 +232,7 @@ class Extraction:
         Raises:
             LayerError: Images have rows of different shapes.
         """
-        before: FeatureBatch | None = None
+        shapes: dict[str, tuple[int, ...]] = {}
         overflowed = Counter[str]()
         begin = first - first % self.job.batch_size  # the batches are the same, wherever a run goes on
         parts = self._from_tensors(begin) if self.paths is None else self._from_files(begin)
@@ -240,8 +240,8 @@ class Extraction:
             for part in (_from(first, part) for part in parts if part.done > first):
                 part.report(self.on_lost, self.on_note)
                 if part.value is not None:
-                    check_alike(before or part.value, part.value)
-                    before = replace(part.value, features={k: v[:1] for k, v in part.value.features.items()})
+                    shapes = shapes or shapes_of(part.value)
+                    check_alike(shapes, part.value.features, part.value.names[0])
                     overflowed.update(part.value.overflowed)
                 yield part
                 self.on_progress(len(part.positions) + len(part.lost))
