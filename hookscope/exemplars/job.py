@@ -249,13 +249,8 @@ class _Reader:
             self._read(call, part, module, as_float(tensor))
 
     def _read(self, call: Call, part: str, module: nn.Module, tensor: Tensor) -> None:
-        values, grid = with_places(tensor, module, self.size)
+        values, grid = of_images(*with_places(tensor, module, self.size), len(self.images), key_of(call, part))
         layer = FoundInLayer(call, part, self._channels(call, values.shape[1]), self.job.top, self.job.least)
-        if len(values) != len(self.images):
-            if len(self.images) > 1:
-                asked = f"{layer.key} has {len(values)} rows for {len(self.images)} images"
-                raise InputError(asked, "which rows belong to an image is not known", "use a batch size of 1")
-            values, grid = values.transpose(0, 1).flatten(1)[None], None
         if self.job.channels is not None:
             values = values[:, list(layer.channels)]
         measured = MEASURED[self.job.measure](values).double().cpu().numpy()
@@ -299,6 +294,18 @@ def with_places(tensor: Tensor, module: nn.Module, shown: InputSize) -> tuple[Te
         return values.flatten(2) if positions else values[..., None], None
     extra, *grid = folded
     return values[..., extra:], tuple(grid)
+
+
+def of_images(
+    values: Tensor, grid: tuple[int, ...] | None, images: int, key: str
+) -> tuple[Tensor, tuple[int, ...] | None]:
+    """What `with_places` gives with a row for each image; all rows of an output that has others are of one image."""
+    if len(values) == images:
+        return values, grid
+    if images > 1:
+        asked = f"{key} has {len(values)} rows for {images} images"
+        raise InputError(asked, "which rows belong to an image is not known", "use a batch size of 1")
+    return values.transpose(0, 1).flatten(1)[None], None
 
 
 MEASURED: dict[str, Callable[[Tensor], Tensor]] = {

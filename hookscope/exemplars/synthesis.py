@@ -13,9 +13,9 @@ from torch import Tensor
 from torchvision.transforms import functional as F
 
 from hookscope.drawing import input_size_of
-from hookscope.errors import InputError, UsageError
+from hookscope.errors import UsageError
 from hookscope.exemplars.facts import LayerExemplars, SynthesizedImage
-from hookscope.exemplars.job import MEASURED, MEASURES, with_places
+from hookscope.exemplars.job import MEASURED, MEASURES, of_images, with_places
 from hookscope.hooks import MODEL, Layers, Selection, as_float, capture, differentiable, tensors_in
 from hookscope.models import LoadedModel, Preprocess, as_batch, model_errors_as_input_errors
 
@@ -158,7 +158,7 @@ class _Layer:
 
     def values(self, inputs: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
         """Values ``(N, C, P)`` of prepared images, and the grid of the positions, see `with_places`."""
-        net, n = self.net, len(inputs)
+        net = self.net
         arguments = as_batch(net.family, list(inputs))
         wanted = capture(net.model, self.layer, self.types, stop=True)
         with model_errors_as_input_errors(net.name, arguments), wanted as activations:
@@ -178,12 +178,7 @@ class _Layer:
             tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.requires_grad else as_float(tensor)
         )
         values, grid = with_places(tensor, net.model.get_submodule(call.name), input_size_of(inputs[0]))
-        if len(values) != n:
-            if n > 1:
-                asked = f"{call.key} has {len(values)} rows for {n} images"
-                raise InputError(asked, "which rows belong to an image is not known", "use a batch size of 1")
-            values, grid = values.transpose(0, 1).flatten(1)[None], None
-        return values, grid
+        return of_images(values, grid, len(inputs), call.key)
 
     def prepared(self, colours: Tensor) -> Tensor:
         """The inputs for images ``(N, C, H, W)`` with colours in 0..1."""
