@@ -137,8 +137,8 @@ def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
 
     A sheet has a row for each channel: crops of the images with their values, and the histogram of the channel's
     values. A crop is what the unit sees, its receptive field; if that is half of the input or more, the whole input is
-    shown with a ring. A layer with more than 32 channels has several pages. A page of --html has at most 50 MB: of a
-    larger one the first channels. Without -o and --html only the rows are printed.
+    shown with a ring. A layer with more than 32 channels has several pages. A page of --html has at most 50 MB; if
+    that is too little, it shows the first channels. Without -o and --html only the rows are printed.
 
     The file exemplars.json in the folder of -o is written about every ten seconds. After an interruption, --resume
     continues with the first image that is missing. It refuses another model, weights, preprocessing, settings, or list

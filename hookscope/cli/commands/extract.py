@@ -93,9 +93,10 @@ def command(
       find photos -name '*.jpg' -print0 | hookscope extract resnet50 --files0-from - --layer avgpool -o out/
 
     IMAGE is a file, a folder, a glob, or - for standard input. The images go through the model once, for all layers.
-    NumPy, pandas, polars and DuckDB read the files; docs/howto/extract.md shows how. A file also holds position, path,
-    SHA-256 and label of each image (the name of its folder, inside a folder that was named), and as metadata the
-    versions, model, weights, preprocessing and layers.
+    NumPy, pandas, polars and DuckDB read the files. docs/howto/extract.md shows how to search for similar images and to
+    train a classifier with them. A file also holds position, path, SHA-256 and label of each image. The label is the
+    name of its folder, inside a folder that was named. The metadata hold the versions, model, weights, preprocessing
+    and layers.
 
     Rows are in the order of the images. An image that cannot be used has no row: an error says why, a file .lost.tsv
     beside the output lists it with its position, and the exit status is 1.
