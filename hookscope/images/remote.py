@@ -92,7 +92,8 @@ def _located(path: str) -> tuple[Any, str]:
 @functools.lru_cache(maxsize=16)
 def _arrow_system(root: str, process: int) -> tuple[Any, str]:
     """The file system of pyarrow, which asks the server for the region of a bucket, and the name of ``root`` in it."""
-    system, base = importlib.import_module("pyarrow.fs").FileSystem.from_uri(root)
+    limit = "?retry_limit_seconds=10" if root.startswith(("gs:", "gcs:")) else ""  # it is 15 minutes otherwise
+    system, base = importlib.import_module("pyarrow.fs").FileSystem.from_uri(root + limit)
     return importlib.import_module("fsspec.implementations.arrow").ArrowFSWrapper(system), base
 
 

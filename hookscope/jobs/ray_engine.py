@@ -247,11 +247,12 @@ def _errors_of_ray(ray: Any) -> Iterator[None]:
 
 def _in_one_line(error: BaseException, kinds: Any) -> HookscopeError:
     text = str(error)
-    if isinstance(error, kinds.OutOfMemoryError) or "OutOfMemoryError" in text or "memory" in text:
+    if isinstance(error, kinds.OutOfMemoryError) or "low on memory" in text:  # other texts guess at memory too
         do = "use a smaller --batch-size, fewer workers or larger machines"
         return HookscopeError("Ray ended a worker, because the memory of its machine was full", do=do)
     if isinstance(error, kinds.RayActorError) or "ActorDied" in text or "ActorUnavailable" in text:
-        return HookscopeError(f"a worker ended {_RESTARTS + 1} times", do="see `ray logs`")
+        asked = f"a worker ended {_RESTARTS + 1} times: it was killed, or the model crashed it"
+        return HookscopeError(asked, do="try --engine local, or see the logs of Ray")
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return HookscopeError(f"Ray failed: {type(error).__name__}: {first}")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hookscope.errors import InstallationError
+from hookscope.errors import InstallationError, ModelError
 from hookscope.jobs.blocks import done_packed, packed_error
-from hookscope.models import package_versions
+from hookscope.models import describe_error, package_versions
 
 
 class RayWorker:
@@ -29,7 +29,11 @@ class RayWorker:
             self._error = packed_error(error)
 
     def _open(self, packed: bytes, device: str) -> None:
-        job, net = pickle.loads(packed)
+        try:
+            job, net = pickle.loads(packed)
+        except Exception as error:
+            asked = f"a worker cannot load the model: {describe_error(error)}"
+            raise ModelError(asked, do="install what it imports on every machine") from error
         preprocess = replace(net.preprocess, device=device)
         net = replace(net, model=net.model.to(device), device=device, preprocess=preprocess)
         self._opened: Any = job.open(net)  # until the process ends

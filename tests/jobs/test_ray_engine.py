@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -20,6 +22,7 @@ from PIL import Image
 from hookscope import extract, find_exemplars, load_model
 from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
 from hookscope.jobs import RayEngine, ray_engine, ray_worker
+from hookscope.jobs.blocks import unpacked
 from hookscope.models import package_versions
 from hookscope.statistics import SavedStatistics, load_statistics, measure_images
 
@@ -197,6 +200,62 @@ def test_a_model_that_cannot_be_sent_is_one_line(names: list[str], forget_files:
     net.model.lock = (each for each in names)  # type: ignore[assignment]
     with pytest.raises(ModelError, match=r"nets.py:net cannot be sent to other processes: TypeError.*generator"):
         ray_engine._packed(None, net, cloudpickle)  # type: ignore[arg-type]
+
+
+class OnlyHere:
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("onlyhere",)
+
+
+def test_a_model_that_a_worker_cannot_load_is_one_line(tmp_path: Path) -> None:
+    worker = ray_worker.RayWorker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
+    words = "a worker cannot load the model: ModuleNotFoundError: No module named 'onlyhere'; install what it imports"
+    with pytest.raises(ModelError, match=words):
+        unpacked(worker(b""))
+
+
+ENDING = """
+import os
+
+import torch
+from torch import nn
+
+
+class Net(nn.Conv2d):
+    def forward(self, x):
+        if os.getpid() != DRIVER and HOW == "killed":
+            os.kill(os.getpid(), 9)
+        kept = []
+        while os.getpid() != DRIVER and len(kept) < 80:
+            kept.append(torch.ones(12_500_000))
+        return super().forward(x)
+
+
+def net():
+    return Net(3, 4, 3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("killed", "a worker ended 4 times: it was killed"), ("full", "the memory of its machine was full")],
+)
+def test_a_worker_that_ends_again_and_again_is_one_line_soon(
+    names: list[str], monkeypatch: pytest.MonkeyPatch, how: str, words: str
+) -> None:
+    pytest.importorskip("ray")
+    memory = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
+    most = memory["MemTotal"] - memory["MemAvailable"] + 2_500_000
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{most / memory['MemTotal']:.3f}")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    Path("ending.py").write_text(f"DRIVER, HOW = {os.getpid()}, {how!r}\n{ENDING}")
+    net = load_model("ending.py:net", preprocess="none")
+    began = time.monotonic()
+    with pytest.raises(HookscopeError, match=words):
+        measure_images(net, names[6:], batch_size=2, engine=RayEngine(workers=1))
+    assert time.monotonic() - began < 120, "a minute on a machine that does nothing else"
 
 
 @pytest.fixture
