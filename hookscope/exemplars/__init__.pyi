@@ -24,5 +24,6 @@ from .storage import (
     load_exemplars as load_exemplars,
     read_exemplars as read_exemplars,
     read_exemplars_of as read_exemplars_of,
+    save_synthesized as save_synthesized,
 )
 from .synthesis import add_synthesized as add_synthesized, synthesize_images as synthesize_images

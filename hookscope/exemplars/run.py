@@ -17,6 +17,7 @@ from hookscope.exemplars.storage import (
     AGAIN,
     ExemplarsSource,
     SavedExemplars,
+    SynthesizedImages,
     check_same_run,
     load_exemplars,
     save_exemplars,
@@ -157,6 +158,7 @@ class _Run(SavedRun[FoundExemplars]):
     source: ExemplarsSource = field(kw_only=True)
     found: FoundExemplars = field(default_factory=FoundExemplars)
     fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
+    synthesized: SynthesizedImages = field(default_factory=dict)
 
     @property
     def images(self) -> int:
@@ -173,7 +175,7 @@ class _Run(SavedRun[FoundExemplars]):
         for image, picture in zip(kept, pictures_in([image.name for image in kept]), strict=True):
             if picture is not None and picture != picture_of(image.sha256):
                 raise InputError(f"cannot resume '{name}'", f"{image.name} has changed", "start again with --overwrite")
-        self.found = saved.found
+        self.found, self.synthesized = saved.found, saved.synthesized
         return progress
 
     def merge(self, part: Part[FoundExemplars], value: FoundExemplars) -> None:
@@ -193,7 +195,7 @@ class _Run(SavedRun[FoundExemplars]):
             self.on_note(self.net.name, f"what a unit sees is not known: {error}")
 
     def state(self) -> SavedExemplars:
-        return SavedExemplars(self.source, self.found, self.progress, self.fields)
+        return SavedExemplars(self.source, self.found, self.progress, self.fields, self.synthesized)
 
     def write(self, file: StrPath) -> None:
         save_exemplars(file, self.state())

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from hookscope.display import Rows
-from hookscope.errors import InputError, printable
-from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField
+from hookscope.errors import ImageError, InputError, printable
+from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField, SynthesizedImage
 from hookscope.exemplars.job import FoundExemplars, FoundInLayer, SeenImage
 from hookscope.exemplars.top import Candidates
+from hookscope.images import open_image
 from hookscope.jobs import Progress, StateKind, fingerprint_of, read_state, write_state
 from hookscope.models import LoadedModel
 from hookscope.system import StrPath
@@ -21,6 +24,9 @@ from hookscope.system import StrPath
 _KIND = StateKind("saved exemplars", "give the exemplars.json of `hookscope exemplars -o FOLDER`", name="exemplars")
 _FIND = "run `hookscope exemplars` again"
 AGAIN = "give what it was made with, or start again with --overwrite"
+SynthesizedImages = Mapping[str, Mapping[int, tuple[SynthesizedImage, ...]]]
+"""By the key of a layer and the channel; none for a channel that no gradient reaches."""
+
 _WHOLE = ReceptiveField("whole", (0.0, 0.0), reason="it was not computed")
 
 
@@ -45,12 +51,16 @@ class ExemplarsSource:
 
 @dataclass(frozen=True)
 class SavedExemplars:
-    """What was found so far, its source, how far the run is, and what a unit of each layer sees if it is complete."""
+    """What was found so far, its source, how far the run is, and what a unit of each layer sees if it is complete.
+
+    Of ``synthesized`` those count that were compared with the best exemplar.
+    """
 
     source: ExemplarsSource
     found: FoundExemplars
     progress: Progress
     receptive_fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
+    synthesized: SynthesizedImages = field(default_factory=dict)
 
     def layers(self) -> list[LayerExemplars]:
         """The exemplars of each layer, in order of execution."""
@@ -64,14 +74,17 @@ class SavedExemplars:
             layer.channels, bests[0], least, layer.histograms.shown(), layer.means.selectivity(),
             layer.nonfinite.tolist(), strict=True,
         )  # fmt: skip
-        channels = []
+        made_of, channels = self.synthesized.get(layer.key, {}), []
         for channel, most, fewest, (counts, edges), (best_class, selectivity), nonfinite in each:
             classes = tuple(Counter(exemplar.label for exemplar in most if exemplar.label).most_common())
+            highest = most[0].value if most else None
+            made = tuple(each for each in made_of.get(channel, ()) if each.best == highest)
             channels.append(
                 ChannelExemplars(
-                    channel, most, fewest, counts, edges, classes, selectivity, best_class, nonfinite=nonfinite
+                    channel, most, fewest, counts, edges, classes, selectivity, best_class, nonfinite=nonfinite,
+                    synthesized=made, unreached=made_of.get(channel) == (),
                 )
-            )
+            )  # fmt: skip
         return LayerExemplars(layer.call, layer.part, self.source.measure, layer.images, seen, tuple(channels))
 
     def _by_channel(self, best: Candidates, channels: int, seen: ReceptiveField) -> list[tuple[Exemplar, ...]]:
@@ -107,7 +120,35 @@ def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
     }
     content = {"source": asdict(saved.source), "progress": asdict(saved.progress), "images": images, "layers": layers}
     fields = {key: asdict(seen) for key, seen in saved.receptive_fields.items()}
-    write_state(path, _KIND, content | {"count": found.images, "fields": fields})
+    made = {
+        key: {channel: [_packed(image) for image in images] for channel, images in by_channel.items()}
+        for key, by_channel in saved.synthesized.items()
+    }
+    write_state(path, _KIND, content | {"count": found.images, "fields": fields, "synthesized": made})
+
+
+def save_synthesized(path: StrPath, layers: Iterable[LayerExemplars]) -> None:
+    """Put the synthesized images of ``layers`` into the file of `save_exemplars` from which they come."""
+    made = {
+        layer.key: {each.channel: each.synthesized for each in layer.channels if each.synthesized or each.unreached}
+        for layer in layers
+    }
+    save_exemplars(path, replace(load_exemplars(path), synthesized=made))
+
+
+def _packed(made: SynthesizedImage) -> list[Any]:
+    """A PNG, and the numbers."""
+    buffer = io.BytesIO()
+    made.image.save(buffer, "PNG")
+    return [base64.b64encode(buffer.getvalue()).decode("ascii"), made.value, made.best, made.seed]
+
+
+def _unpacked(png: str, value: float, best: float | None, seed: int) -> SynthesizedImage:
+    try:
+        image = open_image(base64.b64decode(png))
+    except ImageError as error:
+        raise ValueError(f"a synthesized image: {error}") from error
+    return SynthesizedImage(image, float(value), None if best is None else float(best), int(seed))
 
 
 def load_exemplars(path: StrPath) -> SavedExemplars:
@@ -130,7 +171,11 @@ def _restored(content: dict[str, Any]) -> SavedExemplars:
     layers = {layer.key: layer for layer in map(FoundInLayer.from_state, content["layers"])}
     found = FoundExemplars(layers, seen, int(content["count"]))
     fields = {key: _field(parts) for key, parts in content["fields"].items()}
-    return SavedExemplars(ExemplarsSource(**content["source"]), found, Progress(**content["progress"]), fields)
+    made = {
+        key: {int(channel): tuple(_unpacked(*image) for image in images) for channel, images in by_channel.items()}
+        for key, by_channel in content.get("synthesized", {}).items()
+    }
+    return SavedExemplars(ExemplarsSource(**content["source"]), found, Progress(**content["progress"]), fields, made)
 
 
 def _field(parts: Mapping[str, Any]) -> ReceptiveField:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hookscope.exemplars import read_exemplars
 from hookscope.jobs import LocalEngine
 from tests.cli.helpers import Run, files, one_error, rows
 
@@ -84,6 +85,19 @@ def test_an_interrupted_run_goes_on_where_it_stopped(run: Run, here: Path, monke
     assert (status, out) == (130, "") and "holds 4 of 6 images; add --resume to continue" in errors
     status, out, errors = run("pics", "--layer", "0", "-o", "found", "--resume")
     assert (status, out, errors) == (0, whole, "Note: found/exemplars.json holds 4 of 6 images\n")
+
+
+def test_synthesized_images_are_kept_for_a_later_run_and_inspect(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["pics", "--layer", "0", "--channels", "1,3", "-o", "found"]
+    out = run(*words, "--synthesize", "1")[1]
+    assert all(row["synthesized"] > 0 for row in rows(out))
+    with monkeypatch.context() as patch:
+        patch.setattr("hookscope.exemplars.add_synthesized", None)  # none is made again
+        assert run(*words, "--synthesize", "1", "--resume")[1] == run(*words, "--resume")[1] == out
+    [layer] = read_exemplars("found/exemplars.json")
+    assert [each.synthesized[0].image.size for each in layer.channels] == [(32, 32)] * 2
+    run(NAMES[0], "--exemplars", "found/exemplars.json", "-o", "page.html", command="inspect")
+    assert Path("page.html").read_text().count("synthesized, seed ") >= 2
 
 
 def test_a_lost_image_ends_with_1_and_the_others_are_used(run: Run, here: Path) -> None:

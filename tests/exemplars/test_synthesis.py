@@ -14,7 +14,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import hookscope
 from hookscope.errors import UsageError
-from hookscope.exemplars import add_synthesized, synthesize_images
+from hookscope.exemplars import add_synthesized, save_synthesized, synthesize_images
 from hookscope.hooks import ModelSnapshot
 from hookscope.models import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
@@ -139,6 +139,25 @@ def test_the_best_exemplar_of_a_layer_is_exceeded(shapes: LoadedModel) -> None:
     [made] = added.channels[0].synthesized
     assert made.best == found.channels[0].most[0].value and made.is_enough
     assert added.channels[1].synthesized == () and not added.channels[1].unreached
+
+
+def test_stored_images_are_dropped_where_a_better_exemplar_was_found(shapes: LoadedModel, tmp_path: Path) -> None:
+    path, names = tmp_path / "state.json", [f"samples/shapes/{name}.png" for name in ("ring", "star", "cross")]
+    options: dict[str, Any] = {"layers": "features.0", "channels": range(6), "top": 1, "save": path}
+    [first] = hookscope.find_exemplars(shapes, names[:1], **options)
+    added = add_synthesized(shapes, first, steps=1)
+    save_synthesized(path, [added])
+    stored = hookscope.read_exemplars(path)[0].channels
+    for made, read in zip(added.channels, stored, strict=True):
+        assert [(each.value, each.best, each.seed) for each in made.synthesized] == [
+            (each.value, each.best, each.seed) for each in read.synthesized
+        ]
+        assert made.unreached == read.unreached
+        assert all(np.array_equal(a.image, b.image) for a, b in zip(made.synthesized, read.synthesized, strict=True))
+    [longer] = hookscope.find_exemplars(shapes, names, **options, resume=True)
+    better = [a.most[0].value > b.most[0].value for a, b in zip(longer.channels, added.channels, strict=True)]
+    kept = [0 if is_better else len(b.synthesized) for is_better, b in zip(better, added.channels, strict=True)]
+    assert any(better) and sum(kept) and [len(each.synthesized) for each in longer.channels] == kept
 
 
 def test_the_value_of_an_exemplar_is_measured_alike(shapes: LoadedModel, tmp_path: Path) -> None:

@@ -142,7 +142,8 @@ def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
 
     The file exemplars.json in the folder of -o is written about every ten seconds. After an interruption, --resume
     continues with the first image that is missing. It refuses another model, weights, preprocessing, settings, or list
-    of images.
+    of images: their names, and the contents of those that are exemplars. It keeps synthesized images, unless a better
+    exemplar was found.
 
     \b
     Fields of a row, one for each channel:
@@ -166,7 +167,7 @@ def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
     check_choice(net, options.types, options.layers)
     layers, lost = _found(options, net, images, [path for path in paths if os.path.isdir(path)], engine)
     if options.synthesize:
-        layers = _synthesized(net, layers, options.synthesize)
+        layers = _synthesized(net, layers, options.synthesize, options.state)
     with contextlib.ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(_report, layers, net, options.format)
         if options.output is not None or options.html is not None:
@@ -234,12 +235,20 @@ def _found(
 
 
 def _synthesized(
-    net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars], count: int
+    net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars], count: int, state: str | None
 ) -> list[exemplars.LayerExemplars]:
-    """The layers with synthesized images; a note says which of them have failed."""
-    total = count * sum(len(layer.channels) for layer in layers)
-    with image_progress(total) as advance, process.prints_to_standard_error():
-        made = [exemplars.add_synthesized(net, layer, count=count, on_progress=advance) for layer in layers]
+    """The layers with synthesized images, of an earlier run or new ones; a note says which of them have failed."""
+    made = list(layers)
+    wanted = [
+        [each.channel for each in layer.channels if len(each.synthesized) < count and not each.unreached]
+        for layer in layers
+    ]
+    with image_progress(count * sum(map(len, wanted))) as advance, process.prints_to_standard_error():
+        for at, channels in enumerate(wanted):
+            if channels:
+                made[at] = exemplars.add_synthesized(net, layers[at], channels, count=count, on_progress=advance)
+                if state is not None:
+                    exemplars.save_synthesized(state, made)
     for layer in made:
         for channel in layer.channels:
             where = f"channel {channel.channel} of {layer.key or hooks.MODEL}"
