@@ -180,7 +180,8 @@ def test_random_weights_are_said() -> None:
 
 
 def test_an_inspection_says_the_answer_and_the_places(net: hookscope.LoadedModel) -> None:
-    inspection = hookscope.inspect(net, [STAR, STAR, STAR, STAR])
+    others = [STAR.with_name(name) for name in ("ring.png", "star.png", "cross.png")]
+    inspection = hookscope.inspect(net, [STAR.with_name("circle.png"), *others])
     rows = Cells(inspection._repr_html_()).rows
     [seen] = [cell for name, cell in (row for row in rows if len(row) == 2) if name == "image 2"]
     best = inspection.images[2].predictions[0]

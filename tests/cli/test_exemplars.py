@@ -62,7 +62,7 @@ def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) 
     assert len(facts["channels"]) == 6 and len(facts["channels"][0]["least"]) == 6
     assert Path("page.html").read_text().count("data-call") == 10
 
-    one_error(run("pics", "--layer", "0,1", "-o", "found"), 2, "found/exemplars.json exists...--resume or --overwrite")
+    one_error(run("pics", "--layer", "0,1", "-o", "found"), 1, "found/exemplars.json exists...--resume or --overwrite")
     status, again, errors = run("pics", "--layer", "0,1", "--least", "-o", "found", "--resume")
     assert (status, again, errors) == (0, out, "Note: found/exemplars.json holds 6 of 6 images\n")
     one_error(run("pics", "--layer", "0", "--least", "-o", "found", "--resume"), 1, "cannot resume...made with layers")
@@ -138,3 +138,10 @@ def test_inspect_shows_the_exemplars_of_these_weights_only(run: Run, here: Path)
 def test_what_cannot_work_is_said_in_a_line(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
     one_error(run(*words), status, message)
     assert not (here / "x").exists()
+
+
+def test_large_sheets_are_announced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.cli.commands.exemplars._MANY_CROPS", 35)
+    quiet = run("pics", "--layer", "0", "--channels", "0-4", "-o", "few")[2]
+    noted = run("pics", "--layer", "0", "-o", "many")[2]
+    assert (quiet, noted.count("Note: sheets of 6 channels take up to 0.0 GB")) == ("", 1)

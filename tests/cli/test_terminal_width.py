@@ -50,6 +50,8 @@ LINES = [
     "check MODEL CAT --max-abs 0.1 --no-nan --max-dead 0 --min-rank 90%",
     "weights MODEL",
     "verify MODEL CAT",
+    "extract MODEL CAT dog.png --layer 0,1 -o x.npz",
+    "exemplars MODEL CAT dog.png --layer 0,1",
     "predict MODEL CAT dog.png --categories names.txt",
     "cam MODEL CAT dog.png --target top:2 --layer 0,1 -o FOLDER --categories names.txt",
     "saliency MODEL CAT dog.png -o FOLDER --method integrated-gradients",

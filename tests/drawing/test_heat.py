@@ -215,10 +215,10 @@ def test_a_warning_stands_under_the_heading_in_the_colour_of_alarms(texts: Texts
     _, origin, *lines = texts
     assert " ".join(text for text, *_ in lines).split() == words.split() and len(lines) > 1
     assert origin[0] == "origin" and not overlapping(texts)
-    rows = np.flatnonzero((page == heats._ALARM).all(-1).any(1))
+    rows = np.flatnonzero((page == heats.ALARM).all(-1).any(1))
     assert min(top for _, _, top, *_ in lines) <= rows.min() and rows.max() <= max(line[4] for line in lines)
     plain = np.asarray(draw_page(photograph, Heading(["heading", "origin"]), [Row([Panel(None, [])])]))
-    assert not (plain == heats._ALARM).all(-1).any()
+    assert not (plain == heats.ALARM).all(-1).any()
     assert np.array_equal(page[rows.max() + 12 :][-60:], plain[-60:]) and len(plain) < len(page)
 
 

@@ -207,7 +207,8 @@ class OnlyHere:
         return importlib.import_module, ("onlyhere",)
 
 
-def test_a_model_that_a_worker_cannot_load_is_one_line(tmp_path: Path) -> None:
+def test_a_model_that_a_worker_cannot_load_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where a worker goes; the test comes back
     worker = ray_worker.RayWorker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
     words = "a worker cannot load the model: ModuleNotFoundError: No module named 'onlyhere'; install what it imports"
     with pytest.raises(ModelError, match=words):

@@ -22,7 +22,7 @@ from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
 from hookscope.cli.shared.output_paths import check_html, file_word, write_html, write_picture
 from hookscope.cli.shared.written import open_option, show_option
-from hookscope.errors import UsageError
+from hookscope.errors import UsageError, WriteError
 from hookscope.findings import counted
 
 FIELDS = (
@@ -37,6 +37,8 @@ _COLUMNS = Columns(
     least_needed=({"type"}, {"label"}, {"box"}, {"classes"}, {"best_class"}),
 )
 _MOST = 100  # exemplars of a channel
+_MANY_CROPS = 25_000  # 0.5 GB of sheets
+_CROP_BYTES = 20_000  # of a photograph on a sheet
 _MOST_SYNTHESIZED = 1_000  # images; one takes seconds
 
 
@@ -153,11 +155,11 @@ def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
       value        the channel's value on the best image
       image        the image that excites it most
       label        the label of that image
-      box          left, top, right, bottom of what the unit sees, in pixels of the network's input
+      box          left, top, right, bottom of what the unit sees of the input
       classes      how many of the best images have each label
-      selectivity  (best - others) / (best + others) of the mean values of the classes, 0 to 1
+      selectivity  (best - others) / (best + others) of the means of classes
       best_class   the class with the highest mean value
-      synthesized  value of the best synthesized image, divided by that of the best image
+      synthesized  value of the best synthesized image over that of the best image
       images       number of images that were used
     """
     options = Options(**values)
@@ -197,7 +199,7 @@ def _check(options: Options, images: Sequence[str]) -> None:
         system.check_folder(options.output)
         if os.path.exists(options.state) and not (options.resume or options.overwrite):
             exists = "it holds the exemplars of an earlier run"
-            raise UsageError(f"{options.state} exists", exists, "add --resume or --overwrite, or name another folder")
+            raise WriteError(f"{options.state} exists", exists, "add --resume or --overwrite, or name another folder")
     check_html(options.html, images, {"-o": options.state})
 
 
@@ -262,6 +264,11 @@ def _synthesized(
 
 def _draw(options: Options, net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars]) -> None:
     """Write the sheets and the page."""
+    crops_drawn = sum(len(each.most) + len(each.least) for layer in layers for each in layer.channels)
+    if options.output is not None and crops_drawn > _MANY_CROPS:
+        channels = counted(sum(len(layer.channels) for layer in layers), "channel")
+        size = crops_drawn * _CROP_BYTES / 1e9
+        output.note(f"Note: sheets of {channels} take up to {size:.1f} GB; --layer and --channels choose fewer")
     with pass_progress("images") as on_progress:
         crops = exemplars.cut_crops(net, layers, on_progress or (lambda done, total: None))
     if gone := exemplars.lost_words(crops):

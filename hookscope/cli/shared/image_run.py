@@ -10,7 +10,7 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.progress import image_progress
 from hookscope.cli.shared.lost_images import LostImages
-from hookscope.errors import HookscopeError, LayerError
+from hookscope.errors import LayerError
 from hookscope.findings import counted
 
 
@@ -41,7 +41,7 @@ class ImageRun(LostImages):
             fails_again = isinstance(error, LayerError)
             do = "change the options and start again with --overwrite" if fails_again else "add --resume to continue"
             output.note(f"Note: {self._file} holds {done:,} of {self.total}; {do}")
-        elif not isinstance(error, HookscopeError):  # whose line says what happened
+        elif isinstance(error, KeyboardInterrupt | SystemExit):  # an error says itself what happened
             output.note(f"Note: interrupted before an image was saved in {self._file}")
 
 
