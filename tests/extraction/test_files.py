@@ -197,7 +197,7 @@ def test_a_process_killed_at_random_moments_loses_no_row_and_writes_none_twice(n
 
     def slowly(first: int) -> Any:
         for part in parts(first, names=names, **arguments(name, size=7)):
-            time.sleep(0.002)
+            time.sleep(0.01)
             yield part
 
     chance, kills, status = random.Random(0), 0, 1
