@@ -33,7 +33,7 @@ if host:
     try:
         socket.create_connection((host, int(port))).close()
     except OSError as error:
-        print(error.strerror or error)
+        sys.stdout.write(str(error.strerror or error))
         sys.exit(1)
 import ray
 from ray._private import services

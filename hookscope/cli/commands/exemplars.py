@@ -17,9 +17,9 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Columns, Report, Row, Section, call_row
 from hookscope.cli.progress import image_progress, pass_progress
 from hookscope.cli.shared import image_options, options as shared
-from hookscope.cli.shared.engine_options import EngineOptions, engine_options
+from hookscope.cli.shared.engine_options import EngineOptions
 from hookscope.cli.shared.image_run import image_run
-from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
+from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import check_html, file_word, write_html, write_picture
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError, WriteError
@@ -112,13 +112,7 @@ class Options:
 @shared.html_option("the same")
 @click.option("--resume", is_flag=True, help=f"Continue the interrupted run that wrote {STATE} in FOLDER.")
 @click.option("--overwrite", is_flag=True, help=f"Replace {STATE} and the sheets in FOLDER.")
-@image_options.files0_option
-@image_options.limit_option
-@image_options.batch_size_option
-@image_options.workers_option
-@image_options.strict_option
-@engine_options
-@model_options
+@image_options.run_options
 @open_option
 @show_option
 @shared.format_option

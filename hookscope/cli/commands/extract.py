@@ -13,9 +13,9 @@ from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.class_options import target_option
-from hookscope.cli.shared.engine_options import EngineOptions, engine_options
+from hookscope.cli.shared.engine_options import EngineOptions
 from hookscope.cli.shared.image_run import image_run
-from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
+from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import refuse_input
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.errors import UsageError
@@ -55,13 +55,7 @@ FIELDS = ("layer", "shape", "dtype", "images", "weights")
 @shared.count_option("--shard", "Write a folder of files with N images each.")
 @click.option("--resume", is_flag=True, help="Continue the interrupted run that wrote to -o.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at -o.")
-@image_options.files0_option
-@image_options.limit_option
-@image_options.batch_size_option
-@image_options.workers_option
-@image_options.strict_option
-@engine_options
-@model_options
+@image_options.run_options
 @shared.format_option
 def command(
     model: ModelOptions,

@@ -12,7 +12,9 @@ import click
 
 from hookscope import images
 from hookscope.cli.output.formats import note
+from hookscope.cli.shared.engine_options import engine_options
 from hookscope.cli.shared.images import with_one_stdin
+from hookscope.cli.shared.model import model_options
 from hookscope.cli.shared.options import apply_options, count_option, file_option
 from hookscope.errors import ImageError, UsageError
 
@@ -27,6 +29,12 @@ limit_option = count_option("--limit", "Use only the first N images.")
 strict_option = click.option(
     "--strict", is_flag=True, help="Stop at the first image that cannot be used; do not skip it."
 )
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a run over many images: the list of them, batches, workers, the engine and the model."""
+    options = [files0_option, limit_option, batch_size_option, workers_option, strict_option]
+    return apply_options([*options, engine_options, model_options], command)
 
 
 def image_inputs(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,9 +10,9 @@ from typing import Any
 from hookscope import hooks, statistics
 from hookscope.cli.output import formats as output
 from hookscope.cli.shared import image_options
-from hookscope.cli.shared.engine_options import EngineOptions, engine_options, torchrun_rank
+from hookscope.cli.shared.engine_options import EngineOptions, torchrun_rank
 from hookscope.cli.shared.image_run import image_run
-from hookscope.cli.shared.model import ModelOptions, check_choice, model_options
+from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.options import SELECTION, apply_options, layer_option, ops_option, type_option
 from hookscope.findings import operations_in_words
 
@@ -45,13 +45,7 @@ def measuring_options(default: str) -> Callable[[Callable[..., Any]], Callable[.
         layer_option(f"Calls to measure: {SELECTION}  [default: {default}]"),
         type_option,
         ops_option,
-        image_options.files0_option,
-        image_options.limit_option,
-        image_options.batch_size_option,
-        image_options.workers_option,
-        image_options.strict_option,
-        engine_options,
-        model_options,
+        image_options.run_options,
     ]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
