@@ -1,0 +1,13 @@
+from .facts import (
+    Agreement as Agreement,
+    Answer as Answer,
+    ChangedImage as ChangedImage,
+    CkaMatrix as CkaMatrix,
+    ComparedMaps as ComparedMaps,
+    Comparison as Comparison,
+    Difference as Difference,
+    LargestDifference as LargestDifference,
+    PairedCall as PairedCall,
+    SideFacts as SideFacts,
+)
+from .side import Side as Side

@@ -1,0 +1,272 @@
+"""What a comparison of two sides found: a row for each pair of calls, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.display import Cells, Shown
+from hookscope.hooks import Call, Shape
+
+INPUT = "(input)"
+"""What the input of the model is called as the first call of a comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class LargestDifference:
+    """The largest absolute difference of two outputs, and where it is.
+
+    Attributes:
+        value: The difference; inf where one side is Inf, or NaN, and the other is not.
+        image: Position of the image in the list.
+        place: Index in the output of this image, such as ``(channel, row, column)``.
+        a: The value of A there.
+        b: The value of B there.
+    """
+
+    value: float
+    image: int
+    place: tuple[int, ...]
+    a: float
+    b: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far the values of B are from those of A, over all images.
+
+    Attributes:
+        values: Number of compared values.
+        equal: Number of values that are the same to the bit; a NaN equals a NaN.
+        relative_l2: Norm of B − A divided by the norm of A, from 0, over the values that are finite on both sides. Inf
+            where A is 0 everywhere and B is not; None without finite values.
+        largest: The largest absolute difference; None if all values are the same to the bit.
+        cosine: Of A and B, −1 to 1; None if one of them is 0.
+        nonfinite_a: Number of values that are NaN or Inf in A and finite in B.
+        nonfinite_b: Likewise in B and not in A.
+    """
+
+    values: int
+    equal: int
+    relative_l2: float | None
+    largest: LargestDifference | None
+    cosine: float | None
+    nonfinite_a: int = 0
+    nonfinite_b: int = 0
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all values are the same to the bit."""
+        return self.equal == self.values
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PairedCall(Shown):
+    """A call of A, the call of B that stands for it, and how far their outputs are apart.
+
+    Attributes:
+        a: The call of A; ``(input)`` and ``(model)`` are the names of the model's input and output.
+        b: The call of B.
+        part: Name of the tensor, where the output has several.
+        how: How they were paired: ``name``, ``order``, ``map``, or ``folded`` where one layer of B does the work of a
+            run of layers of A, whose last call is ``a``.
+        shape_a: Of the output for one image, without the batch axis.
+        shape_b: Likewise of B.
+        difference: Of the outputs; None where shapes differ.
+        noise: Relative L2 difference of A from itself: run again, and with its input changed by rounding. From 0.
+        alone: Relative L2 difference of what the layer of B gives on the inputs of A, None if that was not measured.
+        cka: Linear CKA over the images, 0 to 1; None with fewer than four images.
+        dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.
+        dead_b: Likewise in B and not in A.
+        parameters: Relative L2 change of the layer's own parameters, from 0; None if they do not pair or are none.
+    """
+
+    a: Call
+    b: Call
+    part: str
+    how: str
+    shape_a: Shape
+    shape_b: Shape
+    difference: Difference | None
+    noise: float | None = None
+    alone: float | None = None
+    cka: float | None = None
+    dead_a: float | None = None
+    dead_b: float | None = None
+    parameters: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the call of A, and the part if there are several."""
+        return f"{self.a.key} {self.part}" if self.part else self.a.key
+
+    @property
+    def key_b(self) -> str:
+        """Likewise of B."""
+        return f"{self.b.key} {self.part}" if self.part else self.b.key
+
+    def _cells(self) -> Cells:
+        different = self.difference
+        return {
+            "layer": self.key,
+            "layer_b": self.key_b if self.key_b != self.key else "",
+            "type": self.a.type,
+            "relative_l2": different.relative_l2 if different else None,
+            "alone": self.alone,
+            "cosine": different.cosine if different else None,
+            "cka": self.cka,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedImage:
+    """An image whose best class differs: its position and name, and each side's best class with its probability."""
+
+    position: int
+    name: str
+    class_a: str
+    class_b: str
+    probability_a: float
+    probability_b: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How often both sides give the same answer.
+
+    Attributes:
+        images: Number of images.
+        top1: Share of images with the same best class, from 0 to 1.
+        top5: Mean share of the five best classes that both sides name, from 0 to 1; of fewer classes all but one.
+        changed: The images whose best class differs.
+    """
+
+    images: int
+    top1: float
+    top5: float
+    changed: tuple[ChangedImage, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer(Shown):
+    """Where the two sides part.
+
+    Attributes:
+        kind: What is behind it, as far as the numbers show: ``same`` (to the bit), ``noise`` (no more than A differs
+            from itself), ``input``, ``parameters``, ``nonfinite``, ``layer``, ``unpaired``, ``models`` (two models).
+        first: Key of the first pair that differs beyond the noise; empty if none does.
+        most: Key of the pair that adds most difference; empty if none adds any.
+        same_before: Number of pairs before ``first`` that are the same to the bit.
+        sentence: The answer in one sentence with its numbers, the cause first.
+        advice: What to do about it; empty if there is nothing to say.
+    """
+
+    kind: str
+    first: str
+    most: str
+    same_before: int
+    sentence: str
+    advice: str = ""
+
+    def _cells(self) -> Cells:
+        return {"answer": self.sentence, "first": self.first, "most": self.most}
+
+
+@dataclass(frozen=True, repr=False)
+class CkaMatrix(Shown):
+    """Linear CKA of every layer of A against every layer of B.
+
+    Attributes:
+        names_a: Keys of the calls of A, in order of execution.
+        names_b: Likewise of B.
+        values: ``(len(names_a), len(names_b))`` from 0 to 1; NaN where a layer has one value for all images.
+        images: Number of images.
+    """
+
+    names_a: tuple[str, ...]
+    names_b: tuple[str, ...]
+    values: NDArray[np.float64]
+    images: int
+
+    def _cells(self) -> Cells:
+        return {"matrix": f"{len(self.names_a)}x{len(self.names_b)}", "images": self.images}
+
+
+@dataclass(frozen=True, repr=False)
+class ComparedMaps(Shown):
+    """The feature maps of one pair of calls for one image, of the channels that changed most.
+
+    Attributes:
+        key: Of the pair.
+        image: Position of the image.
+        channels: The channels, the one that changed most first.
+        a: ``(len(channels), h, w)`` maps of A in float32.
+        b: Likewise of B.
+        changes: ``(len(channels),)`` norm of B − A of each channel.
+    """
+
+    key: str
+    image: int
+    channels: tuple[int, ...]
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+    changes: NDArray[np.float64]
+
+    def _cells(self) -> Cells:
+        return {"layer": self.key, "image": self.image, "channels": self.channels}
+
+
+@dataclass(frozen=True, slots=True)
+class SideFacts:
+    """What a side was: MODEL, label of the weights, data type, device, preprocessing in words, and what else is
+    special about it (autocast, compiled, its interventions)."""
+
+    model: str
+    weights: str
+    dtype: str
+    device: str
+    preprocess: str
+    special: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """What `compare` found.
+
+    Attributes:
+        a: The first side.
+        b: The second side.
+        names: Names of the images, in their order; those of A where both sides have their own.
+        answer: Where the two sides part.
+        calls: The pairs of calls in order of execution of A: first the model's input, last its output.
+        unpaired_a: Calls of A without a partner.
+        unpaired_b: Likewise of B.
+        agreement: Of the best classes; None where the outputs are no scores of the same classes.
+        matrix: CKA of all against all, if it was wanted.
+        maps: Maps of the chosen pairs.
+        provenance: Versions, both sides, SHA-256 of images and checkpoints; JSON.
+        notes: What the reader should know, such as images that were lost.
+    """
+
+    a: SideFacts
+    b: SideFacts
+    names: tuple[str, ...]
+    answer: Answer
+    calls: tuple[PairedCall, ...]
+    unpaired_a: tuple[Call, ...] = ()
+    unpaired_b: tuple[Call, ...] = ()
+    agreement: Agreement | None = None
+    matrix: CkaMatrix | None = None
+    maps: tuple[ComparedMaps, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def _cells(self) -> Cells:
+        return {"a": self.a.model, "b": self.b.model, "images": len(self.names), "answer": self.answer.sentence}
+
+    def _rows(self) -> tuple[PairedCall, ...]:
+        return self.calls

@@ -1,0 +1,160 @@
+"""The cost of running a model: memory, arithmetic and time, of each call and in all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hookscope.display import Cells, Shown
+from hookscope.hooks import Call, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of repeated passes: the median, and the range of the middle half."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CallCost(Shown):
+    """What one call costs for the whole batch, without the calls inside it.
+
+    Attributes:
+        call: The call; an operation outside of modules where its ``name`` has ``::``.
+        input_shape: With the batch axis.
+        output_shape: Likewise.
+        params: Parameters that the layer holds itself, of a layer that is called twice with its first call.
+        macs: Multiply-accumulates.
+        bytes_moved: Inputs, outputs and parameters, each read or written once.
+        saved: Bytes that autograd keeps for the backward pass and that no earlier call kept; 0 for inference.
+        bound: ``memory`` or ``arithmetic``: what limits the speed of the call on the device; empty without MACs and
+            bytes.
+        forward: Measured time of the forward pass of the call; None if it was not measured.
+        backward: Likewise of the backward pass.
+    """
+
+    call: Call
+    input_shape: Shape
+    output_shape: Shape
+    params: int
+    macs: int
+    bytes_moved: int
+    saved: int
+    bound: str = ""
+    forward: Timing | None = None
+    backward: Timing | None = None
+
+    def _cells(self) -> Cells:
+        return {
+            "layer": self.call.key,
+            "type": self.call.type,
+            "output_shape": self.output_shape,
+            "params": self.params,
+            "macs": self.macs,
+            "bytes_moved": self.bytes_moved,
+            "saved": self.saved,
+            "forward": self.forward.median if self.forward else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MemoryPlan(Shown):
+    """Bytes of one step, by what they hold.
+
+    Attributes:
+        parameters: Of the model, each once.
+        buffers: Such as the running statistics of BatchNorm.
+        gradients: Of the parameters, 0 for inference.
+        optimizer: State of the optimizer, 0 for inference.
+        input: The batch.
+        saved: Activations that autograd keeps for the backward pass, 0 for inference.
+        temporary: What else exists at the peak: outputs that are not kept, gradients of activations.
+        peak: The largest sum at any time of a step.
+    """
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    input: int
+    saved: int
+    temporary: int
+    peak: int
+
+    def _cells(self) -> Cells:
+        return {name: getattr(self, name) for name in type(self).__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A plan beside what was measured on the device.
+
+    Attributes:
+        device: Its name.
+        saved: Bytes that autograd kept, 0 for inference.
+        peak: Largest number of bytes of tensors at any time; None where the device does not tell.
+        forward: Time of the whole forward pass.
+        backward: Time of the whole backward pass; None for inference.
+        optimizer: Time of one step of the optimizer; None for inference.
+        repeats: Number of timed passes, after ``warm_up`` passes that were not timed.
+        warm_up: Number of passes before them.
+    """
+
+    device: str
+    saved: int
+    peak: int | None
+    forward: Timing
+    backward: Timing | None
+    optimizer: Timing | None
+    repeats: int
+    warm_up: int
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Shown):
+    """What `plan` found.
+
+    Attributes:
+        model: The MODEL argument, or the class of the module.
+        input_shape: Of the batch.
+        dtype: Data type of parameters and activations, such as ``float32``.
+        device: For which it was planned.
+        optimizer: Name of the optimizer in lower case; empty for inference.
+        checkpointed: Names of blocks that are computed again in the backward pass.
+        calls: Every call of a leaf and every call that computes itself, in order of execution.
+        memory: Bytes of one step.
+        limit: The memory that is there, in bytes; None if it was not given.
+        largest_batch: The largest batch that fits into ``limit``; 0 if not even one image does, None without ``limit``.
+        real: Whether the plan needed a pass with values.
+        measured: What was measured, if it was wanted.
+        notes: What the reader should know.
+    """
+
+    model: str
+    input_shape: Shape
+    dtype: str
+    device: str
+    optimizer: str
+    checkpointed: tuple[str, ...]
+    calls: tuple[CallCost, ...]
+    memory: MemoryPlan
+    limit: int | None = None
+    largest_batch: int | None = None
+    real: bool = False
+    measured: Measured | None = None
+    notes: tuple[str, ...] = ()
+
+    def _cells(self) -> Cells:
+        return {
+            "model": self.model,
+            "input": self.input_shape,
+            "params": sum(call.params for call in self.calls),
+            "macs": sum(call.macs for call in self.calls),
+            "peak": self.memory.peak,
+            "largest_batch": self.largest_batch,
+        }
+
+    def _rows(self) -> tuple[CallCost, ...]:
+        return self.calls
