@@ -6,7 +6,6 @@ from .exemplars import (
     ChannelExemplars as ChannelExemplars,
     Exemplar as Exemplar,
     LayerExemplars as LayerExemplars,
-    ReceptiveField as ReceptiveField,
     SynthesizedImage as SynthesizedImage,
     cut_crops as cut_crops,
     draw_exemplars as draw_exemplars,
@@ -30,6 +29,7 @@ from .extraction import (
     extract as extract,
 )
 from .findings import Finding as Finding
+from .geometry import ReceptiveField as ReceptiveField
 from .gradients import (
     ClampGradientSign as ClampGradientSign,
     ClipGradientNorm as ClipGradientNorm,

@@ -20,7 +20,7 @@ ROWS = [
     "findings",
     "hooks images system",
     "models",
-    "jobs",
+    "geometry jobs",
     "drawing scores",
     "gradients interventions parameters statistics",
     "comparison exemplars explain extraction tracing training",

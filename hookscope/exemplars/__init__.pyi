@@ -3,11 +3,9 @@ from .facts import (
     ChannelExemplars as ChannelExemplars,
     Exemplar as Exemplar,
     LayerExemplars as LayerExemplars,
-    ReceptiveField as ReceptiveField,
     SynthesizedImage as SynthesizedImage,
 )
 from .job import MEASURES as MEASURES, ExemplarsJob as ExemplarsJob
-from .receptive_field import receptive_fields as receptive_fields
 from .run import find_exemplars as find_exemplars
 from .sheet import (
     RING_WORDS as RING_WORDS,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 from hookscope.errors import HookscopeError
-from hookscope.exemplars.facts import Box, Exemplar, LayerExemplars, ReceptiveField
+from hookscope.exemplars.facts import Exemplar, LayerExemplars
 from hookscope.findings import counted, listed
+from hookscope.geometry import Box, ReceptiveField
 from hookscope.images import read_picture
 from hookscope.models import LoadedModel
 

@@ -28,12 +28,12 @@ from hookscope.hooks import (
     Selection,
     as_float,
     by_channel,
+    key_of,
     tensors_in,
     token_grid,
 )
 from hookscope.images import label_of
 from hookscope.models import Batch, LoadedModel
-from hookscope.statistics import key_of
 
 MEASURES = ("max", "mean", "abs")
 """How an image excites a channel: by its largest, its mean, or its largest absolute value."""

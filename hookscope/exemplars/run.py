@@ -10,9 +10,8 @@ import numpy as np
 from PIL import Image
 
 from hookscope.errors import InputError, LayerError, UsageError
-from hookscope.exemplars.facts import LayerExemplars, ReceptiveField
+from hookscope.exemplars.facts import LayerExemplars
 from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars
-from hookscope.exemplars.receptive_field import receptive_fields
 from hookscope.exemplars.storage import (
     AGAIN,
     ExemplarsSource,
@@ -22,6 +21,7 @@ from hookscope.exemplars.storage import (
     load_exemplars,
     save_exemplars,
 )
+from hookscope.geometry import ReceptiveField, receptive_fields
 from hookscope.hooks import Layers, Selection, select_types
 from hookscope.images import find_pictures
 from hookscope.jobs import (

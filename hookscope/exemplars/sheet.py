@@ -12,7 +12,8 @@ from PIL import Image, ImageDraw
 from hookscope.drawing import ALARM, FAINT, INK, MARGIN, Origin, font, read_provenance, with_provenance, wrapped
 from hookscope.errors import ImageError, printable
 from hookscope.exemplars.crops import CELL, Crop, Crops, cut_crops
-from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField, SynthesizedImage
+from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
+from hookscope.geometry import ReceptiveField
 from hookscope.models import LoadedModel
 from hookscope.system import StrPath
 

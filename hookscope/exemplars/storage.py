@@ -13,9 +13,10 @@ import numpy as np
 
 from hookscope.display import Rows
 from hookscope.errors import ImageError, InputError, printable
-from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField, SynthesizedImage
+from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
 from hookscope.exemplars.job import FoundExemplars, FoundInLayer, SeenImage
 from hookscope.exemplars.top import Candidates
+from hookscope.geometry import ReceptiveField
 from hookscope.images import open_image
 from hookscope.jobs import Progress, StateKind, fingerprint_of, read_state, write_state
 from hookscope.models import LoadedModel

@@ -16,11 +16,10 @@ from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.extraction.facts import FeatureBatch
 from hookscope.extraction.pool import converted, pooled, pooled_whole
 from hookscope.findings import listed
-from hookscope.hooks import MODEL, Call, InputSize, Layers, Observer, Selection, tensors_in
+from hookscope.hooks import MODEL, Call, InputSize, Layers, Observer, Selection, key_of, tensors_in
 from hookscope.images import label_of
 from hookscope.models import Batch, LoadedModel
 from hookscope.scores import Target, class_label, class_scores, probabilities
-from hookscope.statistics import key_of
 
 
 @dataclass(frozen=True, slots=True)

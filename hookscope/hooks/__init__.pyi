@@ -73,6 +73,7 @@ from .selection import (
     activation_class as activation_class,
     call_key as call_key,
     enclosing as enclosing,
+    key_of as key_of,
     layer_text as layer_text,
     matches_type as matches_type,
     no_such_type as no_such_type,

@@ -83,6 +83,12 @@ class Call:
         return call_key(self.name, self.call)
 
 
+def key_of(call: Call, part: str) -> str:
+    """The key of one tensor that a call put out."""
+    key = call.key or MODEL
+    return f"{key} {part}" if part else key
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCall(Shown):
     """One row of ``list-layers``: a call with its shapes and cost, or a layer that did not run.

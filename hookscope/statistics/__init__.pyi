@@ -11,7 +11,6 @@ from .layer_statistics import (
     QUANTILES as QUANTILES,
     LayerStatistics as LayerStatistics,
     ValuePosition as ValuePosition,
-    key_of as key_of,
 )
 from .limits import (
     BrokenLimit as BrokenLimit,

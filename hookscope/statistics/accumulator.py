@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.hooks import OPERATION, Call
+from hookscope.hooks import OPERATION, Call, key_of
 from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank
-from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, ValuePosition, key_of
+from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, ValuePosition
 from hookscope.statistics.moments import ChannelMoments, MapSums, sums_of_maps
 from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.statistics.saturation import Bounds, margins

@@ -30,6 +30,7 @@ from hookscope.hooks import (
     by_channel,
     class_names,
     is_single,
+    key_of,
     matches_type,
     one_thread,
     select_types,
@@ -39,7 +40,6 @@ from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channel
 from hookscope.statistics.batchnorm import BATCH_NORMS, BatchNormAccumulator
 from hookscope.statistics.channel_similarity import rotations_of
 from hookscope.statistics.coverage import Coverage
-from hookscope.statistics.layer_statistics import key_of
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.saturation import bounds_of
 from hookscope.statistics.totals import RunningStatistics

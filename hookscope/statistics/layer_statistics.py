@@ -10,18 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.display import Cells, Shown
-from hookscope.hooks import MODEL, Call
+from hookscope.hooks import Call, key_of
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.quantiles import ValueHistogram
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """The shares whose quantiles are computed."""
-
-
-def key_of(call: Call, part: str) -> str:
-    """The key of one tensor that a call put out."""
-    key = call.key or MODEL
-    return f"{key} {part}" if part else key
 
 
 class ValuePosition(NamedTuple):

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 from hookscope.errors import printable
 from hookscope.findings import counted, listed, nonfinite_words, percent
-from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection
+from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection, key_of
 from hookscope.statistics.coverage import Coverage
-from hookscope.statistics.layer_statistics import LayerStatistics, key_of
+from hookscope.statistics.layer_statistics import LayerStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 import hookscope
-from hookscope.exemplars import ChannelExemplars, Exemplar, LayerExemplars, ReceptiveField, SynthesizedImage
+from hookscope.exemplars import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
+from hookscope.geometry import ReceptiveField
 from hookscope.hooks import Call
 from hookscope.models import LoadedModel
 

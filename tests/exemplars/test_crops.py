@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hookscope.exemplars import CELL, ReceptiveField, cut_crops, lost_words
+from hookscope.exemplars import CELL, cut_crops, lost_words
+from hookscope.geometry import ReceptiveField
 from tests.exemplars.example import WIDE, layer_in, picture, shapes
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from hookscope.exemplars import (
     CELL,
-    ReceptiveField,
     cut_crops,
     draw_exemplars,
     field_words,
     fitted,
     times_best,
 )
+from hookscope.geometry import ReceptiveField
 from tests.exemplars.example import layer_in, shapes
 
 

@@ -16,9 +16,8 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import hookscope
 from hookscope.errors import InputError
-from hookscope.hooks import as_float, by_channel, tensors_in
+from hookscope.hooks import as_float, by_channel, key_of, tensors_in
 from hookscope.statistics import LayerStatistics, RunningStatistics, StatisticsCollector
-from hookscope.statistics.layer_statistics import key_of
 from tests.helpers import hooks_on, seeded as seeded_with
 from tests.nets import Function
 from tests.statistics.judge import check_layer, check_same, measured, names

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 from torchvision.ops import SqueezeExcitation, deform_conv2d
 
-from hookscope.exemplars import ReceptiveField, field_words, receptive_fields
+from hookscope.exemplars import field_words
+from hookscope.geometry import ReceptiveField, receptive_fields
 from hookscope.hooks import MODEL, Selection, capture
 from hookscope.models import LoadedModel, WeightsMetadata
 from tests.nets import Function, named

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.exemplars.facts import ReceptiveField
-from hookscope.exemplars.geometry import FieldTracker, Followed, Reach
+from hookscope.geometry.facts import ReceptiveField
+from hookscope.geometry.reach import Followed, Reach
+from hookscope.geometry.tracker import FieldTracker
 from hookscope.hooks import (
     Call,
     InputSize,
@@ -21,13 +22,13 @@ from hookscope.hooks import (
     by_channel,
     capture,
     channel_axis,
+    key_of,
     map_tensors,
     random_states_kept,
     tensors_in,
     token_grid,
 )
 from hookscope.models import LoadedModel, model_errors_as_input_errors
-from hookscope.statistics import key_of
 
 _IMAGES = 2  # the image and noise like it: a ReLU that is 0 for one may let the gradient of the other through
 

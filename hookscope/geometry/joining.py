@@ -1,0 +1,103 @@
+"""Rules of operations that join positions: normalisation, products, reductions, attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import reduce
+
+from hookscope.geometry.moving import removed
+from hookscope.geometry.operation import Operation, rule
+from hookscope.geometry.reach import Followed, Reach, union
+
+
+@rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
+def _batch_norm(operation: Operation) -> Followed:
+    return _normalised(operation, operation["training"] is not False, "the statistics of batch or instance norm")
+
+
+@rule("_native_batch_norm_legit_no_training", "batch_norm")
+def _batch_norm_in_eval(operation: Operation) -> Followed:
+    return operation.followed
+
+
+@rule("native_group_norm", "group_norm")
+def _group_norm(operation: Operation) -> Followed:
+    return _normalised(operation, True, "the statistics of group norm")
+
+
+@rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
+def _layer_norm(operation: Operation) -> Followed:
+    axes = len(operation["normalized_shape"])
+    dims = set(range(operation.input.dim() - axes, operation.input.dim()))
+    over = any(part.dim in dims and part.count > 1 for reach in operation.followed.field for part in reach.parts)
+    return _normalised(operation, over, "the statistics of layer norm")
+
+
+@rule("_softmax", "_log_softmax", "softmax")
+def _softmax(operation: Operation) -> Followed:
+    dim = operation["dim"] % operation.input.dim()
+    over = any(part.dim == dim and part.count > 1 for reach in operation.followed.field for part in reach.parts)
+    return _normalised(operation, over, "the sum of softmax")
+
+
+def _normalised(operation: Operation, over_positions: bool, what: str) -> Followed:
+    """Divided by what is the same at all positions."""
+
+    def divided(reach: Reach) -> Reach:
+        return replace(reach, ignored=reach.ignored or what) if reach.parts and over_positions else reach
+
+    return operation.followed.each(divided, operation.followed.flat)
+
+
+@rule("glu")
+def _glu(operation: Operation) -> Followed:
+    dim = operation["dim"] % operation.input.dim()
+    return operation.followed.each(lambda reach: reach.without({dim}, "glu"))
+
+
+@rule("index_select", "index")
+def _index(operation: Operation) -> Followed | None:
+    if operation.name == "index_select":
+        dims = {operation["dim"] % operation.input.dim()}
+    else:
+        dims = {dim for dim, index in enumerate(operation["indices"]) if index is not None}
+        if len(dims) != 1 or operation["indices"][next(iter(dims))].dim() != 1:
+            return None
+    if any(part.dim in dims for reach in operation.followed.field for part in reach.parts):
+        return None
+    return operation.followed
+
+
+@rule("mm", "bmm", "addmm", "baddbmm", "linear")
+def product(operation: Operation) -> Followed | None:
+    adds = operation.name.endswith(("addmm", "addbmm"))  # the first tensor is a bias
+    a, b = operation.tensors[1:3] if adds else operation.tensors[:2]
+    if operation.known.keys() - {id(a), id(b)} or (operation.name == "linear" and id(b) in operation.known):
+        return None
+    why, dims = "a matrix product over positions (attention, or a linear layer)", operation.output.dim()
+    fields = [
+        operation.known[id(tensor)].each(lambda reach, gone=gone: reach.without({gone}, why)).field
+        for tensor, gone in ((a, dims - 1), (b, dims - 2))
+        if id(tensor) in operation.known
+    ]
+    rows, columns = (
+        reduce(lambda x, y: union(x, y, operation.output.shape, why), axis) for axis in zip(*fields, strict=True)
+    )
+    return Followed((rows, columns))
+
+
+def reduction(operation: Operation) -> list[Followed]:
+    """One value for all along some axes, such as ``mean``, ``amax`` or ``var``."""
+    dims, chosen = operation.input.dim(), operation["dim"]
+    chosen = [chosen] if isinstance(chosen, int) else chosen
+    gone = {dim % dims for dim in chosen} if chosen else set(range(dims))
+    why = f"{operation.name} over positions"
+    reduced = operation.followed.each(lambda reach: reach.without(gone, why), operation.followed.flat - gone)
+    return [reduced if operation["keepdim"] else removed(reduced, gone, why)]
+
+
+def attention(operation: Operation) -> Followed:
+    dims = set(range(operation.input.dim()))
+    known: Followed = next(iter(operation.known.values()))
+    return known.each(lambda reach: replace(reach.without(dims, "attention"), start=-math.inf, end=math.inf))

@@ -1,0 +1,124 @@
+"""Rules of operations that bring several tensors together, or leave each value where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from hookscope.geometry.moving import inserted, shifted
+from hookscope.geometry.operation import RULES, Operation, rule
+from hookscope.geometry.reach import Field, Followed, Reach, union
+
+
+@rule("clone", "detach", "alias", "contiguous", "_to_copy", "lift_fresh", "native_dropout", "native_channel_shuffle")
+def _same(operation: Operation) -> Followed:
+    return operation.followed
+
+
+@rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "fill", "zero")
+@rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "bernoulli")
+def constant(operation: Operation) -> list[Followed]:
+    return []
+
+
+def pointwise(operation: Operation) -> Followed | list[Followed]:
+    """Values at the same position come together; sizes of 1 are repeated."""
+    shape = operation.output.shape if isinstance(operation.output, Tensor) else operation.input.shape
+    tensors = operation.tensors
+    if operation.name.rstrip("_") == "copy":
+        shape, tensors = operation.input.shape, tensors[1:2]
+    return _together(operation, tensors, shape)
+
+
+RULES["copy"] = pointwise
+
+
+def _together(operation: Operation, tensors: Sequence[Tensor], shape: Sequence[int]) -> Followed | list[Followed]:
+    members, flat = [], set(range(len(shape)))
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        more = len(shape) - tensor.dim()
+        known = operation.known.get(id(tensor))
+        same = {dim for dim in range(len(shape)) if dim < more or tensor.shape[dim - more] == 1 < shape[dim]}
+        if known is not None:
+            same |= {dim + more for dim in known.flat}
+            members.append((_raised(known, more, same - {dim + more for dim in known.flat}), same))
+        flat &= same
+    return all_met(members, shape, operation.name, flat)
+
+
+def all_met(
+    members: Sequence[tuple[Field, Collection[int]]], shape: Sequence[int], name: str, flat: Iterable[int] = ()
+) -> Followed | list[Followed]:
+    """What depends on one value of each member, which is a field and the axes along which it is the same."""
+    if not members:
+        return []
+    rows, columns = (_met([(field[axis], same) for field, same in members], shape, name) for axis in (0, 1))
+    return Followed((rows, columns), frozenset(flat))
+
+
+def _raised(known: Followed, more: int, same: Collection[int]) -> Field:
+    """The field of a tensor that gets ``more`` axes in front, and is repeated along ``same``."""
+    rows, columns = known.each(lambda reach: reach.renumbered(lambda dim: dim + more, "")).field
+    return rows.without(same, "repeat"), columns.without(same, "repeat")
+
+
+def _met(members: Sequence[tuple[Reach, Collection[int]]], shape: Sequence[int], name: str) -> Reach:
+    """The union; but what is the same at all positions is left out, beside something with positions."""
+    placed = [reach for reach, _ in members if reach.parts]
+    dims = {part.dim for reach in placed for part in reach.parts}
+    moving = {dim for dim in dims if shape[dim] > 1}
+    rest = [(reach, moving <= set(same)) for reach, same in members if not reach.parts]
+    if not placed:
+        placed, rest = [reach for reach, _ in rest], []
+    met = placed[0]
+    for reach in (*placed[1:], *(reach for reach, everywhere in rest if not everywhere)):
+        met = union(met, reach, shape, name)
+    for reach, everywhere in rest:
+        if everywhere and met.parts:
+            met = replace(met, ignored=met.ignored or reach.joined or reach.ignored or name)
+    return met
+
+
+@rule("cat", "stack")
+def cat(operation: Operation) -> Followed | list[Followed]:
+    tensors, shape = operation["tensors"], operation.output.shape
+    dim = (operation["dim"] or 0) % len(shape)
+    members, at = [], 0
+    for tensor in tensors:
+        known = operation.known.get(id(tensor))
+        if operation.name == "stack":
+            known = known and inserted(known, dim)
+        elif tensor.shape == (0,):
+            continue
+        if known is not None:
+            length = tensor.shape[dim] if operation.name == "cat" else 1
+            members.append((_put(known, dim, at, length, shape[dim]), known.flat))
+            at += length
+        else:
+            at += tensor.shape[dim] if operation.name == "cat" else 1
+    return all_met(members, shape, operation.name)
+
+
+def _put(known: Followed, dim: int, at: int, length: int, total: int) -> Field:
+    """The field of a tensor of ``length`` that stands from index ``at`` on in one of ``total``."""
+    if length == total:
+        return known.field
+    return known.each(lambda reach: shifted(reach, dim, length, -at, total)).field
+
+
+@rule("expand")
+def _expand(operation: Operation) -> Followed | list[Followed]:
+    shape = operation.output.shape
+    return _together(operation, [operation.input], shape)
+
+
+@rule("repeat")
+def _repeat(operation: Operation) -> Followed | list[Followed] | None:
+    old, new = operation.input.shape, operation.output.shape
+    more = len(new) - len(old)
+    dims = {part.dim for reach in operation.followed.field for part in reach.parts}
+    if any(old[dim] != new[dim + more] and old[dim] > 1 for dim in dims):
+        return None
+    return _together(operation, [operation.input], new)

@@ -1,0 +1,143 @@
+"""Which pixels of the input the values of each tensor depend on, followed through the operations of a pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hookscope.geometry import windows  # noqa: F401  (registers its rules)
+from hookscope.geometry.joining import attention, product, reduction
+from hookscope.geometry.operation import RULES, Operation, Rule
+from hookscope.geometry.reach import Followed, Part, Reach, union
+from hookscope.geometry.together import cat, constant, pointwise
+from hookscope.hooks import storage_key, tensors_in
+
+_POINTWISE = (  # without torch's tag
+    "hardswish",
+    "log_sigmoid_forward",
+    "rrelu_with_noise",
+    "_prelu_kernel",
+    "prelu",
+    "polar",
+    "complex",
+    "real",
+    "fake_quantize_per_tensor_affine",
+)
+_REDUCTIONS = ("mean", "sum", "prod", "max", "min", "std", "var", "norm")
+
+
+def _rule_of(function: Any, operation: Operation) -> Rule | None:
+    name = operation.name if operation.name.endswith("__") else operation.name.rstrip("_")
+    operation.name = name
+    if name in RULES:
+        return RULES[name]
+    packet = function.overloadpacket
+    if name in _POINTWISE or any(torch.Tag.pointwise in getattr(packet, each).tags for each in packet.overloads()):
+        return pointwise
+    if "attention" in name or "transformer" in name:
+        return attention
+    if "keepdim" in operation.takes or (name in _REDUCTIONS and len(operation.tensors) == 1):
+        return reduction
+    return None
+
+
+_OF_SEVERAL: tuple[Rule | None, ...] = (pointwise, cat, product, constant, attention)
+"""The rules for several tensors that depend on the input; others know what to do with the first alone."""
+
+
+class FieldTracker(TorchDispatchMode):
+    """Follows which pixels of ``inputs`` the values of each tensor depend on, while operations run inside the block."""
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._followed = WeakTensorKeyDictionary()
+        self._writes: Counter[int | None] = Counter()
+        for tensor in inputs:
+            dims = tensor.dim()
+            rows, columns = (Reach((Part(dim, 1, tensor.shape[dim], 1.0),), 0, 1) for dim in (dims - 2, dims - 1))
+            self._set(tensor, Followed((rows, columns)))
+
+    def of(self, tensor: Tensor) -> Followed | None:
+        """What is known of ``tensor``; None for one that does not depend on the input."""
+        known: tuple[Followed, int] | None = self._followed.get(tensor)
+        if known is None:
+            return None
+        followed, writes = known
+        if writes != self._writes[storage_key(tensor)]:  # written to through another tensor
+            return followed.each(lambda reach: reach.unknown("a write to a part"))
+        return followed
+
+    def _set(self, tensor: Tensor, followed: Followed | None) -> None:
+        if followed is None:
+            self._followed.pop(tensor, None)
+        else:
+            self._followed[tensor] = followed, self._writes[storage_key(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operation = Operation(func, args, kwargs, self.of)
+        writes = func._schema.is_mutable and operation.tensors
+        base = operation.tensors[0]._base if writes and not operation.tensors[0].is_inference() else None
+        before = self.of(base) if base is not None else None
+        output = operation.output = func(*args, **kwargs)
+        if not operation.known and not writes:
+            return output
+        results = self._results(func, operation) if operation.known else []
+        if writes:
+            self._writes[storage_key(operation.tensors[0])] += 1
+        made = operation.tensors[:1] if writes else tensors_in(output).values()
+        made = [tensor for tensor in made if tensor.is_floating_point() or tensor.is_complex()]
+        for at, tensor in enumerate(made):
+            self._set(tensor, results[min(at, len(results) - 1)] if results else None)
+        if base is not None:
+            self._set(base, _written(base, operation.tensors[0], before, results[0] if results else None))
+        return output
+
+    def _results(self, func: Any, operation: Operation) -> list[Followed]:
+        follow = _rule_of(func, operation)
+        if not operation.only_input and follow not in _OF_SEVERAL:
+            follow = None
+        found = follow(operation) if follow is not None else None
+        if found is None:
+            why = f"{operation.name}, which is not followed"
+            found = next(iter(operation.known.values())).each(lambda reach: reach.unknown(why))
+        return [found] if isinstance(found, Followed) else found
+
+
+def _written(base: Tensor, view: Tensor, before: Followed | None, written: Followed | None) -> Followed | None:
+    """What is known of ``base`` after a write to ``view``, a part of it."""
+    if written is None:
+        return before
+    offset = int(view.storage_offset() - base.storage_offset())
+    at: dict[int, int] = {}
+    strides = [int(stride) for stride in base.stride()]
+    for dim in sorted(range(base.dim()), key=lambda dim: -strides[dim]):
+        at[dim], offset = divmod(offset, strides[dim]) if strides[dim] else (0, offset)
+
+    def place(dim: int) -> int | None:
+        long_enough = (to for to in range(base.dim()) if base.shape[to] >= view.shape[dim] > 1)
+        fits = [to for to in long_enough if base.stride(to) == view.stride(dim)]
+        return fits[0] if len(fits) == 1 else None
+
+    def put(reach: Reach) -> Reach:
+        if any(place(part.dim) is None for part in reach.parts if part.count > 1):
+            return reach.unknown("a write to a part")
+        for part in reach.parts:
+            reach = reach.regular(part.dim, view.shape[part.dim])
+        placed = reach.renumbered(place, "")
+        for part in placed.parts:
+            placed = placed.resampled(part.dim, part.count, 1, -at[part.dim], -at[part.dim], base.shape[part.dim])
+        return placed
+
+    field = written.each(put)
+    if before is None:
+        return field
+    both = zip(before.field, field.field, strict=True)
+    rows, columns = (union(old, new, base.shape, "a write to a part") for old, new in both)
+    return Followed((rows, columns))
