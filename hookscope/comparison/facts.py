@@ -79,7 +79,8 @@ class PairedCall(Shown):
         difference: Of the outputs; None where shapes differ.
         noise: Relative L2 difference of A from itself: run again, and with its input changed by rounding. From 0.
         alone: Relative L2 difference of what the layer of B gives on the inputs of A, None if that was not measured.
-        cka: Linear CKA over the images, 0 to 1; None with fewer than four images.
+        cka: Linear CKA over the images, at most 1; an unbiased estimate, so that of few images it may be below 0. None
+            with fewer than four images, and where a layer is constant or not finite.
         dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.
         dead_b: Likewise in B and not in A.
         parameters: Relative L2 change of the layer's own parameters, from 0; None if they do not pair or are none.
@@ -183,7 +184,8 @@ class CkaMatrix(Shown):
     Attributes:
         names_a: Keys of the calls of A, in order of execution.
         names_b: Likewise of B.
-        values: ``(len(names_a), len(names_b))`` from 0 to 1; NaN where a layer has one value for all images.
+        values: ``(len(names_a), len(names_b))`` at most 1; an unbiased estimate, so that of few images it may be below
+            0. NaN where a layer is constant or not finite.
         images: Number of images.
     """
 
