@@ -1,5 +1,15 @@
 from . import colours as colours
 from .colours import colour_map_names as colour_map_names, palette as palette
+from .difference import (
+    BOLD as BOLD,
+    DrawnDifference as DrawnDifference,
+    MapDifference as MapDifference,
+    add_difference as add_difference,
+    column_step as column_step,
+    compare_maps as compare_maps,
+    draw_difference as draw_difference,
+    width_of_columns as width_of_columns,
+)
 from .forward import (
     input_frames as input_frames,
     input_size_of as input_size_of,

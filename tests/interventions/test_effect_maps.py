@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.drawing import colours
+from hookscope.drawing import MapDifference, colours, difference
 from hookscope.errors import NoMapError
 from hookscope.hooks.selection import Call
 from hookscope.hooks.tensors import shape_of
-from hookscope.interventions import effect_maps
 from hookscope.interventions.effect import MovedLayer
-from hookscope.interventions.effect_maps import MovedMaps, moved_maps
+from hookscope.interventions.effect_maps import moved_maps
 
 
-def moved(before: Any, after: Any, module: nn.Module | None = None, **more: Any) -> list[MovedMaps]:
+def moved(before: Any, after: Any, module: nn.Module | None = None, **more: Any) -> list[MapDifference]:
     call = Call("conv", "Conv2d", 0, 0)
     return moved_maps(MovedLayer(call, shape_of(after), True, 0.5, 0.5, 0, before, after), module, **more)
 
@@ -114,7 +113,7 @@ def test_many_values_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     before, after = pair()
     after[0, 4, 0, 0] = math.nan
     [whole] = moved(before, after)
-    monkeypatch.setattr(effect_maps, "_AT_ONCE", 80)  # two channels
+    monkeypatch.setattr(difference, "_AT_ONCE", 80)  # two channels
     [parts] = moved(before, after)
     assert (parts.channels, parts.distances, parts.nonfinite) == (whole.channels, whole.distances, whole.nonfinite)
 

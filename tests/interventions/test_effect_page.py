@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import colours, page as pages
+from hookscope.drawing import colours, difference, page as pages
 from hookscope.drawing.origin import Origin
 from hookscope.drawing.png import read_provenance, read_sheet, write_png
 from hookscope.drawing.text import text_pixels
@@ -76,7 +76,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return text_pixels(text, *rest)
 
     monkeypatch.setattr(pages, "text_pixels", record)
-    monkeypatch.setattr(effect_pages, "text_pixels", record)
+    monkeypatch.setattr(difference, "text_pixels", record)
     return lines
 
 

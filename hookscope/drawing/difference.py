@@ -1,0 +1,249 @@
+"""Feature maps in two states and their difference, which has a scale of its own: the channels that moved most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookscope.drawing import colours
+from hookscope.drawing.grid import Grid, draw_alike
+from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, colour_bar
+from hookscope.drawing.scale import Scale, SymmetricScale
+from hookscope.drawing.sheet import finite_or_none, placed
+from hookscope.drawing.text import Pixels, stamp, text_pixels
+from hookscope.drawing.tiles import Tiles, finite_extremes, reduce_maps
+from hookscope.findings import percent
+from hookscope.hooks import Maps
+
+_AT_ONCE = 1 << 22  # values
+_GRID = 480  # approximate side of each of the three grids, unless its maps are larger
+_LARGEST_MAP = 240
+_BETWEEN = 30
+_LEAST_GRID = 260  # half the width of the longer colour bar
+BOLD = 4  # channels with a bold number: those to look at first
+Extremes = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class MapDifference:
+    """A part of an output in two states, and the second minus the first.
+
+    Attributes:
+        names: What the three are called, such as ``before``, ``after`` and ``difference``.
+        axes: The axes of the tensor, such as ``N C H W``.
+        total: Number of channels.
+        moved: Number of channels with a changed value.
+        channels: The drawn channels: those that moved most, in that order.
+        distances: Root mean square of the difference for each drawn channel; inf where NaN or Inf appeared or vanished.
+        nonfinite: Number of NaN and Inf in all channels of the three.
+        largest: Largest finite absolute difference of the drawn channels.
+        ranges: Lowest and highest finite value of each drawn channel of the three.
+        tiles: Both states on one symmetric scale, and the difference on its own; None if nothing moved.
+    """
+
+    names: tuple[str, str, str]
+    part: str
+    axes: str
+    frames: int
+    total: int
+    moved: int
+    channels: tuple[int, ...]
+    distances: tuple[float, ...]
+    nonfinite: tuple[int, int, int]
+    largest: float
+    ranges: tuple[tuple[Extremes, ...], ...]
+    tiles: tuple[Tiles, ...] | None
+
+    def facts(self, drawn: int) -> dict[str, Any]:
+        """The facts of the first ``drawn`` channels for a text chunk."""
+        return {
+            "part": self.part,
+            "channels": list(self.channels[:drawn]),
+            "distances": finite_or_none(self.distances[:drawn]),
+            "total": self.total,
+            "moved": self.moved,
+            "nonfinite": dict(zip(self.names, self.nonfinite, strict=True)),
+            "ranges": {
+                name: [finite_or_none(pair) for pair in pairs[:drawn]]
+                for name, pairs in zip(self.names, self.ranges, strict=False)
+            },
+        }
+
+
+def compare_maps(before: Maps, after: Maps, names: tuple[str, str, str], most_channels: int) -> MapDifference:
+    """The difference of two parts of one shape, of the channels that moved most."""
+    distances, nonfinite = _distances(before.values, after.values)
+    moved = int((distances > 0).sum())
+    order = distances.argsort(descending=True, stable=True)
+    channels = [int(at) for at in order[: min(moved, most_channels)]]
+    # double precision: equal values get equal levels in all three, and differences of floats do not overflow
+    old, new = before.values[channels].double(), after.values[channels].double()
+    three = [old, new, new - old]
+    extremes = [finite_extremes(values) for values in three] if channels else []
+    ranges = tuple(tuple(zip(low.tolist(), high.tolist(), strict=True)) for low, high, _ in extremes)
+    largest = max(map(_magnitude, ranges[2:]), default=0.0)
+    one = SymmetricScale(max(map(_magnitude, ranges[:2]), default=0.0) or 1.0)
+    scales = [one, one, SymmetricScale(largest or 1.0)]
+    return MapDifference(
+        names,
+        before.label,
+        before.axes,
+        before.frames,
+        len(distances),
+        moved,
+        tuple(channels),
+        tuple(distances[channels].tolist()),
+        (_nonfinite(before.values), _nonfinite(after.values), nonfinite),
+        largest,
+        ranges,
+        tuple(_tiles(*pair, channels) for pair in zip(three, scales, strict=True)) if channels else None,
+    )
+
+
+def _magnitude(ranges: tuple[Extremes, ...]) -> float:
+    """The largest absolute value, 0 where nothing is finite."""
+    return max((abs(end) for pair in ranges for end in pair if math.isfinite(end)), default=0.0)
+
+
+def _distances(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
+    """``(C,)``: the distance of each channel, inf where NaN or Inf appeared or vanished; and the number of NaN and Inf.
+
+    Works on some channels at a time: large maps in double precision take much memory.
+    """
+    many = max(1, _AT_ONCE // before[0].numel())
+    distances, nonfinite = [], 0
+    for old, new in zip(before.split(many), after.split(many), strict=True):
+        difference = new.double() - old.double()
+        same = (old == new) | (old.isnan() & new.isnan())
+        broken = (~same & ~difference.isfinite()).flatten(1).any(1)
+        distances.append(torch.where(broken, math.inf, _root_mean_square(torch.where(same, 0.0, difference))))
+        nonfinite += _nonfinite(difference)
+    return torch.cat(distances), nonfinite
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    """``(C,)``, of the finite values of each channel of ``(C, H, W)``."""
+    finite = values.isfinite()
+    flat = torch.where(finite, values, 0.0).flatten(1)
+    largest = flat.abs().amax(1, keepdim=True)
+    shares = torch.where(largest > 0, flat / largest, 0.0)  # squares of the values themselves may overflow or underflow
+    return largest[:, 0] * (shares.square().sum(1) / finite.flatten(1).sum(1).clamp(min=1)).sqrt()
+
+
+def _nonfinite(values: Tensor) -> int:
+    return int((~values.isfinite()).sum())
+
+
+def _tiles(values: Tensor, scale: Scale, channels: list[int]) -> Tiles:
+    strength = _root_mean_square(values).cpu().numpy()
+    return replace(reduce_maps(values, scale=scale), channels=channels, strength=strength)
+
+
+@dataclass(frozen=True)
+class DrawnDifference:
+    """The three grids of a difference, none if nothing moved."""
+
+    maps: MapDifference
+    grids: Sequence[Grid]
+
+    @property
+    def drawn(self) -> int:
+        """Number of drawn channels."""
+        return len(self.maps.channels) - (self.grids[0].left_out if self.grids else 0)
+
+
+def draw_difference(maps: MapDifference, most: int) -> DrawnDifference:
+    """Draw three grids of at most ``most`` pixels together, each about square, with maps as large as possible."""
+    if maps.tiles is None:
+        return DrawnDifference(maps, [])
+    count, height, width = maps.tiles[0].levels.shape
+    bold = range(min(BOLD, count)) if count > BOLD else ()
+    if height * width == 1:
+        return DrawnDifference(maps, draw_alike(maps.tiles, bold, columns=count, most=most // 3))
+    side = min(_GRID, math.isqrt(most // 4))  # smaller maps before fewer maps; a quarter is for numbers and bars
+    columns = max(1, min(count, math.ceil(math.sqrt(count * height / width))))
+    zoom = max(1, min(side // columns, max(_LARGEST_MAP, width)) // width)
+    cell = zoom * min(height, width // maps.frames)
+    grids = draw_alike(maps.tiles, bold, columns, cell, frames=maps.frames, most=most // 3)
+    return DrawnDifference(maps, grids)
+
+
+def column_step(drawn: Sequence[DrawnDifference]) -> int:
+    """How far apart the three grids stand, the same for all, so that they form three columns."""
+    return max([_LEAST_GRID, *(grid.layout.width for part in drawn for grid in part.grids)]) + _BETWEEN
+
+
+def width_of_columns(step: int) -> int:
+    """The width of the text above the columns."""
+    return max(LEAST_WIDTH, 3 * step - _BETWEEN)
+
+
+def add_difference(page: Page, drawn: DrawnDifference, name: str, step: int) -> list[dict[str, Any]]:
+    """Add notes and grids at the bottom of ``page``; the places of the maps for `read_sheet`."""
+    maps = drawn.maps
+    if maps.tiles is None:
+        return []
+    highs = [float(tiles.high[0]) for tiles in maps.tiles[1:]]
+    for line in _notes(maps, highs[0]):
+        page.add_text(line, width_of_columns(step), 2)
+    block, lefts, down = _side_by_side(drawn, highs, step)
+    top = page.add(block, 8)
+    return [
+        placed(f"{name} {which}".strip(), maps.axes, grid, MARGIN + left, MARGIN + top + down)
+        for which, grid, left in zip(maps.names, drawn.grids, lefts, strict=True)
+    ]
+
+
+def _notes(maps: MapDifference, high: float) -> list[str]:
+    """Notes for reading the grids; the scale of both states ends at ``high``."""
+    notes, (first, second, _) = [], maps.names
+    if maps.largest or math.isfinite(maps.distances[0]):
+        share = percent(maps.largest / high)
+        notes.append(f"largest |difference| {maps.largest:.4g}, {share} of the scale of {first} and {second}")
+    if any(maps.nonfinite):
+        counts = ", ".join(f"{count:,} {name}" for name, count in zip(maps.names, maps.nonfinite, strict=True))
+        notes.append(f"NaN magenta, +Inf red, -Inf light blue (!): {counts}")
+    if maps.frames > 1:
+        notes.append(f"{maps.frames} frames a channel, left to right")
+    return notes
+
+
+def _side_by_side(drawn: DrawnDifference, highs: Sequence[float], step: int) -> tuple[Pixels, list[int], int]:
+    """The grids ``step`` apart with their captions and two bars, which end at ``highs``.
+
+    Also the x of each grid, and the y of all.
+    """
+    grids, (first, second, third) = drawn.grids, drawn.maps.names
+    captions = [text_pixels(words, 12, True) for words in (first, second, f"{third}: {second} - {first}")]
+    scales = f"{first} and {second}:", f"{third}:"
+    bars = [colour_bar(name, -high, high) for name, high in zip(scales, highs, strict=True)]
+    top = captions[0].shape[0] + 4
+    down = top + bars[0].shape[0] + 4
+    high, wide = grids[0].pixels.shape
+    last = max(wide, captions[2].shape[1], bars[1].shape[1])
+    block = np.full((down + high + 1, 2 * step + last + 2), colours.BACKGROUND, np.uint8)
+    lefts = [1 + at * step for at in range(3)]
+    for bar, left in zip(bars, (lefts[0], lefts[2]), strict=True):
+        stamp(block, bar, left, top)
+    for grid, caption, left in zip(grids, captions, lefts, strict=True):
+        stamp(block, caption, left, 0)
+        stamp(block, grid.pixels, left, down)
+        _outline(block, grid, left, down)
+    return block, lefts, down
+
+
+def _outline(block: Pixels, grid: Grid, left: int, top: int) -> None:
+    """Draw a line around each map: 0 has the colour of the background, and many changed values are 0."""
+    layout = grid.layout
+    for at in range(len(grid.tiles.channels) - grid.left_out):
+        row, column = divmod(at, layout.columns)
+        x, y = left + column * layout.step_x, top + row * layout.step_y + layout.label
+        rows, columns = slice(y - 1, y + layout.map_height + 1), slice(x - 1, x + layout.map_width + 1)
+        block[rows, [x - 1, x + layout.map_width]] = colours.TEXT_FAINT
+        block[[y - 1, y + layout.map_height], columns] = colours.TEXT_FAINT
