@@ -1,3 +1,4 @@
+from .answer import Evidence as Evidence, find_answer as find_answer
 from .facts import (
     Agreement as Agreement,
     Answer as Answer,

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from hookscope.display import Cells, Shown
 from hookscope.hooks import Call, Shape
 
+_TIMES_NOISE = 10
+
 INPUT = "(input)"
 """What the input of the model is called as the first call of a comparison."""
 
@@ -84,6 +86,7 @@ class PairedCall(Shown):
         dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.
         dead_b: Likewise in B and not in A.
         parameters: Relative L2 change of the layer's own parameters, from 0; None if they do not pair or are none.
+        buffers: Likewise of its own buffers, such as the running mean and variance of BatchNorm.
     """
 
     a: Call
@@ -99,6 +102,19 @@ class PairedCall(Shown):
     dead_a: float | None = None
     dead_b: float | None = None
     parameters: float | None = None
+    buffers: float | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the outputs differ by more than ten times the noise, in NaN or Inf, or in shape."""
+        difference = self.difference
+        if difference is None or difference.nonfinite_a or difference.nonfinite_b:
+            return True
+        return self.is_beyond_noise(difference.relative_l2)
+
+    def is_beyond_noise(self, relative_l2: float | None) -> bool:
+        """Whether a relative L2 difference is more than ten times the noise of this pair."""
+        return relative_l2 is not None and relative_l2 > _TIMES_NOISE * (self.noise or 0.0)
 
     @property
     def key(self) -> str:
@@ -158,8 +174,10 @@ class Answer(Shown):
 
     Attributes:
         kind: What is behind it, as far as the numbers show: ``same`` (to the bit), ``noise`` (no more than A differs
-            from itself), ``input``, ``parameters``, ``nonfinite``, ``layer``, ``unpaired``, ``models`` (two models).
-        first: Key of the first pair that differs beyond the noise; empty if none does.
+            from itself), ``nonfinite``, ``input``, ``models`` (two models), ``parameters``, ``buffers``, ``precision``,
+            ``unpaired`` (a call without a partner), or ``layer`` (none of these).
+        first: Key of the first pair with NaN or Inf on one side only, else of the first that differs beyond the noise;
+            empty if none does.
         most: Key of the pair that adds most difference; empty if none adds any.
         same_before: Number of pairs before ``first`` that are the same to the bit.
         sentence: The answer in one sentence with its numbers, the cause first.

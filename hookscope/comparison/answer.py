@@ -1,0 +1,368 @@
+"""Where two sides part and what is behind it, as far as the numbers of a comparison show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.comparison.facts import INPUT, Answer, PairedCall, SideFacts
+from hookscope.display import text_of
+from hookscope.findings import counted, listed
+from hookscope.hooks import MODEL, Call, Shape
+
+Floats = NDArray[np.float64]
+
+_EXACT = 1e-4  # of the variance: a channel of B follows from one of A but for rounding
+_MOST_PERMUTED = 4  # channels
+_SCALED = 0.01  # a factor or an offset that is further from 1 or 0 is one
+_IMAGENET = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+_ROUNDING = 16  # times the precision of a data type: what rounding alone may do to the output of one layer
+_MOST = 0.8  # of the layers with parameters: other weights, not other parameters of some layers
+# The spacing of numbers near 1; of 8-bit integers what their scale may lose of a layer's weights.
+_PRECISION = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7, "quantized": 2**-4}
+
+
+class Evidence:
+    """How the input of B follows from that of A: sums over the values of each channel, over all images.
+
+    Attributes:
+        other_images: Whether B has images of its own.
+    """
+
+    def __init__(self, other_images: bool = False) -> None:
+        self.other_images = other_images
+        self._count = 0
+        self._sums: dict[str, Floats] = {}
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        """Add a batch of both inputs ``(N, C, ...)``; inputs of different shapes or without channels add nothing."""
+        if a.shape != b.shape or a.ndim < 3:
+            return
+        x, y = (value.detach().to("cpu", torch.float64).movedim(1, 0).flatten(1) for value in (a, b))
+        sums = {"a": x.sum(1), "b": y.sum(1), "aa": (x * x).sum(1), "bb": (y * y).sum(1), "ab": x @ y.T}
+        self._count += x.shape[1]
+        self._sums = {name: self._sums.get(name, 0.0) + value.numpy() for name, value in sums.items()}
+
+    def lines(self) -> tuple[tuple[int, ...], Floats, Floats] | None:
+        """``(order, factors, offsets)``: channel ``c`` of B is ``factors[c]`` times channel ``order[c]`` of A plus
+        ``offsets[c]``; None if B does not follow from A in this way."""
+        if not self._count:
+            return None
+        mean_a, mean_b, aa, bb, ab = (self._sums[name] / self._count for name in ("a", "b", "aa", "bb", "ab"))
+        variance_a, variance_b, covariance = aa - mean_a**2, bb - mean_b**2, ab - np.outer(mean_a, mean_b)
+        if not (variance_a > 0).all() or not (variance_b > 0).all():  # constant, or NaN
+            return None
+        follows = (covariance**2 > (1 - _EXACT) * np.outer(variance_a, variance_b)) & (covariance > 0)
+        channels = range(len(mean_a))
+        # the first permutation is the order as it is
+        for order in permutations(channels) if len(channels) <= _MOST_PERMUTED else [tuple(channels)]:
+            if follows[order, channels].all():
+                factors = covariance[order, channels] / variance_a[list(order)]
+                return order, factors, mean_b - factors * mean_a[list(order)]
+        return None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the causes see; ``first`` is the first pair that differs, by more than rounding where there is one."""
+
+    calls: Sequence[PairedCall]
+    first: PairedCall
+    a: SideFacts
+    b: SideFacts
+    only_a: Sequence[Call]
+    only_b: Sequence[Call]
+    evidence: Evidence
+
+    @cached_property
+    def trained(self) -> list[PairedCall]:
+        """The pairs of layers with parameters, each layer once."""
+        layers = {pair.a.name: pair for pair in reversed(self.calls) if pair.parameters is not None}
+        return list(reversed(layers.values()))
+
+    @cached_property
+    def changed(self) -> list[PairedCall]:
+        """The pairs whose parameters differ by more than the rounding of the data types."""
+        return [pair for pair in self.trained if self.is_changed(pair.parameters)]
+
+    @cached_property
+    def alone(self) -> PairedCall | None:
+        """The pair whose layer alone differs most."""
+        pairs = [pair for pair in self.calls if pair.is_beyond_noise(pair.alone)]
+        return max(pairs, key=lambda pair: pair.alone or 0.0, default=None)
+
+    @cached_property
+    def rounding(self) -> float:
+        """The precision of the coarser data type; 0 if both sides have the same."""
+        a, b = _precision(self.a), _precision(self.b)
+        return max(a, b) if a != b else 0.0
+
+    def is_changed(self, change: float | None) -> bool:
+        """Whether parameters or buffers that differ so far differ by more than rounding; NaN does."""
+        return change is not None and not change <= self.rounding
+
+    def is_more_than_rounding(self, pair: PairedCall) -> bool:
+        """Whether rounding does not explain how far this pair differs, or what it differs in."""
+        adds = pair.alone if pair.alone is not None else _relative(pair)
+        usual = self.rounding if pair.a.name == INPUT else _ROUNDING * self.rounding
+        return adds > usual or self.is_changed(pair.parameters) or self.is_changed(pair.buffers)
+
+    @cached_property
+    def is_rounded_input(self) -> bool:
+        """Whether the inputs are the same, or differ by no more than rounding."""
+        return self.inputs is None or not self.inputs.differs or not self.is_more_than_rounding(self.inputs)
+
+    @cached_property
+    def inputs(self) -> PairedCall | None:
+        return next((pair for pair in self.calls if pair.a.name == INPUT), None)
+
+    @property
+    def where(self) -> str:
+        """The first pair that differs, and how far."""
+        return f"A and B differ first at {_name(self.first)}: {_distance(self.first)}"
+
+
+_Cause = Callable[[_Facts], tuple[str, str, str] | None]
+
+
+def find_answer(
+    calls: Sequence[PairedCall],
+    a: SideFacts,
+    b: SideFacts,
+    unpaired_a: Sequence[Call] = (),
+    unpaired_b: Sequence[Call] = (),
+    evidence: Evidence | None = None,
+) -> Answer:
+    """Where the sides part: the first cause that the numbers show, before the difference that follows from it."""
+    differing = [pair for pair in calls if pair.differs]
+    if not differing:
+        return _equal(calls, [*unpaired_a, *unpaired_b])
+    first = next((pair for pair in differing if _nonfinite(pair)), differing[0])
+    facts = _Facts(calls, first, a, b, unpaired_a, unpaired_b, evidence or Evidence())
+    if facts.rounding and not _nonfinite(first):  # rounding hides no other cause
+        more = next((pair for pair in differing if facts.is_more_than_rounding(pair)), first)
+        facts = replace(facts, first=more)
+    kind, sentence, advice = next(found for cause in _CAUSES if (found := cause(facts)))
+    before = [pair for pair in calls[: calls.index(first)] if pair.difference and pair.difference.is_same]
+    inputs = INPUT if facts.inputs is not None and facts.inputs.differs else ""
+    most = facts.alone.key if facts.alone is not None else inputs
+    return Answer(kind, first.key, most, len(before), f"{sentence}.", advice)
+
+
+def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
+    """The answer where no pair differs beyond the noise."""
+    rest = f", but {counted(len(unpaired), 'call')} had no partner: {_keys(unpaired)}" if unpaired else ""
+    apart = [pair for pair in calls if pair.difference is not None and not pair.difference.is_same]
+    if not apart:
+        values = f"in all {len(calls)} pairs of calls" if len(calls) > 1 else "in the only pair of calls"
+        return Answer("same", "", "", len(calls), f"A and B are the same to the bit {values}{rest}.")
+    pair = max(apart, key=_relative)
+    sentence = f"A and B differ by no more than repeating A does{rest}: {_distance(pair)} at most, at {_name(pair)}"
+    return Answer("noise", "", "", calls.index(apart[0]), f"{sentence}, where the noise is {pair.noise or 0:.2g}.")
+
+
+def _not_finite(facts: _Facts) -> tuple[str, str, str] | None:
+    difference = facts.first.difference
+    if difference is None or not _nonfinite(facts.first):
+        return None
+    side, other, count = "B", "A", difference.nonfinite_b
+    if difference.nonfinite_a > difference.nonfinite_b:
+        side, other, count = "A", "B", difference.nonfinite_a
+    are = "value is" if count == 1 else "values are"
+    sentence = f"{count:,} {are} NaN or Inf in {side} and finite in {other}, first at {_name(facts.first)}"
+    earlier = next(pair for pair in facts.calls if pair.differs)
+    if earlier is not facts.first:
+        sentence += f"; before it, {_name(earlier)} is the first that differs: {_distance(earlier)}"
+    advice = "Look at the inputs and parameters of this layer: `hookscope trace` and `hookscope weights`."
+    if "float16" in _types(facts.a if side == "A" else facts.b):
+        advice = "The largest float16 is 65,504: use bfloat16 or autocast, or keep this layer in float32."
+    return "nonfinite", sentence, advice
+
+
+def _input(facts: _Facts) -> tuple[str, str, str] | None:
+    pair = facts.inputs
+    if pair is None or facts.is_rounded_input:
+        return None
+    more = ""
+    if facts.changed:
+        more = f"; the parameters of {_share(facts.changed, facts.trained)} differ too"
+    elif facts.alone is not None and not facts.rounding:
+        more = f"; {_name(facts.alone)} alone differs too, by {facts.alone.alone:.2g}"
+    elif any(each.alone is not None for each in facts.calls) and facts.alone is None:
+        more = "; no layer alone differs"
+    if pair.difference is None:
+        sizes = f"A gets {_size(pair.shape_a)} and B gets {_size(pair.shape_b)}"
+        return "input", f"The inputs have different sizes: {sizes}{more}", "Give both the same --input-size."
+    if facts.evidence.other_images:
+        return "input", f"The images differ: {_distance(pair)} of the inputs{more}", ""
+    advice = "Give both sides the same --preprocess, --resize, --mean, --std and --range."
+    if (lines := facts.evidence.lines()) and (words := _line_words(*lines)):
+        return "input", f"{words}{more}", advice
+    how = [f"{name}: {side.preprocess}" for name, side in (("A", facts.a), ("B", facts.b)) if side.preprocess]
+    differently = f" ({'; '.join(how)})" if facts.a.preprocess != facts.b.preprocess else ""
+    return "input", f"The inputs differ: {_distance(pair)}{differently}{more}", advice
+
+
+def _line_words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
+    """How channels of B follow from those of A; empty if they are the same but for rounding."""
+    words = []
+    if list(order) != list(range(len(order))):
+        rgb = " (RGB in one, BGR in the other)" if list(order) == [2, 1, 0] else ""
+        words.append(f"Channels {_numbers(range(len(order)))} of B's input are channels {_numbers(order)} of A's{rgb}")
+    scaled = bool((abs(factors - 1) > _SCALED).any() or (abs(offsets) > _SCALED * max(1.0, abs(factors).max())).any())
+    if scaled and (not words or abs(factors - 1).max() > 0.1):  # after other channels, std differs by 2 %
+        words.append(f"B's input is {_numbers(factors)} times A's plus {_numbers(offsets)}{_known(factors, offsets)}")
+    return ", and ".join(words)
+
+
+def _known(factors: Floats, offsets: Floats) -> str:
+    """The usual steps that make such factors and offsets."""
+    if len(factors) in (1, 3):
+        mean, std = _IMAGENET if len(factors) == 3 else _IMAGENET.mean(1, keepdims=True)
+        if np.allclose(factors, std, rtol=0.02) and np.allclose(offsets, mean, atol=0.02):
+            return ": B lacks the ImageNet mean and std of A"
+        if np.allclose(factors, 1 / std, rtol=0.02) and np.allclose(offsets, -mean / std, atol=0.02):
+            return ": A lacks the ImageNet mean and std of B"
+    for factor, words in ((255, "B has colours 0..255 where A has 0..1"), (1 / 255, "B has 0..1 where A has 0..255")):
+        if np.allclose(factors, factor, rtol=0.01) and np.allclose(offsets / factor, 0, atol=0.01 * max(1, 1 / factor)):
+            return f": {words}"
+    return ""
+
+
+def _models(facts: _Facts) -> tuple[str, str, str] | None:
+    paired = len({pair.a.key for pair in facts.calls} - {INPUT, MODEL})
+    alone = len(facts.only_a) + len(facts.only_b)
+    foreign = alone > 0.2 * (2 * paired + alone)
+    if facts.a.model == facts.b.model or not (foreign or len(facts.changed) > _MOST * max(len(facts.trained), 1)):
+        return None
+    of_a = f"{paired} of {counted(paired + len(facts.only_a), 'call')} of A have a partner in B"
+    different = f", and the parameters of {_share(facts.changed, facts.trained)} differ" if facts.changed else ""
+    return "models", f"A and B are two models: {of_a}{different}. {facts.where}", ""
+
+
+def _parameters(facts: _Facts) -> tuple[str, str, str] | None:
+    first = facts.first
+    what, change = ("parameters", first.parameters)
+    if not facts.is_changed(change):
+        what, change = ("buffers", first.buffers)
+        if not facts.is_changed(change):
+            return None
+    by = f"{_name(first)} by {change:.2g}"
+    if what == "buffers":
+        advice = "Look whether training went on after one of them was saved, or a BatchNorm was folded."
+        name = f"The buffers of {_name(first)}, such as its running mean and variance"
+        return what, f"{name}, differ by {change:.2g}; its parameters do not", advice
+    share = f"the parameters of {_share(facts.changed, facts.trained)} differ, first those of {by}"
+    if len(facts.changed) > _MOST * len(facts.trained) > 1:
+        return what, f"A and B have different weights: {share}", ""
+    return what, f"T{share[1:]}", ""
+
+
+def _rounding(facts: _Facts) -> tuple[str, str, str] | None:
+    if not facts.rounding or facts.is_more_than_rounding(facts.first):
+        return None
+    words = [f"{name} {_how(side)}" for name, side in (("A", facts.a), ("B", facts.b))]
+    last = facts.calls[-1]
+    end = f": {_distance(last)} at {_name(last)}" if last.differs else ": the output does not differ"
+    most = f"; {_name(facts.alone)} adds most, {facts.alone.alone:.2g} alone" if facts.alone is not None else ""
+    return "precision", f"{words[0]}, {words[1]}{end}{most}", ""
+
+
+def _unpaired(facts: _Facts) -> tuple[str, str, str] | None:
+    """Calls without a partner between the last pair that is equal and the first that differs."""
+    at = facts.calls.index(facts.first)
+    before = facts.calls[at - 1] if at else None
+    sides = (
+        ("A", _between(facts.only_a, before.a if before else None, facts.first.a)),
+        ("B", _between(facts.only_b, before.b if before else None, facts.first.b)),
+    )
+    between = [f"{side} has {_keys(calls)}, and the other has not" for side, calls in sides if calls]
+    if not between or facts.first.is_beyond_noise(facts.first.alone):
+        return None
+    return "unpaired", f"{'; '.join(between)}. {facts.where}", ""
+
+
+def _layer(facts: _Facts) -> tuple[str, str, str]:
+    first = facts.first
+    special = [f"{name}: {side.special}" for name, side in (("A", facts.a), ("B", facts.b)) if side.special]
+    because = f" ({'; '.join(special)})" if special else ""
+    if first.difference is None:
+        shapes = f"its output is {_size(first.shape_a)} in A and {_size(first.shape_b)} in B"
+        return "layer", f"A and B differ first at {_name(first)}: {shapes}{because}", ""
+    types = f"; it is {first.a.type} in A and {first.b.type} in B" if first.a.type != first.b.type else ""
+    if first.alone is not None and not first.is_beyond_noise(first.alone):
+        advice = "An operation that is no module lies before it: compare with --ops."
+        return "layer", f"{facts.where}, but on the same inputs it gives the same{types}{because}", advice
+    parameters = ", with the same parameters" if first.parameters == 0 else ""
+    alone = f", {first.alone:.2g} on the same inputs" if first.alone is not None else ""
+    return "layer", f"{facts.where}{alone}{parameters}{types}{because}", ""
+
+
+_CAUSES: tuple[_Cause, ...] = (_not_finite, _models, _input, _parameters, _rounding, _unpaired, _layer)
+
+
+def _nonfinite(pair: PairedCall) -> int:
+    return pair.difference.nonfinite_a + pair.difference.nonfinite_b if pair.difference else 0
+
+
+def _relative(pair: PairedCall) -> float:
+    relative = pair.difference.relative_l2 if pair.difference else None
+    return np.inf if relative is None else relative
+
+
+def _types(side: SideFacts) -> list[str]:
+    words = re.findall(r"\bb?float(?:16|32|64)\b|quint8|qint8|\bint8\b|quantized", f"{side.dtype} {side.special}")
+    return [word if "float" in word else "quantized" for word in words]
+
+
+def _precision(side: SideFacts) -> float:
+    """The spacing of numbers near 1 in the coarsest data type of a side."""
+    return max((_PRECISION[name] for name in _types(side)), default=0.0)
+
+
+def _how(side: SideFacts) -> str:
+    """How a side computes."""
+    return f"computes in {side.dtype}" + (f" ({side.special})" if side.special else "")
+
+
+def _name(pair: PairedCall) -> str:
+    return pair.key if pair.key == pair.key_b else f"{pair.key} ({pair.key_b} in B)"
+
+
+def _distance(pair: PairedCall) -> str:
+    if pair.difference is None:
+        return f"its output is {_size(pair.shape_a)} in A and {_size(pair.shape_b)} in B"
+    return f"relative L2 {pair.difference.relative_l2:.2g}" if pair.difference.relative_l2 is not None else "not finite"
+
+
+def _share(some: Sequence[PairedCall], of: Sequence[PairedCall]) -> str:
+    return f"{len(some)} of {counted(len(of), 'layer')}"
+
+
+def _between(calls: Sequence[Call], before: Call | None, after: Call) -> list[Call]:
+    """The calls in order of execution after ``before`` and before ``after``, as far as their order is known."""
+    low = -1 if before is None or before.order is None else before.order
+    high = np.inf if after.order is None else after.order
+    return [call for call in calls if call.order is not None and low < call.order < high]
+
+
+def _keys(calls: Sequence[Call]) -> str:
+    return listed([f"{call.key} ({call.type})" for call in calls], 3)
+
+
+def _size(shape: Shape) -> str:
+    return text_of(shape) or "a number"
+
+
+def _numbers(values: Sequence[float] | Floats | range) -> str:
+    """Numbers in words; one number where all are the same."""
+    words = [f"{round(float(value), 6) + 0.0:.4g}" for value in values]  # no minus before a 0
+    return words[0] if len(set(words)) == 1 else ", ".join(words)

@@ -1,0 +1,251 @@
+"""The answer of a comparison: the cause that the numbers show, and never more than they show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hookscope.comparison import Difference, Evidence, PairedCall, SideFacts, find_answer
+from hookscope.hooks import Call
+
+FLOAT = SideFacts("net", "a.pth", "float32", "cpu", "resize 8")
+SHAPE = (3, 8, 8)
+
+
+def pair(name: str, distance: float | None = 0.0, *, order: int | None = None, **more: Any) -> PairedCall:
+    """A pair of calls; ``distance`` is the relative L2 difference, None for different shapes."""
+    a = Call(name, more.pop("type", "Conv2d"), 0, None, order)
+    b = Call(name, more.pop("type_b", a.type), 0, None, more.pop("order_b", order))
+    bad = {side: more.pop(side, 0) for side in ("nonfinite_a", "nonfinite_b")}
+    equal = 0 if distance or any(bad.values()) else 10
+    difference = None if distance is None else Difference(10, equal, distance, None, None, **bad)
+    return PairedCall(a, b, "", "name", SHAPE, more.pop("shape_b", SHAPE), difference, **more)
+
+
+def side(**more: str) -> SideFacts:
+    return SideFacts(**{**{name: getattr(FLOAT, name) for name in SideFacts.__slots__}, **more})
+
+
+def evidence(a: torch.Tensor, b: torch.Tensor, **more: bool) -> Evidence:
+    found = Evidence(**more)
+    for half in (slice(0, 2), slice(2, 4)):
+        found.add(a[half], b[half])
+    return found
+
+
+PICTURE = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+MEAN, STD = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+
+def test_the_same_to_the_bit() -> None:
+    answer = find_answer([pair("(input)"), pair("conv1"), pair("(model)")], FLOAT, FLOAT)
+    assert (answer.kind, answer.first, answer.most, answer.same_before) == ("same", "", "", 3)
+    assert answer.sentence == "A and B are the same to the bit in all 3 pairs of calls."
+
+
+def test_the_noise_of_repeating_is_no_difference() -> None:
+    calls = [pair("(input)"), pair("conv1", 3e-7, noise=1e-7), pair("(model)", 9e-7, noise=1e-7)]
+    answer = find_answer(calls, FLOAT, FLOAT)
+    assert (answer.kind, answer.first, answer.same_before) == ("noise", "", 1)
+    assert answer.sentence == (
+        "A and B differ by no more than repeating A does: relative L2 9e-07 at most, at (model), where the noise is"
+        " 1e-07."
+    )
+
+
+def test_a_call_without_partner_is_named_when_the_rest_is_the_same() -> None:
+    answer = find_answer([pair("(input)")], FLOAT, FLOAT, [], [Call("aux", "Linear", 0, None)])
+    assert answer.sentence.endswith("in the only pair of calls, but 1 call had no partner: aux (Linear).")
+
+
+CASES = {
+    "NaN before all that follows from it": (
+        [pair("(input)"), pair("conv1", 1e-3), pair("bn1", 0.0, nonfinite_b=7), pair("(model)", 1.0)],
+        {},
+        "nonfinite",
+        "bn1",
+        "7 values are NaN or Inf in B and finite in A, first at bn1; before it, conv1 is the first that differs:"
+        " relative L2 0.001.",
+    ),
+    "NaN in A": (
+        [pair("(input)"), pair("conv1", 0.0, nonfinite_a=1)],
+        {},
+        "nonfinite",
+        "conv1",
+        "1 value is NaN or Inf in A and finite in B, first at conv1.",
+    ),
+    "sizes of the input": (
+        [pair("(input)", None, shape_b=(3, 9, 9)), pair("conv1", None)],
+        {},
+        "input",
+        "(input)",
+        "The inputs have different sizes: A gets 3x8x8 and B gets 3x9x9.",
+    ),
+    "other images": (
+        [pair("(input)", 0.5), pair("conv1", 0.7, alone=0.0)],
+        {"evidence": evidence(PICTURE, PICTURE.flip(2), other_images=True)},
+        "input",
+        "(input)",
+        "The images differ: relative L2 0.5 of the inputs; no layer alone differs.",
+    ),
+    "BGR for RGB": (
+        [pair("(input)", 0.5), pair("conv1", 0.7, alone=0.0)],
+        {"evidence": evidence(PICTURE, PICTURE[:, [2, 1, 0]])},
+        "input",
+        "(input)",
+        "Channels 0, 1, 2 of B's input are channels 2, 1, 0 of A's (RGB in one, BGR in the other); no layer alone"
+        " differs.",
+    ),
+    "BGR before mean and std": (
+        [pair("(input)", 0.5)],
+        {"evidence": evidence((PICTURE - MEAN) / STD, (PICTURE[:, [2, 1, 0]] - MEAN) / STD)},
+        "input",
+        "(input)",
+        "Channels 0, 1, 2 of B's input are channels 2, 1, 0 of A's (RGB in one, BGR in the other).",
+    ),
+    "missing normalisation": (
+        [pair("(input)", 0.5)],
+        {"evidence": evidence((PICTURE - MEAN) / STD, PICTURE)},
+        "input",
+        "(input)",
+        "B's input is 0.229, 0.224, 0.225 times A's plus 0.485, 0.456, 0.406: B lacks the ImageNet mean and std of A.",
+    ),
+    "colours up to 255": (
+        [pair("(input)", 254.0)],
+        {"evidence": evidence(PICTURE, 255 * PICTURE)},
+        "input",
+        "(input)",
+        "B's input is 255 times A's plus 0: B has colours 0..255 where A has 0..1.",
+    ),
+    "mean and std exchanged": (
+        [pair("(input)", 2.0)],
+        {"evidence": evidence((PICTURE - MEAN) / STD, (PICTURE - STD) / MEAN)},
+        "input",
+        "(input)",
+        "B's input is 0.4722, 0.4912, 0.5542 times A's plus 0.5278, 0.5088, 0.4458.",
+    ),
+    "another way to resize": (
+        [pair("(input)", 0.1)],
+        {"evidence": evidence(PICTURE, PICTURE + 0.1 * PICTURE.roll(1, -1)), "b": side(preprocess="crop 8")},
+        "input",
+        "(input)",
+        "The inputs differ: relative L2 0.1 (A: resize 8; B: crop 8).",
+    ),
+    "parameters of one layer": (
+        [pair("(input)"), pair("conv1", parameters=0.0), pair("bn1", 0.3, alone=0.3, parameters=0.12)],
+        {},
+        "parameters",
+        "bn1",
+        "The parameters of 1 of 2 layers differ, first those of bn1 by 0.12.",
+    ),
+    "other weights": (
+        [pair("(input)"), pair("conv1", 0.3, parameters=0.5), pair("bn1", 0.3, parameters=0.12)],
+        {},
+        "parameters",
+        "conv1",
+        "A and B have different weights: the parameters of 2 of 2 layers differ, first those of conv1 by 0.5.",
+    ),
+    "two models": (
+        [pair("(input)"), pair("conv1", 0.3, parameters=0.5), pair("bn1", 0.3, parameters=0.12)],
+        {"b": side(model="other"), "unpaired_a": [Call("fc", "Linear", 0, None)]},
+        "models",
+        "conv1",
+        "A and B are two models: 2 of 3 calls of A have a partner in B, and the parameters of 2 of 2 layers differ. A"
+        " and B differ first at conv1: relative L2 0.3.",
+    ),
+    "buffers of BatchNorm": (
+        [pair("(input)"), pair("bn1", 0.3, parameters=0.0, buffers=0.2)],
+        {},
+        "buffers",
+        "bn1",
+        "The buffers of bn1, such as its running mean and variance, differ by 0.2; its parameters do not.",
+    ),
+    "precision": (
+        [
+            pair("(input)", 0.0017),
+            pair("conv1", 0.003, alone=0.002, parameters=0.0017),
+            pair("fc", 0.01, alone=0.004, parameters=0.0017),
+        ],
+        {"b": side(dtype="bfloat16")},
+        "precision",
+        "(input)",
+        "A computes in float32, B computes in bfloat16: relative L2 0.01 at fc; fc adds most, 0.004 alone.",
+    ),
+    "parameters under precision": (
+        [pair("(input)", 0.0017), pair("conv1", 0.3, alone=0.3, parameters=0.2), pair("fc", 0.4, parameters=0.0017)],
+        {"b": side(dtype="bfloat16")},
+        "parameters",
+        "(input)",
+        "The parameters of 1 of 2 layers differ, first those of conv1 by 0.2.",
+    ),
+    "a layer that no rounding explains": (
+        [pair("(input)", 0.0017), pair("conv1", 0.9, alone=0.9, parameters=0.0017)],
+        {"b": side(dtype="bfloat16")},
+        "layer",
+        "(input)",
+        "A and B differ first at conv1: relative L2 0.9, 0.9 on the same inputs.",
+    ),
+    "a call without partner": (
+        [pair("conv1", order=0), pair("fc", 0.4, alone=0.0, order=1, order_b=2)],
+        {"unpaired_b": [Call("relu", "ReLU6", 0, None, 1)]},
+        "unpaired",
+        "fc",
+        "B has relu (ReLU6), and the other has not. A and B differ first at fc: relative L2 0.4.",
+    ),
+    "an intervention": (
+        [pair("conv1"), pair("relu", 0.4, alone=0.4)],
+        {"b": side(special="relu scale:factor=2")},
+        "layer",
+        "relu",
+        "A and B differ first at relu: relative L2 0.4, 0.4 on the same inputs (B: relu scale:factor=2).",
+    ),
+    "another class": (
+        [pair("conv1"), pair("relu", 0.4, alone=0.4, parameters=None, type="ReLU", type_b="ReLU6")],
+        {},
+        "layer",
+        "relu",
+        "A and B differ first at relu: relative L2 0.4, 0.4 on the same inputs; it is ReLU in A and ReLU6 in B.",
+    ),
+    "an operation between": (
+        [pair("conv1"), pair("fc", 0.4, alone=0.0)],
+        {},
+        "layer",
+        "fc",
+        "A and B differ first at fc: relative L2 0.4, but on the same inputs it gives the same.",
+    ),
+    "another shape": (
+        [pair("conv1"), pair("fc", None, shape_b=(5,))],
+        {},
+        "layer",
+        "fc",
+        "A and B differ first at fc: its output is 3x8x8 in A and 5 in B.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_answer_names_the_cause(case: str) -> None:
+    calls, more, kind, first, sentence = CASES[case]
+    answer = find_answer(calls, **{"a": FLOAT, "b": FLOAT, **more})
+    assert answer.sentence == sentence
+    assert (answer.kind, answer.first) == (kind, first)
+
+
+def test_the_layer_that_adds_most_is_the_one_that_differs_most_alone() -> None:
+    calls = [pair("conv1", 0.1, alone=0.1), pair("conv2", 0.9, alone=0.4, noise=0.1), pair("fc", 0.9, alone=0.3)]
+    assert find_answer(calls, FLOAT, FLOAT).most == "fc"  # conv2 alone is within the noise
+
+
+def test_only_the_input_adds_a_difference_when_no_layer_alone_does() -> None:
+    assert find_answer([pair("(input)", 0.1), pair("fc", 0.3, alone=0.0)], FLOAT, FLOAT).most == "(input)"
+
+
+def test_inputs_of_other_shapes_and_constant_ones_are_no_evidence() -> None:
+    found = Evidence()
+    found.add(torch.rand(2, 3, 4, 4), torch.rand(2, 3, 5, 5))
+    found.add(torch.rand(2, 5), torch.rand(2, 5))
+    assert found.lines() is None
+    found.add(torch.zeros(2, 3, 4, 4), torch.rand(2, 3, 4, 4))
+    assert found.lines() is None
