@@ -1,5 +1,6 @@
 from . import interventions as interventions
 from ._version import __version__ as __version__
+from .comparison import Comparison as Comparison, compare as compare
 from .drawing import draw_overlay as draw_overlay, draw_sheet as draw_sheet, read_sheet as read_sheet
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .exemplars import (

@@ -11,4 +11,5 @@ from .facts import (
     PairedCall as PairedCall,
     SideFacts as SideFacts,
 )
+from .run import compare as compare
 from .side import Side as Side

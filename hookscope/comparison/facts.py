@@ -24,14 +24,14 @@ class LargestDifference:
 
     Attributes:
         value: The difference; inf where one side is Inf, or NaN, and the other is not.
-        image: Position of the image in the list.
+        image: Position of the image in the list; None where the output is not of single images, as that of proposals.
         place: Index in the output of this image, such as ``(channel, row, column)``.
         a: The value of A there.
         b: The value of B there.
     """
 
     value: float
-    image: int
+    image: int | None
     place: tuple[int, ...]
     a: float
     b: float
@@ -43,7 +43,7 @@ class Difference:
 
     Attributes:
         values: Number of compared values.
-        equal: Number of values that are the same to the bit; a NaN equals a NaN.
+        equal: Number of values that are the same to the bit; a NaN equals a NaN, and 0 equals −0.
         relative_l2: Norm of B − A divided by the norm of A, from 0, over the values that are finite on both sides. Inf
             where A is 0 everywhere and B is not; None without finite values.
         largest: The largest absolute difference; None if all values are the same to the bit.

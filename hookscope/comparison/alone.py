@@ -1,0 +1,37 @@
+"""What a layer of one side gives on the inputs that its partner had on the other side."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks import map_tensors, random_states_kept, tensors_in
+
+
+def run_alone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
+    """The output of ``module``, without hooks, for the inputs of another layer.
+
+    ``given`` are the inputs that the layer had in its own pass: those of the other layer get their data type, device
+    and scale of quantisation.
+    """
+    like = next(iter(tensors_in(given).values()), None)
+    # the same tensor in two places is one tensor in the copy too: attention depends on it
+    args, kwargs = map_tensors((args, kwargs), cache(lambda tensor: _as(tensor, like)))
+    with random_states_kept():
+        return module.forward(*args, **kwargs)
+
+
+def _as(tensor: Tensor, like: Tensor | None) -> Tensor:
+    """A copy of ``tensor`` in the form of ``like``; a layer may work in place."""
+    if like is None:
+        return tensor.clone()
+    if tensor.is_quantized and not like.is_quantized:
+        tensor = tensor.dequantize()
+    if like.is_quantized and tensor.is_floating_point():
+        tensor = tensor.to(like.device, torch.float32)
+        return torch.quantize_per_tensor(tensor, like.q_scale(), like.q_zero_point(), like.dtype)
+    dtype = like.dtype if tensor.is_floating_point() and like.is_floating_point() else tensor.dtype
+    return tensor.to(like.device, dtype, copy=True)

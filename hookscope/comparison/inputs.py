@@ -1,0 +1,162 @@
+"""The same images for both sides, in batches, each prepared as its side wants it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from hookscope.errors import HookscopeError, UsageError
+from hookscope.hooks import map_tensors
+from hookscope.images import InputImage
+from hookscope.models import Batch, LoadedModel, OnLost, OnNote, as_batch, load_batches
+
+Picture = str | os.PathLike[str] | InputImage | Image.Image
+Pictures = Sequence[Picture] | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PairedBatch:
+    """The positions and names of some images, and the positional inputs of both sides."""
+
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+    sha256: tuple[str, ...]
+    a: tuple[Any, ...]
+    b: tuple[Any, ...]
+
+
+def as_pictures(images: Any) -> Pictures:
+    """One image or several as a list; a batch as it is."""
+    if isinstance(images, Tensor):
+        if images.dim() < 2 or not len(images):
+            raise UsageError(f"a tensor of {tuple(images.shape)} is no batch", do="give (N, C, H, W)")
+        return images
+    if isinstance(images, str | os.PathLike | InputImage | Image.Image):
+        return [images]
+    return list(images)
+
+
+def paired_batches(
+    a: LoadedModel,
+    b: LoadedModel,
+    images: Pictures,
+    images_b: Pictures | None,
+    batch_size: int,
+    workers: int,
+    on_lost: OnLost,
+    on_note: OnNote,
+) -> Generator[PairedBatch, None, None]:
+    """Batches of at most ``batch_size`` images that both sides could read, those of one size on both sides together."""
+    options = batch_size, workers
+    of_a = _batches(a, images, *options, on_lost, on_note)
+    if images_b is None and a.preprocess == b.preprocess and a.family == b.family:
+        for batch in of_a:
+            yield PairedBatch(batch.positions, batch.names, batch.sha256, batch.inputs, batch.inputs)
+        return
+    same = images_b is None
+    nothing: Callable[..., None] = lambda *args: None  # noqa: E731
+    known: set[int] = set()
+
+    def lost_in_a(position: int, name: str, error: HookscopeError) -> None:
+        known.add(position)
+        on_lost(position, name, error)
+
+    def lost_in_b(position: int, name: str, error: HookscopeError) -> None:
+        if not same or position not in known:  # else both sides fail on the same file
+            on_lost(position, name, error)
+
+    of_a = _batches(a, images, *options, lost_in_a, on_note)
+    of_b = _batches(b, images if same else images_b, *options, lost_in_b, nothing if same else on_note)
+    with closing(of_a), closing(of_b):
+        yield from _common(of_a, of_b)
+
+
+def _batches(
+    net: LoadedModel, images: Pictures, batch_size: int, workers: int, on_lost: OnLost, on_note: OnNote
+) -> Generator[Batch, None, None]:
+    if not isinstance(images, Tensor) and all(isinstance(image, str | os.PathLike) for image in images):
+        paths = [os.fspath(image) for image in images]  # type: ignore[arg-type]
+        return load_batches(net, paths, batch_size, workers, on_lost, on_note)
+    return _in_memory(net, images, batch_size)
+
+
+def _in_memory(net: LoadedModel, images: Pictures, batch_size: int) -> Generator[Batch, None, None]:
+    """Batches of a tensor, or of PIL images."""
+    for first in range(0, len(images), batch_size):
+        some = images[first : first + batch_size]
+        positions = range(first, first + len(some))
+        if isinstance(some, Tensor):
+            dtype = net.preprocess.dtype if some.is_floating_point() else None
+            some = some.to(net.device, dtype)
+            inputs = as_batch(net.family, list(some)) if net.family in ("detection", "optical_flow") else (some,)
+            yield Batch(tuple(map(str, positions)), tuple(positions), inputs, ("",) * len(some))
+            continue
+        tensors = [net.prepare(_opened(image)) for image in some]
+        shapes = [None if net.family == "detection" else tensor.shape for tensor in tensors]
+        for _, run in itertools.groupby(zip(positions, some, tensors, shapes, strict=True), lambda each: each[3]):
+            members = list(run)
+            yield Batch(
+                tuple(_name(image, position) for position, image, *_ in members),
+                tuple(position for position, *_ in members),
+                as_batch(net.family, [tensor.to(net.device) for _, _, tensor, _ in members]),
+                tuple(image.sha256 if isinstance(image, InputImage) else "" for _, image, *_ in members),
+            )
+
+
+def _opened(image: Picture) -> InputImage | Image.Image:
+    if not isinstance(image, InputImage | Image.Image):
+        raise UsageError("paths and images do not mix", do="give a list of paths, or a list of PIL images")
+    return image
+
+
+def _name(image: Picture, position: int) -> str:
+    return getattr(image, "name", "") or getattr(image, "filename", "") or str(position)
+
+
+def _common(of_a: Iterator[Batch], of_b: Iterator[Batch]) -> Iterator[PairedBatch]:
+    """The runs of images that are neighbours in a batch of each side; an image that one side lacks is left out."""
+    a, b = next(of_a, None), next(of_b, None)
+    while a is not None and b is not None:
+        if a.positions[0] < b.positions[0]:
+            a = _without_first(a) or next(of_a, None)
+        elif a.positions[0] > b.positions[0]:
+            b = _without_first(b) or next(of_b, None)
+        else:
+            pairs = zip(a.positions, b.positions, strict=False)
+            length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            one, two = _part(a, slice(length)), _part(b, slice(length))
+            yield PairedBatch(one.positions, one.names, one.sha256, one.inputs, two.inputs)
+            rest_a, rest_b = _part(a, slice(length, None)), _part(b, slice(length, None))
+            a = rest_a if rest_a.positions else next(of_a, None)
+            b = rest_b if rest_b.positions else next(of_b, None)
+
+
+def _without_first(batch: Batch) -> Batch | None:
+    rest = _part(batch, slice(1, None))
+    return rest if rest.positions else None
+
+
+def _part(batch: Batch, part: slice) -> Batch:
+    """Some images of a batch; each positional input is a tensor of all images, or a list with one tensor for each."""
+    if len(batch.positions[part]) == batch.count:
+        return batch
+    inputs = tuple(value[part] for value in batch.inputs)
+    return replace(
+        batch,
+        names=batch.names[part],
+        positions=batch.positions[part],
+        inputs=inputs,
+        sha256=batch.sha256[part],
+    )
+
+
+def copied(inputs: Any) -> Any:
+    """``inputs`` in memory of their own: the first layer may work in place."""
+    return map_tensors(inputs, lambda tensor: tensor.clone())
