@@ -38,10 +38,10 @@ def load_model(
 
     Args:
         model: A torchvision name, ``shapes`` (bundled and trained), ``package.module:factory``,
-            ``path/to/file.py:factory`` or ``timm:NAME``. A factory may have arguments, which are literals:
-            ``net.py:make(width=2)``; the only one of a file need not be named. The names ``input_size``,
-            ``preprocess`` and ``model_inputs`` next to a factory say what its model takes, see
-            ``docs/howto/own-model.md``. A folder that transformers saved is a model too.
+            ``path/to/file.py:factory``, ``timm:NAME``, or ``quantized:NAME`` for layers that compute in 8 bits. A
+            factory may have arguments, which are literals: ``net.py:make(width=2)``; the only one of a file need not
+            be named. The names ``input_size``, ``preprocess`` and ``model_inputs`` next to a factory say what its model
+            takes, see ``docs/howto/own-model.md``. A folder that transformers saved is a model too.
         weights: ``auto`` (torchvision's default weights; seeded random weights if neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (fail if unavailable), ``none``, or a checkpoint,
             a file or folder. A `WeightsChoice`, None and ``ResNet34_Weights.DEFAULT`` work too. A safetensors file can
@@ -75,8 +75,10 @@ def load_model(
     choice = WeightsChoice.parse(weights)
     chosen = PreprocessChoice.parse(preprocess, mean, std, range, resize)
     chosen.check(input_size)
-    where = pick_device(device)
     source = find_source(model)
+    where = "cpu" if source.cpu_only and device == "auto" else pick_device(device)
+    if source.cpu_only and where != "cpu":
+        raise UsageError(f"{model} cannot run on '{device}'", "it runs on the CPU only", "give --device cpu")
     with quiet_and_seeded(seed):
         loaded = source.build(model, choice, seed, progress)
     if any(parameter.is_meta for parameter in loaded.model.parameters()):

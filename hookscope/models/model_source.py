@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hookscope.models.weights_choice import WeightsChoice
 
@@ -35,8 +35,10 @@ class ModelSource(ABC):
     """One kind of MODEL argument. A new source overrides `matches` and `build`, the rest is optional.
 
     The file of a source imports torch and other heavy packages inside `build` and `skeleton` only, so that names are
-    completed and checked without them.
+    completed and checked without them. ``cpu_only`` says that its models run on the CPU alone.
     """
+
+    cpu_only: ClassVar[bool] = False
 
     @abstractmethod
     def matches(self, model: str) -> bool:

@@ -9,7 +9,7 @@ from hookscope.errors import ModelError, nearest
 from hookscope.models.from_efficientnet_lite import EfficientNetLiteSource
 from hookscope.models.from_python import PythonSource
 from hookscope.models.from_timm import TimmSource
-from hookscope.models.from_torchvision import BundledSource, TorchvisionSource
+from hookscope.models.from_torchvision import BundledSource, QuantizedSource, TorchvisionSource
 from hookscope.models.from_transformers import TransformersSource
 from hookscope.models.model_source import ModelSource
 
@@ -17,6 +17,7 @@ SOURCES: list[ModelSource] = [
     BundledSource(),
     EfficientNetLiteSource(),
     TimmSource(),
+    QuantizedSource(),
     PythonSource(),
     TorchvisionSource(),
     TransformersSource(),

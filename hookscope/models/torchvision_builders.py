@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hookscope.errors import InstallationError, ModelError, WeightsError, is_out_of_memory
@@ -191,7 +192,11 @@ def _build_with(architecture: Architecture, entry: Any, file: Path) -> nn.Module
     kwargs: dict[str, Any] = {"quantize": True} if "backend" in entry.meta else {}
     if "init_weights" in architecture.kwargs:
         kwargs["init_weights"] = False
-    return architecture.build(entry, **kwargs)
+    engine = torch.backends.quantized.engine
+    try:
+        return architecture.build(entry, **kwargs)
+    finally:
+        torch.backends.quantized.engine = engine  # with quantize=True the builder sets that of the whole process
 
 
 def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) -> LoadedModel:

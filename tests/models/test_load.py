@@ -119,13 +119,18 @@ def test_a_quantized_weights_name_is_the_quantized_model(monkeypatch: pytest.Mon
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("no FBGEMM here")
     name = "quantized_shufflenet_v2_x0_5"
+    monkeypatch.setattr(torch.backends.quantized, "engine", torch.backends.quantized.engine)
     quantized = zoo.get_model(name, weights=None, quantize=True)
     fetched = _serve(monkeypatch, tmp_path, quantized.state_dict())
+    torch.backends.quantized.engine = "qnnpack"
     net = load_model(name, weights="IMAGENET1K_FBGEMM_V1")
+    assert torch.backends.quantized.engine == "qnnpack"  # which the builder sets to fbgemm
     assert fetched == [zoo.quantization.ShuffleNet_V2_X0_5_QuantizedWeights.IMAGENET1K_FBGEMM_V1.url]
     assert net.weights == "IMAGENET1K_FBGEMM_V1"
     assert "quantized" in type(net.model.conv1[0]).__module__
     assert net.model(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+    again = load_model("quantized:shufflenet_v2_x0_5", weights="default")
+    assert (again.weights, again.notes) == ("IMAGENET1K_FBGEMM_V1", ())
 
 
 def _serve(monkeypatch: pytest.MonkeyPatch, folder: Path, state: Any) -> list[str]:

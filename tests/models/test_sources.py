@@ -26,13 +26,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_each_kind_of_text_has_its_source() -> None:
-    texts = ("shapes", "timm:resnet18", "package.module:make", "net.py:make", "resnet34")
-    kinds = ["BundledSource", "TimmSource", "PythonSource", "PythonSource", "TorchvisionSource"]
+    texts = ("shapes", "timm:resnet18", "package.module:make", "net.py:make", "resnet34", "quantized:resnet18")
+    kinds = ["BundledSource", "TimmSource", "PythonSource", "PythonSource", "TorchvisionSource", "QuantizedSource"]
     assert [type(find_source(text)).__name__ for text in texts] == kinds
 
 
 def test_the_names_are_those_of_torchvision_and_the_bundled_ones() -> None:
-    assert model_names() == tuple(sorted({*torchvision_names(), "shapes", *EfficientNetLiteSource().names()}))
+    quantized = [name.replace("_", ":", 1) for name in torchvision_names() if name.startswith("quantized_")]
+    own = {*torchvision_names(), "shapes", *quantized, *EfficientNetLiteSource().names()}
+    assert model_names() == tuple(sorted(own))
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:
