@@ -11,5 +11,11 @@ from .facts import (
     PairedCall as PairedCall,
     SideFacts as SideFacts,
 )
+from .figure import (
+    draw_compared_maps as draw_compared_maps,
+    draw_differences as draw_differences,
+    draw_matrix as draw_matrix,
+    map_difference as map_difference,
+)
 from .run import compare as compare
 from .side import Side as Side

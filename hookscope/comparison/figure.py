@@ -1,0 +1,396 @@
+"""Pictures of a comparison: differences by depth, maps of both sides, and CKA of all layers against all."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from hookscope.comparison.facts import CkaMatrix, ComparedMaps, Comparison, PairedCall, SideFacts
+from hookscope.drawing import (
+    BODY,
+    DPI,
+    MARGIN,
+    MOST_PIXELS,
+    SMALL,
+    TITLE,
+    Colour,
+    DrawnDifference,
+    MapDifference,
+    Page,
+    add_difference,
+    add_panel,
+    colours,
+    column_step,
+    compare_maps,
+    decades,
+    draw_difference,
+    inches,
+    layer_label,
+    page_of_rows,
+    plain_settings,
+    set_ticks,
+    shape_text,
+    short_label,
+    to_image,
+    width_of_columns,
+    with_provenance,
+    write,
+    write_at,
+)
+from hookscope.errors import NoMapError, UsageError
+from hookscope.findings import counted
+from hookscope.hooks import Maps
+from hookscope.models import is_random
+
+_MOST_ROWS = 100  # of the strip; longer networks are folded by module
+_WIDE, _NARROW = 6.0, 1.8  # panels of the strip, in inches
+_MOST_DECADES = 20
+_TIMES_NOISE = 10
+_Mark = tuple[str, str, str]  # words, marker, colour
+_SAME: _Mark = ("◂ the same to the bit", "<", Colour.GREEN)
+_SPOILED: _Mark = ("▸ NaN or Inf on one side", ">", Colour.ALARM)
+_OTHER_SHAPE: _Mark = ("× other shapes", "x", Colour.INK)
+
+# of the matrix, in inches
+_EDGE, _LINE, _LARGEST, _CELL, _BAR = 0.25, 0.18, 9.0, 0.16, 0.14
+_LONGEST_LABEL = 40
+_GREY = "#bebebe"  # no value
+
+
+def draw_differences(comparison: Comparison) -> Figure:
+    """Draw how far the outputs of each pair of calls are apart, from the input to the output.
+
+    The relative L2 differences are on a logarithmic scale: accumulated, and of each layer alone. The grey bar ends at
+    ten times the noise of A. Linear CKA has a panel of its own. More than 100 pairs are folded by module. The figure is
+    none of pyplot's: nothing has to be closed, and no setting of matplotlib changes.
+
+    Args:
+        comparison: What `compare` returns.
+
+    Example:
+        >>> import hookscope, torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> figure = draw_differences(hookscope.compare(net, net, torch.rand(4, 3, 8, 8)))
+        >>> [axes.texts[0].get_text() for axes in figure.axes]
+        ['relative L2 difference', 'linear CKA']
+    """
+    rows = _rows(comparison.calls)
+    panels = {"relative L2 difference": _WIDE}
+    if any(pair.cka is not None for pair in comparison.calls):
+        panels["linear CKA"] = _NARROW
+    with plain_settings():
+        figure = page_of_rows(
+            [row.label for row in rows],
+            panels,
+            _title(comparison),
+            [*_side_lines(comparison), *_answer_lines(comparison)],
+            _marked(comparison, rows),
+            legend=_legend(rows),
+        )
+        _draw_distances(figure.axes[0], rows)
+        for axes in figure.axes[1:]:
+            _draw_cka(axes, rows)
+    return figure
+
+
+@dataclass(frozen=True)
+class _StripRow:
+    """A pair of calls, or several that stand in one module."""
+
+    label: str
+    pairs: Sequence[PairedCall]
+
+    def values(self, name: str) -> list[float]:
+        """The finite ones of a field of the pairs."""
+        known = (getattr(pair, name) for pair in self.pairs)
+        return [value for value in known if value is not None and math.isfinite(value)]
+
+    @property
+    def distances(self) -> list[float]:
+        """The finite relative L2 differences; the last one is that of what leaves the module."""
+        known = (pair.difference.relative_l2 for pair in self.pairs if pair.difference)
+        return [value for value in known if value is not None and math.isfinite(value)]
+
+    @property
+    def mark(self) -> _Mark | None:
+        """What no point on a logarithmic scale says."""
+        differences = [pair.difference for pair in self.pairs]
+        known = [difference for difference in differences if difference is not None]
+        if any(each.nonfinite_a or each.nonfinite_b or each.relative_l2 == math.inf for each in known):
+            return _SPOILED
+        if not known:
+            return _OTHER_SHAPE
+        return _SAME if all(each.is_same for each in known) else None
+
+
+def _rows(pairs: Sequence[PairedCall]) -> list[_StripRow]:
+    """A row for each pair; where these are too many, one for each module at the depth that leaves few enough."""
+    if len(pairs) <= _MOST_ROWS:
+        return [_StripRow(layer_label(pair.key, pair.a.type), [pair]) for pair in pairs]
+    paths = [pair.a.name.split(".") for pair in pairs]
+    for depth in range(max(map(len, paths)) - 1, 0, -1):
+        modules = [".".join(path[:depth]) for path in paths]
+        runs = [(name, [pairs[at] for at in run]) for name, run in groupby(range(len(pairs)), modules.__getitem__)]
+        if len(runs) <= _MOST_ROWS:
+            return [_folded(name, run) for name, run in runs]
+    step = -(-len(pairs) // _MOST_ROWS)
+    return [_folded("", pairs[at : at + step]) for at in range(0, len(pairs), step)]
+
+
+def _folded(module: str, run: Sequence[PairedCall]) -> _StripRow:
+    if len(run) == 1:
+        return _StripRow(layer_label(run[0].key, run[0].a.type), run)
+    return _StripRow(f"{module or f'{run[0].key} … {run[-1].key}'}  {len(run)} calls", run)
+
+
+def _title(comparison: Comparison) -> str:
+    return f"{comparison.a.model} (A) and {comparison.b.model} (B), {counted(len(comparison.names), 'image')}"
+
+
+def _side_lines(comparison: Comparison) -> list[tuple[str, str]]:
+    """A line for each side, in red if its weights are random."""
+    sides = {"A": comparison.a, "B": comparison.b}
+    return [
+        (f"{name}: {_side_words(side)}", Colour.ALARM if is_random(side.weights) else Colour.FAINT)
+        for name, side in sides.items()
+    ]
+
+
+def _side_words(side: SideFacts) -> str:
+    weights = f"weights: {side.weights}" if side.weights else ""
+    return ", ".join(filter(None, [side.model, weights, side.dtype, side.device, side.preprocess, side.special]))
+
+
+def _answer_lines(comparison: Comparison) -> list[tuple[str, str]]:
+    answer = comparison.answer
+    lines = [answer.sentence, answer.advice]
+    for name, calls in (("A", comparison.unpaired_a), ("B", comparison.unpaired_b)):
+        lines.append(f"{counted(len(calls), 'call')} of {name} without a partner" if calls else "")
+    return [(line, Colour.INK) for line in lines if line]
+
+
+def _marked(comparison: Comparison, rows: Sequence[_StripRow]) -> dict[int, str]:
+    """The rows of the answer, and what to write beside them."""
+    answer, words = comparison.answer, dict[int, list[str]]()
+    for key, what in ((answer.first, "first difference"), (answer.most, "adds most")):
+        at = next((at for at, row in enumerate(rows) if key and any(pair.key == key for pair in row.pairs)), None)
+        if at is not None:
+            words.setdefault(at, []).append(what if len(rows[at].pairs) == 1 else f"{what}: {key}")
+    return {at: ", ".join(parts) for at, parts in words.items()}
+
+
+def _draw_distances(axes: Axes, rows: Sequence[_StripRow]) -> None:
+    left, right = _limits(rows)
+    axes.set_xscale("log")
+    axes.set_xlim(left, right)
+    set_ticks(axes, decades(left, right, 8))
+    for at, row in enumerate(rows):
+        if noise := max(row.values("noise"), default=0.0):
+            axes.barh(at, max(0.0, min(_TIMES_NOISE * noise, right) - left), 1.0, left, color=Colour.GRID, zorder=1)
+        if len(known := [max(value, left) for value in row.distances]) > 1:
+            axes.hlines(at, min(known), max(known), colors=Colour.SKY, linewidth=1.6, zorder=2)
+        if (mark := row.mark) is not None:
+            x = right if mark is _SPOILED else left
+            axes.plot([x], [at], mark[1], color=mark[2], ms=4.0, clip_on=False, zorder=6)
+    ends = [row.distances[-1] if row.distances else 0.0 for row in rows]
+    path = [value if value > 0 else math.nan for value in ends]
+    axes.plot(path, range(len(rows)), "-o", color=Colour.BLUE, linewidth=0.8, ms=3.0, zorder=4)
+    alone = [max(row.values("alone"), default=0.0) for row in rows]
+    some = [(value, at) for at, value in enumerate(alone) if value > 0]
+    axes.plot(*zip(*some, strict=True), "D", color=Colour.ORANGE, ms=3.0, zorder=5) if some else None
+
+
+def _limits(rows: Sequence[_StripRow]) -> tuple[float, float]:
+    values = [value for row in rows for value in [*row.distances, *row.values("alone")] if value > 0]
+    if not values:
+        return 1e-8, 1.0
+    high = max(values)
+    low = max(min(values), high * 10.0**-_MOST_DECADES)
+    return low / 2.5, high * 2.5
+
+
+def _draw_cka(axes: Axes, rows: Sequence[_StripRow]) -> None:
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    known = [(at, values) for at, row in enumerate(rows) if (values := row.values("cka"))]
+    axes.hlines([at for at, _ in known], *zip(*((min(v), max(v)) for _, v in known), strict=True), colors=Colour.SKY)
+    axes.plot([values[-1] for _, values in known], [at for at, _ in known], "o", color=Colour.BLUE, ms=3.0, zorder=4)
+
+
+def _legend(rows: Sequence[_StripRow]) -> list[str]:
+    """What is drawn."""
+    words = ["blue ● accumulated up to here"] if any(row.distances for row in rows) else []
+    words += ["orange ◆ the layer of B alone, on the inputs of A"] if any(row.values("alone") for row in rows) else []
+    words += [f"grey: up to {_TIMES_NOISE} x noise of A"] if any(map(bool, _all(rows, "noise"))) else []
+    keys = [mark[0] for mark in dict.fromkeys(row.mark for row in rows) if mark]
+    folded = "a row of several calls: ● the last, line from least to most, ◆ and noise the most"
+    keys += [folded] if any(len(row.pairs) > 1 for row in rows) else []
+    return [line for line in ("   ".join(words), "   ".join(keys)) if line]
+
+
+def _all(rows: Iterable[_StripRow], name: str) -> list[float]:
+    return [value for row in rows for value in row.values(name)]
+
+
+def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image.Image:
+    """Draw the kept feature maps of A, of B, and B - A, of the channels that changed most.
+
+    The scales are symmetric about 0: one for A and B, and one for the difference. NaN and Inf have colours of their
+    own. `read_sheet` gives the values of a file of such a picture, and the image holds its facts as JSON in
+    ``image.info["hookscope"]``.
+
+    Args:
+        comparison: What `compare` returns, with the layers that it kept.
+        cmap: A colour map of matplotlib.
+
+    Raises:
+        NoMapError: if no maps were kept.
+        UsageError: for an unknown colour map, or a page of more than 160 million pixels.
+
+    Example:
+        >>> import hookscope, torch
+        >>> nets = [torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)) for _ in range(2)]
+        >>> comparison = hookscope.compare(*nets, torch.rand(1, 3, 8, 8), keep="0")
+        >>> draw_compared_maps(comparison).mode
+        'P'
+    """
+    if not comparison.maps:
+        raise NoMapError("the comparison has no feature maps", do="compare keeps those of keep=")
+    many = len(comparison.maps)
+    bands = [(maps, draw_difference(map_difference(maps), MOST_PIXELS // many)) for maps in comparison.maps]
+    step, page = column_step([drawn for _, drawn in bands]), Page()
+    width = width_of_columns(step)
+    page.add_text(_title(comparison), width, size=15, bold=True)
+    for line, colour in [*_side_lines(comparison), *_answer_lines(comparison)]:
+        page.add_text(line, width, 2, alarm=colour == Colour.ALARM)
+    hint = "The channels that changed most come first. Bar: root mean square of the map, one measure for all three."
+    page.add_text(hint, width, 2)
+    keys = Counter(maps.key for maps in comparison.maps)
+    pairs = {pair.key: pair for pair in comparison.calls}
+    places = list[dict[str, Any]]()
+    for maps, drawn in bands:
+        name = maps.key if keys[maps.key] == 1 else f"{maps.key}, image {maps.image}"
+        for line, bold in zip(_band_lines(comparison, maps, drawn, pairs.get(maps.key)), (True, False), strict=True):
+            page.add_text(line, width, 18 if bold else 2, 13 if bold else 12, bold=bold)
+        places += add_difference(page, drawn, name, step)
+    if page.width * page.height > 2 * MOST_PIXELS:
+        size = f"it would have {page.width:,}x{page.height:,} pixels"
+        raise UsageError(f"a page of {counted(many, 'layer')} is too large", size, "choose fewer")
+    image = to_image(page.pixels(MARGIN), cmap)
+    return with_provenance(
+        image,
+        {
+            **comparison.provenance,
+            "scale": "symmetric",
+            "cmap": cmap,
+            "levels": colours.LEVELS,
+            "overlay": False,
+            "size": list(image.size),
+            "bands": [
+                {"layer": maps.key, "image": maps.image, **drawn.maps.facts(drawn.drawn)} for maps, drawn in bands
+            ],
+            "parts": places,
+        },
+    )
+
+
+def map_difference(maps: ComparedMaps) -> MapDifference:
+    """The maps of A and B on one scale, and B - A on its own; of the channels that differ."""
+    both = (Maps("", torch.from_numpy(np.ascontiguousarray(values)), "N C H W") for values in (maps.a, maps.b))
+    difference = compare_maps(*both, ("A", "B", "difference"), len(maps.channels))
+    numbers = [maps.channels[at] for at in difference.channels]
+    tiles = difference.tiles and tuple(replace(each, channels=numbers) for each in difference.tiles)
+    return replace(difference, channels=tuple(numbers), tiles=tiles)
+
+
+def _band_lines(
+    comparison: Comparison, maps: ComparedMaps, drawn: DrawnDifference, pair: PairedCall | None
+) -> tuple[str, str]:
+    name = comparison.names[maps.image] if maps.image < len(comparison.names) else f"image {maps.image}"
+    title, words = maps.key, list[str]()
+    if pair is not None:
+        title += f"   {pair.a.type}   {shape_text(pair.shape_a)}"
+        title += f"   B: {pair.key_b}" if pair.key_b != pair.key else ""
+        measures = {"relative L2": pair.difference and pair.difference.relative_l2, "alone": pair.alone}
+        words += [f"{measure} {value:.4g}" for measure, value in measures.items() if value is not None]
+    channels = counted(drawn.drawn, "channel") if drawn.drawn else "no channel differs in this image"
+    return f"{title}   {os.path.basename(name)}", "   ".join([*words, channels])
+
+
+def draw_matrix(matrix: CkaMatrix, a: str = "A", b: str = "B") -> Figure:
+    """Draw linear CKA of every layer of A against every layer of B, dark 0 and bright 1, with the best match of each.
+
+    A ring marks the layer of B that is most similar to each layer of A. The figure is none of pyplot's: nothing has to
+    be closed, and no setting of matplotlib changes.
+
+    Args:
+        matrix: The ``matrix`` of what `compare` returns.
+        a: Name of the first side.
+        b: Name of the second side.
+
+    Example:
+        >>> import numpy as np
+        >>> matrix = CkaMatrix(("conv", "fc"), ("conv", "fc"), np.array([[1.0, 0.2], [0.2, 1.0]]), 16)
+        >>> draw_matrix(matrix, "resnet18", "resnet34").axes[0].get_ylim()
+        (1.5, -0.5)
+    """
+    with plain_settings():
+        return _drawn_matrix(matrix, a, b)
+
+
+def _drawn_matrix(matrix: CkaMatrix, a: str, b: str) -> Figure:
+    rows, columns = matrix.values.shape
+    names_a, names_b = (
+        [short_label(name, _LONGEST_LABEL) for name in names] for names in (matrix.names_a, matrix.names_b)
+    )
+    high, wide = (max(1.5, min(_LARGEST, count * _CELL)) for count in (rows, columns))
+    left = _EDGE + 0.25 + max((inches(name, SMALL) for name in names_a), default=0.0) + 0.1
+    below = max((inches(name, SMALL) for name in names_b), default=0.0) + 0.1
+    title = f"Linear CKA of {a} (A, rows) against {b} (B, columns), {counted(matrix.images, 'image')}"
+    nothing = int(np.isnan(matrix.values).sum())
+    lines = ["Ring: the layer of B that is most like the layer of A in this row."]
+    lines += [f"Grey: {counted(nothing, 'pair')} with a layer that is alike for all images."] if nothing else []
+    width = max(left + wide + 0.9, _EDGE + inches(title, TITLE, True)) + _EDGE
+    head = _EDGE + 0.4 + _LINE * len(lines) + 0.1
+    figure = Figure(figsize=(width, head + high + below + 0.3), dpi=DPI, facecolor="white")
+    write_at(figure, _EDGE, _EDGE, title, fontsize=TITLE, fontweight="bold")
+    for at, line in enumerate(lines):
+        write_at(figure, _EDGE, _EDGE + 0.3 + at * _LINE, line, fontsize=BODY)
+    axes = add_panel(figure, left, head, wide, high)
+    axes.grid(False)
+    shades = matplotlib.colormaps["viridis"].with_extremes(bad=_GREY)
+    shown = axes.imshow(matrix.values, shades, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    best = [(int(np.nanargmax(row)), at) for at, row in enumerate(matrix.values) if not np.isnan(row).all()]
+    size = max(1.2, min(5.0, 72 * 0.5 * min(high / rows, wide / columns)))
+    axes.plot(*zip(*best, strict=True), "o", ms=size, mfc="none", mec=Colour.ALARM, mew=size / 5) if best else None
+    _label(axes, names_a, high, "y")
+    _label(axes, names_b, wide, "x")
+    bar = add_panel(figure, left + wide + 0.25, head, _BAR, min(high, 2.5))
+    figure.colorbar(shown, cax=bar, ticks=[0, 0.5, 1])
+    bar.tick_params(labelsize=SMALL)
+    return figure
+
+
+def _label(axes: Axes, names: Sequence[str], length: float, axis: str) -> None:
+    """Name the rows or columns of a matrix that is ``length`` inches long: all, or every second, third..."""
+    axes.set(**{f"{axis}ticks": []})
+    step = math.ceil(len(names) * 1.25 * SMALL / 72 / length)
+    for at in range(0, len(names), step):
+        if axis == "y":
+            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right"}
+            write(axes, -0.01, at, names[at], fontsize=SMALL, **beside)
+        else:
+            beside = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top", "rotation": 90}
+            write(axes, at, -0.01, names[at], fontsize=SMALL, **beside)
