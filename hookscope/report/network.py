@@ -5,60 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from matplotlib.ticker import EngFormatter
 
 from hookscope.drawing import shape_text
-from hookscope.hooks import MODEL
 from hookscope.inspection import CallFacts, Inspection
 from hookscope.report.pictures import small_cam
+from hookscope.report.tree import ModuleRow, module_rows
 
-_UNFOLDED = 40  # rows that are open at first, at most
 _ENGINEERING = EngFormatter(places=1)
 _HEIGHT = 20  # of a distribution, in units of its drawing
 
 
 @dataclass
-class Row:
+class Row(ModuleRow[CallFacts]):
     """A line of the list: a call, or a module with the calls in it.
 
     Attributes:
-        number: Its position in the list.
-        parents: Positions of the modules that it is in, the outermost first.
-        name: Key of the call, or path of the module.
-        facts: What was measured; None for a module without a call of its own.
-        parts: The facts of all calls in the row.
-        is_module: Whether there are calls in it.
-        is_open: Whether these are shown at first.
         layer: Position of its view in `Inspection.layers`; None without one.
         cam: Address of the picture of its Grad-CAM, of a module that of the last layer in it; empty without one.
         cam_of: Key of the layer of that Grad-CAM.
     """
 
-    number: int
-    parents: tuple[int, ...]
-    name: str
-    facts: CallFacts | None
-    parts: Sequence[CallFacts]
-    is_module: bool = False
-    is_open: bool = False
     layer: int | None = None
     cam: str = ""
     cam_of: str = ""
-
-    @property
-    def path(self) -> str:
-        """The name without its last part: ``layer1.0.`` of ``layer1.0.conv1``."""
-        return self.name[: self.name.rfind(".") + 1]
-
-    @property
-    def label(self) -> str:
-        return self.name.removeprefix(self.path) or MODEL
-
-    @property
-    def depth(self) -> int:
-        return len(self.parents)
 
     @property
     def is_call(self) -> bool:
@@ -113,45 +84,14 @@ class Row:
 
 def network_rows(inspection: Inspection) -> list[Row]:
     """The rows of all calls in order of execution, each module before the calls in it."""
-    rows: list[Row] = []
-    _add_rows(rows, inspection.calls, 0, ())
+    rows = module_rows(Row, inspection.calls, lambda facts: facts.call, lambda facts: facts.call.key)
     numbers = {layer.call.key: number for number, layer in reversed(list(enumerate(inspection.layers)))}
     for row in rows:
         row.layer = numbers.get(row.facts.call.key) if row.facts else None
         if row.layer is not None and (cam := small_cam(inspection, row.layer)):
             for shown in (row, *(rows[parent] for parent in row.parents if rows[parent].layer is None)):
                 shown.cam, shown.cam_of = cam, row.name
-    _open_modules(rows)
     return rows
-
-
-def _add_rows(rows: list[Row], calls: Iterable[CallFacts], depth: int, parents: tuple[int, ...]) -> None:
-    """Append the rows of ``calls``, whose names share their first ``depth`` parts."""
-    for path, run in groupby(calls, key=lambda facts: facts.call.name.split(".")[: depth + 1]):
-        inside = list(run)
-        deeper = [facts for facts in inside if facts.call.name.count(".") > depth]
-        own = [facts for facts in inside if facts.call.name.count(".") <= depth]
-        number = len(rows)
-        if not deeper or len(inside) == 1:
-            rows += (_call_row(number + at, parents, facts) for at, facts in enumerate(inside))
-            continue
-        last = own.pop() if own else None  # a block ends after the layers in it
-        rows.append(Row(number, parents, last.call.key if last else ".".join(path), last, inside, is_module=True))
-        rows += (_call_row(number + 1 + at, (*parents, number), facts) for at, facts in enumerate(own))
-        _add_rows(rows, deeper, depth + 1, (*parents, number))
-
-
-def _call_row(number: int, parents: tuple[int, ...], facts: CallFacts) -> Row:
-    return Row(number, parents, facts.call.key, facts, [facts])
-
-
-def _open_modules(rows: Sequence[Row]) -> None:
-    """Open level after level of modules as long as the list stays short."""
-    for depth in range(max((row.depth for row in rows), default=0)):
-        if sum(row.depth <= depth + 1 for row in rows) > _UNFOLDED:
-            return
-        for row in rows:
-            row.is_open |= row.is_module and row.depth == depth
 
 
 def engineering(number: int) -> str:
