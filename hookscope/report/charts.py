@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
+from hookscope.display import words
 from hookscope.errors import printable
 
-WIDTH, HEIGHT = 600, 160
+_WIDTH, _HEIGHT = 600, 160
 _MARGIN = 4  # above and below the lines
 COLOURS = 6
 """Number of colours of lines; the style sheet has them."""
@@ -27,18 +29,31 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one another. ``x`` is what the horizontal axis counts; a ``log`` axis leaves out values up to 0."""
+    """Lines over one another.
+
+    ``x`` is what the horizontal axis counts, and ``names`` are those of 0, 1, 2...; a ``log`` axis leaves out values up
+    to 0.
+    """
 
     title: str
     lines: Sequence[Line]
     x: str = "step"
     log: bool = False
+    names: Sequence[str] = ()
+
+    size: ClassVar = (_WIDTH, _HEIGHT)
 
     @cached_property
     def span(self) -> tuple[float, float]:
         """The ends of the horizontal axis."""
         xs = [x for line in self.lines for x in line.xs]
         return (min(xs), max(xs)) if xs else (0.0, 0.0)
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What is written at the ends of the horizontal axis."""
+        first, last = self.span
+        return (self.names[0], self.names[-1]) if self.names else (f"{self.x} {words(first)}", words(last))
 
     @cached_property
     def range(self) -> tuple[float, float] | None:
@@ -58,7 +73,14 @@ class Chart:
             {"name": printable(line.name), "xs": list(line.xs), "ys": list(map(_number, line.ys))}
             for line in self.lines
         ]
-        return {"x_name": self.x, "span": self.span, "range": self.range, "log": self.log, "lines": lines}
+        return {
+            "x_name": self.x,
+            "span": self.span,
+            "range": self.range,
+            "log": self.log,
+            "lines": lines,
+            "names": list(map(printable, self.names)),
+        }
 
     def _can_draw(self, y: float | None) -> bool:
         return y is not None and math.isfinite(y) and (y > 0 or not self.log)
@@ -73,14 +95,14 @@ class Chart:
             if y is None or not self._can_draw(y):
                 begin = True
                 continue
-            at = (x - left) / (right - left) * WIDTH if right > left else WIDTH / 2
+            at = (x - left) / (right - left) * _WIDTH if right > left else _WIDTH / 2
             yield f"{'M' if begin else 'L'}{at:.4g} {self._height(y):.4g}" + ("h0" if begin else "")
             begin = False
 
     def _height(self, y: float) -> float:
         low, high = map(self._scaled, self.range or (0.0, 0.0))
         share = (self._scaled(y) - low) / (high - low) if high > low else 0.5
-        return HEIGHT - _MARGIN - share * (HEIGHT - 2 * _MARGIN)
+        return _HEIGHT - _MARGIN - share * (_HEIGHT - 2 * _MARGIN)
 
     def _scaled(self, y: float) -> float:
         return math.log10(y) if self.log else y

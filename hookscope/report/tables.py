@@ -11,7 +11,7 @@ from typing import Any
 from hookscope.display import words
 from hookscope.findings import SEVERITY_WORDS, Finding, ranked, single, verdict
 from hookscope.models import is_random
-from hookscope.report.charts import HEIGHT, WIDTH, Chart
+from hookscope.report.charts import Chart
 from hookscope.report.network import outline
 from hookscope.report.template import render
 
@@ -122,12 +122,13 @@ def draw_result_page(page: ResultPage) -> str:
         about.setdefault(finding.layer, []).append(finding)
     return render(
         "results.html",
-        ("page.css", "results.css"),
-        ("page.js", "list.js", "results.js"),
+        ("page.css", "charts.css", "results.css"),
+        ("page.js", "list.js", "charts.js", "results.js"),
         kind=page.kind,
         title=page.title,
         is_random=page.is_random,
         provenance=page.provenance,
+        summary=page.summary,
         page=page,
         findings=ranked(page.findings),
         verdict=verdict(page.findings),
@@ -135,12 +136,10 @@ def draw_result_page(page: ResultPage) -> str:
         offsets=offsets,
         places=places,
         about=about,
-        words=words,
         severity=SEVERITY_WORDS,
         outline=outline,
         share=_share,
         sortable=_sortable,
-        chart_size=(WIDTH, HEIGHT),
     )
 
 

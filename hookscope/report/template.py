@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hookscope.display import words
 from hookscope.errors import printable
 
 MAX_SIZE = 50_000_000
@@ -37,7 +38,7 @@ def render(template: str, styles: Sequence[str], scripts: Sequence[str], **value
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
@@ -45,6 +46,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["words"] = words
+    return environment
 
 
 def _as_text(value: Any) -> Any:

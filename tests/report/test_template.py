@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_policy_names_the_hashes_of_the_only_style_and_the_only_script():
-    facts = {"kind": "Inspection", "title": "net", "is_random": False, "provenance": {}}
+    facts = {"kind": "Inspection", "title": "net", "is_random": False, "summary": {}, "provenance": {}}
     page = render("base.html", ("page.css",), ("page.js", "list.js"), **facts)
     policy = html.unescape(re.search('http-equiv="Content-Security-Policy" content="(.*?)"', page)[1])
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
