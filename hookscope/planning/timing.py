@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler_legacy import profile
 
@@ -29,6 +29,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.planning.facts import Measured, Timing
+from hookscope.scores import Loss
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -55,9 +56,9 @@ def measure(
     """Run steps of ``model`` as it is, in its mode and on its device, and put back what they change.
 
     A step is a forward pass without gradients. With ``optimizer``, which makes one for the trained parameters, it is a
-    forward pass, a backward pass from gradients of one, and a step of the optimizer. ``conditions`` surround each
-    forward pass, such as autocast. Steps with hooks, which time the calls, and steps without, which time the whole,
-    take turns.
+    forward pass, a backward pass from the mean square of the outputs, and a step of the optimizer. ``conditions``
+    surround each forward pass, such as autocast. Steps with hooks, which time the calls, and steps without, which time
+    the whole, take turns.
     """
     check_hookable(model)
     total = warm_up + 2 * repeats + 2
@@ -69,7 +70,7 @@ def measure(
         _parameters_kept(model) if optimizer else nullcontext(),
     ):
         step = _Step(model, inputs, optimizer, conditions)
-        whole: list[list[Any]] = []
+        whole: list[list[tuple[Any, Any]]] = []
         calls: list[_SelfTimes] = []
         for done in range(total - 2):
             if on_progress is not None:
@@ -85,8 +86,8 @@ def measure(
         if on_progress is not None:
             on_progress(total, total)
     step.clock.wait()
-    phases = zip(*([step.clock.seconds(*marks) for marks in pairwise(run)] for run in whole), strict=True)
-    forward, backward, update = (*(_timing(seconds) for seconds in phases), None, None)[:3]
+    phases = zip(*([step.clock.seconds(*part) for part in parts] for parts in whole), strict=True)
+    forward, backward, update, *_ = (*(_timing(seconds) for seconds in phases), None, None)
     device = _device_name(step.clock.device)
     return CallTimes(
         Measured(device, saved, peak, forward, backward, update, repeats, warm_up),
@@ -123,7 +124,7 @@ def _timing(seconds: Any) -> Timing:
 
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return str(torch.cuda.get_device_name(device))
     return f"{device}, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
 
 
@@ -156,7 +157,7 @@ class _Clock:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        return end - start if self.device.type == "cpu" else start.elapsed_time(end) / 1000
+        return float(end - start) if self.device.type == "cpu" else start.elapsed_time(end) / 1000
 
     def wait(self) -> None:
         if self.device.type != "cpu":
@@ -194,10 +195,10 @@ class _SelfTimes:
             handles.forward_pre(module, self._before)
             handles.forward(module, self._after, always=True)
 
-    def watch_backward(self, outputs: list[Tensor], handles: HookHandles) -> None:
-        """Put a hook on every node behind ``outputs``, whose time begins there and ends where the next node begins."""
+    def watch_backward(self, loss: Tensor, handles: HookHandles) -> None:
+        """Put a hook on every node behind ``loss``: the time of a node ends where that of the next one begins."""
         self._phase, self._open = "backward", [("", "")]
-        seen, waiting = set(), [tensor.grad_fn for tensor in outputs]
+        seen, waiting = set(), [loss.grad_fn]
         while waiting:
             node = waiting.pop()
             if node is not None and node not in seen:
@@ -259,27 +260,30 @@ class _Step:
         conditions: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._model, self._conditions = model, conditions
-        self._args, self._kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+        self._args: tuple[Any, ...] = () if isinstance(inputs, Mapping) else inputs
+        self._kwargs: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
         self._tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs).values()]
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._trains = optimizer is not None
         self._optimizer = optimizer(trained) if optimizer is not None and trained else None
         self.clock = _Clock(self._tensors[0].device)
 
-    def run(self) -> list[Any]:
-        """Run it; the points in time at its start and after each of its parts."""
+    def run(self) -> list[tuple[Any, Any]]:
+        """Run it; when each of its parts began and ended."""
         self._clear()
         self.clock.wait()
-        marks = [self.clock.now()]
-        outputs = self._forward()
-        marks.append(self.clock.now())
-        if self._trains:
-            self._backward(outputs)
-            marks.append(self.clock.now())
-            del outputs
-            self._update()
-            marks.append(self.clock.now())
-        return marks
+        outputs, forward = self._timed(self._forward)
+        if not self._trains:
+            return [forward]
+        loss = Loss("mse").of(outputs)[0]
+        del outputs
+        _, backward = self._timed(loss.backward)
+        del loss
+        return [forward, backward, self._timed(self._update)[1]]
+
+    def _timed(self, run: Callable[[], Any]) -> tuple[Any, tuple[Any, Any]]:
+        start = self.clock.now()
+        return run(), (start, self.clock.now())
 
     def run_with_hooks(self) -> _SelfTimes:
         self._clear()
@@ -291,9 +295,11 @@ class _Step:
             outputs = self._forward()
             times.stop()
             if self._trains:
-                times.watch_backward(outputs, handles)
+                loss = Loss("mse").of(outputs)[0]
+                del outputs
+                times.watch_backward(loss, handles)
                 times.start()
-                self._backward(outputs)
+                loss.backward()
                 times.stop()
         self._update()
         return times
@@ -334,22 +340,17 @@ class _Step:
             self.run()
         finally:
             records = _disable_profiler_legacy()
-        changes = (event.cpu_memory_usage() for events in records for event in events if event.kind() == "memory_alloc")
+        events: list[Any] = [event for thread in records for event in thread]
+        changes = (event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc")
         return sum(held.values()) + max(accumulate(changes, initial=0))
 
     def _clear(self) -> None:
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
 
-    def _forward(self) -> list[Tensor]:
-        """The outputs, those in the graph where it trains."""
+    def _forward(self) -> Any:
         with torch.set_grad_enabled(self._trains), self._conditions():
-            outputs = self._model(*self._args, **self._kwargs)
-        return [tensor for tensor in tensors_in(outputs).values() if tensor.requires_grad or not self._trains]
-
-    def _backward(self, outputs: list[Tensor]) -> None:
-        if outputs:
-            torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
+            return self._model(*self._args, **self._kwargs)
 
     def _update(self) -> None:
         if self._optimizer is not None:
