@@ -74,6 +74,7 @@ from .parameters import (
     parameter_statistics as parameter_statistics,
     plot_weights as plot_weights,
 )
+from .planning import Plan as Plan, plan as plan
 from .report import (
     draw_exemplars_page as draw_exemplars_page,
     draw_gradients_page as draw_gradients_page,

@@ -5,3 +5,5 @@ from .facts import (
     Plan as Plan,
     Timing as Timing,
 )
+from .optimizer import optimizer_names as optimizer_names
+from .run import plan as plan

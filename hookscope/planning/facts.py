@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hookscope.display import Cells, Shown
 from hookscope.hooks import Call, Shape
@@ -27,7 +28,7 @@ class CallCost(Shown):
         output_shape: Likewise.
         params: Parameters that the layer holds itself, of a layer that is called twice with its first call.
         macs: Multiply-accumulates.
-        bytes_moved: Inputs, outputs and parameters, each read or written once.
+        bytes_moved: Inputs, outputs and parameters of each operation of torch in the call, without views.
         saved: Bytes that autograd keeps for the backward pass and that no earlier call kept; 0 for inference.
         bound: ``memory`` or ``arithmetic``: what limits the speed of the call on the device; empty without MACs and
             bytes.
@@ -69,9 +70,13 @@ class MemoryPlan(Shown):
         gradients: Of the parameters, 0 for inference.
         optimizer: State of the optimizer, 0 for inference.
         input: The batch.
-        saved: Activations that autograd keeps for the backward pass, 0 for inference.
+        saved: Activations that autograd keeps for the backward pass, each storage once and without the parameters,
+            buffers and the batch, 0 for inference.
         temporary: What else exists at the peak: outputs that are not kept, gradients of activations.
-        peak: The largest sum at any time of a step.
+        peak: The largest sum at any time of a step. Not all of the above exist at that time.
+        at_peak: What exists at that time, by the names above; adds up to ``peak``.
+        peak_in: When it is: ``forward``, ``backward`` or ``optimizer``.
+        peak_call: Key of the call that runs then, whose gradient in ``backward``; empty where it is not known.
     """
 
     parameters: int
@@ -82,9 +87,12 @@ class MemoryPlan(Shown):
     saved: int
     temporary: int
     peak: int
+    at_peak: Mapping[str, int] = field(default_factory=dict)
+    peak_in: str = ""
+    peak_call: str = ""
 
     def _cells(self) -> Cells:
-        return {name: getattr(self, name) for name in type(self).__slots__}
+        return {name: getattr(self, name) for name in type(self).__slots__ if name != "at_peak"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,5 +8,14 @@ from .facts import (
     rows_of_type as rows_of_type,
     totals_of_type as totals_of_type,
 )
-from .summary import layer_totals as layer_totals, list_layers as list_layers, named as named, trace as trace
+from .macs import MacCounter as MacCounter
+from .summary import (
+    CallRecorder as CallRecorder,
+    check_traceable as check_traceable,
+    everything_as_before as everything_as_before,
+    layer_totals as layer_totals,
+    list_layers as list_layers,
+    named as named,
+    trace as trace,
+)
 from .tensor_summary import Facts as Facts, TensorSummary as TensorSummary

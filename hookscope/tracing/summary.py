@@ -41,8 +41,8 @@ Inputs = tuple[Any, ...] | Mapping[str, Any]
 
 
 @contextmanager
-def _everything_as_before(model: nn.Module) -> Iterator[None]:
-    """Run the block in eval mode and without other hooks, then put back modes, attributes, buffers and random states.
+def everything_as_before(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """Run the block in one mode and without other hooks, then put back modes, attributes, buffers and random states.
 
     A detector keeps the anchors it computed as an attribute, and those of a pass on the meta device would spoil every
     later pass. Containers among the attributes are put back too, but not what lies deeper in them.
@@ -59,7 +59,7 @@ def _everything_as_before(model: nn.Module) -> Iterator[None]:
         buffers_kept(model),
     ):
         try:
-            model.eval()
+            model.train(training)
             yield
         finally:
             for module, own in attributes:
@@ -83,41 +83,30 @@ def trace(model: nn.Module, inputs: Inputs, *, dry: bool = True, name: str = "",
         InputError: when the model refuses the input, or needs values and is on the meta device.
         ModelError: for scripted and compiled models, and lazy ones that never ran.
     """
-    check_hookable(model)
-    lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
-    if lazy is not None:  # the first pass makes lazy layers other layers, and cannot be undone
-        raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
-    recorder, real = _record(model, inputs, dry, name, ops)
-    parameters = {id(parameter): parameter.numel() for parameter in model.parameters()}
-    layers = [*_traced_layers(model, {key: position for position, key in enumerate(parameters)})]
-    layers += [TracedLayer(name, (name.rpartition(OPERATION)[2],), True, (), "") for name in recorder.operations]
-    return Trace(tuple(layers), tuple(recorder.calls), tuple(parameters.values()), real)
-
-
-def _record(model: nn.Module, inputs: Inputs, dry: bool, name: str, ops: bool) -> tuple[_Recorder, bool]:
-    """The recorder of a pass without arithmetic, or of a real one where that fails; and whether it was real."""
+    check_traceable(model)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
     refusal: Exception | None = None
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     for real in [False] * dry + [True] * (not on_meta or not dry):
-        recorder = _Recorder(model)
-        with _everything_as_before(model), HookHandles() as handles:
-            operations = Operations(model, recorder.around)
-            if ops:
-                operations.modules.watch(handles)
-            for module in model.modules():
-                handles.forward_pre(module, partial(operations.paused, recorder.before))
-                handles.forward(module, partial(operations.paused, recorder.after))
-            try:
-                with MacCounter(recorder.count):
-                    _ = model(*args, **kwargs) if real else meta_forward(model, args, kwargs)
-                return recorder, real
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                refusal = error
+        recorder = CallRecorder(model)
+        try:
+            with everything_as_before(model), recorder.watching(ops), MacCounter(recorder.count):
+                _ = model(*args, **kwargs) if real else meta_forward(model, args, kwargs)
+            return recorder.trace(real)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            refusal = error
     assert refusal is not None
     raise forward_error(name or type(model).__name__, inputs, refusal) from refusal
+
+
+def check_traceable(model: nn.Module) -> None:
+    """Raise a ModelError for scripted and compiled models, and lazy ones that never ran."""
+    check_hookable(model)
+    lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:  # the first pass makes lazy layers other layers, and cannot be undone
+        raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
 
 
 def _traced_layers(model: nn.Module, positions: dict[int, int]) -> Iterator[TracedLayer]:
@@ -232,13 +221,22 @@ def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "
 
 
 @dataclass(slots=True)
-class _OpenCall:
-    """A call that has begun: its layer, how many calls had returned, and the MACs counted in it itself so far."""
+class OpenCall:
+    """A call that has begun: its layer, how many calls had returned, and what was counted in it itself so far.
+
+    That are MACs, and for a plan of memory the bytes that it moved and those that autograd keeps.
+    """
 
     layer: int
     input_shape: Shape
     returned: int
     macs: int = 0
+    moved: int = 0
+    saved: int = 0
+
+    def add(self, other: OpenCall) -> None:
+        """Count what ``other`` counted."""
+        self.macs, self.moved, self.saved = self.macs + other.macs, self.moved + other.moved, self.saved + other.saved
 
 
 @dataclass(slots=True)
@@ -250,10 +248,14 @@ class _WatchedOutput:
     version: int
 
 
-class _Recorder:
-    """Hooks of modules and operations, `before`, `after` and `around`; calls in the order in which they returned."""
+class CallRecorder:
+    """Hooks of modules and operations, `before`, `after` and `around`; calls in the order in which they returned.
 
-    def __init__(self, model: nn.Module) -> None:
+    With ``writes`` outputs that a later layer overwrites are noted; they are kept alive for that.
+    """
+
+    def __init__(self, model: nn.Module, writes: bool = True) -> None:
+        self._model, self._writes = model, writes
         named = list(model.named_modules())
         self._positions = {id(module): position for position, (_, module) in enumerate(named)}
         self._names = [name for name, _ in named]
@@ -262,17 +264,42 @@ class _Recorder:
             for position, (_, module) in enumerate(named)
             if (mask := module._buffers.get("weight_mask")) is not None and not mask.is_meta
         }
-        self._open: list[_OpenCall] = []
+        self._open: list[OpenCall] = []
         self._watched: list[_WatchedOutput] = []
         self.calls: list[TracedCall] = []
+        self.counted: list[OpenCall] = []  # what was counted in each of `calls`
         self.operations: dict[str, int] = {}
+
+    @contextmanager
+    def watching(self, ops: bool = True) -> Iterator[None]:
+        """Record the calls of layers, and with ``ops`` those of operations, that run in the block."""
+        with HookHandles() as handles:
+            operations = Operations(self._model, self.around)
+            if ops:
+                operations.modules.watch(handles)
+            for module in self._model.modules():
+                handles.forward_pre(module, partial(operations.paused, self.before))
+                handles.forward(module, partial(operations.paused, self.after))
+            yield
+
+    def trace(self, real: bool) -> Trace:
+        """What was recorded of one pass."""
+        parameters = {id(parameter): parameter.numel() for parameter in self._model.parameters()}
+        layers = [*_traced_layers(self._model, {key: position for position, key in enumerate(parameters)})]
+        layers += [TracedLayer(name, (name.rpartition(OPERATION)[2],), True, (), "") for name in self.operations]
+        return Trace(tuple(layers), tuple(self.calls), tuple(parameters.values()), real)
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._begin(self._positions[id(module)], args, kwargs)
 
     def _begin(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._look_for_writes()
-        self._open.append(_OpenCall(layer, shape_of(named_inputs(args, kwargs)), len(self.calls)))
+        self._open.append(OpenCall(layer, shape_of(named_inputs(args, kwargs)), len(self.calls)))
+
+    @property
+    def innermost(self) -> OpenCall | None:
+        """The innermost call that runs now."""
+        return self._open[-1] if self._open else None
 
     def count(self, macs: int, added: int) -> None:
         """Add what `MacCounter` counts to the innermost call that runs now."""
@@ -304,16 +331,16 @@ class _Recorder:
         opened = self._open.pop()
         while opened.layer != layer:  # a call that failed, and whose failure the model caught
             failed, opened = opened, self._open.pop()
-            opened.macs += failed.macs
+            opened.add(failed)
             self.calls[failed.returned :] = [replace(c, depth=c.depth - 1) for c in self.calls[failed.returned :]]
-        macs = opened.macs
-        for tensor in tensors_in(output).values():
+        for tensor in tensors_in(output).values() if self._writes else ():
             if tensor.is_inference():  # it has no version
                 continue
             alias = tensor.detach()
             self._watched.append(_WatchedOutput(len(self.calls), alias, alias._version))
         shapes = opened.input_shape, shape_of(output)
-        self.calls.append(TracedCall(opened.layer, len(self._open), *shapes, macs, None))
+        self.calls.append(TracedCall(opened.layer, len(self._open), *shapes, opened.macs, None))
+        self.counted.append(opened)
 
     def _look_for_writes(self) -> None:
         """Record the layer that runs now as the writer of every output that changed since the last call."""

@@ -1,0 +1,85 @@
+"""The kernels that a device would run, where they keep other tensors than those of the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_FLASH, _EFFICIENT = 1, 2  # of torch.nn.attention.SDPBackend
+
+
+class DeviceKernels(TorchFunctionMode):
+    """Runs attention and dropout on meta tensors by the kernels that ``device`` (``cpu``, ``cuda``) would take."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func is torch.dropout and self._device == "cuda":
+            return _dropout_of_cuda(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        aten = torch.ops.aten
+        inputs = query, key, value
+        if query.is_meta and query.dim() == 4 and not enable_gqa:
+            kernel = self._chosen(query, key, value, attn_mask, dropout_p, is_causal)
+            if kernel == _FLASH and self._device == "cpu":
+                return aten._scaled_dot_product_flash_attention_for_cpu(
+                    *inputs, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+                )[0]
+            if kernel == _FLASH:
+                return aten._scaled_dot_product_flash_attention(*inputs, dropout_p, is_causal, scale=scale)[0]
+            if kernel == _EFFICIENT:
+                bias = None if attn_mask is None else _as_bias(attn_mask, query, key)
+                keeps = any(tensor.requires_grad for tensor in inputs) and torch.is_grad_enabled()
+                return aten._scaled_dot_product_efficient_attention(
+                    *inputs, bias, keeps, dropout_p, is_causal, scale=scale
+                )[0]
+        return F.scaled_dot_product_attention(
+            *inputs, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    def _chosen(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool
+    ) -> int:
+        if self._device == "cpu":  # it is here, and can be asked with the tensors of one image
+            given = query, key, value, mask
+            with torch._C._DisableTorchDispatch():
+                one = [
+                    None if t is None else torch.empty_like(t[:1] if t.dim() == 4 else t, device="cpu") for t in given
+                ]
+                if mask is not None:
+                    one[3].requires_grad_(mask.requires_grad)
+                return int(torch._fused_sdp_choice(*one, dropout, causal))
+        if self._device != "cuda" or query.dtype is torch.float64:
+            return 0
+        short = query.dtype in (torch.float16, torch.bfloat16)
+        return _FLASH if short and mask is None and query.shape[-1] <= 256 else _EFFICIENT
+
+
+def _as_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    bias = torch.zeros_like(mask, dtype=query.dtype) if mask.dtype is torch.bool else mask
+    return bias.expand(*query.shape[:2], query.shape[2], key.shape[2])
+
+
+def _dropout_of_cuda(input: Tensor, p: float, train: bool) -> Tensor:
+    return torch.native_dropout(input, p, train)[0] if train and 0 < p < 1 else torch.dropout(input, p, train)

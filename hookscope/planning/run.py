@@ -1,0 +1,283 @@
+"""The cost of a model by its name or of a module: one step without arithmetic, and the largest batch that fits."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookscope.errors import LayerError, UsageError, is_out_of_memory, nearest
+from hookscope.hooks import OPERATION
+from hookscope.models import (
+    LoadedModel,
+    as_batch,
+    as_loaded,
+    check_size,
+    example_inputs,
+    family_of,
+    find_source,
+    forward_error,
+    load_model,
+)
+from hookscope.planning.facts import CallCost, Plan
+from hookscope.planning.optimizer import OptimizerLike
+from hookscope.planning.step import Conditions, StepRecord, run_step
+from hookscope.tracing import Trace, check_traceable
+
+BALANCE = 10.0
+"""Multiply-accumulates for each byte of memory that a device of today does in float32 at the same time.
+
+An NVIDIA H100 SXM does 67 TFLOPS, which are 33.5 tera multiply-accumulates, and moves 3.35 TB/s (its data sheet).
+"""
+LARGEST_BATCH = 2**31 - 1
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def plan(
+    net: str | LoadedModel | nn.Module,
+    batch_size: int = 1,
+    input_size: Sequence[int] | None = None,
+    *,
+    train: bool = False,
+    optimizer: OptimizerLike = "sgd",
+    dtype: str | None = None,
+    device: str | None = None,
+    checkpoint: Sequence[str] = (),
+    memory: int | None = None,
+    balance: float = BALANCE,
+) -> Plan:
+    """What one pass of ``net`` costs, or one step of training: memory, arithmetic and bytes moved, without running it.
+
+    The step runs on the meta device, where tensors have shapes and no values: what autograd keeps and when each tensor
+    is freed is what torch itself does. Not counted is what a kernel of the device needs while it runs, such as the
+    workspace of a convolution, and what the device's driver and allocator take.
+
+    Args:
+        net: A MODEL argument as `load_model` takes it, a loaded model, or any eager module.
+        batch_size: Images in a batch.
+        input_size: ``(H, W)`` of the input, ``(D, H, W)`` of a clip or volume; by default that of the model.
+        train: A step of training in train mode: forward, backward and optimizer, without a loss of its own.
+        optimizer: Name of a class of `torch.optim` in any case, with its default arguments, or a function that makes
+            an optimizer of a list of parameters.
+        dtype: ``float32``, ``float64``, ``float16`` or ``bfloat16`` for parameters and inputs; by default the model's.
+        device: ``cpu``, ``cuda`` or ``mps``, which need not be there; by default that of the model.
+        checkpoint: Names of layers whose activations are computed again in the backward pass, as by
+            `torch.utils.checkpoint.checkpoint` with ``use_reentrant=False``.
+        memory: Bytes that are there: the largest batch that fits is then sought.
+        balance: MACs per byte below which a call is bound by memory.
+
+    Raises:
+        UsageError: a batch, data type, device or optimizer that cannot be.
+        LayerError: no such layer to checkpoint.
+        InputError: the model refuses the input.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+        >>> cost = plan(net, batch_size=2, input_size=(9, 9), train=True)
+        >>> cost.calls[0].macs, cost.memory.parameters, cost.memory.saved
+        (21952, 896, 3136)
+    """
+    _check_batch(batch_size)
+    planned = _planned(net, input_size)
+    names = _blocks(planned.model, checkpoint)
+    where = _device_type(device or planned.device)
+    conditions = Conditions(where, _dtype(dtype), optimizer if train else None, names)
+    real, record = _recorded(planned, batch_size, conditions)
+    step = replace(conditions, real=real)
+    limit = None if memory is None else int(memory)
+    largest = (
+        None
+        if limit is None
+        else _largest_batch(
+            lambda batch: run_step(planned.model, planned.inputs(batch, step.dtype), step).memory.peak, limit
+        )
+    )
+    called = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "optimizer")
+    return Plan(
+        model=planned.name,
+        input_shape=_shape(planned.inputs(batch_size, step.dtype)("meta")),
+        dtype=str(step.dtype or planned.dtype).removeprefix("torch."),
+        device=where,
+        optimizer=called.lower() if train else "",
+        checkpointed=names,
+        calls=_costs(record, balance),
+        memory=record.memory,
+        limit=limit,
+        largest_batch=largest,
+        real=real,
+        notes=planned.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A model, on the meta device where its source allows it, and the shape of an image."""
+
+    model: nn.Module
+    name: str
+    shape: tuple[int, ...]
+    family: str
+    device: str
+    dtype: torch.dtype
+    notes: tuple[str, ...] = ()
+
+    def inputs(self, batch: int, dtype: torch.dtype | None) -> Callable[[str], tuple[Any, ...]]:
+        """A function from a device to the positional inputs of a pass of ``batch`` images."""
+        kind = dtype or self.dtype
+
+        def make(device: str) -> tuple[Any, ...]:
+            empty = torch.empty if device == "meta" else torch.rand
+            if self.family == "detection":
+                return as_batch(self.family, [empty(self.shape, dtype=kind, device=device) for _ in range(batch)])
+            whole = empty((batch, *self.shape), dtype=kind, device=device)
+            return (whole, whole.clone()) if self.family == "optical_flow" else (whole,)
+
+        return make
+
+
+def _planned(net: str | LoadedModel | nn.Module, size: Sequence[int] | None) -> _Planned:
+    wanted = None if size is None else tuple(int(side) for side in size)
+    if isinstance(net, str) and (skeleton := find_source(net).skeleton(net)) is not None:
+        check_size(skeleton.model, wanted)
+        inputs = example_inputs(skeleton.model, wanted or skeleton.size)[0]
+        first = next(skeleton.model.parameters())
+        return _Planned(skeleton.model, net, tuple(inputs.shape[1:]), family_of(skeleton.model), "cpu", first.dtype)
+    loaded = load_model(net, "none", device="cpu", input_size=wanted) if isinstance(net, str) else as_loaded(net)
+    check_size(loaded.model, wanted, loaded.family)
+    shape = loaded.preprocess.input_shape
+    if wanted is not None:
+        shape = (*shape[: len(shape) - len(wanted)], *wanted)
+    dtype = loaded.preprocess.dtype or torch.float32
+    return _Planned(loaded.model, loaded.name, shape, loaded.family, loaded.device, dtype, loaded.notes)
+
+
+def _recorded(planned: _Planned, batch: int, conditions: Conditions) -> tuple[bool, StepRecord]:
+    """Whether the step needed values, and its record."""
+    check_traceable(planned.model)
+    inputs = planned.inputs(batch, conditions.dtype)
+    refusal: Exception | None = None
+    for real in (False, True):
+        if real and any(parameter.is_meta for parameter in planned.model.parameters()):
+            planned = replace(planned, model=load_model(planned.name, "none", device="cpu").model)
+        try:
+            return real, run_step(planned.model, inputs, replace(conditions, real=real))
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, UsageError):
+                raise
+            refusal = error
+            if not real and not _wants_values(error):
+                break
+    assert refusal is not None
+    raise forward_error(planned.name, inputs("meta"), refusal) from refusal
+
+
+def _wants_values(error: BaseException) -> bool:
+    return isinstance(error, NotImplementedError) or "meta" in str(error)
+
+
+def _costs(record: StepRecord, balance: float) -> tuple[CallCost, ...]:
+    """A row for each call of a leaf, and for each other call that computes, keeps or holds something itself."""
+    trace = record.trace
+    params = _params_of_calls(trace)
+    rows = []
+    for place, (call, key, counted) in enumerate(zip(trace.calls, record.calls, record.counted, strict=True)):
+        layer = trace.layers[call.layer]
+        is_layer = layer.leaf and OPERATION not in layer.name
+        if is_layer or call.macs or counted.bytes_moved or counted.saved or params[place]:
+            shapes = call.input_shape, call.output_shape
+            bound = _bound(call.macs, counted.bytes_moved, balance)
+            costs = params[place], call.macs, counted.bytes_moved, counted.saved, bound
+            rows.append(CallCost(key, *shapes, *costs))
+    return tuple(rows)
+
+
+def _params_of_calls(trace: Trace) -> Counter[int]:
+    """How many parameters each call holds: those of layers that are never called count to the layer around them."""
+    first: dict[str, int] = {}
+    for place, call in enumerate(trace.calls):
+        first.setdefault(trace.layers[call.layer].name, place)
+    params: Counter[int] = Counter()
+    counted: set[int] = set()
+    for layer in trace.layers:
+        name = layer.name
+        while name and name not in first:
+            name = name.rpartition(".")[0]
+        own = set(layer.parameters) - counted
+        counted |= own
+        if name in first:
+            params[first[name]] += sum(trace.sizes[parameter] for parameter in own)
+    return params
+
+
+def _bound(macs: int, moved: int, balance: float) -> str:
+    if not moved:
+        return "arithmetic" if macs else ""
+    return "memory" if macs / moved < balance else "arithmetic"
+
+
+def _largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
+    """The largest batch whose peak is at most ``limit``; 0 if that of one image is larger.
+
+    The peak is a line in the batch, or several lines that meet, so few steps find it. Both the batch and the next one
+    are tried.
+    """
+    peak = functools.cache(peak_of)
+    if peak(1) > limit:
+        return 0
+    low, high = 1, 2
+    while peak(high) <= limit:
+        if high == LARGEST_BATCH:
+            return high
+        slope = (peak(high) - peak(low)) / (high - low)
+        beyond = int(high + (limit - peak(high)) / slope) + 1 if slope > 0 else 2 * high
+        low, high = high, min(LARGEST_BATCH, beyond)
+    while high - low > 1:
+        slope = (peak(high) - peak(low)) / (high - low)
+        middle = min(max(int(low + (limit - peak(low)) / slope), low + 1), high - 1)
+        low, high = (middle, high) if peak(middle) <= limit else (low, middle)
+    return low
+
+
+def _check_batch(batch: Any) -> None:
+    if isinstance(batch, bool) or not isinstance(batch, int):
+        raise UsageError(f"a batch of {batch!r} images cannot be", do="give a whole number from 1")
+    if not 1 <= batch <= LARGEST_BATCH:
+        raise UsageError(f"a batch of {batch} images cannot be", do=f"give a number from 1 to {LARGEST_BATCH}")
+
+
+def _dtype(dtype: str | None) -> torch.dtype | None:
+    if dtype is None:
+        return None
+    if dtype not in DTYPES:
+        raise UsageError(f"no data type '{dtype}' for a plan", f"there are {', '.join(DTYPES)}")
+    found: torch.dtype = getattr(torch, dtype)
+    return found
+
+
+def _device_type(device: str) -> str:
+    found = re.fullmatch(r"(cpu|cuda|mps)(:[0-9]+)?", device)
+    if found is None:
+        raise UsageError(f"no device '{device}' for a plan", "there are cpu, cuda, mps")
+    return found[1]
+
+
+def _blocks(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    """``names`` without those inside another, checked."""
+    chosen = (names,) if isinstance(names, str) else tuple(names)
+    known = [name for name, _ in model.named_modules() if name]
+    for name in chosen:
+        if name not in known:
+            raise LayerError(f"no layer '{name}' to checkpoint", nearest(name, known), kind="layer", name=name)
+    return chosen
+
+
+def _shape(inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    first = inputs[0]
+    return (len(first), *first[0].shape) if isinstance(first, list) else tuple(first.shape)

@@ -1,0 +1,77 @@
+"""Plans, judged by arithmetic on paper, by real passes that save tensors, and by real steps of optimizers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hookscope.errors import LayerError, UsageError
+from hookscope.planning.run import _largest_batch, plan
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 49, 10))
+
+
+def test_a_plan_on_paper() -> None:
+    cost = plan(small(), batch_size=2, input_size=(9, 9), train=True)
+    assert [call.call.name for call in cost.calls] == ["0", "1", "2", "3", "4"]
+    assert [call.params for call in cost.calls] == [224, 16, 0, 0, 3930]
+    assert [call.macs for call in cost.calls] == [2 * 8 * 49 * 28, 0, 0, 0, 2 * 3920]
+    map_bytes = 2 * 8 * 49 * 4
+    # the input of the normalisation with its means and deviations, the output of the ReLU, which the linear layer reads
+    assert [call.saved for call in cost.calls] == [0, map_bytes + 2 * 8 * 4, map_bytes, 0, 0]
+    assert cost.calls[0].bytes_moved == 4 * (2 * 3 * 81 + 224) + map_bytes
+    memory = cost.memory
+    assert (memory.parameters, memory.gradients, memory.buffers) == (4170 * 4, 4170 * 4, 16 * 4 + 8)
+    assert (memory.optimizer, memory.input, memory.saved) == (0, 2 * 3 * 81 * 4, 2 * map_bytes + 64)
+    assert sum(memory.at_peak.values()) == memory.peak
+
+
+def test_inference_keeps_nothing() -> None:
+    cost = plan(small(), batch_size=2, input_size=(9, 9))
+    map_bytes = 2 * 8 * 49 * 4
+    assert (cost.memory.saved, cost.memory.gradients, cost.optimizer) == (0, 0, "")
+    # two maps at any time, and what the normalisation returns beside its own
+    assert cost.memory.temporary == 2 * map_bytes + 2 * 8 * 4
+    assert cost.memory.peak == sum(
+        (cost.memory.parameters, cost.memory.buffers, cost.memory.input, cost.memory.temporary)
+    )
+
+
+def test_the_model_stays_as_it_was() -> None:
+    net = small().eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    plan(net, input_size=(9, 9), train=True, optimizer="adam", checkpoint=["1"])
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not net.training
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert "forward" not in vars(net[1])
+
+
+@pytest.mark.parametrize("limit", [10, 2000, 12345, 10**9])
+def test_the_largest_batch_fits_and_the_next_one_does_not(limit: int) -> None:
+    def peak(batch: int) -> int:
+        return max(1000 + batch, 7 * batch + 500)
+
+    largest = _largest_batch(peak, limit)
+    assert (largest == 0 or peak(largest) <= limit) and peak(largest + 1) > limit
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"batch_size": 0}, UsageError),
+        ({"batch_size": 1.5}, UsageError),
+        ({"batch_size": 2**63}, UsageError),
+        ({"dtype": "float33"}, UsageError),
+        ({"device": "toaster"}, UsageError),
+        ({"train": True, "optimizer": "sgdm"}, UsageError),
+        ({"train": True, "checkpoint": ["block"]}, LayerError),
+    ],
+)
+def test_what_cannot_be_is_one_line(wrong: dict[str, object], error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
+        plan(small(), **({"input_size": (9, 9)} | wrong))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
