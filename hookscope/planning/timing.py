@@ -331,7 +331,7 @@ class _Step:
             before = torch.cuda.memory_allocated(self.clock.device)
             torch.cuda.reset_peak_memory_stats(self.clock.device)
             self.run()
-            return sum(held.values()) + torch.cuda.max_memory_allocated(self.clock.device) - before
+            return sum(held.values()) + int(torch.cuda.max_memory_allocated(self.clock.device)) - before
         if self.clock.device.type != "cpu":
             return None
         # quiet, unlike torch.profiler, which writes lines of its own to standard error
@@ -342,7 +342,7 @@ class _Step:
             records = _disable_profiler_legacy()
         events: list[Any] = [event for thread in records for event in thread]
         changes = (event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc")
-        return sum(held.values()) + max(accumulate(changes, initial=0))
+        return sum(held.values()) + max(accumulate(map(int, changes), initial=0))
 
     def _clear(self) -> None:
         if self._optimizer is not None:

@@ -189,8 +189,9 @@ def _write_table(report: Report, stream: TextIO) -> None:
         _emit(stream, "".join(f"{line}\n" for line in report.in_words(page)))
         return
     sections, caption, left_out = [s for s in report.sections if s.in_table], dict(report.caption), list[str]()
+    lines += report.lead(page) if report.lead is not None else ()
     for section in sections:
-        rows, error = _until_error(map(section.check, section.rows))
+        rows, error = _until_error(map(section.check, section.rows if section.shown is None else section.shown))
         shown = bool(rows) or not section.needs_rows
         if shown:
             table = lay_out([*map(section.for_table or dict, rows)], section, caption, page)

@@ -51,6 +51,7 @@ class Section:
         more_fields: Fields that only nested formats hold.
         columns: The columns of a table; the default is all ``fields``.
         totals: Lines under the table; read after the last row.
+        shown: The rows of a table, if it does not show all of ``rows``.
         for_table: Turns a row into what a table shows.
         as_json: Fields that tsv and csv hold as JSON text.
         in_table: Whether a table shows the section.
@@ -64,6 +65,7 @@ class Section:
     more_fields: Sequence[str] = ()
     columns: Columns | None = None
     totals: Iterable[str] = ()
+    shown: Iterable[Row] | None = None
     for_table: Callable[[Row], Row] | None = None
     as_json: Collection[str] = ()
     in_table: bool = True
@@ -86,6 +88,7 @@ class Report:
         sections: The rows.
         findings: The findings: sentences under a table, rows in json and ndjson. None if a command has none.
         about: What json holds beside the rows.
+        lead: Lines above the first table, from a `hookscope.cli.output.table.Page`.
         totals: Lines under the last table.
         flat_note: A note for standard error if tsv or csv leaves something out.
         caption: What holds for every row of a table, such as model and preprocessing; one text under the last table,
@@ -100,6 +103,7 @@ class Report:
     flat_note: str = ""
     caption: Mapping[str, Any] = field(default_factory=dict)
     in_words: Callable[[Any], Iterable[str]] | None = None
+    lead: Callable[[Any], Iterable[str]] | None = None
 
     @classmethod
     def of_rows(cls, rows: Iterable[Row], fields: Sequence[str], totals: Sequence[str] = (), **more: Any) -> Report:

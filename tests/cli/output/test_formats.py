@@ -480,3 +480,13 @@ def test_a_shortened_path_keeps_its_file_name(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("COLUMNS", "60")
     rows = [{"image": path, "label": "a" * 30 + path[-5], "score": 1.5} for path in paths]
     assert "/circle-2.png  " in table(Report([Section(rows, ("image", "label", "score"))]))
+
+
+def test_a_table_has_lines_above_it_and_some_of_the_rows() -> None:
+    rows = [{"name": name} for name in "abc"]
+    section = Section(rows, ["name"], shown=rows[1:2])
+    report = Report([section], lead=lambda page: [f"{page.columns} columns"])
+    table, tsv = io.StringIO(), io.StringIO()
+    write_report(report, "table", table)
+    write_report(report, "tsv", tsv)
+    assert (table.getvalue(), tsv.getvalue()) == ("100 columns\n\nname\nb\n", "name\na\nb\nc\n")
