@@ -1,0 +1,257 @@
+"""An ONNX file as a module with a layer for each node; onnxruntime computes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import HookscopeError, InputError, ModelError, is_out_of_memory
+from hookscope.findings import counted
+from hookscope.hooks import same_bits
+from hookscope.models.onnx_graph import OnnxGraph, Part, make_session
+
+_DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
+"""The data types of an input that hookscope can fill with a picture, by their number in ONNX."""
+
+# What the two packages say of a file, and what it means.
+_CAUSES = {
+    r"Error parsing message|protobuf parsing failed|DecodeError": "it is damaged, or no ONNX file",
+    r"Fatal error: (\S+?)\(-?\d+\) is not a registered": "onnxruntime has no operator {0}",
+    r"Could not find an implementation for (\S+?)\((\d+)\)": "onnxruntime has no implementation of {0} of opset {1}",
+    r"(?:No Op registered for|No opset import for domain) (\S+)": "onnxruntime has no operator {0}",
+    r"Opset \d+ is under development .*|Unsupported model IR version: (\d+)": "it is newer than this onnxruntime",
+}
+
+
+class OnnxLayer(nn.Module):
+    """Nodes of an ONNX file that run in a session of their own; the class is named by the operator.
+
+    It takes the values that depend on the image. Values that depend on its shape alone are those of the latest pass.
+    """
+
+    def __init__(self, graph: OnnxGraph, part: Part) -> None:
+        super().__init__()
+        self._runner = _Runner(graph, part)
+        self.shapes: tuple[Any, ...] = ()
+        self.chunks = 1
+        self.latest: tuple[Any, Any] | None = None
+        for name, (constant, transposed) in part.parameters.items():
+            value = torch.from_numpy(np.array(graph.constants[constant]))
+            value = value.t().contiguous() if transposed else value
+            if name.startswith("running_"):
+                self.register_buffer(name, value)
+            else:
+                self.register_parameter(name, nn.Parameter(value, requires_grad=False))
+
+    def forward(self, *inputs: Any) -> Any:
+        if len(inputs) > len(self._runner.part.inputs):  # attention takes one tensor as query, key and value
+            inputs = tuple({id(tensor): tensor for tensor in inputs if isinstance(tensor, Tensor)}.values())
+        own = {name: getattr(self, name) for name in self._runner.part.parameters}
+        outputs = self._runner(inputs, self.shapes, own, self.chunks)
+        output = outputs[0] if len(outputs) == 1 else tuple(outputs)
+        self.latest = inputs, output
+        return output
+
+
+class OnnxModel(nn.Module):
+    """An ONNX file, which takes ``(N, C, H, W)``; its layers run one after the other, each in its own session.
+
+    What it returns comes from one session of the whole file, which the runtime optimises, unless a layer was changed:
+    by a hook that replaced what it takes or gives, or by other parameters.
+    """
+
+    def __init__(self, path: str, graph: OnnxGraph) -> None:
+        super().__init__()
+        self._path, self._graph, self._session = path, graph, make_session(path, optimised=True)
+        (value,) = graph.inputs
+        shape = value.type.tensor_type.shape.dim
+        sizes = [each.dim_value if each.HasField("dim_value") else 0 for each in shape]
+        self.channels_last = sizes[-1] in (1, 3) and sizes[1] not in (1, 3)
+        self.batch = sizes[0]
+        self.input_shape = (sizes[3], *sizes[1:3]) if self.channels_last else tuple(sizes[1:])
+        self.input_dtype = _DTYPES[value.type.tensor_type.elem_type]
+        self._steps: list[tuple[Part, Any]] = []
+        for part in graph.parts:
+            self._steps.append((part, self._layer(part) if part.name else _Runner(graph, part)))
+        uses = [name for part in graph.parts for name in (*part.inputs, *part.shapes)] + graph.outputs
+        self._uses = Counter(uses)
+        self._as_loaded = self._versions()
+
+    def _layer(self, part: Part) -> OnnxLayer:
+        """The layer of ``part`` inside modules that do nothing; one that was there before is called again."""
+        *above, name = part.name.split(".")
+        place: nn.Module = self
+        for each in above:
+            if each not in place._modules:
+                place.add_module(each, nn.Module())
+            place = getattr(place, each)
+        if name not in place._modules:
+            dimensions = [self._graph.constants[constant].ndim for constant, _ in part.parameters.values()]
+            place.add_module(name, _class_of(part.type, 4 in dimensions)(self._graph, part))
+        return getattr(place, name)
+
+    def forward(self, pictures: Tensor) -> Any:
+        taken = self._taken(pictures)
+        chunks = len(taken) // self.batch if self.batch else 1
+        values: dict[str, Any] = {self._graph.inputs[0].name: taken}
+        left, changed = self._uses.copy(), self._versions() != self._as_loaded
+        for part, run in self._steps:
+            given = tuple(values[name] for name in part.inputs)
+            shapes = tuple(values[name] for name in part.shapes)
+            if isinstance(run, OnnxLayer):
+                run.shapes, run.chunks = shapes, chunks
+                returned = run(*given)
+                ran, run.latest = run.latest, None
+                changed = changed or not _same(ran, (given, returned))
+                outputs = returned if isinstance(returned, tuple) else (returned,)
+            else:
+                outputs = run(given, shapes, {}, chunks)
+            values |= zip(part.outputs, outputs, strict=True)
+            for name in (*part.inputs, *part.shapes):
+                left[name] -= 1
+                if not left[name]:
+                    values.pop(name, None)
+        names = self._graph.outputs
+        if changed:
+            results = [values[name] for name in names]
+        else:
+            fed = [{self._graph.inputs[0].name: _array(chunk)} for chunk in taken.chunk(chunks)]
+            results = _joined([self._session.run(names, feed) for feed in fed])
+        results = [each.to(pictures.device) if isinstance(each, Tensor) else each for each in results]
+        return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
+
+    def _taken(self, pictures: Tensor) -> Tensor:
+        """``pictures`` as the file takes them."""
+        if torch.is_grad_enabled() and pictures.requires_grad:
+            raise ModelError(f"no gradient can flow through {self._path}", "onnxruntime computes values alone")
+        if pictures.is_meta:
+            raise InputError(f"{self._path} needs values", "onnxruntime has no pass without arithmetic")
+        want = [size or "any" for size in self.input_shape]
+        if any(size not in (have, "any") for size, have in zip(want, pictures.shape[1:], strict=True)):
+            exists = f"it takes {'x'.join(map(str, want))}, and the input is {'x'.join(map(str, pictures.shape[1:]))}"
+            raise InputError(f"{self._path} does not take this input", exists, "try another --input-size")
+        if self.batch and len(pictures) % self.batch:
+            exists = f"it takes batches of {self.batch}, and got {len(pictures)}"
+            raise InputError(f"{self._path} has a fixed batch", exists, "export it with a free first axis")
+        return pictures.movedim(1, -1) if self.channels_last else pictures
+
+    def _versions(self) -> list[Any]:
+        return [(tensor.data_ptr(), tensor._version) for tensor in [*self.parameters(), *self.buffers()]]
+
+    def _apply(self, function: Any, recurse: bool = True) -> Any:
+        before = [tensor.dtype for tensor in self.parameters()]
+        moved = super()._apply(function, recurse)
+        if before != [tensor.dtype for tensor in self.parameters()]:
+            raise ModelError(f"{self._path} computes in the data types of the file", do="export it in another one")
+        self._as_loaded = self._versions()
+        return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_session": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._session = make_session(self._path, optimised=True)
+
+
+class _Runner:
+    """Runs a part; for a file with a fixed batch on one piece of the images after the other."""
+
+    def __init__(self, graph: OnnxGraph, part: Part) -> None:
+        self.graph, self.part = graph, part
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"graph": self.graph, "part": self.part}
+
+    @functools.cached_property
+    def session(self) -> Any:
+        return self.graph.session(self.part)
+
+    def __call__(self, inputs: Sequence[Any], shapes: Sequence[Any], own: dict[str, Tensor], chunks: int) -> list[Any]:
+        part, name_of = self.part, self.graph.fed_name
+        shared = {name: _array(value) for name, value in zip(part.shapes, shapes, strict=True)}
+        for name, (constant, transposed) in part.parameters.items():
+            shared[constant] = _array(own[name].t() if transposed else own[name])
+        feeds = [shared | {} for _ in range(1 if part.by_shape else chunks)]
+        for name, value in zip(part.inputs, inputs, strict=True):
+            pieces = value.chunk(chunks) if chunks > 1 else [value]
+            for feed, piece in zip(feeds, pieces, strict=False):
+                feed[name_of(name)] = _array(piece)
+        names = [name_of(name) for name in part.outputs]
+        return _joined([self.session.run(names, feed) for feed in feeds])
+
+
+@functools.cache
+def _class_of(kind: str, is_conv2d: bool) -> type[OnnxLayer]:
+    """The class of the layers of an operator; a convolution of images counts as a Conv2d too."""
+    base = type("Conv2d", (OnnxLayer,), {}) if is_conv2d and kind != "Conv2d" and "Conv" in kind else OnnxLayer
+    return type(kind, (base,), {})
+
+
+def _same(ran: Any, called: Any) -> bool:
+    """Whether a layer was given, and has returned, what it was called with and what it computed."""
+    (given, output), (taken, returned) = ran, called
+    if output is returned and all(a is b for a, b in zip(given, taken, strict=False)):
+        return True
+    return same_bits((given, output), (taken, returned))
+
+
+def _array(value: Any) -> Any:
+    return value.detach().cpu().contiguous().numpy() if isinstance(value, Tensor) else value
+
+
+def _joined(runs: list[list[Any]]) -> list[Any]:
+    """The outputs of one or more runs, one after the other along the first axis."""
+    outputs = [[torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in run] for run in runs]
+    return outputs[0] if len(outputs) == 1 else [torch.cat(each) for each in zip(*outputs, strict=True)]
+
+
+def load(path: str) -> OnnxModel:
+    """The model in the file ``path``.
+
+    Raises:
+        ModelError: a file that cannot be read, an operator that the runtime lacks, or other inputs than one picture.
+    """
+    with _errors_of(path):
+        graph = OnnxGraph(onnx.load(path))
+    inputs = ", ".join(map(_describe, graph.inputs))
+    if len(graph.inputs) != 1:
+        asked = f"{path} takes {counted(len(graph.inputs), 'input')}, and hookscope gives it a batch of pictures"
+        raise ModelError(asked, inputs, "export the part that takes pictures")
+    tensor = graph.inputs[0].type.tensor_type
+    if len(tensor.shape.dim) != 4 or tensor.elem_type not in _DTYPES:
+        raise ModelError(f"{path} takes no pictures (N, C, H, W) in floating point", f"it takes {inputs}")
+    with _errors_of(path):
+        return OnnxModel(path, graph)
+
+
+def _describe(value: Any) -> str:
+    tensor = value.type.tensor_type
+    sizes = [str(each.dim_value) if each.HasField("dim_value") else each.dim_param or "?" for each in tensor.shape.dim]
+    return f"{value.name} ({onnx.TensorProto.DataType.Name(tensor.elem_type).lower()}, {'x'.join(sizes) or 'a number'})"
+
+
+@contextmanager
+def _errors_of(path: str) -> Iterator[None]:
+    """Turn what onnx and onnxruntime raise on the file into a ModelError of one line."""
+    try:
+        yield
+    except HookscopeError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        text = " ".join(str(error).split())
+        for pattern, asked in _CAUSES.items():
+            if found := re.search(pattern, text):
+                raise ModelError(f"{path}: {asked.format(*found.groups())}") from error
+        raise ModelError(f"cannot read {path}: {type(error).__name__}: {text[:200]}") from error
