@@ -43,7 +43,7 @@ class OnnxLayer(nn.Module):
         self._runner = _Runner(graph, part)
         self.shapes: tuple[Any, ...] = ()
         self.chunks = 1
-        self.latest: tuple[Any, Any] | None = None
+        self.latest: tuple[Any, ...] | None = None
         for name, (constant, transposed) in part.parameters.items():
             value = torch.from_numpy(np.array(graph.constants[constant]))
             value = value.t().contiguous() if transposed else value
@@ -58,7 +58,8 @@ class OnnxLayer(nn.Module):
         own = {name: getattr(self, name) for name in self._runner.part.parameters}
         outputs = self._runner(inputs, self.shapes, own, self.chunks)
         output = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        self.latest = inputs, output
+        if self.latest is not None:
+            self.latest = inputs, output
         return output
 
 
@@ -108,7 +109,7 @@ class OnnxModel(nn.Module):
             given = tuple(values[name] for name in part.inputs)
             shapes = tuple(values[name] for name in part.shapes)
             if isinstance(run, OnnxLayer):
-                run.shapes, run.chunks = shapes, chunks
+                run.shapes, run.chunks, run.latest = shapes, chunks, ()
                 returned = run(*given)
                 ran, run.latest = run.latest, None
                 changed = changed or not _same(ran, (given, returned))
