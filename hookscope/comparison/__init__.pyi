@@ -1,5 +1,6 @@
 from .answer import Evidence as Evidence, find_answer as find_answer
 from .facts import (
+    INPUT as INPUT,
     Agreement as Agreement,
     Answer as Answer,
     ChangedImage as ChangedImage,
@@ -17,5 +18,6 @@ from .figure import (
     draw_matrix as draw_matrix,
     map_difference as map_difference,
 )
+from .limits import ComparisonLimits as ComparisonLimits, check_comparison as check_comparison
 from .run import compare as compare
 from .side import Side as Side

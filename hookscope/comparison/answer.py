@@ -298,11 +298,11 @@ def _layer(facts: _Facts) -> tuple[str, str, str]:
         shapes = f"its output is {_size(first.shape_a)} in A and {_size(first.shape_b)} in B"
         return "layer", f"A and B differ first at {_name(first)}: {shapes}{because}", ""
     types = f"; it is {first.a.type} in A and {first.b.type} in B" if first.a.type != first.b.type else ""
-    if first.alone is not None and not first.is_beyond_noise(first.alone):
+    if first.alone is not None and not first.is_beyond_noise(first.alone) and not special:
         advice = "An operation that is no module lies before it: compare with --ops."
         return "layer", f"{facts.where}, but on the same inputs it gives the same{types}{because}", advice
     parameters = ", with the same parameters" if first.parameters == 0 else ""
-    alone = f", {first.alone:.2g} on the same inputs" if first.alone is not None else ""
+    alone = f", {first.alone:.2g} on the same inputs" if first.is_beyond_noise(first.alone) else ""
     return "layer", f"{facts.where}{alone}{parameters}{types}{because}", ""
 
 

@@ -112,6 +112,15 @@ class Preprocess:
         height, width = self.input_shape[-2:]
         return replace(self, transforms=Transforms(values=values), default_size=(height, width), size=None)
 
+    def like(self, other: Preprocess) -> Preprocess:
+        """The steps of ``other``, for inputs of the own size, where nobody has said the steps of this model."""
+        own, steps = self.transforms, other.transforms
+        if "values" not in own.assumed or "values" in steps.assumed:
+            return self
+        if isinstance(steps, Transforms) and "size" not in own.assumed and self._made not in (None, other._made):
+            steps = replace(steps, resize=steps.resize.sized(self._made))
+        return replace(self, transforms=steps, size=other.size if "size" in own.assumed else self.size)
+
     @property
     def assumed(self) -> tuple[str, ...]:
         """Which of ``size`` and ``values`` nobody has said of a model of the user, so that ImageNet's are used."""

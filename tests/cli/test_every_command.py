@@ -34,6 +34,7 @@ WORDS = {
     "check": "cat.jpg dog.png --input-size 32 --preprocess stretch --max-abs 1e9",
     "exemplars": "cat.jpg dog.png --input-size 32 --preprocess stretch --top 1",
     "extract": "cat.jpg dog.png --input-size 32 --preprocess stretch --logits -o x.npz --overwrite",
+    "compare": "nets.py:Small cat.jpg dog.png --input-size 32 --preprocess stretch",
     "verify": "cat.jpg",
     "trace": "cat.jpg",
     "weights": "",
@@ -43,8 +44,8 @@ OF_A_PICTURE = [name for name, words in WORDS.items() if words]
 OF_LAYERS = [name for name in OF_A_PICTURE if name not in ("predict", "saliency")]
 OF_CLASSES = ["inspect", "cam", "saliency", "gradients", "intervene", "predict"]
 DRAWING = ["visualize", "cam", "saliency"]
-OF_MANY = ["inspect", *DRAWING, "predict", "stats", "check", "exemplars", "extract"]
-PLOTTING = ["gradients", "stats", "weights"]
+OF_MANY = ["inspect", *DRAWING, "predict", "stats", "check", "compare", "exemplars", "extract"]
+PLOTTING = ["gradients", "stats", "weights", "compare"]
 every_command = pytest.mark.parametrize("command", WORDS)
 drawing_command = pytest.mark.parametrize("command", DRAWING)
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -55,7 +56,7 @@ def command_line(command: str, *words: str, model: str = "nets.py:Small") -> lis
     return [command, model, *WORDS[command].split(), *layer, *words]
 
 
-def test_the_table_has_every_command_of_one_model() -> None:
+def test_the_table_has_every_command_of_a_model() -> None:
     assert set(WORDS) == set(COMMANDS) - {"watch", "list-models", "help", "completion"}
 
 
@@ -409,6 +410,10 @@ def test_images_are_named_in_the_same_ways(run: Run, here: Path, monkeypatch: py
 
 @every_command
 def test_an_image_in_the_place_of_the_model_is_recognised(run: Run, command: str) -> None:
-    line = f"Error: 'cat.jpg' is an image, but the first argument is the model; write `hookscope {command} MODEL"
+    are, models = "argument is the model", "MODEL"
+    if command == "compare":
+        are, models = "two arguments are the models", "MODEL_A MODEL_B"
+    line = f"Error: 'cat.jpg' is an image, but the first {are}; write `hookscope {command} {models}"
     status, out, errors = run(command, model="cat.jpg")
-    assert (status, out) == (2, "") and errors.startswith(line) and ("MODEL cat.jpg`" in errors) == bool(WORDS[command])
+    assert (status, out) == (2, "") and errors.startswith(line)
+    assert (f"{models} cat.jpg`" in errors) == bool(WORDS[command])

@@ -49,9 +49,15 @@ class ModelOptions:
             elif _is_first_today(net.name):
                 why = "the trained ones are missing; --weights default says why"
                 output.note(f"Note: {net.name} has random weights: {why}")
-        if pictures and net.preprocess.assumed:
-            output.note(f"Note: {net.name} {_assumption(net.preprocess)}")
+        if pictures:
+            note_assumption(net)
         return net
+
+
+def note_assumption(net: models.LoadedModel) -> None:
+    """Say what is assumed of how images become inputs, if the model leaves it open."""
+    if net.preprocess.assumed:
+        output.note(f"Note: {net.name} {_assumption(net.preprocess)}")
 
 
 def _is_first_today(model: str) -> bool:

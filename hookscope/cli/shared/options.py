@@ -101,7 +101,7 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
 def typed_model(ctx: click.Context) -> str | None:
     """The MODEL that has been typed so far."""
     # before an option that still lacks its value click leaves the arguments where they are
-    return next(iter(ctx.args), None) or ctx.params.get("model")
+    return next(iter(ctx.args), None) or ctx.params.get("model") or ctx.params.get("model_a")
 
 
 def _cached_layers(ctx: click.Context) -> Any:
@@ -155,10 +155,12 @@ def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parame
     return lambda ctx, param, value: value if value is None or ctx.resilient_parsing else parse(value)
 
 
-def model_argument(default: str | None = None) -> Option:
+def model_argument(name: str = "MODEL", default: str | None = None) -> Option:
     """The MODEL argument; required unless it has a default."""
     extra: dict[str, Any] = {"required": True} if default is None else {"default": default, "required": False}
-    return click.argument("model", shell_complete=complete_models, callback=parsed(_not_a_picture), **extra)
+    return click.argument(
+        name.lower(), metavar=name, shell_complete=complete_models, callback=parsed(_not_a_picture), **extra
+    )
 
 
 def _not_a_picture(model: str) -> str:
@@ -166,9 +168,11 @@ def _not_a_picture(model: str) -> str:
     if ":" in model or suffix in ("", ".py") or not images.is_picture_suffix(suffix):
         return model
     context = click.get_current_context()
-    takes_images = any(parameter.name == "paths" for parameter in context.command.params)
-    line = f"{context.command_path} MODEL" + (f" {model}" if takes_images else "")
-    raise UsageError(f"'{model}' is an image, but the first argument is the model", do=f"write `{line}`")
+    names = [parameter.name for parameter in context.command.params if isinstance(parameter, click.Argument)]
+    words = [name.upper() for name in names if name.startswith("model")]
+    first = "the first argument is the model" if len(words) == 1 else "the first two arguments are the models"
+    line = " ".join([context.command_path, *words, *([model] if "paths" in names else [])])
+    raise UsageError(f"'{model}' is an image, but {first}", do=f"write `{line}`")
 
 
 def image_argument() -> Option:
