@@ -14,7 +14,7 @@ from hookscope.hooks import as_plain
 LEAST_IMAGES = 4
 """Fewer images in a batch say nothing: the unbiased estimate divides by n - 3."""
 
-_SLICE = 1 << 20  # features that are converted to double precision at a time
+_SLICE = 1 << 17  # values that are converted to double precision at a time: they stay in the cache
 _ROUNDING = 1e-12  # of the norm of a Gram matrix: what is left of a constant layer is below
 
 

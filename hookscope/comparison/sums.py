@@ -6,22 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hookscope.comparison.facts import Difference, LargestDifference
 from hookscope.hooks import Shape, as_plain
 
+_PIECE = 1 << 16  # values that are added at a time: in double precision they stay in the processor's cache
+
 
 def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as numbers of one floating type on one device; complex numbers have a further axis of two."""
+    """Both decoded, on one device; complex numbers have a further axis of two."""
     a, b = as_plain(a), as_plain(b)
     if a.device != b.device:
         a, b = a.cpu(), b.cpu()
-    a, b = (torch.view_as_real(side.resolve_conj()) if side.is_complex() else side for side in (a, b))
-    single = all(side.is_floating_point() and side.dtype != torch.float64 for side in (a, b))
-    dtype = torch.float32 if single else torch.float64
-    return a.to(dtype), b.to(dtype)
+    if a.is_complex() or b.is_complex():
+        wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.complex64)
+        a, b = (torch.view_as_real(side.to(wide).resolve_conj()) for side in (a, b))
+    return a, b
 
 
 def shape_for_one(tensor: Tensor, images: int) -> tuple[int, ...]:
@@ -50,27 +53,38 @@ class DifferenceSums:
     def add(self, a: Tensor, b: Tensor, images: Sequence[int]) -> None:
         """Add outputs of equal shape; ``images`` are the positions of the images of the batch."""
         a, b = comparable(a, b)
-        if not a.numel():
-            return
+        before, at = self.largest.value if self.largest else 0.0, -1
+        flat = a.reshape(-1), b.reshape(-1)
+        for number, (x, y) in enumerate(zip(*(side.split(_PIECE) for side in flat), strict=True)):
+            value, where = self._add_piece(x.double(), y.double())
+            if value > before:
+                before, at = value, number * _PIECE + where
+        if at >= 0:
+            self.largest = _largest(before, at, *flat, a.shape, images)
+
+    def _add_piece(self, a: Tensor, b: Tensor) -> tuple[float, int]:
+        """Add some values in double precision; returns the largest difference among them, and where it is."""
         moved = b - a
-        squares = [_square(side) for side in (a, b, moved)]
-        finite = a.numel()
+        squares = [float(side.dot(side)) for side in (a, b, moved)]
+        finite = len(a)
         if not math.isfinite(sum(squares)):
-            both = a.isfinite() & b.isfinite()
+            fine_a, fine_b = a.isfinite(), b.isfinite()
+            both = fine_a & fine_b
             finite = int(both.sum())
-            self.nonfinite_a += int((b.isfinite() & ~both).sum())
-            self.nonfinite_b += int((a.isfinite() & ~both).sum())
-            squares = [_square(side.masked_select(both)) for side in (a, b, moved)]
+            self.nonfinite_a += int((fine_b & ~both).sum())
+            self.nonfinite_b += int((fine_a & ~both).sum())
+            squares = [float(some.dot(some)) for some in (side[both] for side in (a, b, moved))]
             same = (a == b) | (a.isnan() & b.isnan())
             moved = moved.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(same, 0.0)
-        self.values += a.numel()
+        self.values += len(a)
         self.finite += finite
-        self.equal += a.numel() - int(torch.count_nonzero(moved))
         self.a, self.b, self.moved = self.a + squares[0], self.b + squares[1], self.moved + squares[2]
-        low, high = moved.aminmax()
-        value = max(-float(low), float(high))
-        if value > (self.largest.value if self.largest else 0.0):
-            self.largest = _largest(value, a, b, moved, images)
+        changed = int(torch.count_nonzero(moved))
+        self.equal += len(a) - changed
+        if not changed:
+            return 0.0, 0
+        value, where = moved.abs().max(0)
+        return float(value), int(where)
 
     @property
     def relative_l2(self) -> float | None:
@@ -95,19 +109,16 @@ class DifferenceSums:
         )
 
 
-def _square(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
-
-
-def _largest(value: float, a: Tensor, b: Tensor, moved: Tensor, images: Sequence[int]) -> LargestDifference:
-    flat = int(moved.abs().argmax())
-    place = tuple(int(at) for at in torch.unravel_index(torch.tensor(flat), moved.shape))
-    at = float(a.reshape(-1)[flat]), float(b.reshape(-1)[flat])
-    each, rest = divmod(a.shape[0], len(images)) if place else (0, 1)
+def _largest(
+    value: float, flat: int, a: Tensor, b: Tensor, shape: Sequence[int], images: Sequence[int]
+) -> LargestDifference:
+    place = tuple(int(at) for at in np.unravel_index(flat, shape))
+    values = float(a[flat]), float(b[flat])
+    each, rest = divmod(shape[0], len(images)) if place else (0, 1)
     if rest:  # such as the proposals of a detector
-        return LargestDifference(value, images[0] if len(images) == 1 else None, place, *at)
+        return LargestDifference(value, images[0] if len(images) == 1 else None, place, *values)
     item = (place[0] % each,) if each > 1 else ()
-    return LargestDifference(value, images[place[0] // each], item + place[1:], *at)
+    return LargestDifference(value, images[place[0] // each], item + place[1:], *values)
 
 
 @dataclass
