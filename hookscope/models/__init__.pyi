@@ -21,7 +21,7 @@ from .installation import (
     missing_package as missing_package,
     unreadable_settings as unreadable_settings,
 )
-from .load import load_model as load_model
+from .load import load_model as load_model, pick_device as pick_device
 from .loaded import LoadedModel as LoadedModel, as_loaded as as_loaded
 from .meta_device import meta_forward as meta_forward
 from .metadata import WeightsMetadata as WeightsMetadata

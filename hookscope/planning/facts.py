@@ -108,6 +108,8 @@ class Measured:
         optimizer: Time of one step of the optimizer; None for inference.
         repeats: Number of timed passes, after ``warm_up`` passes that were not timed.
         warm_up: Number of passes before them.
+        macs_per_second: Multiply-accumulates of a large matrix product in a second.
+        bytes_per_second: Bytes that a large copy reads and writes in a second.
     """
 
     device: str
@@ -118,6 +120,8 @@ class Measured:
     optimizer: Timing | None
     repeats: int
     warm_up: int
+    macs_per_second: float = 0.0
+    bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)

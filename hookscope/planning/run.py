@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections import Counter
@@ -24,10 +25,13 @@ from hookscope.models import (
     find_source,
     forward_error,
     load_model,
+    model_errors_as_input_errors,
+    pick_device,
 )
 from hookscope.planning.facts import CallCost, Plan
 from hookscope.planning.optimizer import OptimizerLike
 from hookscope.planning.step import Conditions, StepRecord, run_step
+from hookscope.planning.timing import CallTimes, measure as measure_step
 from hookscope.tracing import Trace, check_traceable
 
 BALANCE = 10.0
@@ -50,7 +54,11 @@ def plan(
     device: str | None = None,
     checkpoint: Sequence[str] = (),
     memory: int | None = None,
-    balance: float = BALANCE,
+    balance: float | None = None,
+    measure: bool = False,
+    repeats: int = 10,
+    warm_up: int = 3,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """What one pass of ``net`` costs, or one step of training: memory, arithmetic and bytes moved, without running it.
 
@@ -70,7 +78,13 @@ def plan(
         checkpoint: Names of layers whose activations are computed again in the backward pass, as by
             `torch.utils.checkpoint.checkpoint` with ``use_reentrant=False``.
         memory: Bytes that are there: the largest batch that fits is then sought.
-        balance: MACs per byte below which a call is bound by memory.
+        balance: MACs per byte below which a call is bound by memory; by default 10, and with ``measure`` those of the
+            device.
+        measure: Also run it on the device, with random weights where ``net`` is a name: the time of each call, and the
+            memory of a step.
+        repeats: Number of timed passes.
+        warm_up: Number of passes before them.
+        on_progress: Called with the passes done and their number.
 
     Raises:
         UsageError: a batch, data type, device or optimizer that cannot be.
@@ -99,6 +113,10 @@ def plan(
             lambda batch: run_step(planned.model, planned.inputs(batch, step.dtype), step).memory.peak, limit
         )
     )
+    measured = None
+    if measure:
+        measured = _measured(planned, batch_size, device, step, repeats, warm_up, on_progress)
+        balance = balance or measured.step.macs_per_second / measured.step.bytes_per_second
     called = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "optimizer")
     return Plan(
         model=planned.name,
@@ -107,11 +125,12 @@ def plan(
         device=where,
         optimizer=called.lower() if train else "",
         checkpointed=names,
-        calls=_costs(record, balance),
+        calls=_costs(record, balance or BALANCE, measured),
         memory=record.memory,
         limit=limit,
         largest_batch=largest,
         real=real,
+        measured=measured and measured.step,
         notes=planned.notes,
     )
 
@@ -182,7 +201,39 @@ def _wants_values(error: BaseException) -> bool:
     return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
-def _costs(record: StepRecord, balance: float) -> tuple[CallCost, ...]:
+def _measured(
+    planned: _Planned,
+    batch: int,
+    device: str | None,
+    conditions: Conditions,
+    repeats: int,
+    warm_up: int,
+    on_progress: Callable[[int, int], None] | None,
+) -> CallTimes:
+    """Times and memory of the model with values, in the data type and on the device of the plan."""
+    if repeats < 1 or warm_up < 0:
+        raise UsageError(f"{repeats} repeats after {warm_up} passes cannot be", do="give at least 1 repeat")
+    where = pick_device(device or planned.device)
+    model = planned.model
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model = load_model(planned.name, "none", device=where).model
+    elif conditions.dtype not in (None, planned.dtype) or where != planned.device:
+        model = copy.deepcopy(model)
+    model = model.to(where, conditions.dtype)
+    inputs = planned.inputs(batch, conditions.dtype)(where)
+    with model_errors_as_input_errors(planned.name, inputs):
+        return measure_step(
+            model,
+            inputs,
+            conditions.optimizer,
+            blocks=conditions.blocks,
+            repeats=repeats,
+            warm_up=warm_up,
+            on_progress=on_progress,
+        )
+
+
+def _costs(record: StepRecord, balance: float, times: CallTimes | None) -> tuple[CallCost, ...]:
     """A row for each call of a leaf, and for each other call that computes, keeps or holds something itself."""
     trace = record.trace
     params = _params_of_calls(trace)
@@ -194,7 +245,8 @@ def _costs(record: StepRecord, balance: float) -> tuple[CallCost, ...]:
             shapes = call.input_shape, call.output_shape
             bound = _bound(call.macs, counted.bytes_moved, balance)
             costs = params[place], call.macs, counted.bytes_moved, counted.saved, bound
-            rows.append(CallCost(key, *shapes, *costs))
+            at = (times.forward.get(key.key), times.backward.get(key.key)) if times is not None else (None, None)
+            rows.append(CallCost(key, *shapes, *costs, *at))
     return tuple(rows)
 
 

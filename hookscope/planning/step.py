@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -145,9 +145,7 @@ def run_step(model: nn.Module, inputs: Callable[[str], tuple[Any, ...]], conditi
         return parts
 
     with everything_as_before(model, training), torch.set_grad_enabled(training), DeviceKernels(conditions.device):
-        for name in conditions.blocks:
-            block = model.get_submodule(name)
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        checkpoint_blocks(model, conditions.blocks)
         replaced = {f"model.{name}": value for name, value in (parameters | buffers).items()}
         parts: dict[str, int] = functional_call(_Step(model), replaced, (whole,))
     trace = recorder.trace(conditions.real)
@@ -164,6 +162,13 @@ def run_step(model: nn.Module, inputs: Callable[[str], tuple[Any, ...]], conditi
     )
     counted = tuple(CountedCall(call.moved, call.saved) for call in recorder.counted)
     return StepRecord(trace, calls, counted, memory)
+
+
+def checkpoint_blocks(model: nn.Module, names: Sequence[str]) -> None:
+    """Make these layers compute again in the backward pass; call it inside `everything_as_before`."""
+    for name in names:
+        block = model.get_submodule(name)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def calls_of(trace: Trace) -> tuple[Call, ...]:

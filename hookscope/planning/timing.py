@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any
@@ -19,19 +20,20 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler_legacy import profile
 
 from hookscope.hooks import (
+    OPERATION,
     HookHandles,
-    buffers_kept,
+    Operations,
     call_key,
     check_hookable,
+    enclosing,
     is_recomputing,
-    other_hooks_set_aside,
-    random_states_kept,
     tensors_in,
 )
 from hookscope.planning.facts import Measured, Timing
+from hookscope.planning.optimizer import OptimizerLike, build_optimizer, state_tensors
+from hookscope.planning.step import checkpoint_blocks
 from hookscope.scores import Loss
-
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+from hookscope.tracing import everything_as_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,52 +47,52 @@ class CallTimes:
 
 def measure(
     model: nn.Module,
-    inputs: tuple[Any, ...] | Mapping[str, Any],
+    inputs: tuple[Any, ...],
+    optimizer: OptimizerLike | None = None,
     *,
-    optimizer: MakeOptimizer | None = None,
+    blocks: Sequence[str] = (),
     repeats: int = 10,
     warm_up: int = 3,
-    conditions: Callable[[], AbstractContextManager[Any]] = nullcontext,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CallTimes:
-    """Run steps of ``model`` as it is, in its mode and on its device, and put back what they change.
+    """Run steps of ``model`` on its device, and put back what they change.
 
-    A step is a forward pass without gradients. With ``optimizer``, which makes one for the trained parameters, it is a
-    forward pass, a backward pass from the mean square of the outputs, and a step of the optimizer. ``conditions``
-    surround each forward pass, such as autocast. Steps with hooks, which time the calls, and steps without, which time
-    the whole, take turns.
+    A step is a forward pass in eval mode without gradients. With ``optimizer`` it is a forward pass in train mode with
+    checkpointing of ``blocks``, a backward pass from the mean square of the outputs, and a step of the optimizer. Steps
+    with hooks, which time the calls, and steps without, which time the whole, take turns.
     """
     check_hookable(model)
     total = warm_up + 2 * repeats + 2
+    report = on_progress or (lambda done, total: None)
+    training = optimizer is not None
     with (
-        torch.inference_mode(False),
-        random_states_kept(),
-        other_hooks_set_aside(model),
-        buffers_kept(model),
-        _parameters_kept(model) if optimizer else nullcontext(),
+        everything_as_before(model, training),
+        _parameters_kept(model) if training else nullcontext(),
+        torch.set_grad_enabled(training),
     ):
-        step = _Step(model, inputs, optimizer, conditions)
+        checkpoint_blocks(model, blocks)
+        step = _Step(model, inputs, optimizer)
         whole: list[list[tuple[Any, Any]]] = []
         calls: list[_SelfTimes] = []
         for done in range(total - 2):
-            if on_progress is not None:
-                on_progress(done, total)
+            report(done, total)
             if done < warm_up:
                 step.run()
             elif (done - warm_up) % 2:
                 whole.append(step.run())
             else:
                 calls.append(step.run_with_hooks())
-        saved = step.saved_bytes() if optimizer else 0
+        saved = step.saved_bytes() if training else 0
+        report(total - 1, total)
         peak = step.peak_bytes()
-        if on_progress is not None:
-            on_progress(total, total)
+        macs, moved = speed(step.clock.device, step.dtype)
+        report(total, total)
     step.clock.wait()
     phases = zip(*([step.clock.seconds(*part) for part in parts] for parts in whole), strict=True)
     forward, backward, update, *_ = (*(_timing(seconds) for seconds in phases), None, None)
     device = _device_name(step.clock.device)
     return CallTimes(
-        Measured(device, saved, peak, forward, backward, update, repeats, warm_up),
+        Measured(device, saved, peak, forward, backward, update, repeats, warm_up, macs, moved),
         *(_medians([run.seconds(phase) for run in calls]) for phase in ("forward", "backward")),
     )
 
@@ -164,6 +166,20 @@ class _Clock:
             torch.accelerator.synchronize(self.device)
 
 
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A layer or an operation that runs, ``within`` another; ``key`` is that of its call, None if it failed."""
+
+    name: str
+    within: _Running | None
+    key: str | None = None
+
+    @property
+    def charged(self) -> str:
+        """The key of the call whose time this is."""
+        return self.key if self.key is not None else self.within.charged if self.within is not None else ""
+
+
 class _SelfTimes:
     """The time of each call without that of the calls in it, from hooks on modules and on nodes of autograd.
 
@@ -171,102 +187,113 @@ class _SelfTimes:
     """
 
     def __init__(self, model: nn.Module, clock: _Clock) -> None:
-        self._clock = clock
+        self._clock, self._model = clock, model
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._holders = {id(p): name for name, module in model.named_modules() for p in module._parameters.values()}
         self._calls: Counter[str] = Counter()
-        self._open = [("", "")]  # the name of each module that runs, and the key of its call
+        self._now = self._top = _Running("", None)
         self._phase = "forward"
         self._since: Any = None
-        self._spans: list[tuple[str, str, Any, Any]] = []
-        # which call ran when autograd gave its nodes their numbers: the first number, and the call, of each stretch
+        self._spans: list[tuple[str, _Running, Any, Any]] = []
+        # what ran when autograd gave its nodes their numbers: the first number of each stretch
         self._numbers: list[int] = [-1]
-        self._makers: list[str] = [""]
+        self._makers = [self._top]
 
     def seconds(self, phase: str) -> Counter[str]:
         total: Counter[str] = Counter()
-        for span, key, start, end in self._spans:
+        for span, running, start, end in self._spans:
             if span == phase:
-                total[key] += self._clock.seconds(start, end)  # type: ignore[assignment]  # a Counter of floats
+                total[running.charged] += self._clock.seconds(start, end)  # type: ignore[assignment]  # floats
         return total
 
-    def watch_forward(self, model: nn.Module, handles: HookHandles) -> None:
-        for module in model.modules():
+    def watch_forward(self, handles: HookHandles) -> None:
+        operations = Operations(self._model, self._around)
+        operations.modules.watch(handles)
+        for module in self._model.modules():
             handles.forward_pre(module, self._before)
             handles.forward(module, self._after, always=True)
 
     def watch_backward(self, loss: Tensor, handles: HookHandles) -> None:
         """Put a hook on every node behind ``loss``: the time of a node ends where that of the next one begins."""
-        self._phase, self._open = "backward", [("", "")]
+        self._phase, self._now = "backward", self._top
+        holders = {id(p): name for name, module in self._model.named_modules() for p in module._parameters.values()}
         seen, waiting = set(), [loss.grad_fn]
         while waiting:
             node = waiting.pop()
             if node is not None and node not in seen:
                 seen.add(node)
-                handles.node_before(node, self._node_hook(self._maker(node)))
+                handles.node_before(node, partial(self._begin_node, self._maker(node, holders)))
                 waiting += [before for before, _ in node.next_functions]
 
-    def _maker(self, node: Any) -> str:
+    def _maker(self, node: Any, holders: Mapping[int, str]) -> _Running:
         variable = getattr(node, "variable", None)  # of the node that adds to the gradient of a parameter
-        if variable is not None:
-            return self._holders.get(id(variable), "")
-        return self._makers[bisect(self._numbers, node._sequence_nr()) - 1]
+        if variable is None:
+            return self._makers[bisect(self._numbers, node._sequence_nr()) - 1]
+        names = enclosing(holders.get(id(variable), ""))  # a layer may hold a parameter and never be called
+        return _Running("", None, next((name for name in names if name in self._calls), ""))
 
-    def _node_hook(self, key: str) -> Callable[[Any], None]:
-        def begin(gradients: Any) -> None:
-            self.stop()
-            self._open[:] = [("", key)]
-            self.start()
-
-        return begin
+    def _begin_node(self, maker: _Running, gradients: Any) -> None:
+        self.stop()
+        self._now = _Running("", None, maker.charged)
+        self.start()
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._begin(self._names[id(module)])
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._end(self._names[id(module)], output is not None)
+
+    def _around(self, place: str, kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = f"{place}{OPERATION}{kind}"
+        self._begin(name)
+        output = None
+        try:
+            output = function(*args, **kwargs)
+        finally:
+            self._end(name, bool(tensors_in(args[0] if kind == "setitem" else output)))
+        return output
+
+    def _begin(self, name: str) -> None:
         self.stop()
-        name = self._names[id(module)]
-        again = is_recomputing()  # by checkpointing, and which of several calls is not known
-        self._open.append((name, call_key(name, 0 if again else self._calls[name])))
-        self._calls[name] += not again
+        # what checkpointing computes again belongs to one of several calls, and which one is not known
+        self._now = _Running(name, self._now, name if is_recomputing() else None)
         self._note_maker()
         self.start()
 
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _end(self, name: str, complete: bool) -> None:
         self.stop()
-        name = self._names[id(module)]
-        while len(self._open) > 1 and self._open.pop()[0] != name:
-            pass  # a call that failed, and whose failure the model caught
+        ended = self._now
+        while ended.name != name and ended.within is not None:  # a call that failed, and whose failure was caught
+            ended = ended.within
+        if complete and ended.key is None:
+            ended.key = call_key(name, self._calls[name])
+            self._calls[name] += 1
+        self._now = ended.within or self._top
         self._note_maker()
         self.start()
 
     def _note_maker(self) -> None:
         if self._phase == "forward":
             self._numbers.append(torch._C._autograd._get_sequence_nr())
-            self._makers.append(self._open[-1][1])
+            self._makers.append(self._now)
 
     def start(self) -> None:
         self._since = self._clock.now()
 
     def stop(self) -> None:
-        self._spans.append((self._phase, self._open[-1][1], self._since, self._clock.now()))
+        self._spans.append((self._phase, self._now, self._since, self._clock.now()))
 
 
 class _Step:
     """One step of a model, run in ways that measure something else each time."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        optimizer: MakeOptimizer | None,
-        conditions: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self._model, self._conditions = model, conditions
-        self._args: tuple[Any, ...] = () if isinstance(inputs, Mapping) else inputs
-        self._kwargs: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], optimizer: OptimizerLike | None) -> None:
+        self._model, self._inputs, self._trains = model, inputs, optimizer is not None
         self._tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs).values()]
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._trains = optimizer is not None
-        self._optimizer = optimizer(trained) if optimizer is not None and trained else None
-        self.clock = _Clock(self._tensors[0].device)
+        self.clock, self.dtype = _Clock(self._tensors[0].device), self._tensors[0].dtype
+        self._optimizer = None
+        if optimizer is not None:
+            trained: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            self._optimizer = build_optimizer(optimizer, trained, self.clock.device.type)
 
     def run(self) -> list[tuple[Any, Any]]:
         """Run it; when each of its parts began and ended."""
@@ -290,7 +317,7 @@ class _Step:
         times = _SelfTimes(self._model, self.clock)
         self.clock.wait()
         with HookHandles() as handles:
-            times.watch_forward(self._model, handles)
+            times.watch_forward(handles)
             times.start()
             outputs = self._forward()
             times.stop()
@@ -323,7 +350,7 @@ class _Step:
     def peak_bytes(self) -> int | None:
         """The largest number of bytes of tensors at any time of a step, those that exist before it included."""
         self._clear()
-        state = [] if self._optimizer is None else list(tensors_in(list(self._optimizer.state.values())).values())
+        state = [] if self._optimizer is None else state_tensors(self._optimizer)
         held = {
             tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in (*self._tensors, *state)
         }
@@ -349,8 +376,7 @@ class _Step:
             self._optimizer.zero_grad(set_to_none=True)
 
     def _forward(self) -> Any:
-        with torch.set_grad_enabled(self._trains), self._conditions():
-            return self._model(*self._args, **self._kwargs)
+        return self._model(*self._inputs)
 
     def _update(self) -> None:
         if self._optimizer is not None:

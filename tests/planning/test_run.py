@@ -75,3 +75,21 @@ def test_what_cannot_be_is_one_line(wrong: dict[str, object], error: type[Except
     with pytest.raises(error) as caught:
         plan(small(), **({"input_size": (9, 9)} | wrong))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_measuring_adds_times_to_every_call_and_the_memory_of_a_real_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.planning.timing.speed", lambda *where: (2e9, 1e9))
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    found = plan(net, 3, (8, 8), train=True, dtype="float64", measure=True, repeats=1, warm_up=0)
+    assert found.measured is not None and found.measured.saved == found.memory.saved
+    assert found.measured.peak == pytest.approx(found.memory.peak, rel=0.2)
+    assert all(call.forward is not None for call in found.calls)
+    assert next(net.parameters()).dtype is torch.float32
+
+
+@pytest.mark.parametrize("more", [{"repeats": 0}, {"warm_up": -1}, {"device": "mps"}])
+def test_a_measurement_that_cannot_be(more: dict[str, Any]) -> None:
+    if more.get("device") == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    with pytest.raises(UsageError):
+        plan(nn.Linear(2, 2), input_size=(1, 2), measure=True, **more)
