@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from hookscope.display import Cells, Shown
 from hookscope.hooks import Call, Shape
 
-_TIMES_NOISE = 10
+TIMES_NOISE = 10
+"""A difference above so many times the noise is more than noise."""
 
 INPUT = "(input)"
 """What the input of the model is called as the first call of a comparison."""
@@ -114,7 +115,7 @@ class PairedCall(Shown):
 
     def is_beyond_noise(self, relative_l2: float | None) -> bool:
         """Whether a relative L2 difference is more than ten times the noise of this pair."""
-        return relative_l2 is not None and relative_l2 > _TIMES_NOISE * (self.noise or 0.0)
+        return relative_l2 is not None and relative_l2 > TIMES_NOISE * (self.noise or 0.0)
 
     @property
     def key(self) -> str:

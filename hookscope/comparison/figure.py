@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hookscope.comparison.facts import CkaMatrix, ComparedMaps, Comparison, PairedCall, SideFacts
+from hookscope.comparison.facts import TIMES_NOISE, CkaMatrix, ComparedMaps, Comparison, PairedCall, SideFacts
 from hookscope.drawing import (
     BODY,
     DPI,
@@ -55,9 +55,9 @@ from hookscope.hooks import Maps
 from hookscope.models import is_random
 
 _MOST_ROWS = 100  # of the strip; longer networks are folded by module
+_MOST_TOGETHER = 40  # calls of a run without modules, and of a module of the answer that has a row for each call
 _WIDE, _NARROW = 6.0, 1.8  # panels of the strip, in inches
 _MOST_DECADES = 20
-_TIMES_NOISE = 10
 _Mark = tuple[str, str, str]  # words, marker, colour
 _SAME: _Mark = ("◂ the same to the bit", "<", Colour.GREEN)
 _SPOILED: _Mark = ("▸ NaN or Inf on one side", ">", Colour.ALARM)
@@ -86,7 +86,7 @@ def draw_differences(comparison: Comparison) -> Figure:
         >>> [axes.texts[0].get_text() for axes in figure.axes]
         ['relative L2 difference', 'linear CKA']
     """
-    rows = _rows(comparison.calls)
+    rows = _rows(comparison.calls, {comparison.answer.first, comparison.answer.most})
     panels = {"relative L2 difference": _WIDE}
     if any(pair.cka is not None for pair in comparison.calls):
         panels["linear CKA"] = _NARROW
@@ -124,6 +124,11 @@ class _StripRow:
         return [value for value in known if value is not None and math.isfinite(value)]
 
     @property
+    def noise(self) -> float:
+        """What a difference must be above to be more than noise."""
+        return TIMES_NOISE * max(self.values("noise"), default=0.0)
+
+    @property
     def mark(self) -> _Mark | None:
         """What no point on a logarithmic scale says."""
         differences = [pair.difference for pair in self.pairs]
@@ -135,24 +140,32 @@ class _StripRow:
         return _SAME if all(each.is_same for each in known) else None
 
 
-def _rows(pairs: Sequence[PairedCall]) -> list[_StripRow]:
-    """A row for each pair; where these are too many, one for each module at the depth that leaves few enough."""
+def _rows(pairs: Sequence[PairedCall], keys: Collection[str]) -> list[_StripRow]:
+    """A row for each pair; where these are too many, one for each module at the depth that leaves few enough.
+
+    The pairs ``keys`` and those beside them in their modules keep their own rows, unless these are too many.
+    """
     if len(pairs) <= _MOST_ROWS:
-        return [_StripRow(layer_label(pair.key, pair.a.type), [pair]) for pair in pairs]
+        return _single(pairs)
     paths = [pair.a.name.split(".") for pair in pairs]
+    runs: Sequence[tuple[str, Sequence[PairedCall]]]
+    runs = [("", pairs[at : at + _MOST_TOGETHER]) for at in range(0, len(pairs), _MOST_TOGETHER)]
     for depth in range(max(map(len, paths)) - 1, 0, -1):
         modules = [".".join(path[:depth]) for path in paths]
-        runs = [(name, [pairs[at] for at in run]) for name, run in groupby(range(len(pairs)), modules.__getitem__)]
-        if len(runs) <= _MOST_ROWS:
-            return [_folded(name, run) for name, run in runs]
-    step = -(-len(pairs) // _MOST_ROWS)
-    return [_folded("", pairs[at : at + step]) for at in range(0, len(pairs), step)]
+        by_module = [(name, [pairs[at] for at in run]) for name, run in groupby(range(len(pairs)), modules.__getitem__)]
+        if len(by_module) <= _MOST_ROWS:
+            runs = by_module
+            break
+    rows = list[_StripRow]()
+    for module, run in runs:
+        is_answer = len(run) <= _MOST_TOGETHER and any(pair.key in keys for pair in run)
+        name = module or f"{run[0].key} … {run[-1].key}"
+        rows += _single(run) if is_answer or len(run) == 1 else [_StripRow(f"{name}  {len(run)} calls", run)]
+    return rows
 
 
-def _folded(module: str, run: Sequence[PairedCall]) -> _StripRow:
-    if len(run) == 1:
-        return _StripRow(layer_label(run[0].key, run[0].a.type), run)
-    return _StripRow(f"{module or f'{run[0].key} … {run[-1].key}'}  {len(run)} calls", run)
+def _single(pairs: Sequence[PairedCall]) -> list[_StripRow]:
+    return [_StripRow(layer_label(pair.key, pair.a.type), [pair]) for pair in pairs]
 
 
 def _title(comparison: Comparison) -> str:
@@ -197,8 +210,8 @@ def _draw_distances(axes: Axes, rows: Sequence[_StripRow]) -> None:
     axes.set_xlim(left, right)
     set_ticks(axes, decades(left, right, 8))
     for at, row in enumerate(rows):
-        if noise := max(row.values("noise"), default=0.0):
-            axes.barh(at, max(0.0, min(_TIMES_NOISE * noise, right) - left), 1.0, left, color=Colour.GRID, zorder=1)
+        if row.noise > left:
+            axes.barh(at, min(row.noise, right) - left, 1.0, left, color=Colour.GRID, zorder=1)
         if len(known := [max(value, left) for value in row.distances]) > 1:
             axes.hlines(at, min(known), max(known), colors=Colour.SKY, linewidth=1.6, zorder=2)
         if (mark := row.mark) is not None:
@@ -213,7 +226,7 @@ def _draw_distances(axes: Axes, rows: Sequence[_StripRow]) -> None:
 
 
 def _limits(rows: Sequence[_StripRow]) -> tuple[float, float]:
-    values = [value for row in rows for value in [*row.distances, *row.values("alone")] if value > 0]
+    values = [value for row in rows for value in [*row.distances, *row.values("alone"), row.noise] if value > 0]
     if not values:
         return 1e-8, 1.0
     high = max(values)
@@ -224,24 +237,21 @@ def _limits(rows: Sequence[_StripRow]) -> tuple[float, float]:
 def _draw_cka(axes: Axes, rows: Sequence[_StripRow]) -> None:
     axes.set_xlim(-0.02, 1.02)
     axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-    known = [(at, values) for at, row in enumerate(rows) if (values := row.values("cka"))]
-    axes.hlines([at for at, _ in known], *zip(*((min(v), max(v)) for _, v in known), strict=True), colors=Colour.SKY)
-    axes.plot([values[-1] for _, values in known], [at for at, _ in known], "o", color=Colour.BLUE, ms=3.0, zorder=4)
+    for at, row in enumerate(rows):
+        if values := row.values("cka"):
+            axes.hlines(at, min(values), max(values), colors=Colour.SKY)
+            axes.plot(values[-1], at, "o", color=Colour.BLUE, ms=3.0, zorder=4)
 
 
 def _legend(rows: Sequence[_StripRow]) -> list[str]:
     """What is drawn."""
     words = ["blue ● accumulated up to here"] if any(row.distances for row in rows) else []
     words += ["orange ◆ the layer of B alone, on the inputs of A"] if any(row.values("alone") for row in rows) else []
-    words += [f"grey: up to {_TIMES_NOISE} x noise of A"] if any(map(bool, _all(rows, "noise"))) else []
+    words += [f"grey: up to {TIMES_NOISE} x noise of A"] if any(row.noise for row in rows) else []
     keys = [mark[0] for mark in dict.fromkeys(row.mark for row in rows) if mark]
     folded = "a row of several calls: ● the last, line from least to most, ◆ and noise the most"
     keys += [folded] if any(len(row.pairs) > 1 for row in rows) else []
     return [line for line in ("   ".join(words), "   ".join(keys)) if line]
-
-
-def _all(rows: Iterable[_StripRow], name: str) -> list[float]:
-    return [value for row in rows for value in row.values(name)]
 
 
 def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image.Image:
@@ -308,8 +318,8 @@ def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image
 
 def map_difference(maps: ComparedMaps) -> MapDifference:
     """The maps of A and B on one scale, and B - A on its own; of the channels that differ."""
-    both = (Maps("", torch.from_numpy(np.ascontiguousarray(values)), "N C H W") for values in (maps.a, maps.b))
-    difference = compare_maps(*both, ("A", "B", "difference"), len(maps.channels))
+    a, b = (Maps("", torch.from_numpy(np.ascontiguousarray(values)), "N C H W") for values in (maps.a, maps.b))
+    difference = compare_maps(a, b, ("A", "B", "difference"), len(maps.channels))
     numbers = [maps.channels[at] for at in difference.channels]
     tiles = difference.tiles and tuple(replace(each, channels=numbers) for each in difference.tiles)
     return replace(difference, channels=tuple(numbers), tiles=tiles)

@@ -1,3 +1,4 @@
+from .comparison import draw_comparison_page as draw_comparison_page
 from .exemplars import draw_exemplars_page as draw_exemplars_page
 from .overview import draw_overview as draw_overview
 from .page import count_places as count_places, draw_page as draw_page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,21 +139,21 @@ def draw_result_page(page: ResultPage) -> str:
         about=about,
         severity=SEVERITY_WORDS,
         outline=outline,
-        share=_share,
-        sortable=_sortable,
+        share=share_of_bar,
+        sortable=sortable,
     )
 
 
-def _share(size: float, sizes: tuple[float, float]) -> str:
+def share_of_bar(size: float, sizes: tuple[float, float]) -> str:
     """How long the bar of a size is, in percent, on a logarithmic axis of a table."""
     low, high = map(math.log10, sizes)
     return f"{2 + 98 * (math.log10(size) - low) / (high - low):.3g}" if high > low else "100"
 
 
-def _sortable(value: Any) -> str:
+def sortable(value: Any) -> str:
     """What a column is sorted by: a number as it is, and the number of values for a shape."""
     if isinstance(value, bool | int | float):
-        return repr(float(value)) if isinstance(value, float) else str(int(value))
+        return json.dumps(float(value) if isinstance(value, float) else int(value))
     if isinstance(value, list | tuple) and value and all(isinstance(part, int) for part in value):
         return str(math.prod(value))
     return words(value)

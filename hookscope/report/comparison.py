@@ -1,0 +1,350 @@
+"""The page of a comparison: where two sides part, difference by difference, with maps and CKA."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hookscope.comparison import (
+    TIMES_NOISE,
+    CkaMatrix,
+    ComparedMaps,
+    Comparison,
+    PairedCall,
+    SideFacts,
+    map_difference,
+)
+from hookscope.drawing import colours, palette, shape_text
+from hookscope.errors import WriteError
+from hookscope.findings import counted, percent
+from hookscope.models import is_random
+from hookscope.report.charts import Chart, Line
+from hookscope.report.pictures import MAPS, png_address
+from hookscope.report.tables import share_of_bar, sortable
+from hookscope.report.template import MAX_SIZE, render
+from hookscope.report.tree import ModuleRow, module_rows
+
+_SIGNED = "RdBu_r"
+_DIGITS = 4  # of the CKA that the page holds
+
+
+def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_SIZE) -> str:
+    """The page of a comparison: one self-contained file of HTML.
+
+    Args:
+        comparison: What `compare` returns.
+        max_size: The largest size of the page in bytes, None for any. A larger page keeps the channels that changed
+            most, and says how many it left out.
+
+    Raises:
+        WriteError: the page does not fit even without maps.
+
+    Example:
+        >>> import hookscope, torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> draw_comparison_page(hookscope.compare(net, net, torch.rand(4, 3, 8, 8))).startswith("<!doctype html>")
+        True
+    """
+    maps = [MapsView.of(comparison, kept) for kept in comparison.maps]
+    rows = _pair_rows(comparison)
+    sizes = [row.relative_l2 for row in rows if row.relative_l2 and math.isfinite(row.relative_l2)]
+    untrained = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if is_random(side.weights)]
+    facts = {
+        "kind": "Comparison",
+        "title": f"{comparison.a.model} and {comparison.b.model}",
+        "is_random": bool(untrained),
+        "untrained": untrained,
+        "summary": _summary(comparison),
+        "provenance": comparison.provenance,
+        "comparison": comparison,
+        "sides": _sides(comparison),
+        "places": {row.name: row.number for row in reversed(rows) if row.is_call},
+        "charts": _charts(comparison),
+        "rows": rows,
+        "columns": _columns(comparison),
+        "sizes": (min(sizes), max(sizes)) if sizes else None,
+        "matrix": None if comparison.matrix is None else MatrixView(comparison.matrix),
+        "share": share_of_bar,
+        "sortable": sortable,
+        "percent": percent,
+        "counted": counted,
+    }
+    most = max((len(view.channels) for view in maps), default=0)
+    while True:
+        page = render(
+            "comparison.html",
+            ("page.css", "charts.css", "results.css", "comparison.css"),
+            ("page.js", "list.js", "charts.js", "comparison.js"),
+            maps=[replace(view, channels=view.channels[:most]) for view in maps],
+            **facts,
+        )
+        if max_size is None or (size := len(page.encode())) <= max_size:
+            return page
+        if not most:
+            least = f"without maps it takes {size:,} bytes"
+            raise WriteError(f"the page does not fit into {max_size:,} bytes", least, "compare fewer layers")
+        most //= 2
+
+
+def _summary(comparison: Comparison) -> dict[str, Any]:
+    agreement = comparison.agreement
+    return {
+        "images": counted(len(comparison.names), "image"),
+        "pairs of calls": len(comparison.calls),
+        "without a partner": len(comparison.unpaired_a) + len(comparison.unpaired_b) or None,
+        "same best class": percent(agreement.top1) if agreement else None,
+    }
+
+
+def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """What each side was: name of the field, of A, of B."""
+    names = [field.name for field in fields(SideFacts)]
+    rows = [(name, getattr(comparison.a, name), getattr(comparison.b, name)) for name in names]
+    return [row for row in rows if row[1] or row[2]]
+
+
+def _charts(comparison: Comparison) -> list[Chart]:
+    calls, places = comparison.calls, range(len(comparison.calls))
+    noise = [pair.noise and TIMES_NOISE * pair.noise for pair in calls]
+    distances = [
+        Line("accumulated", places, [_distance(pair) for pair in calls], 0),
+        Line("the layer of B alone, on the inputs of A", places, [pair.alone for pair in calls], 1),
+        Line(f"{TIMES_NOISE} x noise of A", places, noise, 3),
+    ]
+    names, cka = [pair.key for pair in calls], [Line("CKA", places, [pair.cka for pair in calls], 2)]
+    charts = [
+        Chart("Relative L2 difference", distances, "call", log=True, names=names),
+        Chart("Linear CKA of A and B", cka, "call", names=names),
+    ]
+    return [replace(chart, lines=lines) for chart in charts if (lines := list(filter(_says_something, chart.lines)))]
+
+
+def _says_something(line: Line) -> bool:
+    return any(y is not None and math.isfinite(y) and y != 0 for y in line.ys)
+
+
+def _distance(pair: PairedCall) -> float | None:
+    return pair.difference.relative_l2 if pair.difference else None
+
+
+@dataclass
+class PairRow(ModuleRow[tuple[int, PairedCall]]):
+    """A line of the list of pairs; ``facts`` are the position of a pair, and the pair itself.
+
+    Attributes:
+        link: The part of the page that shows its maps; empty without maps.
+        role: What the answer says of it.
+    """
+
+    link: str = ""
+    role: str = ""
+
+    @property
+    def is_call(self) -> bool:
+        return self.facts is not None
+
+    @property
+    def calls(self) -> int:
+        return len(self.parts)
+
+    @property
+    def orders(self) -> str:
+        first, last = self.parts[0][0], self.parts[-1][0]
+        return str(first) if first == last else f"{first}–{last}"
+
+    @property
+    def pair(self) -> PairedCall:
+        """The pair, of a module the last one in it."""
+        return (self.facts or self.parts[-1])[1]
+
+    @property
+    def relative_l2(self) -> float | None:
+        return _distance(self.pair)
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """What the columns show; of a module only what is true for what leaves it."""
+        pair, different = self.pair, self.pair.difference
+        if self.facts is None:
+            alone = [inside.alone for _, inside in self.parts if inside.alone is not None]
+            return {"relative L2": self.relative_l2, "alone": max(alone, default=None), "CKA": pair.cka}
+        largest = different.largest if different else None
+        return {
+            "in B": pair.key_b if pair.key_b != pair.key else None,
+            "paired by": pair.how,
+            "type": pair.a.type if pair.a.type == pair.b.type else f"{pair.a.type} / {pair.b.type}",
+            "shape": _shapes(pair),
+            "relative L2": self.relative_l2,
+            "alone": pair.alone,
+            "noise": pair.noise,
+            "largest": largest.value if largest else None,
+            "cosine": different.cosine if different else None,
+            "CKA": pair.cka,
+            "dead in A only": pair.dead_a,
+            "dead in B only": pair.dead_b,
+            "parameters": pair.parameters,
+            "buffers": pair.buffers,
+        }
+
+    @property
+    def largest(self) -> str:
+        """Where the largest difference is, and the values there."""
+        largest = self.facts and self.pair.difference and self.pair.difference.largest
+        if not largest:
+            return ""
+        return f"image {largest.image}, at {largest.place}: A {largest.a:.4g}, B {largest.b:.4g}"
+
+    @property
+    def state(self) -> str:
+        """What the pair is: the same, within the noise, or how it differs."""
+        states = {_state(pair) for _, pair in ([self.facts] if self.facts else self.parts)}
+        return next(state for state in _STATES if state in states)
+
+
+_STATES = ("NaN or Inf", "other shapes", "differs", "noise", "same")
+
+
+def _state(pair: PairedCall) -> str:
+    difference = pair.difference
+    if difference is None:
+        return "other shapes"
+    if difference.nonfinite_a or difference.nonfinite_b:
+        return "NaN or Inf"
+    return "same" if difference.is_same else "differs" if pair.differs else "noise"
+
+
+def _shapes(pair: PairedCall) -> str:
+    shapes = dict.fromkeys(shape_text(shape).replace("x", "×") for shape in (pair.shape_a, pair.shape_b))
+    return " / ".join(shapes)
+
+
+def _columns(comparison: Comparison) -> list[str]:
+    """The columns in which a pair says something."""
+    cells = [PairRow(0, (), "", (at, pair), [(at, pair)]).cells for at, pair in enumerate(comparison.calls)]
+    said = {name for row in cells for name, value in row.items() if value not in (None, "")}
+    if all(pair.how == "name" for pair in comparison.calls):
+        said.discard("paired by")
+    return [name for name in (cells[0] if cells else {}) if name in said]
+
+
+def _pair_rows(comparison: Comparison) -> list[PairRow]:
+    rows = module_rows(
+        PairRow, enumerate(comparison.calls), lambda numbered: numbered[1].a, lambda numbered: numbered[1].key
+    )
+    links = {kept.key: f"maps={at}" for at, kept in reversed(list(enumerate(comparison.maps)))}
+    answer = comparison.answer
+    for row in rows:
+        if row.is_call:
+            row.link = links.get(row.name, "")
+            roles = (("first difference", answer.first), ("adds most", answer.most))
+            row.role = ", ".join(role for role, key in roles if key == row.name)
+            if row.role:
+                for parent in row.parents:
+                    rows[parent].is_open = True
+    return rows
+
+
+@dataclass(frozen=True)
+class ChannelView:
+    """The maps of a channel: the addresses of A, B and B − A, or their values where a map is one value."""
+
+    channel: int
+    change: float
+    addresses: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MapsView:
+    """The maps of a pair for one image, and the ends of their two scales."""
+
+    maps: ComparedMaps
+    image: str
+    pair: PairedCall | None
+    high: float
+    largest: float
+    nonfinite: str
+    channels: tuple[ChannelView, ...]
+
+    @classmethod
+    def of(cls, comparison: Comparison, maps: ComparedMaps) -> MapsView:
+        difference = map_difference(maps)
+        tiles = difference.tiles or ()
+        channels = tuple(
+            ChannelView(
+                channel,
+                difference.distances[at],
+                () if tiles[0].values else tuple(_map_address(each.levels[at]) for each in tiles),
+                tuple(each.values[at] for each in tiles) if tiles[0].values else (),
+            )
+            for at, channel in enumerate(difference.channels)
+        )
+        name = comparison.names[maps.image] if maps.image < len(comparison.names) else ""
+        spoiled = (f"{count:,} in {side}" for side, count in zip("AB", difference.nonfinite, strict=False) if count)
+        return cls(
+            maps,
+            os.path.basename(name) or f"image {maps.image + 1}",
+            next((pair for pair in comparison.calls if pair.key == maps.key), None),
+            float(tiles[0].high[0]) if tiles else 0.0,
+            float(tiles[2].high[0]) if tiles else 0.0,
+            " and ".join(spoiled),
+            channels,
+        )
+
+    @property
+    def ramp(self) -> str:
+        """The address of all colours from the lowest to the highest value."""
+        return _map_address(np.arange(colours.LEVELS, dtype=np.uint8)[None])
+
+    @property
+    def left_out(self) -> int:
+        """Number of channels that do not fit into the page."""
+        return len(self.maps.channels) - len(self.channels)
+
+
+def _map_address(levels: np.ndarray[Any, Any], cmap: str = _SIGNED) -> str:
+    image = Image.fromarray(np.ascontiguousarray(levels), "P")
+    image.putpalette(palette(cmap).tobytes())
+    return png_address(image)
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """CKA of all against all as a picture of one pixel for each pair, and as numbers."""
+
+    matrix: CkaMatrix
+
+    @property
+    def address(self) -> str:
+        """The address of the picture: dark 0, bright 1, and grey where there is no value."""
+        shares = np.nan_to_num(self.matrix.values).clip(0, 1) * (colours.LEVELS - 1)
+        levels = np.where(np.isnan(self.matrix.values), colours.CONSTANT, np.rint(shares)).astype(np.uint8)
+        return _map_address(levels, MAPS)
+
+    @property
+    def ramp(self) -> str:
+        return _map_address(np.arange(colours.LEVELS, dtype=np.uint8)[None], MAPS)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The numbers for the script of the page; null where there is no value."""
+        values = [[_rounded(value) for value in row] for row in self.matrix.values.tolist()]
+        return {"a": self.matrix.names_a, "b": self.matrix.names_b, "values": values}
+
+    @property
+    def best(self) -> Iterator[tuple[str, str, float]]:
+        """The layer of B that is most like each layer of A, and their CKA."""
+        for name, row in zip(self.matrix.names_a, self.matrix.values, strict=True):
+            if not np.isnan(row).all():
+                at = int(np.nanargmax(row))
+                yield name, self.matrix.names_b[at], float(row[at])
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, _DIGITS) if math.isfinite(value) else None

@@ -1,0 +1,143 @@
+"""Pictures of a comparison: what is drawn, against the facts."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from hookscope.comparison import Answer, Comparison, draw_compared_maps, draw_differences, draw_matrix
+from hookscope.drawing import colours, read_provenance, read_sheet, write_png
+from hookscope.errors import NoMapError
+from tests.comparison.example import SIDE, example, maps, matrix, pair
+
+
+def labels(figure: Figure, axes: int = 0) -> list[str]:
+    return [text.get_text() for text in figure.axes[axes].texts[1:]]
+
+
+def points(figure: Figure, marker: str, axes: int = 0) -> dict[int, float]:
+    """The x of the points with this marker, by row."""
+    lines = (line for line in figure.axes[axes].lines if line.get_marker() == marker)
+    found = (zip(line.get_xdata(), line.get_ydata(), strict=True) for line in lines)
+    return {int(y): float(x) for line in found for x, y in line if not math.isnan(x)}
+
+
+def compared(*pairs: Any, **more: Any) -> Comparison:
+    return replace(example(), calls=pairs, answer=Answer("layer", "", "", 0, ""), **more)
+
+
+def test_points_are_the_differences_of_the_pairs() -> None:
+    comparison = example(8)
+    figure = draw_differences(comparison)
+    distances = [each.difference and each.difference.relative_l2 for each in comparison.calls]
+    assert points(figure, "o") == {at: value for at, value in enumerate(distances) if value}
+    alone = [each.alone for each in comparison.calls]
+    assert points(figure, "D") == {at: value for at, value in enumerate(alone) if value}
+    assert points(figure, "o", 1) == {at: each.cka for at, each in enumerate(comparison.calls) if each.cka is not None}
+    assert list(points(figure, "<")) == [0, 1, 2]  # the same to the bit
+    [*_, last] = figure.axes[0].get_xticklabels()
+    assert figure.axes[0].get_xscale() == "log" and last.get_text() == "0.1"
+
+
+def test_a_grey_bar_ends_at_ten_times_the_noise() -> None:
+    figure = draw_differences(compared(pair("a", 0, 0.5, noise=0.01), pair("b", 1, 0.001)))
+    [bar] = figure.axes[0].containers[0]
+    assert bar.get_x() + bar.get_width() == pytest.approx(0.1) and round(bar.get_y() + bar.get_height() / 2) == 0
+
+
+def test_what_no_logarithm_has_is_marked() -> None:
+    nan = pair("nan", 1, 0.1)
+    assert nan.difference is not None
+    nan = replace(nan, difference=replace(nan.difference, nonfinite_b=3))
+    infinite = pair("inf", 3, math.inf)
+    figure = draw_differences(compared(pair("same", 0), nan, pair("shapes", 2, None), infinite))
+    rows = {marker: list(points(figure, marker)) for marker in "<>x"}
+    assert rows == {"<": [0], ">": [1, 3], "x": [2]} and list(points(figure, "o")) == [1]
+    legend = " ".join(text.get_text() for text in figure.texts)
+    assert all(words in legend for words in ("the same to the bit", "NaN or Inf on one side", "other shapes"))
+
+
+def test_two_sides_that_are_the_same_have_a_picture() -> None:
+    figure = draw_differences(compared(pair("a", 0), pair("b", 1)))
+    assert len(figure.axes) == 1 and not points(figure, "o")
+
+
+def test_long_networks_are_folded_but_the_answer_has_its_rows() -> None:
+    comparison = example(500)
+    figure = draw_differences(comparison)
+    names = labels(figure)
+    assert len(names) <= 100 and "layer1  20 calls" in names and comparison.answer.first in names
+    row = names.index("layer7  20 calls")
+    inside = [each for each in comparison.calls if each.a.name.startswith("layer7.")]
+    assert inside[-1].difference is not None
+    assert points(figure, "o")[row] == inside[-1].difference.relative_l2
+    assert points(figure, "D")[row] == max(each.alone or 0 for each in inside)
+
+
+def test_a_long_network_without_modules_is_folded_into_runs() -> None:
+    names = labels(draw_differences(compared(*(pair(str(at), at, 0.1) for at in range(300)))))
+    assert names[0] == "0 … 39  40 calls" and len(names) == 8
+
+
+def test_the_answer_stands_beside_its_rows_and_random_weights_are_red() -> None:
+    comparison = replace(example(8), b=replace(SIDE, weights="random (seed 0)"))
+    figure = draw_differences(comparison)
+    said = [text.get_text() for text in figure.axes[-1].texts]
+    assert said[-2:] == ["first difference", "adds most"]
+    red = [text.get_text() for text in figure.texts if text.get_color() == "#c8380a"]
+    assert len(red) == 1 and red[0].startswith("B: resnet18, weights: random")
+    assert comparison.answer.sentence in [text.get_text() for text in figure.texts]
+
+
+def test_the_pixels_of_maps_are_a_b_and_their_difference(tmp_path: Path) -> None:
+    kept = maps("layer", channels=(7, 2, 5))
+    comparison = replace(example(), maps=(kept, maps("head", size=1)))
+    write_png(draw_compared_maps(comparison), tmp_path / "maps.png")
+    found = read_sheet(tmp_path / "maps.png")
+    assert list(found) == [f"{key} {name}" for key in ("layer", "head") for name in ("A", "B", "difference")]
+    both = float(np.nanmax(np.abs([kept.a, kept.b])))
+    for name, values, top in (("A", kept.a, both), ("B", kept.b, both), ("difference", kept.b - kept.a, 0.5)):
+        channels, decoded = found[f"layer {name}"]
+        assert channels == [7, 2, 5]
+        np.testing.assert_allclose(decoded, values, atol=top / (colours.LEVELS - 1) * 1.001)  # NaN where NaN is
+    provenance = read_provenance(tmp_path / "maps.png")
+    assert provenance["command"] and provenance["bands"][0]["nonfinite"] == {"A": 0, "B": 1, "difference": 1}
+
+
+def test_maps_of_several_images_have_names_of_their_own() -> None:
+    image = draw_compared_maps(replace(example(), maps=(maps("layer"), maps("layer", image=1))))
+    parts = [part["part"] for part in json.loads(image.info["hookscope"])["parts"]]
+    assert parts[:2] == ["layer, image 0 A", "layer, image 0 B"] and len(set(parts)) == 6
+
+
+def test_maps_that_are_equal_or_missing_are_said() -> None:
+    kept = maps("layer")
+    image = draw_compared_maps(replace(example(), maps=(replace(kept, b=kept.a),)))
+    assert json.loads(image.info["hookscope"])["parts"] == []
+    with pytest.raises(NoMapError, match="the comparison has no feature maps"):
+        draw_compared_maps(replace(example(), maps=()))
+
+
+def test_the_matrix_has_every_value_and_a_ring_at_the_best_of_each_row() -> None:
+    cka = replace(
+        matrix(["a", "b", "c"]), names_b=("x", "y"), values=np.array([[0.9, 0.1], [0.2, 0.3], [math.nan] * 2])
+    )
+    figure = draw_matrix(cka, "resnet18", "resnet34")
+    [shown] = figure.axes[0].images
+    np.testing.assert_array_equal(shown.get_array(), cka.values)
+    assert shown.get_clim() == (0, 1) and points(figure, "o") == {0: 0.0, 1: 1.0}
+    assert [text.get_text() for text in figure.axes[0].texts] == ["a", "b", "c", "x", "y"]
+    words = " ".join(text.get_text() for text in figure.texts)
+    assert "resnet18 (A, rows)" in words and "Grey: 2 pairs" in words
+
+
+def test_a_large_matrix_names_some_of_its_layers() -> None:
+    figure = draw_matrix(matrix([f"layer{at}" for at in range(300)]))
+    assert 40 < len(figure.axes[0].texts) < 200 and max(figure.get_size_inches()) < 12
