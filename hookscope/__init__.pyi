@@ -1,6 +1,12 @@
 from . import interventions as interventions
 from ._version import __version__ as __version__
-from .comparison import Comparison as Comparison, compare as compare
+from .comparison import (
+    Comparison as Comparison,
+    compare as compare,
+    draw_compared_maps as draw_compared_maps,
+    draw_differences as draw_differences,
+    draw_matrix as draw_matrix,
+)
 from .drawing import draw_overlay as draw_overlay, draw_sheet as draw_sheet, read_sheet as read_sheet
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .exemplars import (
@@ -76,6 +82,7 @@ from .parameters import (
 )
 from .planning import Plan as Plan, plan as plan
 from .report import (
+    draw_comparison_page as draw_comparison_page,
     draw_exemplars_page as draw_exemplars_page,
     draw_gradients_page as draw_gradients_page,
     draw_page as draw_page,
