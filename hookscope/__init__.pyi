@@ -2,10 +2,12 @@ from . import interventions as interventions
 from ._version import __version__ as __version__
 from .comparison import (
     Comparison as Comparison,
+    Side as Side,
     compare as compare,
     draw_compared_maps as draw_compared_maps,
     draw_differences as draw_differences,
     draw_matrix as draw_matrix,
+    make_side as make_side,
 )
 from .drawing import draw_overlay as draw_overlay, draw_sheet as draw_sheet, read_sheet as read_sheet
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError

@@ -21,4 +21,4 @@ from .figure import (
 )
 from .limits import ComparisonLimits as ComparisonLimits, check_comparison as check_comparison
 from .run import compare as compare
-from .side import Side as Side
+from .side import Side as Side, make_side as make_side

@@ -80,7 +80,8 @@ class PairedCall(Shown):
         shape_a: Of the output for one image, without the batch axis.
         shape_b: Likewise of B.
         difference: Of the outputs; None where shapes differ.
-        noise: Relative L2 difference of A from itself: run again, and with its input changed by rounding. From 0.
+        noise: Relative L2 difference of A from itself: run again, and with its input changed by rounding; at least the
+            unit roundoff of its data type, 6e-8 for float32. From 0.
         alone: Relative L2 difference of what the layer of B gives on the inputs of A, None if that was not measured.
         cka: Linear CKA over the images, at most 1; an unbiased estimate, so that of few images it may be below 0. None
             with fewer than four images, and where a layer is constant or not finite.

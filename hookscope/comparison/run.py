@@ -131,9 +131,11 @@ def compare(
         raise UsageError(asked, do="give as many to both, in the same order")
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size must be at least 1, not {batch_size}")
+    sides = Side.of(a), Side.of(b)
+    if ops and any(side.compiled for side in sides):
+        raise UsageError("operations of a compiled model cannot be looked at", do="leave out ops or compile")
     run = _Run(
-        Side.of(a),
-        Side.of(b),
+        *sides,
         len(pictures),
         None if layers is None else Selection.of(layers),
         tuple(types) if types else None,
@@ -222,7 +224,8 @@ class _Run:
     ) -> None:
         self.a, self.b, self.total = a, b, total
         self.layers, self.types, self.ops, self.map_names = layers, types, ops, map_names
-        self.alone, self.matrix, self.keep = alone, matrix, keep
+        self.alone = alone and not self._is_compiled  # whose layers do not run by themselves
+        self.matrix, self.keep = matrix, keep
         self.names: list[str] = []
         self.sha256: list[str] = []
         self.lost = 0
@@ -245,7 +248,9 @@ class _Run:
         """The batch in parts of which what is kept of A fits."""
         count = len(batch.names)
         if not self.sums:
-            self._pair(_sliced(batch, slice(2 if self._in_training else 1)))
+            # another number of images is another program to compile
+            least = count if self._is_compiled else 2 if self._in_training else 1
+            self._pair(_sliced(batch, slice(least)))
         most = max(_LEAST, int(_KEPT / max(self.bytes, 1.0))) if fits else count
         parts = -(-count // most)
         if count // parts < _LEAST:  # too few for CKA
@@ -253,6 +258,10 @@ class _Run:
         step = -(-count // parts)
         for first in range(0, count, step):
             yield _sliced(batch, slice(first, first + step))
+
+    @property
+    def _is_compiled(self) -> bool:
+        return bool(self.a.compiled or self.b.compiled)
 
     @property
     def _in_training(self) -> bool:
@@ -473,26 +482,31 @@ class _Run:
 
     def _add_noise(self, key: str, output: Any, again: Any, positions: Sequence[int], listed: bool) -> None:
         found: dict[str, DifferenceSums] = {}
+        rounding: dict[str, float] = {}
         for part, a, b, images in _parts(output, again, positions, listed):
             sums = found.setdefault(part, DifferenceSums())
             if a.shape == b.shape:
                 sums.add(a, b, images)
             else:
                 sums.moved = np.inf  # as many boxes as rounding decides
+            if a.is_floating_point() and key != INPUT:  # one rounding of another kernel, whatever the input
+                rounding[part] = torch.finfo(a.dtype).eps / 2
         for part, sums in found.items():
             row = self.sums[key].setdefault(part, PartSums())
-            row.noise = max(row.noise or 0.0, np.inf if sums.moved == np.inf else sums.relative_l2 or 0.0)
+            measured = np.inf if sums.moved == np.inf else sums.relative_l2 or 0.0
+            row.noise = max(row.noise or 0.0, measured, rounding.get(part, 0.0))
 
     # the result
 
     def comparison(self) -> Comparison:
-        a, b = _facts(self.a), _facts(self.b)
+        a, b = self.a.facts, self.b.facts
         rows = tuple(self._rows())
         only = self.pairing.only_a, self.pairing.only_b
         training = [sum(module.training for module in side.net.model.modules()) for side in (self.a, self.b)]
         for side, count in zip("AB", training, strict=True):
             if count:
                 self.notes[f"{side} is in training mode: {counted(count, 'layer')}"] = None
+        self.notes |= dict.fromkeys((*self.a.notes, *self.b.notes))
         if self.lost:
             self.notes[f"{counted(self.lost, 'image')} could not be used"] = None
         matrix = self.cka_sums.matrix(len(self.names)) if self.matrix else None
@@ -637,22 +651,6 @@ def _compared_maps(
         label = f"{key} {a.part}" if a.part else key
         picked = [np.asarray(side[channels].float()) for side in (one, two)]
         yield ComparedMaps(label, image, tuple(channels.tolist()), *picked, np.asarray(changes[channels]))
-
-
-def _facts(side: Side) -> SideFacts:
-    net = side.net
-    dtype = next((parameter.dtype for parameter in net.model.parameters() if parameter.is_floating_point()), None)
-    special = [f"autocast {str(side.autocast).removeprefix('torch.')}"] if side.autocast else []
-    special += ["compiled"] if side.compiled else []
-    special += [f"{where}: {change}" for where, change in side.changes]
-    return SideFacts(
-        net.name,
-        net.weights,
-        str(dtype).removeprefix("torch.") if dtype else "float32",
-        net.device,
-        net.preprocess.describe(),
-        ", ".join(special),
-    )
 
 
 def _provenance(side: Side, facts: SideFacts) -> dict[str, Any]:

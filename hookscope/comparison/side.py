@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from hookscope.comparison.compiled import CompiledPass
+from hookscope.comparison.facts import SideFacts
+from hookscope.errors import UsageError
+from hookscope.findings import listed
 from hookscope.interventions import intervene
 from hookscope.models import LoadedModel, as_loaded
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+AUTOCAST = "autocast"
 
 
 @dataclass(frozen=True)
@@ -22,18 +30,38 @@ class Side:
         net: The model, on its device and in its data type; it prepares its own images.
         autocast: The data type of `torch.autocast` around each pass; None without it.
         changes: Interventions as `hookscope.intervene` takes them.
-        compiled: Whether the model runs through `torch.compile`.
+        compiled: The backend of `torch.compile` through which the model runs, such as ``inductor``, which True means
+            too; False for an eager model. What layers return is then taken from a second program, which is compiled
+            from the model with hooks on it.
+
+    Raises:
+        UsageError: interventions in a compiled model.
     """
 
     net: LoadedModel
     autocast: torch.dtype | None = None
-    changes: Sequence[Any] = ()
-    compiled: bool = False
+    changes: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()
+    compiled: bool | str | Callable[..., Any] = False
+
+    def __post_init__(self) -> None:
+        if not self.compiled or hasattr(self.net.model, "_compiled_pass"):
+            return
+        if self.changes:
+            raise UsageError(
+                "interventions cannot change a compiled model", do="leave out compile or the interventions"
+            )
+        backend = "inductor" if self.compiled is True else self.compiled
+        compiled = CompiledPass(self.net.model, backend).model
+        object.__setattr__(self, "net", replace(self.net, model=compiled))
 
     @classmethod
     def of(cls, side: Side | LoadedModel | nn.Module) -> Side:
-        """``side`` itself, or a model that runs as it is."""
-        return side if isinstance(side, Side) else cls(as_loaded(side))
+        """``side`` itself, or a model that runs as it is; what `torch.compile` returned runs through inductor."""
+        if isinstance(side, Side):
+            return side
+        if isinstance(side, nn.Module) and "_orig_mod" in side._modules:
+            return cls(as_loaded(side.get_submodule("_orig_mod")), compiled=True)
+        return cls(as_loaded(side))
 
     @contextmanager
     def conditions(self) -> Iterator[None]:
@@ -45,3 +73,93 @@ class Side:
             if self.changes:
                 stack.enter_context(intervene(self.net.model, self.changes))
             yield
+
+    @property
+    def facts(self) -> SideFacts:
+        """What this side is, in words."""
+        net, special = self.net, []
+        if self.autocast is not None:
+            special.append(f"autocast {_name(self.autocast)}")
+        if self.compiled:
+            backend = getattr(self.compiled, "__name__", self.compiled)
+            special.append("compiled" if backend is True else f"compiled with {backend}")
+        pairs = self.changes.items() if isinstance(self.changes, dict) else self.changes
+        special += [f"{where}: {change}" for where, change in pairs]
+        dtypes = ", ".join(map(_name, _dtypes(net.model))) or "float32"
+        return SideFacts(net.name, net.weights, dtypes, net.device, net.preprocess.describe(), "; ".join(special))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader should know of the passes so far."""
+        compiled = getattr(self.net.model, "_compiled_pass", None)
+        if compiled is None or not compiled.apart:
+            return ()
+        text = f"what the layers of {self.net.name} return comes from a program that keeps it, whose output is"
+        return (f"{text} {compiled.apart:.2g} off that of the compiled model",)
+
+
+def make_side(
+    net: LoadedModel | nn.Module,
+    dtype: str | torch.dtype | None = None,
+    *,
+    compiled: bool | str | Callable[..., Any] = False,
+    changes: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (),
+) -> Side:
+    """A side of a comparison: a model in a data type, perhaps compiled or changed.
+
+    Args:
+        net: What `load_model` returns, or any module. It stays as it is: another data type makes a copy.
+        dtype: ``float32``, ``float64``, ``float16`` or ``bfloat16`` for the parameters and the input; ``autocast`` for
+            `torch.autocast` with the usual type of the device, or such as ``autocast:float16``. None leaves it.
+        compiled: Whether the model runs through `torch.compile`, or its backend.
+        changes: Interventions as `intervene` takes them.
+
+    Raises:
+        UsageError: a data type that the model or its device cannot have, or interventions in a compiled model.
+
+    Example:
+        >>> import torch
+        >>> side = make_side(torch.nn.Linear(2, 2), "bfloat16")
+        >>> side.net.model.weight.dtype, side.facts.dtype
+        (torch.bfloat16, 'bfloat16')
+    """
+    loaded = as_loaded(net)
+    text = _name(dtype) if isinstance(dtype, torch.dtype) else dtype
+    if text is None:
+        return Side(loaded, None, changes, compiled)
+    if text.partition(":")[0] == AUTOCAST:
+        return Side(loaded, _autocast_type(text, loaded.device), changes, compiled)
+    if text not in DTYPES:
+        raise UsageError(f"no data type '{text}'", f"there are {listed([*DTYPES, AUTOCAST], 9)}", "choose one")
+    return Side(_converted(loaded, getattr(torch, text)), None, changes, compiled)
+
+
+def _autocast_type(text: str, device: str) -> torch.dtype:
+    kind = torch.device(device).type
+    name = text.partition(":")[2] or _name(torch.get_autocast_dtype(kind))
+    if name not in ("float16", "bfloat16"):
+        raise UsageError(f"autocast cannot compute in '{name}'", "it takes float16 and bfloat16", "choose one")
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
+    """``net``, or a copy of it in another data type."""
+    own = _dtypes(net.model)
+    if any(value.is_quantized for value in net.model.state_dict().values() if isinstance(value, torch.Tensor)):
+        raise UsageError(f"{net.name} is quantized and cannot be {_name(dtype)}", do="leave its data type")
+    if own in ((), (dtype,)):
+        return net
+    try:
+        model = copy.deepcopy(net.model).to(dtype)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise UsageError(f"{net.device} has no {_name(dtype)}: {error}") from error
+    return replace(net, model=model, preprocess=replace(net.preprocess, dtype=dtype))
+
+
+def _dtypes(model: nn.Module) -> tuple[torch.dtype, ...]:
+    """The data types of the floating-point parameters, in order of registration."""
+    return tuple(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -116,7 +116,7 @@ class SideOptions:
         """The side that runs ``net`` as the options say."""
         with process.prints_to_standard_error():
             changes = [(change.where, change.build(net, None)) for change in self.changes]
-        return comparison.Side(net, changes=changes, compiled=self.compile)
+        return comparison.make_side(net, self.dtype, changes=changes, compiled=self.compile)
 
 
 def load_sides(a: SideOptions, b: SideOptions) -> tuple[comparison.Side, comparison.Side]:
