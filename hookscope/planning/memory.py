@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from hookscope.planning.kernels import RESULTS
 from hookscope.tracing import MacCounter
 
 KINDS = ("parameters", "buffers", "gradients", "optimizer", "input", "saved")
@@ -38,7 +39,10 @@ class StorageFollower(MacCounter):
         self.place: Callable[[], Any] = str  # of the step, at a peak
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in RESULTS and args[0].is_meta:
+            output = RESULTS[func](*args)
+        else:
+            output = super().__torch_dispatch__(func, types, args, kwargs)
         results = list(_tensors([output]))
         for tensor in results:
             self.see(tensor)

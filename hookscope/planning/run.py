@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError, UsageError, is_out_of_memory, nearest
-from hookscope.hooks import OPERATION
+from hookscope.hooks import OPERATION, tensors_in
 from hookscope.models import (
     LoadedModel,
     as_batch,
@@ -165,9 +165,10 @@ def _planned(net: str | LoadedModel | nn.Module, size: Sequence[int] | None) -> 
     wanted = None if size is None else tuple(int(side) for side in size)
     if isinstance(net, str) and (skeleton := find_source(net).skeleton(net)) is not None:
         check_size(skeleton.model, wanted)
-        inputs = example_inputs(skeleton.model, wanted or skeleton.size)[0]
-        first = next(skeleton.model.parameters())
-        return _Planned(skeleton.model, net, tuple(inputs.shape[1:]), family_of(skeleton.model), "cpu", first.dtype)
+        example = next(iter(tensors_in(example_inputs(skeleton.model, wanted or skeleton.size)).values()))
+        family = family_of(skeleton.model)
+        shape = tuple(example.shape)[family != "detection" :]
+        return _Planned(skeleton.model, net, shape, family, "cpu", example.dtype)
     loaded = load_model(net, "none", device="cpu", input_size=wanted) if isinstance(net, str) else as_loaded(net)
     check_size(loaded.model, wanted, loaded.family)
     shape = loaded.preprocess.input_shape
