@@ -129,6 +129,7 @@ LIGHT_FILES = [
     "models/catalogue.py",
     "models/factory_text.py",
     "models/from_efficientnet_lite.py",
+    "models/from_exported.py",
     "models/from_onnx.py",
     "models/from_python.py",
     "models/from_timm.py",

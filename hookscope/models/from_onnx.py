@@ -22,7 +22,7 @@ class OnnxSource(ModelSource):
         return model.endswith(".onnx")
 
     def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        notes = own_weights_only(model, weights)
+        own_weights_only(model, weights)
         try:
             from hookscope.models import onnx_model
         except ImportError as error:
@@ -32,18 +32,19 @@ class OnnxSource(ModelSource):
         from hookscope.models.loaded import LoadedModel
 
         net: Any = onnx_model.load(model)
-        notes += [f"{model} takes (N, H, W, C): the axes of pictures are moved for it"] * net.channels_last
+        notes = [f"{model} takes (N, H, W, C): the axes of pictures are moved for it"] * net.channels_last
         metadata = WeightsMetadata(input_size=net.input_shape if all(net.input_shape) else None, notes=tuple(notes))
         loaded = LoadedModel.of(net, model, os.path.basename(model), metadata, "classification")
         preprocess = replace(loaded.preprocess, channels=net.input_shape[0] or 3, dtype=net.input_dtype)
         return replace(loaded, preprocess=preprocess, checkpoint=model)
 
 
-def own_weights_only(model: str, weights: WeightsChoice) -> list[str]:
-    """Refuse other weights than those in the file ``model``, and a file that is not there; the note to make of it."""
+def own_weights_only(model: str, weights: WeightsChoice) -> None:
+    """Refuse other weights than those in the file ``model``, and a file that is not there.
+
+    ``none`` is no refusal: where a command needs no weights, those of the file do no harm.
+    """
     if not os.path.isfile(model):
         raise ModelError(f"no file '{model}'")
     if weights.kind in (WeightsKind.NAME, WeightsKind.FILE):
         raise UsageError(f"{model} holds its own weights and takes no others", do="leave --weights out for this model")
-    random = weights.kind is WeightsKind.NONE
-    return [f"{model} has no layers without weights: those of the file are taken"] if random else []
