@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from hookscope.drawing.reduce import ActivationSummary, reduce_output
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import HookscopeError, NoMapError, UsageError
+from hookscope.geometry import FieldTracker, computed_field
 from hookscope.hooks import Call, InputSize, Layers, Observer
 from hookscope.models import LoadedModel, model_errors_as_input_errors
 
@@ -50,6 +51,7 @@ def run_and_reduce(
     images = list(inputs)
     input_size = input_size_of(images[0])
     class_layers = layers_of_classes(net.model, net.categories or ())
+    tracker = FieldTracker()
     summaries: list[tuple[Call, ActivationSummary]] = []
     without_map: list[tuple[Call, HookscopeError]] = []
 
@@ -57,7 +59,11 @@ def run_and_reduce(
         try:
             names = names_of_channels(net, call, module) if module in class_layers else ()
             chosen = choice or ChannelChoice(usual=True)
-            summaries.append((call, reduce_output(output, module, input_size, chosen, scale, names, keep)))
+            with tracker.paused():
+                summary = reduce_output(output, module, input_size, chosen, scale, names, keep)
+            field, is_known = computed_field(tracker, output, module) if isinstance(output, Tensor) else (None, False)
+            seen = replace(summary, field=field, input_size=tracker.shown) if is_known else summary
+            summaries.append((call, seen))
         except UsageError:
             raise
         except HookscopeError as error:  # no map, or no chosen channel: other layers can still be drawn
@@ -73,7 +79,8 @@ def run_and_reduce(
     if observer.selection.end_is_known:
         observer.stop_early()
     arguments = net.inputs(*images)
-    with model_errors_as_input_errors(net.name, images), torch.no_grad(), observer:
+    tracker.follow(arguments)
+    with model_errors_as_input_errors(net.name, images), torch.no_grad(), observer, tracker:
         net.model(*arguments)
     summaries = [item for item in summaries if observer.wanted(item[0])]
     without_map = [item for item in without_map if observer.wanted(item[0])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field as dataclass_field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.tiles import ChannelChoice, Tiles, finite_extremes, reduce_maps
+from hookscope.geometry import ReceptiveField
 from hookscope.hooks import (
     InputSize,
     Maps,
@@ -42,7 +43,8 @@ class ActivationSummary:
     """Statistics of the finite values of an output, and the parts that are feature maps, as tiles.
 
     ``low``, ``mean`` and ``high`` are None without a finite value; ``dead`` counts the channels whose map is constant,
-    ``nonfinite`` the values NaN and Inf. ``values`` holds a copy of the output's tensors, with ``keep``.
+    ``nonfinite`` the values NaN and Inf. ``values`` holds a copy of the output's tensors, with ``keep``. ``field`` is
+    what a unit sees of an input of ``input_size``, if the output is one tensor and that is known.
     """
 
     shape: Shape
@@ -52,7 +54,9 @@ class ActivationSummary:
     dead: int
     nonfinite: int
     parts: tuple[Part, ...]
-    values: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Tensor] = dataclass_field(default_factory=dict)
+    field: ReceptiveField | None = None
+    input_size: InputSize | None = None
 
 
 def reduce_output(

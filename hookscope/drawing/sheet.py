@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import nn
 
 from hookscope.drawing import colours
@@ -35,6 +35,7 @@ _HINT = "all: channels='all'"
 _CHANNELS_FIRST = nn.Conv2d(1, 1, 1, device="meta")  # says where the channels of a tensor are whose layer is not given
 
 Frames = Sequence[Sequence[Image.Image]]
+_Shares = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +261,11 @@ def _composed(
     blocks = [_block(part, style, most) for part in summary.parts]
     photographs: Pixels | None = None
     if frames is not None and not style.plain:
-        blocks, photographs = _with_photographs(blocks, frames)
+        blocks, photographs = _with_photographs(blocks, frames, _middle_box(summary))
     page = Page()
     width = max([LEAST_WIDTH, *(block.pixels.shape[1] for block in blocks)])
     if not style.plain:
-        _add_header(page, summary, title, origin, width)
+        _add_header(page, summary, title, origin, width, _field_words(summary, photographs is not None))
     tops, bars = [], []
     for block in blocks:
         bar = None if style.plain else _add_part_header(page, block, width, len(blocks) > 1, style.hint)
@@ -294,10 +295,10 @@ def _block(part: Part, style: Style, most: int) -> _Block:
     return _Block(part, grid.pixels, grid)
 
 
-def _with_photographs(blocks: Sequence[_Block], frames: Frames) -> tuple[list[_Block], Pixels]:
+def _with_photographs(blocks: Sequence[_Block], frames: Frames, box: _Shares | None) -> tuple[list[_Block], Pixels]:
     """The blocks with what the network saw left of the maps, and the colours of the photographs."""
     seen = [
-        _seen(block, frames, block.part.item not in {b.part.item for b in blocks[:at]})
+        _seen(block, frames, block.part.item not in {b.part.item for b in blocks[:at]}, box)
         for at, block in enumerate(blocks)
     ]
     pictures = [picture for picture, _ in filter(None, seen)]
@@ -325,8 +326,32 @@ def _with_photographs(blocks: Sequence[_Block], frames: Frames) -> tuple[list[_B
     return both, table
 
 
-def _seen(block: _Block, frames: Frames, first: bool) -> tuple[Image.Image, str] | None:
-    """The photograph of a part in the size of a map, or larger, and the words above it."""
+def _middle_box(summary: ActivationSummary) -> _Shares | None:
+    """What the unit in the middle of the map sees, as shares of width and height; None for all, or where unknown."""
+    field, size, part = summary.field, summary.input_size, summary.parts[0]
+    if field is None or size is None or field.source == "whole" or part.tiles.values:
+        return None
+    _, height, width = part.tiles.levels.shape
+    unit = height // 2, width // part.frames * (part.frames // 2) + width // part.frames // 2
+    left, top, right, bottom = field.box(unit, (size.height, size.width))
+    box = left / size.width, top / size.height, right / size.width, bottom / size.height
+    return None if box == (0, 0, 1, 1) else box
+
+
+def _field_words(summary: ActivationSummary, on_photograph: bool) -> str:
+    """``receptive field 99×99 pixels``, and that a box shows it."""
+    field = summary.field
+    if field is None:
+        return ""
+    if field.source == "whole":
+        return "receptive field: the whole input"
+    height, width = (f"{length:.6g}" for length in field.size)
+    box = " (box: of the middle unit)" if on_photograph and _middle_box(summary) else ""
+    return f"receptive field {width}×{height}{box}"
+
+
+def _seen(block: _Block, frames: Frames, first: bool, box: _Shares | None) -> tuple[Image.Image, str] | None:
+    """The photograph of a part in the size of a map, or larger, with the receptive field; and the words above it."""
     item = block.part.item
     if not first or item >= len(frames):
         return None
@@ -337,10 +362,18 @@ def _seen(block: _Block, frames: Frames, first: bool) -> tuple[Image.Image, str]
     side = max(block.layout.frame_width, block.layout.map_height) if block.grid else 0
     factor = min(max(side, _LEAST_PHOTOGRAPH), _MOST_PHOTOGRAPH) / max(picture.size)
     size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-    return picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST), words
+    photograph = picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST)
+    if box is not None:
+        left, top, right, bottom = (
+            round(share * length) for share, length in zip(box, (*photograph.size, *photograph.size), strict=True)
+        )
+        draw = ImageDraw.Draw(photograph)
+        draw.rectangle((left, top, right - 1, bottom - 1), outline="white")
+        draw.rectangle((left - 1, top - 1, right, bottom), outline="black")
+    return photograph, words
 
 
-def _add_header(page: Page, summary: ActivationSummary, title: str, origin: Origin, width: int) -> None:
+def _add_header(page: Page, summary: ActivationSummary, title: str, origin: Origin, width: int, field: str) -> None:
     if title:
         page.add_text(title, width, size=_HEAD, bold=True)
     weights = "" if origin.is_random or not origin.weights else f"weights: {origin.weights}"
@@ -354,7 +387,7 @@ def _add_header(page: Page, summary: ActivationSummary, title: str, origin: Orig
         words = f"values {summary.low:.4g} to {summary.high:.4g}, mean {summary.mean:.4g}"
     words += f"   constant channels: {summary.dead}" if summary.dead else ""
     words += f"   NaN or Inf: {summary.nonfinite:,} values" if summary.nonfinite else ""
-    page.add_text(f"output {shape_text(summary.shape)}   {words}", width, 2)
+    page.add_text("   ".join(filter(None, (f"output {shape_text(summary.shape)}", words, field))), width, 2)
 
 
 def _add_part_header(page: Page, block: _Block, width: int, several: bool, hint: str) -> int | None:

@@ -1,2 +1,3 @@
 from .facts import Box as Box, ReceptiveField as ReceptiveField
-from .receptive_field import receptive_fields as receptive_fields
+from .receptive_field import computed_field as computed_field, receptive_fields as receptive_fields
+from .tracker import FieldTracker as FieldTracker

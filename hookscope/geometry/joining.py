@@ -34,7 +34,7 @@ def _layer_norm(operation: Operation) -> Followed:
     return _normalised(operation, over, "the statistics of layer norm")
 
 
-@rule("_softmax", "_log_softmax", "softmax")
+@rule("_softmax", "_log_softmax", "_safe_softmax", "softmax")
 def _softmax(operation: Operation) -> Followed:
     dim = operation["dim"] % operation.input.dim()
     over = any(part.dim == dim and part.count > 1 for reach in operation.followed.field for part in reach.parts)

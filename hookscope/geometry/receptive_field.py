@@ -57,28 +57,23 @@ def receptive_fields(
         name of the part if it is one of several. Pixels are those of ``inputs``, also where the model resizes its
         input, as a detector does.
     """
-    tensors = [
-        tensor for tensor in tensors_in(list(inputs)).values() if tensor.dim() > 2 and tensor.is_floating_point()
-    ]
-    size = tensors[0].shape[-2:] if tensors else (0, 0)
-    frames = tensors[0].shape[2] if tensors and tensors[0].dim() == 5 else 1
-    shown = InputSize(int(size[0]), int(size[1]), int(frames))
     fields: dict[str, ReceptiveField] = {}
     unknown: dict[str, Call] = {}
-    tracker = FieldTracker(tensors)
+    tracker = FieldTracker()
+    tracker.follow(list(inputs))
 
     def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         for part, tensor in tensors_in(output).items():
-            key, followed = key_of(call, part), tracker.of(tensor)
-            fields[key] = _computed(tensor, followed, module, shown)
-            if followed is not None and not all(reach.known for reach in followed.field):
+            key = key_of(call, part)
+            fields[key], is_known = computed_field(tracker, tensor, module)
+            if not is_known:
                 unknown[key] = call
 
     with model_errors_as_input_errors(net.name, inputs), random_states_kept(), buffers_kept(net.model):
         with torch.no_grad(), Observer(net.model, layers, types, on_call), tracker:
             net.model(*inputs)
         if unknown:
-            _measure(net.model, inputs, fields, unknown, shown)
+            _measure(net.model, inputs, fields, unknown, tracker.shown)
     return fields
 
 
@@ -86,7 +81,14 @@ def _is_image(tensor: Tensor) -> bool:
     return tensor.dim() > 2 and tensor.is_floating_point()
 
 
-def _computed(tensor: Tensor, followed: Followed | None, module: nn.Module, shown: InputSize) -> ReceptiveField:
+def computed_field(tracker: FieldTracker, tensor: Tensor, module: nn.Module | None) -> tuple[ReceptiveField, bool]:
+    """What the units of ``tensor`` see, an output of ``module``; and whether every operation on the way is known."""
+    followed = tracker.of(tensor)
+    is_known = followed is None or all(reach.known for reach in followed.field)
+    return _field(tensor, followed, module, tracker.shown), is_known
+
+
+def _field(tensor: Tensor, followed: Followed | None, module: nn.Module | None, shown: InputSize) -> ReceptiveField:
     whole = float(shown.height), float(shown.width)
     if followed is None:
         return ReceptiveField("whole", whole, reason="no operation that is followed leads from the input to it")
@@ -118,6 +120,8 @@ def _placed(field: Sequence[Reach], tensor: Tensor, channels: int, shown: InputS
     """
     shape, dims = list(tensor.shape), tensor.dim()
     rows, columns = (reach.without({channels}, "positions are flattened into channels") for reach in field)
+    if not dims:
+        return rows, columns, 0
     positions = [dim for dim in range(1 if channels else 0, dims) if dim != channels]
     if len(positions) == 1 and channels:  # tokens, frame by frame and row by row
         (at,) = positions

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from hookscope.geometry.joining import attention, product, reduction
 from hookscope.geometry.operation import RULES, Operation, Rule
 from hookscope.geometry.reach import Followed, Part, Reach, union
 from hookscope.geometry.together import cat, constant, pointwise
-from hookscope.hooks import storage_key, tensors_in
+from hookscope.hooks import InputSize, storage_key, tensors_in
 
 _POINTWISE = (  # without torch's tag
     "hardswish",
@@ -38,11 +39,13 @@ def _rule_of(function: Any, operation: Operation) -> Rule | None:
     if name in RULES:
         return RULES[name]
     packet = function.overloadpacket
+    if name in _REDUCTIONS and len(operation.tensors) == 1:  # `max` of two tensors works on each position alone
+        return reduction
     if name in _POINTWISE or any(torch.Tag.pointwise in getattr(packet, each).tags for each in packet.overloads()):
         return pointwise
     if "attention" in name or "transformer" in name:
         return attention
-    if "keepdim" in operation.takes or (name in _REDUCTIONS and len(operation.tensors) == 1):
+    if "keepdim" in operation.takes:
         return reduction
     return None
 
@@ -52,16 +55,38 @@ _OF_SEVERAL: tuple[Rule | None, ...] = (pointwise, cat, product, constant, atten
 
 
 class FieldTracker(TorchDispatchMode):
-    """Follows which pixels of ``inputs`` the values of each tensor depend on, while operations run inside the block."""
+    """Follows which pixels of the input the values of each tensor depend on, while operations run inside the block.
 
-    def __init__(self, inputs: Iterable[Tensor]) -> None:
+    Attributes:
+        shown: The size of the input.
+    """
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._followed = WeakTensorKeyDictionary()
+        self._is_paused = False
         self._writes: Counter[int | None] = Counter()
-        for tensor in inputs:
+        self.shown = InputSize(0, 0)
+
+    def follow(self, inputs: Any) -> None:
+        """Follow the images among the inputs of a pass; call it before the pass begins."""
+        tensors = [each for each in tensors_in(inputs).values() if each.dim() > 2 and each.is_floating_point()]
+        for tensor in tensors:
             dims = tensor.dim()
             rows, columns = (Reach((Part(dim, 1, tensor.shape[dim], 1.0),), 0, 1) for dim in (dims - 2, dims - 1))
             self._set(tensor, Followed((rows, columns)))
+        if tensors:
+            height, width = map(int, tensors[0].shape[-2:])
+            self.shown = InputSize(height, width, int(tensors[0].shape[2]) if tensors[0].dim() == 5 else 1)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A ``with`` block whose operations are not part of the pass."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def of(self, tensor: Tensor) -> Followed | None:
         """What is known of ``tensor``; None for one that does not depend on the input."""
@@ -81,6 +106,8 @@ class FieldTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._is_paused:
+            return func(*args, **kwargs)
         operation = Operation(func, args, kwargs, self.of)
         writes = func._schema.is_mutable and operation.tensors
         base = operation.tensors[0]._base if writes and not operation.tensors[0].is_inference() else None

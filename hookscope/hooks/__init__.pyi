@@ -68,6 +68,7 @@ from .selection import (
     Call as Call,
     LayerCall as LayerCall,
     Layers as Layers,
+    Pixels as Pixels,
     Selection as Selection,
     Shape as Shape,
     activation_class as activation_class,

@@ -42,6 +42,9 @@ _PASSES_ON = re.compile(
     "|Pad([123]d)?$|^(Unf|F)old$"
 )
 
+Pixels = tuple[float, float]
+"""Height and width, or down and to the right, in pixels of the network's input."""
+
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 
 
@@ -106,6 +109,9 @@ class LayerCall(Shown):
         params: Number of parameters of the layer and of the layers inside it that have no row of their own.
         macs: Multiply-accumulates of this call, with those of layers inside that have no row: half of torch's FLOPs,
             and the bias of convolutions.
+        receptive_field: Height and width in pixels of the part of the input that a unit of the output depends on, which
+            may be more than there are; for a unit that sees all, those of the input. None where it is not known.
+        stride: Pixels of the input from one unit to the next, down and to the right; None without positions.
         note: ``without the layers inside``, ``call 2 of 3``, ``overwritten by NAME``, ``shared with NAME``, ``did not
             run``.
     """
@@ -119,12 +125,15 @@ class LayerCall(Shown):
     output_shape: Shape
     params: int
     macs: int
+    receptive_field: Pixels | None
+    stride: Pixels | None
     note: str
 
     def _cells(self) -> Cells:
         key = f"{self.name}#{self.call}" if self.call else self.name
         cells = {"index": self.index, "name": key, "type": self.type, "input": self.input_shape}
-        return cells | {"output": self.output_shape, "params": self.params, "macs": self.macs, "note": self.note}
+        cells |= {"output": self.output_shape, "params": self.params, "macs": self.macs}
+        return cells | {"receptive_field": self.receptive_field, "stride": self.stride, "note": self.note}
 
 
 def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:

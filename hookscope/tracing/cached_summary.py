@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope import models
 from hookscope.errors import InputError
+from hookscope.geometry import ReceptiveField
 from hookscope.hooks import Shape
 from hookscope.system import cache
 from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
@@ -14,7 +15,7 @@ from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
 if TYPE_CHECKING:  # a cached list of layers needs no torch
     from torch import nn
 
-_VERSION = 3  # of what is stored: raise it when `Trace` changes
+_VERSION = 4  # of what is stored: raise it when `Trace` changes
 Listing = tuple[tuple[int, ...], Trace]
 
 
@@ -40,7 +41,7 @@ def listing(name: str, input_size: tuple[int, ...] | None = None) -> Listing:
         channels, *sides = net.preprocess.input_shape
         counts = dict.fromkeys([channels, models.first_channels(net.model)])
         pictures = (torch.zeros(count, *sides, dtype=net.preprocess.dtype) for count in counts)
-        traced = first_accepted(net.model, map(net.inputs, pictures), name)
+        traced = first_accepted(net.model, map(net.inputs, pictures), name, fields=True)
         return tuple(sides if len(input_size or ()) == 3 else sides[-2:]), replace(traced, notes=net.notes)
     models.check_size(skeleton.model, input_size)
     size = input_size or skeleton.size
@@ -69,11 +70,11 @@ def _traced(name: str, model: nn.Module, size: tuple[int, ...]) -> Trace:
     inputs = models.example_inputs(model, size)
     if models.family_of(model) != "detection":  # detectors need values in the middle of a pass
         try:
-            return trace(model, inputs, name=name)
+            return trace(model, inputs, name=name, fields=True)
         except InputError as error:
             if not _wants_values(error.__cause__):
                 raise
-    return trace(models.load_model(name, weights="none", device="cpu").model, inputs, dry=False)
+    return trace(models.load_model(name, weights="none", device="cpu").model, inputs, dry=False, fields=True)
 
 
 def _wants_values(error: BaseException | None) -> bool:
@@ -92,7 +93,8 @@ def _unpacked(stored: dict[str, Any]) -> Listing:
         for name, types, leaf, parameters, shared in stored["layers"]
     )
     calls = tuple(
-        TracedCall(layer, depth, _shape(i), _shape(o), macs, by) for layer, depth, i, o, macs, by in stored["calls"]
+        TracedCall(layer, depth, _shape(i), _shape(o), macs, by, None if field is None else _field(*field))
+        for layer, depth, i, o, macs, by, field in stored["calls"]
     )
     traced = Trace(layers, calls, tuple(stored["sizes"]), stored["real"])
     if not all(0 <= call.layer < len(layers) for call in calls):
@@ -100,6 +102,10 @@ def _unpacked(stored: dict[str, Any]) -> Listing:
     if traced.params != traced.params_of(range(len(layers))):
         raise ValueError("a parameter of no layer")
     return _side_lengths(*stored["size"]), traced
+
+
+def _field(source: str, size: Any, stride: Any, start: Any, reason: str, frame: int) -> ReceptiveField:
+    return ReceptiveField(source, tuple(size), tuple(stride), tuple(start), reason, frame)
 
 
 def _side_lengths(*sides: int) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ from itertools import count
 from typing import Any
 
 from hookscope.display import Rows
-from hookscope.hooks import OPERATION, LayerCall, Shape, matches_type, no_such_type, select_types, usual_types
+from hookscope.geometry import ReceptiveField
+from hookscope.hooks import OPERATION, LayerCall, Pixels, Shape, matches_type, no_such_type, select_types, usual_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class TracedLayer:
 @dataclass(frozen=True, slots=True)
 class TracedCall:
     """One call: the position of its layer in `Trace.layers`, how many calls it runs in, shapes, MACs without those of
-    calls inside it, and the layer that overwrote its output."""
+    calls inside it, the layer that overwrote its output, and what its units see of the input, if that was followed."""
 
     layer: int
     depth: int
@@ -39,6 +40,7 @@ class TracedCall:
     output_shape: Shape
     macs: int
     overwritten_by: str | None
+    field: ReceptiveField | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +164,13 @@ def _listed(traced: Trace, types: Iterable[Any] | None, ops: bool) -> tuple[list
         notes = ["without the layers inside"] if call.layer in parted else []
         notes += [f"call {number + 1} of {times}"] if times > 1 else []
         notes += [f"overwritten by {call.overwritten_by}"] if call.overwritten_by is not None else []
-        numbers = number, order, call.input_shape, call.output_shape, params[call.layer], macs
+        numbers = number, order, call.input_shape, call.output_shape, params[call.layer], macs, *_seen(call.field)
         rows.append(LayerCall(index, layer.name, layer.type, *numbers, _note(layer, notes)))
     idle = sorted(chosen - set(total))
     for place in idle:
         layer = traced.layers[place]
         note = _note(layer, ["did not run"])
-        rows.append(LayerCall(None, layer.name, layer.type, None, None, None, None, params[place], 0, note))
+        rows.append(LayerCall(None, layer.name, layer.type, None, None, None, None, params[place], 0, None, None, note))
     return rows, [place for places in inside.values() for place in places]
 
 
@@ -190,6 +192,19 @@ def _layers_inside(traced: Trace, shown: Collection[int]) -> tuple[dict[int, lis
         if around is not None:
             inside[around].append(place)
     return inside, parted
+
+
+def _seen(field: ReceptiveField | None) -> tuple[Pixels | None, Pixels | None]:
+    """Size and stride of a receptive field; None where it is not known, or has no stride."""
+    if field is None:
+        return None, None
+    return _pixels(field.size), _pixels(field.stride) if any(field.stride) else None
+
+
+def _pixels(numbers: tuple[float, float]) -> Pixels:
+    """Whole numbers where they are, as in all networks that do not resize inside."""
+    height, width = (int(number) if number.is_integer() else round(number, 2) for number in map(float, numbers))
+    return height, width
 
 
 def _note(layer: TracedLayer, notes: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookscope.errors import InputError, ModelError, is_out_of_memory
+from hookscope.geometry import FieldTracker, ReceptiveField, computed_field
 from hookscope.hooks import (
     OPERATION,
     HookHandles,
@@ -70,13 +71,16 @@ def everything_as_before(model: nn.Module, training: bool = False) -> Iterator[N
                 (container.extend if isinstance(container, list) else container.update)(content)
 
 
-def trace(model: nn.Module, inputs: Inputs, *, dry: bool = True, name: str = "", ops: bool = True) -> Trace:
+def trace(
+    model: nn.Module, inputs: Inputs, *, dry: bool = True, name: str = "", ops: bool = True, fields: bool = False
+) -> Trace:
     """Run ``model`` without arithmetic, or with it where the model needs values, and record every call.
 
     ``inputs`` are a tuple of positional inputs or a mapping of keywords. Modes, hooks, buffers and random states of the
     model are as before afterwards. Only hooks that are part of the model fire meanwhile, see `other_hooks_set_aside`; a
     model that needs another one to take the input is refused. ``dry=False`` goes straight to the real pass. Without
-    ``ops`` no operations are recorded, which saves a quarter of the time. Errors call the model ``name``, by default
+    ``ops`` no operations are recorded, which saves a quarter of the time. With ``fields`` each call knows what its
+    units see of the input, as far as the operations before it are known. Errors call the model ``name``, by default
     that of its class.
 
     Raises:
@@ -88,9 +92,15 @@ def trace(model: nn.Module, inputs: Inputs, *, dry: bool = True, name: str = "",
     refusal: Exception | None = None
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     for real in [False] * dry + [True] * (not on_meta or not dry):
-        recorder = CallRecorder(model)
+        tracker = FieldTracker() if fields else None
+        recorder = CallRecorder(model, tracker=tracker)
         try:
-            with everything_as_before(model), recorder.watching(ops), MacCounter(recorder.count):
+            with (
+                everything_as_before(model),
+                recorder.watching(ops),
+                MacCounter(recorder.count),
+                tracker or nullcontext(),
+            ):
                 _ = model(*args, **kwargs) if real else meta_forward(model, args, kwargs)
             return recorder.trace(real)
         except Exception as error:
@@ -204,17 +214,17 @@ def named(model: nn.Module, layers: Selection, input_size: Sequence[int]) -> Sel
 
 def _traced(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None) -> Trace:
     if inputs is not None:
-        return trace(model, inputs)
+        return trace(model, inputs, fields=True)
     counts = dict.fromkeys([None, first_channels(model)]) if len(input_size) == 2 else [None]
-    return first_accepted(model, (example_inputs(model, input_size, channels) for channels in counts))
+    return first_accepted(model, (example_inputs(model, input_size, channels) for channels in counts), fields=True)
 
 
-def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "") -> Trace:
+def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "", *, fields: bool = False) -> Trace:
     """The trace with the first inputs that the model takes; the error is that of the first of all."""
     refusals = []
     for inputs in candidates:
         try:
-            return trace(model, inputs, name=name)
+            return trace(model, inputs, name=name, fields=fields)
         except InputError as error:
             refusals.append(error)
     raise refusals[0]
@@ -251,11 +261,12 @@ class _WatchedOutput:
 class CallRecorder:
     """Hooks of modules and operations, `before`, `after` and `around`; calls in the order in which they returned.
 
-    With ``writes`` outputs that a later layer overwrites are noted; they are kept alive for that.
+    With ``writes`` outputs that a later layer overwrites are noted; they are kept alive for that. With a ``tracker``,
+    which runs around the pass, each call knows what its units see of the input.
     """
 
-    def __init__(self, model: nn.Module, writes: bool = True) -> None:
-        self._model, self._writes = model, writes
+    def __init__(self, model: nn.Module, writes: bool = True, tracker: FieldTracker | None = None) -> None:
+        self._model, self._writes, self._tracker = model, writes, tracker
         named = list(model.named_modules())
         self._positions = {id(module): position for position, (_, module) in enumerate(named)}
         self._names = [name for name, _ in named]
@@ -293,6 +304,8 @@ class CallRecorder:
         self._begin(self._positions[id(module)], args, kwargs)
 
     def _begin(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._tracker is not None and not self._open and not self.calls:
+            self._tracker.follow([args, kwargs])
         self._look_for_writes()
         self._open.append(OpenCall(layer, shape_of(named_inputs(args, kwargs)), len(self.calls)))
 
@@ -308,7 +321,7 @@ class CallRecorder:
             self._open[-1].macs += macs * left // weights + added
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._end(self._positions[id(module)], output)
+        self._end(self._positions[id(module)], output, module)
 
     def around(self, place: str, kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of torch, and record it if its result is a tensor."""
@@ -326,7 +339,7 @@ class CallRecorder:
             self._open.pop()
         return output
 
-    def _end(self, layer: int, output: Any) -> None:
+    def _end(self, layer: int, output: Any, module: nn.Module | None = None) -> None:
         self._look_for_writes()
         opened = self._open.pop()
         while opened.layer != layer:  # a call that failed, and whose failure the model caught
@@ -339,8 +352,17 @@ class CallRecorder:
             alias = tensor.detach()
             self._watched.append(_WatchedOutput(len(self.calls), alias, alias._version))
         shapes = opened.input_shape, shape_of(output)
-        self.calls.append(TracedCall(opened.layer, len(self._open), *shapes, opened.macs, None))
+        self.calls.append(
+            TracedCall(opened.layer, len(self._open), *shapes, opened.macs, None, self._field(output, module))
+        )
         self.counted.append(opened)
+
+    def _field(self, output: Any, module: nn.Module | None) -> ReceptiveField | None:
+        """What the units of an output see, if it is one tensor and every operation before it is known."""
+        if self._tracker is None or not isinstance(output, Tensor):
+            return None
+        field, is_known = computed_field(self._tracker, output, module)
+        return field if is_known else None
 
     def _look_for_writes(self) -> None:
         """Record the layer that runs now as the writer of every output that changed since the last call."""

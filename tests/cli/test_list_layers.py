@@ -63,12 +63,14 @@ def printed(run: Run, *words: str, **more: str) -> str:
 
 
 TABLE = """\
-index  name  type    call  input_shape  output_shape  params  macs  note
-    0  stem  Conv2d     0  1x3x8x10     1x4x8x10         108  8640  overwritten by relu
-    1  head  Conv2d     0  1x4x8x10     1x4x8x10          20  1600  call 1 of 2
-    2  head  Conv2d     1  1x4x8x10     1x4x8x10          20  1600  call 2 of 2
-    -  aux   Conv2d     -  -            -                 10     0  did not run
+index  name  call  input_shape  output_shape  params  macs  receptive_field  note
+    0  stem     0  1x3x8x10     1x4x8x10         108  8640  3x3              overwritten by relu
+    1  head     0  1x4x8x10     1x4x8x10          20  1600  3x3              call 1 of 2
+    2  head     1  1x4x8x10     1x4x8x10          20  1600  3x3              call 2 of 2
+    -  aux      -  -            -                 10     0  -                did not run
 
+type: Conv2d
+left out: stride; --format tsv has all
 3 Conv2d calls, 1 layer did not run
 Conv2d: 138 parameters, 11,840 MACs
 nets.py:Net at 8x10: 138 parameters, 11,840 MACs
@@ -83,11 +85,12 @@ def test_json_is_one_array(run: Run) -> None:
     first, *_, last = json.loads(printed(run, "--input-size", "8x10"))
     assert first == {
         "index": 0, "name": "stem", "type": "Conv2d", "call": 0, "order": 0, "input_shape": [1, 3, 8, 10],
-        "output_shape": [1, 4, 8, 10], "params": 108, "macs": 8640, "note": "overwritten by relu",
+        "output_shape": [1, 4, 8, 10], "params": 108, "macs": 8640, "receptive_field": [3, 3], "stride": [1, 1],
+        "note": "overwritten by relu",
     }  # fmt: skip
     assert last == {
         "index": None, "name": "aux", "type": "Conv2d", "call": None, "order": None, "input_shape": None,
-        "output_shape": None, "params": 10, "macs": 0, "note": "did not run",
+        "output_shape": None, "params": 10, "macs": 0, "receptive_field": None, "stride": None, "note": "did not run",
     }  # fmt: skip
 
 
@@ -128,14 +131,22 @@ def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_to
     first = printed(run, model="shapes", format="table")
     lines = first.splitlines()
     assert lines[-1] == "shapes at 128x128: 727,626 parameters, 81,102,378 MACs"
-    assert " ".join(lines[26].split()[:6]) == "25 classifier.1 Conv2d 1x512x7x7 1x10x7x7 5130"
+    assert " ".join(lines[26].split()) == "25 classifier.1 1x512x7x7 1x10x7x7 5130 251,370 207x207 16x16"
     monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
     assert printed(run, model="shapes", format="table") == first
 
 
 def test_resnet34_is_the_default(run: Run) -> None:
     table = printed(run, model="", format="table").splitlines()
-    assert table[31].split()[:5] == ["30", "layer4.0.conv2", "Conv2d", "1x512x7x7", "1x512x7x7"]
+    assert table[31].split() == [
+        "30",
+        "layer4.0.conv2",
+        "1x512x7x7",
+        "1x512x7x7",
+        "2,359,296",
+        "115,605,504",
+        "643x643",
+    ]
     assert table[-3:] == [
         "36 Conv2d calls",
         "Conv2d: 21,267,648 parameters, 3,663,249,408 MACs",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageChops
 from torch import nn
 
 import hookscope
@@ -25,6 +25,7 @@ from hookscope.drawing.sheet import Sheet, Style, draw_call, shape_text
 from hookscope.drawing.text import text_pixels
 from hookscope.drawing.tiles import ChannelChoice, reduce_maps
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
+from hookscope.geometry import ReceptiveField
 from hookscope.hooks.maps import InputSize
 from hookscope.hooks.selection import Call
 from hookscope.images import InputImage
@@ -400,3 +401,29 @@ def test_draw_sheet_refuses_wrong_arguments(
     if not options:
         with pytest.raises(UsageError, match="alpha must be from 0 to 1"):
             hookscope.draw_overlay(torch.rand(3, 4, 4), PHOTOGRAPH, alpha=2)
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "box"),
+    [
+        (ReceptiveField("computed", (24, 32), (16, 16), (-8, 0)), "32×24 (box: of the middle unit)", (32 + 2, 24 + 2)),
+        (ReceptiveField("computed", (400, 400), (16, 16), (-190, -190)), "400×400", None),
+        (ReceptiveField("whole", (96, 144)), ": the whole input", None),
+    ],
+    ids=["a part", "larger than the input", "whole"],
+)
+def test_the_photograph_shows_what_the_middle_unit_sees(
+    field: ReceptiveField, said: str, box: tuple[int, ...] | None, words: list[str]
+) -> None:
+    photograph = [[Image.new("RGB", (144, 96), (90, 120, 60))]]
+    summary = reduce_output(torch.rand(1, 4, 6, 7), None, None, ChannelChoice.parse("all"), Scale.parse("channel"))
+    plain = draw_call(summary, CALL, ORIGIN, Style(cell=12), photograph).image.convert("RGB")
+    seen = replace(summary, field=field, input_size=InputSize(96, 144))
+    drawn = draw_call(seen, CALL, ORIGIN, Style(cell=12), photograph).image.convert("RGB")
+    assert f"receptive field{' ' * (said[0] != ':')}{said}" in next(line for line in words if "receptive" in line)
+    below = 20 + sheets._HEAD * 5  # below the text of the header
+    moved = ImageChops.difference(plain.crop((0, below, *plain.size)), drawn.crop((0, below, *plain.size))).getbbox()
+    if box is None:
+        assert moved is None
+    else:  # a white frame on the edge of the box, and a black one around it
+        assert moved is not None and (moved[2] - moved[0], moved[3] - moved[1]) == box

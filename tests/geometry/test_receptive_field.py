@@ -13,7 +13,7 @@ from torchvision.models import get_model
 from torchvision.ops import SqueezeExcitation, deform_conv2d
 
 from hookscope.exemplars import field_words
-from hookscope.geometry import ReceptiveField, receptive_fields
+from hookscope.geometry import FieldTracker, ReceptiveField, computed_field, receptive_fields
 from hookscope.hooks import MODEL, Selection, capture
 from hookscope.models import LoadedModel, WeightsMetadata
 from tests.nets import Function, named
@@ -233,3 +233,12 @@ def test_a_box_stays_inside_the_input_and_is_never_empty(place: tuple[int, int],
 def test_a_box_has_no_pixel_more_by_rounding() -> None:
     field = ReceptiveField("computed", (0.1 + 0.2 + 2.7, 3.0), (0.1, 1 / 3), (0.0, 0.0))
     assert field.box((30, 3), (20, 20)) == (1, 3, 4, 6)  # 30 * 0.1 is not 3 exactly
+
+
+@pytest.mark.parametrize("function", [torch.sum, torch.max, torch.Tensor.norm])
+def test_a_single_number_sees_everything_that_it_was_made_of(function: Callable[[Tensor], Tensor]) -> None:
+    tracker, image = FieldTracker(), torch.rand(1, 3, *SIZE)
+    tracker.follow([image])
+    with tracker:
+        field, known = computed_field(tracker, function(image), None)
+    assert (field.source, field.size, known) == ("whole", SIZE, True)

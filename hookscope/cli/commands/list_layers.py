@@ -11,11 +11,23 @@ from hookscope.cli.output.report import Columns, Report, call_row, row_of
 from hookscope.cli.shared.options import format_option, model_argument, ops_option, size_option, type_option
 from hookscope.findings import counted, operations_in_words
 
-FIELDS = ("index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "note")
+FIELDS = (
+    "index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "receptive_field",
+    "stride", "note",
+)  # fmt: skip
 _COLUMNS = Columns(
     FIELDS,
     ("call", "note"),
-    least_needed=({"input_shape"}, {"note"}, {"params"}, {"macs"}, {"output_shape"}, {"type"}),
+    least_needed=(
+        {"stride"},
+        {"input_shape"},
+        {"receptive_field"},
+        {"note"},
+        {"params"},
+        {"macs"},
+        {"output_shape"},
+        {"type"},
+    ),
 )
 TOTAL_FIELDS = (
     "model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run",
@@ -49,6 +61,11 @@ def command(
     MACs are multiply-accumulates: half of the FLOPs that torch counts, and the bias of convolutions. They include what
     a layer computes with functions. A row also counts the layers inside it that have no row, so the rows of --type all
     add up to the model. There a block that computes something itself has a row without an index.
+
+    receptive_field is the part of the input, in pixels, that a unit of the output depends on: height x width. It may be
+    larger than the input. stride is the distance between two units in pixels of the input. Both are computed; they are
+    empty where an operation is not known, and of a unit that sees everything the first is the size of the input. What
+    reaches all positions alike, such as squeeze-and-excitation, is left out.
 
     The column note says that a layer is called more than once, is shared, did not run, or has layers inside with rows
     of their own. It also says which later layer overwrites the output in place.
