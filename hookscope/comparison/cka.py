@@ -76,7 +76,7 @@ class CkaSums:
     def matrix(self, images: int) -> CkaMatrix:
         """The CKA over all batches so far; ``images`` is their number of images."""
         values = self._products / self._own_a.sqrt()[:, None] / self._own_b.sqrt()
-        return CkaMatrix(*self._names, np.asarray(values), images)
+        return CkaMatrix(*self._names, np.asarray(values).round(12), images)  # so that 1 is 1
 
 
 class PairCka:

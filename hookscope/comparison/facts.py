@@ -75,8 +75,8 @@ class PairedCall(Shown):
         a: The call of A; ``(input)`` and ``(model)`` are the names of the model's input and output.
         b: The call of B.
         part: Name of the tensor, where the output has several.
-        how: How they were paired: ``name``, ``order``, ``map``, or ``folded`` where one layer of B does the work of a
-            run of layers of A, whose last call is ``a``.
+        how: How they were paired: ``name``, ``order``, ``map``, or ``folded`` where one layer of a side does the work
+            of a run of layers of the other, whose last call is in the pair.
         shape_a: Of the output for one image, without the batch axis.
         shape_b: Likewise of B.
         difference: Of the outputs; None where shapes differ.

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import log, prod
 
-from hookscope.hooks import Call, Shape
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.errors import LayerError, UsageError, near_misses
+from hookscope.hooks import ACTIVATION_FUNCTIONS, OPERATION, Call, Shape, call_key, enclosing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +36,433 @@ class SeenCall:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two calls that stand for each other; ``how`` as in `PairedCall`. ``first`` is the first call of A that a layer of
-    B does the work of, where that is a run of calls that ends with ``a``."""
+    """Two calls that stand for each other; ``how`` as in `PairedCall`.
+
+    Attributes:
+        first: The first call of A that a layer of B does the work of, where that is a run of calls that ends with
+            ``a``.
+        first_b: Likewise the first call of B, where a layer of A does the work of a run that ends with ``b``.
+    """
 
     a: Call
     b: Call
     how: str
     first: Call | None = None
+    first_b: Call | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The pairs in order of execution of A, and the calls of each side without a partner."""
+    """The pairs in order of execution of A, and the calls of each side without a partner.
+
+    Calls that only hand values on or rearrange them need no partner, such as ``Dropout`` and ``Flatten``, nor do the
+    calls of a run before its last.
+    """
 
     pairs: tuple[Pair, ...]
     only_a: tuple[Call, ...] = ()
     only_b: tuple[Call, ...] = ()
 
 
+_ACTIVATIONS = tuple(sorted((name.lower() for name in ACTIVATION_FUNCTIONS), key=len, reverse=True))
+# What stands in the name of a class or an operator for what it computes.
+_WORDS = {
+    "convtranspose": "convtranspose|deconv",
+    "conv": "conv(olution)?",
+    "linear": "(?<!bi)linear|gemm|matmul|addmm",
+    "batchnorm": "batchnorm(alization)?|^bn|(?<=conv)bn|(?<=linear)bn",
+    "layernorm": "layernorm(alization)?",
+    "groupnorm": "groupnorm(alization)?",
+    "add": "(^i?|(?<=conv))add(?=relu|$)",
+    "adaptivepool": "(global|adaptive).*pool|^(reduce)?mean$",
+    "maxpool": "maxpool",
+    "avgpool": "(avg|average)pool",
+    "dropout": "drop(out|path|block)|stochasticdepth",
+    "reshape": "^(un)?flatten|^reshape$|^view$|^permute$|^(un)?squeeze$|^transpose$",
+    "quantize": "^(de)?quant(ize(?!d)|stub)",
+    "cat": "^cat$|^concat(enate)?$",
+    "resize": "upsampl|interpolate|^resize",
+    "relu6": "^clip$|^clamp$",
+    "silu": "(?<!hard)swish",
+    "activation": "|".join(_ACTIVATIONS) + "|(?<=norm)act",
+}
+_WORD = re.compile("|".join(f"(?P<{kind}>{words})" for kind, words in _WORDS.items()))
+_WITH_WEIGHTS = ("conv", "convtranspose", "linear")  # a BatchNorm or a bias that follows can be folded into them
+_FUSED = (*_WITH_WEIGHTS, "batchnorm", "add")  # classes that compute them may compute what follows too
+_BLOCK = "block"  # a layer with parameters of its own around layers with weights
+_HANDS_ON = ("identity", "dropout", "reshape", "quantize")
+_MAPPED = 1000.0  # score of a pair that the caller chose
+_NEIGHBOURS = 0.5  # of two pairs that follow each other on both sides; less than any pair
+
+
+@lru_cache(maxsize=1024)
+def functions_of(type_name: str) -> tuple[str, ...]:
+    """What a class or an operator computes, in order: ``("conv", "batchnorm", "relu")`` for a ``ConvBnReLU2d``.
+
+    The words are the same for classes of torch, functions, and operators of ATen and ONNX: ``conv`` for ``Conv2d``,
+    ``conv2d``, ``aten.conv2d.default``, ``QLinearConv``.
+    """
+    name = re.sub(r"^.*::|^aten\.|^quantized\.|\.[A-Za-z]+$|^QLinear", "", type_name)
+    name = re.sub(r"[123]d(?![a-z])|_", "", name.lower())
+    words = [match[0] if match.lastgroup == "activation" else str(match.lastgroup) for match in _WORD.finditer(name)]
+    words = words or [name]
+    return tuple(words) if words[0] in _FUSED else (words[0],)
+
+
+class _Side:
+    """The calls of one side, and what is known of each, by position."""
+
+    def __init__(self, seen: Sequence[SeenCall], names: Sequence[str]) -> None:
+        self.calls = [each.call for each in seen]
+        self.shapes = [_only_part(each.shape) for each in seen]
+        self.folds = [each.folds for each in seen]
+        self.names = names  # keys, without the prefix of this side
+        self.functions = [functions_of(each.call.type) for each in seen]
+        # of matrices and kernels; frameworks order the axes differently
+        self.weights = [
+            tuple(sorted(tuple(sorted(shape)) for shape in each.parameters.values() if len(shape) > 1)) for each in seen
+        ]
+        outer = [_outer_names(call.name) for call in self.calls]
+        blocks = {name for names_, weights in zip(outer, self.weights, strict=True) if weights for name in names_}
+        self.kinds = [
+            _BLOCK if each.call.name in blocks else "bias" if words == ("add",) and each.parameters else words[0]
+            for words, each in zip(self.functions, seen, strict=True)
+        ]
+        # calls inside a layer that is no block, such as the activation in a BatchNormAct2d
+        layers = {call.name for call in self.calls}.difference(blocks)
+        self.inside = {at: names_ & layers for at, names_ in enumerate(outer) if names_ & layers}
+        self.free = set(range(len(seen)))
+
+    def free_between(self, start: int, stop: int) -> list[int]:
+        """The calls from ``start`` on that need a partner and have none."""
+        return [at for at in range(start, stop) if at in self.free and self.kinds[at] not in _HANDS_ON]
+
+    def computes_one(self, at: int) -> bool:
+        """Whether the call computes one function, neither a block nor a fused layer."""
+        return self.kinds[at] != _BLOCK and len(self.functions[at]) == 1
+
+    def left(self) -> tuple[Call, ...]:
+        """The calls that need a partner and have none, nor has the layer that they are in."""
+        without = {call.name for at, call in enumerate(self.calls) if at in self.free}
+        free = self.free_between(0, len(self.calls))
+        return tuple(self.calls[at] for at in free if self.inside.get(at, without) & without)
+
+    def run_after(self, at: int, functions: Sequence[str], folds: int) -> list[int]:
+        """The free calls after ``at`` whose work a layer does that computes ``functions`` and folds so many calls."""
+        run: list[int] = []
+        ends_active = any(_is_activation(function) for function in functions[1:])
+        for following in range(at + 1, len(self.calls)):
+            kind = self.kinds[following]
+            if kind in _HANDS_ON:
+                continue
+            is_folded = not run and kind in ("batchnorm", "bias") and self.kinds[at] in _WITH_WEIGHTS
+            is_named = kind in functions[1:] or (_is_activation(kind) and (ends_active or len(run) < folds))
+            if following not in self.free or self.shapes[following] != self.shapes[at] or not (is_folded or is_named):
+                break
+            run.append(following)
+        return run
+
+    def start_of_run(self, at: int, kind: str) -> int:
+        """The call of this kind that begins the run that ends ``at``; ``at`` itself where there is none."""
+        for first in range(at, -1, -1):
+            if self.shapes[first] != self.shapes[at]:
+                break
+            if self.kinds[first] == kind:
+                return first
+        return at
+
+
+@dataclass(slots=True)
+class _Match:
+    """Positions of a pair: a run of calls of each side, mostly of one call, by its first and its last."""
+
+    first_a: int
+    a: int
+    first_b: int
+    b: int
+    how: str
+
+
 def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str, str] | None = None) -> Pairing:
-    """The pairs of two passes: by ``names`` (A to B) where given, else by the same key and shape.
+    """The pairs of two passes: by ``names`` where they say so, else by name, kind of function, weights and shape.
+
+    The pairs are those that agree most among all that keep the order of both sides; then calls out of order pair by
+    name. One layer pairs with a run of calls of the other side where it does their work: where a BatchNorm, a bias or
+    an activation follows on one side only, and between two pairs.
+
+    Args:
+        a: The calls of A in order of execution.
+        b: Likewise of B.
+        names: Names of layers or keys of calls, A to B; a ``*`` in both stands for the same text.
 
     Raises:
         LayerError: ``names`` has a layer that did not run.
+        UsageError: ``names`` has a ``*`` on one side only, or gives a call of B two partners.
     """
-    by_key = {seen.call.key: seen for seen in b}
-    pairs, used = [], set()
-    for seen in a:
-        name = (names or {}).get(seen.call.key, seen.call.key)
-        other = by_key.get(name)
-        if other is not None and (names or seen.shape == other.shape):
-            pairs.append(Pair(seen.call, other.call, "map" if names else "name"))
-            used.add(name)
-    paired = {pair.a.key for pair in pairs}
-    only_a = tuple(seen.call for seen in a if seen.call.key not in paired)
-    return Pairing(tuple(pairs), only_a, tuple(seen.call for seen in b if seen.call.key not in used))
+    one, other = (_Side(seen, keys) for seen, keys in zip((a, b), _without_prefixes(a, b), strict=True))
+    mapped = _mapped(one.calls, other.calls, names or {})
+    matches: list[_Match] = []
+
+    def match(i: int, j: int) -> None:
+        if i in one.free and j in other.free:
+            how = "map" if i in mapped else "name" if one.names[i] == other.names[j] else "order"
+            matches.append(_Match(i, i, j, j, how))
+            one.free.remove(i)
+            other.free.remove(j)
+
+    aligned = list(_aligned(one, other, mapped))
+    for i, j in mapped.items():
+        match(i, j)
+    for i, j in aligned:
+        match(i, j)
+    positions = {name: j for j, name in enumerate(other.names)}
+    for i, name in enumerate(one.names):
+        j = positions.get(name, -1)
+        if j in other.free and one.functions[i][0] == other.functions[j][0]:
+            match(i, j)
+    matches.sort(key=lambda each: each.a)
+    matches = list(_folded(one, other, matches))
+    if matches:
+        matches += _between(one, other, matches)
+    matches.sort(key=lambda each: each.a)
+    pairs = tuple(
+        Pair(
+            one.calls[each.a],
+            other.calls[each.b],
+            each.how,
+            one.calls[each.first_a] if each.first_a != each.a else None,
+            other.calls[each.first_b] if each.first_b != each.b else None,
+        )
+        for each in matches
+    )
+    return Pairing(pairs, one.left(), other.left())
+
+
+def _only_part(shape: Shape) -> Shape:
+    """The shape of the only tensor, as attention puts out that returns its weights as None."""
+    return next(iter(shape.values())) if isinstance(shape, dict) and len(shape) == 1 else shape
+
+
+def _outer_names(name: str) -> set[str]:
+    """The modules that a call is inside of, without the model itself."""
+    module, operation, _ = name.partition(OPERATION)
+    return {*enclosing(module if operation else module.rpartition(".")[0])} - {""}
+
+
+def _is_activation(kind: str) -> bool:
+    return kind in _ACTIVATIONS or kind == "act"
+
+
+_UNNAMED = re.compile(r"_orig_mod\.")  # what torch.compile puts into names
+
+
+def _without_prefixes(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> tuple[list[str], list[str]]:
+    """The keys of both sides without the prefixes that keep most of them from being equal, such as ``module.``."""
+    keys_a, keys_b = ([_UNNAMED.sub("", each.call.key) for each in side] for side in (a, b))
+    choices = [
+        (_without(keys_a, prefix_a), _without(keys_b, prefix_b))
+        for prefix_a in _prefixes(keys_a)
+        for prefix_b in _prefixes(keys_b)
+    ]
+    return max(choices, key=lambda choice: len(set(choice[0]).intersection(choice[1])))
+
+
+def _prefixes(keys: Sequence[str]) -> list[str]:
+    """None, and the names of modules that more than half of the calls are in, the outermost first."""
+    counts = Counter(key[: at.start()] for key in keys for at in re.finditer(r"\.|(?<!^)::", key))
+    return ["", *(name for name, count in counts.items() if 2 * count > len(keys))]
+
+
+def _without(keys: Sequence[str], module: str) -> list[str]:
+    prefix = re.compile(rf"^{re.escape(module)}(\.|(?=::))")
+    return [prefix.sub("", key) for key in keys] if module else list(keys)
+
+
+def _mapped(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, str]) -> dict[int, int]:
+    """The positions in B of the calls of A that ``names`` gives a partner."""
+    positions = {call.key: j for j, call in enumerate(b)}
+    pairs: dict[int, int] = {}
+    for name_a, name_b in sorted(names.items(), key=lambda each: "*" in each[0]):  # exact names win
+        if name_a.count("*") != name_b.count("*") or "*" in name_a.replace("*", "", 1):
+            raise UsageError(f"'{name_a}' does not map to '{name_b}'", do="write one * in both names, or in neither")
+        start, star, end = name_a.partition("*")
+        pattern = re.compile(re.escape(start) + ("(.*)" if star else "()") + re.escape(end), re.DOTALL)
+        fits = [(i, pattern.fullmatch(call.key), pattern.fullmatch(call.name)) for i, call in enumerate(a)]
+        found = [(i, key, name) for i, key, name in fits if key or name]
+        if not found:
+            raise _did_not_run(name_a, "A", a)
+        partners = []
+        for i, key, name in found:
+            middle = (name or key)[1]  # type: ignore[index]
+            target = name_b.replace("*", middle)
+            partners.append((i, positions.get(call_key(target, a[i].call) if name else target)))
+        if all(j is None for _, j in partners):
+            raise _did_not_run(name_b, "B", b)
+        for i, j in partners:
+            if j is not None:
+                pairs.setdefault(i, j)
+    twice = [j for j, count in Counter(pairs.values()).items() if count > 1]
+    if twice:
+        both = " and ".join(f"'{a[i].key}'" for i, j in pairs.items() if j == twice[0])
+        raise UsageError(f"{both} map to the same '{b[twice[0]].key}'", do="give each call of B one partner")
+    return pairs
+
+
+def _did_not_run(name: str, side: str, calls: Sequence[Call]) -> LayerError:
+    near = near_misses(name, [call.key for call in calls])
+    exists = f"nearest: {', '.join(near)}" if near else f"{len(calls)} calls ran"
+    return LayerError(f"no layer '{name}' ran in {side}", exists, "see list-layers --type all", kind="layer", name=name)
+
+
+def _aligned(one: _Side, other: _Side, mapped: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """The pairs with the highest sum of scores that keep the order of both sides (Needleman and Wunsch 1970)."""
+    start = 0 if mapped else _same_start(one, other)
+    yield from ((at, at) for at in range(start))
+    rows, columns = (
+        [at for at in side.free_between(start, len(side.calls)) if at not in side.inside] for side in (one, other)
+    )
+    scores = _scores(one, other, rows, columns, mapped)
+    # the best sums of the first i and j calls: with a pair of the last two, and without
+    paired = np.full((len(rows) + 1, len(columns) + 1), -np.inf, np.float32)
+    apart = np.zeros_like(paired)
+    for i, score in enumerate(scores, 1):
+        before = np.maximum(paired[i - 1, :-1] + _NEIGHBOURS, apart[i - 1, :-1])
+        paired[i, 1:] = np.where(score > 0, score + before, -np.inf)
+        above = np.maximum(paired[i - 1], apart[i - 1])
+        left = np.maximum.accumulate(np.maximum(paired[i], above))
+        apart[i, 0], apart[i, 1:] = above[0], np.maximum(above[1:], left[:-1])
+    i, j = len(rows), len(columns)
+    as_pair = paired[i, j] > apart[i, j]
+    while i and j:
+        if as_pair:
+            i, j = i - 1, j - 1
+            yield rows[i], columns[j]
+            as_pair = paired[i, j] + _NEIGHBOURS > apart[i, j]
+        else:
+            is_above = max(paired[i - 1, j], apart[i - 1, j]) == apart[i, j]
+            i, j = (i - 1, j) if is_above else (i, j - 1)
+            as_pair = paired[i, j] > apart[i, j]
+
+
+def _same_start(one: _Side, other: _Side) -> int:
+    """Number of first calls that are the same in everything that scores: mostly all calls, and no table is needed."""
+    calls = zip(
+        *(zip(side.names, side.functions, side.shapes, side.weights, strict=True) for side in (one, other)),
+        strict=False,
+    )
+    return next((at for at, (a, b) in enumerate(calls) if a != b), min(len(one.calls), len(other.calls)))
+
+
+def _scores(
+    one: _Side, other: _Side, rows: Sequence[int], columns: Sequence[int], mapped: Mapping[int, int]
+) -> Iterator[NDArray[np.float64]]:
+    """For each row how well the calls of the columns agree with it; 0 for those that are no pair."""
+
+    def codes(of_a: Sequence[object], of_b: Sequence[object]) -> tuple[list[int], NDArray[np.int_]]:
+        table: dict[str, int] = {}
+        numbers = [table.setdefault(str(value), len(table)) for value in (*of_a, *of_b)]
+        return [numbers[i] for i in rows], np.array([numbers[len(of_a) + j] for j in columns], int)
+
+    kind, kinds = codes(one.kinds, other.kinds)
+    name, names = codes(one.names, other.names)
+    shape, shapes = codes(one.shapes, other.shapes)
+    weight, weights = codes(one.weights, other.weights)
+    has_weights = np.array([bool(other.weights[j]) for j in columns], bool)
+    activations = np.array([_is_activation(other.kinds[j]) for j in columns], bool)
+    is_mapped = np.isin(columns, list(mapped.values()))
+    for row, i in enumerate(rows):
+        if i in mapped:
+            yield np.where(np.array(columns) == mapped[i], _MAPPED, 0.0)
+            continue
+        same_kind, same_name, same_shape = kinds == kind[row], names == name[row], shapes == shape[row]
+        comparable = has_weights & bool(one.weights[i])
+        same_weights = comparable & (weights == weight[row])
+        score = 4 * same_name + 2 * same_shape + 3 * same_weights
+        score = np.where(comparable & ~same_weights, score - 1, score)
+        other_activation = activations & _is_activation(one.kinds[i])
+        score = np.where(other_activation & ~same_kind, np.minimum(score, 1.5), score)
+        score = np.where(same_kind | other_activation, score, same_name & same_shape)
+        yield np.where(is_mapped, 0.0, score)
+
+
+def _folded(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Match]:
+    """The pairs, extended to calls that follow on one side and whose work the layer of the other side does.
+
+    Without those whose layer computes an activation too that no call of the other side shows.
+    """
+    for pair in matches:
+        if pair.how == "map":  # what the caller wrote; the run that ends there
+            pair.first_a = one.start_of_run(pair.a, other.kinds[pair.b])
+            pair.first_b = other.start_of_run(pair.b, one.kinds[pair.a])
+            one.free.difference_update(range(pair.first_a, pair.a))
+            other.free.difference_update(range(pair.first_b, pair.b))
+        else:
+            run_a = one.run_after(pair.a, other.functions[pair.b], other.folds[pair.b])
+            run_b = other.run_after(pair.b, one.functions[pair.a], one.folds[pair.a])
+            active_a, active_b = (
+                any(map(_is_activation, (*side.functions[at][1:], *(side.kinds[each] for each in run))))
+                for side, at, run in ((one, pair.a, run_a), (other, pair.b, run_b))
+            )
+            if active_a != active_b and "act" not in (*one.functions[pair.a], *other.functions[pair.b]):
+                one.free.add(pair.a)
+                other.free.add(pair.b)
+                continue
+            if bool(run_a) != bool(run_b):  # else another layer follows on both sides
+                one.free.difference_update(run_a)
+                other.free.difference_update(run_b)
+                pair.a, pair.b, pair.how = (run_a or [pair.a])[-1], (run_b or [pair.b])[-1], "folded"
+        yield pair
+
+
+def _between(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Match]:
+    """Pairs of what is left between two pairs: one call of a side, and a run of the other that ends in its shape.
+
+    Else the calls that are the only ones of their kind there.
+    """
+    ends = [(-1, -1), *((pair.a, pair.b) for pair in matches)]
+    starts = [*((pair.first_a, pair.first_b) for pair in matches), (len(one.calls), len(other.calls))]
+    for (end_a, end_b), (start_a, start_b) in zip(ends, starts, strict=True):
+        a, b = (
+            [at for at in side.free_between(end + 1, start) if at not in side.inside and side.computes_one(at)]
+            for side, end, start in ((one, end_a, start_a), (other, end_b, start_b))
+        )
+        if a and b and 1 in (len(a), len(b)) and one.shapes[a[-1]] == other.shapes[b[-1]]:
+            one.free.difference_update(a)
+            other.free.difference_update(b)
+            yield _Match(a[0], a[-1], b[0], b[-1], "order" if len(a) == len(b) else "folded")
+            continue
+        only = [{kind: at for at, kind in _only_of_kind(side, found)} for side, found in ((one, a), (other, b))]
+        for kind in only[0].keys() & only[1].keys():
+            one.free.remove(only[0][kind])
+            other.free.remove(only[1][kind])
+            yield _Match(only[0][kind], only[0][kind], only[1][kind], only[1][kind], "order")
+
+
+def _only_of_kind(side: _Side, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
+    counts = Counter(side.kinds[at] for at in positions)
+    yield from ((at, side.kinds[at]) for at in positions if counts[side.kinds[at]] == 1)
+
+
+def nothing_pairs(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> LayerError:
+    """The error that names the two calls of the same kind whose outputs are nearest in size."""
+    one, other = (_Side(side, [each.call.key for each in side]) for side in (a, b))
+    sizes = [
+        (abs(log(prod(x) + 1) - log(prod(y) + 1)), i, j)
+        for i, x in enumerate(one.shapes)
+        for j, y in enumerate(other.shapes)
+        if one.kinds[i] == other.kinds[j] and isinstance(x, tuple) and isinstance(y, tuple)
+    ]
+    if sizes:
+        _, i, j = min(sizes)
+        near = f"nearest: {_described(a[i])} and {_described(b[j])}"
+    else:
+        near = "; ".join(
+            f"{name} has {', '.join(dict.fromkeys(each.call.type for each in side)) or 'no calls'}"
+            for name, side in (("A", a), ("B", b))
+        )
+    return LayerError("no layer of A pairs with one of B", near, "name the pairs with --map FILE")
+
+
+def _described(seen: SeenCall) -> str:
+    shape = _only_part(seen.shape)
+    return f"{seen.call.key} ({seen.call.type}, {'x'.join(map(str, shape or ()))})"

@@ -21,7 +21,7 @@ from hookscope.comparison.answer import Evidence, find_answer
 from hookscope.comparison.cka import CkaSums, PairCka, gram
 from hookscope.comparison.facts import INPUT, ComparedMaps, Comparison, PairedCall, SideFacts
 from hookscope.comparison.inputs import PairedBatch, Picture, as_pictures, copied, paired_batches
-from hookscope.comparison.pairing import Pair, Pairing, SeenCall, pair_calls
+from hookscope.comparison.pairing import Pair, Pairing, SeenCall, nothing_pairs, pair_calls
 from hookscope.comparison.side import Side
 from hookscope.comparison.sums import DifferenceSums, PartSums, shape_for_one
 from hookscope.drawing import input_size_of
@@ -140,7 +140,7 @@ def compare(
         None if layers is None else Selection.of(layers),
         tuple(types) if types else None,
         ops,
-        names,
+        names or {},
         alone,
         matrix,
         None if keep is None else Selection.of(keep),
@@ -215,7 +215,7 @@ class _Run:
         layers: Selection | None,
         types: tuple[Any, ...] | None,
         ops: bool,
-        map_names: Mapping[str, str] | None,
+        map_names: Mapping[str, str],
         alone: bool,
         matrix: bool,
         keep: Selection | None,
@@ -281,15 +281,22 @@ class _Run:
 
     def _pair(self, batch: PairedBatch) -> None:
         images = len(batch.names)
-        chosen = self.layers or Selection(["all", EVERY_OPERATION] if self.ops else "all")
+        names_a, names_b = (
+            {name.partition("#")[0] for name in side if "*" not in name and OPERATION not in name}
+            for side in (self.map_names, self.map_names.values())
+        )
+        named = [Selection.of_names(names_a)] if names_a else []
+        chosen = self.layers or Selection(["all", *([EVERY_OPERATION] if self.ops else []), *named])
         look_a = self._look(self.a, batch.a, images, chosen)
         look_b = self._look(self.b, batch.b, images, None)
         singles = {seen.call.key for look in (look_a, look_b) for seen in look.seen if seen.call.order is not None}
-        wanted = singles | look_a.chosen | set((self.map_names or {}).values())
-        of_a = [seen for seen in look_a.seen if seen.call.key in singles or seen.call.key in look_a.chosen]
-        of_b = [seen for seen in look_b.seen if seen.call.key in wanted]
+        wanted = singles | look_a.chosen
+        of_a = [seen for seen in look_a.seen if seen.call.key in wanted or seen.call.name in names_a]
+        of_b = [seen for seen in look_b.seen if seen.call.key in wanted or seen.call.name in names_b]
         found = pair_calls(of_a, of_b, self.map_names)
         pairs = tuple(pair for pair in found.pairs if pair.a.key in look_a.chosen)
+        if not (pairs or self.matrix):
+            raise nothing_pairs([seen for seen in of_a if seen.call.key in look_a.chosen], of_b)
         only_a = tuple(call for call in found.only_a if call.key in look_a.chosen)
         self.pairing = Pairing(pairs, only_a, found.only_b if self.layers is None else ())
         self.by_b = {pair.b.key: pair for pair in pairs}
@@ -297,12 +304,14 @@ class _Run:
         self.firsts = {(pair.first or pair.a).key: pair.a.key for pair in pairs}
         holders = {name for pair in pairs for name in itertools.islice(enclosing(pair.a.name), 1, None)}
         self.with_alone = {
-            pair.a.key for pair in pairs if self.alone and pair.a.name not in holders and OPERATION not in pair.b.name
+            pair.a.key
+            for pair in pairs
+            if self.alone and pair.a.name not in holders and OPERATION not in pair.b.name and pair.first_b is None
         }
         if self.matrix:
-            self.matrix_a = [seen.call.key for seen in of_a if seen.call.key in look_a.chosen]
-            self.matrix_b = [seen.call.key for seen in of_b]
-            self.cka_sums = CkaSums(self.matrix_a, self.matrix_b)
+            self.matrix_a = {seen.call.key: seen.call for seen in of_a if seen.call.key in look_a.chosen}
+            self.matrix_b = {seen.call.key: seen.call for seen in of_b}
+            self.cka_sums = CkaSums(tuple(self.matrix_a), tuple(self.matrix_b))
         self.bytes = look_a.bytes / images
         self.sums = {INPUT: {}, **{pair.a.key: {} for pair in pairs}, MODEL: {}}
 
@@ -396,7 +405,7 @@ class _Run:
 
         calls = [call for pair in self.pairing.pairs for call in (pair.first, pair.a) if call is not None]
         if self.matrix:
-            calls += self.pairing.only_a
+            calls += self.matrix_a.values()
         observers = self._observer(self.a, calls, on_call, on_input)
         output = copied(self._forward(self.a, batch.a, observers))
         return kept, output, grams
@@ -417,7 +426,7 @@ class _Run:
             if key in self.with_alone and of_a.args is not None:
                 self._add_alone(pair, of_a, module, (args, kwargs))
 
-        calls = [pair.b for pair in self.pairing.pairs] + (list(self.pairing.only_b) if self.matrix else [])
+        calls = [pair.b for pair in self.pairing.pairs] + (list(self.matrix_b.values()) if self.matrix else [])
         return self._forward(self.b, batch.b, self._observer(self.b, calls, on_call)), grams
 
     def _add(
@@ -435,6 +444,8 @@ class _Run:
         for part, a, b, images in _parts(output_a, output_b, positions, listed):
             sums = self.sums[key].setdefault(part, PartSums())
             shapes = shape_for_one(a, len(images)), shape_for_one(b, len(images))
+            if a.dim() > 1 and len(a) == len(b) == len(images):
+                self.cka.setdefault((key, part), PairCka()).add(a, b)
             if a.shape != b.shape:
                 if not sums.shapes_differ:
                     sums.shape_a, sums.shape_b = shapes
@@ -448,7 +459,6 @@ class _Run:
                     layer = module if isinstance(module, nn.Module) else None
                     if side.is_floating_point() or side.is_quantized:
                         constant.add(by_channel(_decoded(side), layer, size))
-                self.cka.setdefault((key, part), PairCka()).add(a, b)
         if key in self.kept_calls and not any(maps.key.startswith(key) for maps in self.maps):
             self.maps += _compared_maps(key, module_a, module_b, output_a, output_b, positions[0], size)
 
@@ -554,7 +564,7 @@ class _Run:
                     None if sums.shapes_differ else sums.difference.difference(),
                     sums.noise,
                     sums.alone.relative_l2 if sums.alone.values else None,
-                    None if cka is None or sums.shapes_differ else cka.value,
+                    None if cka is None else cka.value,
                     sums.only_dead_in(sums.dead_a, sums.dead_b),
                     sums.only_dead_in(sums.dead_b, sums.dead_a),
                     self._change(pair, "named_parameters"),

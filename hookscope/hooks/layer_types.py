@@ -24,9 +24,12 @@ def types_of(model: nn.Module, types: Iterable[Any] | None) -> tuple[tuple[str, 
     return names, names
 
 
+_OWN_PARTS = {"parametrizations", "_packed_params"}  # of torch.nn.utils.parametrizations, of a quantized Linear
+
+
 def is_leaf(module: nn.Module) -> bool:
-    """Whether the layer has no children but those of ``torch.nn.utils.parametrizations``."""
-    return all(name == "parametrizations" or child is None for name, child in module._modules.items())
+    """Whether the layer has no children but those that hold its own weights."""
+    return all(name in _OWN_PARTS or child is None for name, child in module._modules.items())
 
 
 def is_single(name: str, module: nn.Module) -> bool:
@@ -34,7 +37,7 @@ def is_single(name: str, module: nn.Module) -> bool:
 
     What ``torch.nn.utils.parametrizations`` puts into a layer is part of that layer.
     """
-    if "parametrizations" in name.split("."):
+    if not _OWN_PARTS.isdisjoint(name.split(".")):
         return False
     return is_leaf(module) or any(parameter is not None for parameter in module._parameters.values())
 
