@@ -204,11 +204,11 @@ def _input(facts: _Facts) -> tuple[str, str, str] | None:
     if facts.evidence.other_images:
         return "input", f"The images differ: {_distance(pair)} of the inputs{more}", ""
     advice = "Give both sides the same --preprocess, --resize, --mean, --std and --range."
-    if (lines := facts.evidence.lines()) and (words := _line_words(*lines)):
-        return "input", f"{words}{more}", advice
     how = [f"{name}: {side.preprocess}" for name, side in (("A", facts.a), ("B", facts.b)) if side.preprocess]
     differently = f" ({'; '.join(how)})" if facts.a.preprocess != facts.b.preprocess else ""
-    return "input", f"The inputs differ: {_distance(pair)}{differently}{more}", advice
+    lines = facts.evidence.lines()
+    words = (_line_words(*lines) if lines else "") or f"The inputs differ: {_distance(pair)}"
+    return "input", f"{words}{differently}{more}", advice
 
 
 def _line_words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
@@ -225,16 +225,18 @@ def _line_words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
 
 def _known(factors: Floats, offsets: Floats) -> str:
     """The usual steps that make such factors and offsets."""
-    if len(factors) in (1, 3):
-        mean, std = _IMAGENET if len(factors) == 3 else _IMAGENET.mean(1, keepdims=True)
-        if np.allclose(factors, std, rtol=0.02) and np.allclose(offsets, mean, atol=0.02):
-            return ": B lacks the ImageNet mean and std of A"
-        if np.allclose(factors, 1 / std, rtol=0.02) and np.allclose(offsets, -mean / std, atol=0.02):
-            return ": A lacks the ImageNet mean and std of B"
-    for factor, words in ((255, "B has colours 0..255 where A has 0..1"), (1 / 255, "B has 0..1 where A has 0..255")):
-        if np.allclose(factors, factor, rtol=0.01) and np.allclose(offsets / factor, 0, atol=0.01 * max(1, 1 / factor)):
-            return f": {words}"
+    mean, std = _IMAGENET if len(factors) == 3 else _IMAGENET.mean(1, keepdims=True)
+    for one, other, forth, back in (("B", "A", factors, offsets), ("A", "B", 1 / factors, -offsets / factors)):
+        for scale, end in ((1, ""), (255, ", and has colours 0..255")):
+            if _are(forth / scale, std) and _are(back / scale, mean):
+                return f": {one} lacks the ImageNet mean and std of {other}{end}"
+        if _are(forth / 255, 1.0) and _are(back / 255, 0.0):
+            return f": {one} has colours 0..255 where {other} has 0..1"
     return ""
+
+
+def _are(numbers: Floats, wanted: Floats | float) -> bool:
+    return numbers.shape in (np.shape(wanted), (len(numbers),)) and np.allclose(numbers, wanted, rtol=0.02, atol=0.01)
 
 
 def _models(facts: _Facts) -> tuple[str, str, str] | None:

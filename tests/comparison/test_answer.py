@@ -119,6 +119,32 @@ CASES = {
         "(input)",
         "B's input is 255 times A's plus 0: B has colours 0..255 where A has 0..1.",
     ),
+    "0..255 without normalisation": (
+        [pair("(input)", 254.0)],
+        {
+            "evidence": evidence((PICTURE.double() - MEAN) / STD, 255 * PICTURE.double()),
+            "b": side(preprocess="range 0..255"),
+        },
+        "input",
+        "(input)",
+        "B's input is 58.4, 57.12, 57.37 times A's plus 123.7, 116.3, 103.5: B lacks the ImageNet mean and std of A,"
+        " and has colours 0..255 (A: resize 8; B: range 0..255).",
+    ),
+    "normalisation in B only": (
+        [pair("(input)", 2.0)],
+        {"evidence": evidence(PICTURE, (PICTURE - MEAN) / STD)},
+        "input",
+        "(input)",
+        "B's input is 4.367, 4.464, 4.444 times A's plus -2.118, -2.036, -1.804: A lacks the ImageNet mean and std of"
+        " B.",
+    ),
+    "grey": (
+        [pair("(input)", 2.0)],
+        {"evidence": evidence(PICTURE[:, :1], 2 * PICTURE[:, :1])},
+        "input",
+        "(input)",
+        "B's input is 2 times A's plus 0.",
+    ),
     "mean and std exchanged": (
         [pair("(input)", 2.0)],
         {"evidence": evidence((PICTURE - MEAN) / STD, (PICTURE - STD) / MEAN)},

@@ -32,6 +32,7 @@ _FIELDS = {
     "intervene --classes": "output.effect_rows:CLASS_FIELDS",
     "intervene --ablate-each": "output.effect_rows:CHANNEL_FIELDS",
     "check": "commands.check:FIELDS",
+    "compare": "output.comparison_rows:FIELDS",
     "extract": "commands.extract:FIELDS",
     "weights": "commands.weights:FIELDS",
     "trace": "output.trace_rows:FIELDS",

@@ -24,7 +24,7 @@ COMMANDS = [
         "weights",
         "verify",
     ),
-    *("trace", "watch", "list-layers", "list-models", "completion"),
+    *("compare", "trace", "watch", "list-layers", "list-models", "completion"),
 ]
 CASES: dict[str, dict[str, str]] = {
     "visualize": {
@@ -272,6 +272,15 @@ CASES: dict[str, dict[str, str]] = {
         "completion of fish": "completion fish",
         "version": "--version",
     },
+    "compare": {
+        "the same": "compare shapes shapes star.png --format table",
+        "other images": "compare shapes shapes star.png --image-b ring.png --format table",
+        "no normalisation": "compare shapes shapes photos --mean-b 0 --std-b 1 --format json --top 3",
+        "intervention": "compare shapes shapes star.png --at-b features.7 scale:factor=2 --format csv --plot p.png",
+        "other weights": "compare nets.py:small nets.py:small star.png --seed-b 1 --weights-b small.pth --format table",
+        "not finite": "compare nets.py:small nets.py:nan star.png --format ndjson",
+        "gate": "compare nets.py:small nets.py:sick star.png --max-relative 1 --min-cosine 0.9 --junit r.xml",
+    },
     "help": {
         "hookscope": "--help",
         **{name: f"{name} --help" for name in COMMANDS},
@@ -283,6 +292,10 @@ CASES: dict[str, dict[str, str]] = {
         "near model": "predict shape star.png",
         "unknown model": "list-layers qwertyuiop",
         "no such file of a model": "predict nowhere.py:small star.png",
+        "one model to compare": "compare shapes star.png",
+        "such data type": "compare shapes shapes star.png --dtype-b float8",
+        "images for B": "compare shapes shapes star.png --image-b photos",
+        "matrix of one image": "compare shapes shapes star.png --matrix m.png",
         "no such factory": "predict nets.py:smal star.png",
         "factory is no function": "list-layers nets.py:number",
         "factory raises": "predict nets.py:raising star.png",

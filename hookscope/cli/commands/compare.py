@@ -12,11 +12,12 @@ import click
 
 from hookscope import comparison, hooks, report, statistics, system
 from hookscope.cli import process
-from hookscope.cli.output.comparison_rows import comparison_report
+from hookscope.cli.output.comparison_rows import comparison_report, how_different
 from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option
+from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import check_choice
 from hookscope.cli.shared.output_paths import (
@@ -160,6 +161,9 @@ def command(
     _check(options, images, others or ())
     side_a, side_b = load_sides(a, b)
     check_choice(side_a.net, options.types, options.layers)
+    pictures: Sequence[Any] = images
+    if "-" in images:  # standard input can be read once, and each side prepares it
+        pictures = ImageFiles(images).usable(side_a.net.preprocess.frames)
     lost = LostImages(options.strict or len(images) == 1)
     with process.prints_to_standard_error(), pass_progress("images") as on_progress:
         compare = functools.partial(
@@ -173,7 +177,7 @@ def command(
             on_note=lost.note,
         )
         found = compare(
-            images,
+            pictures,
             images_b=others,
             layers=options.layers,
             types=options.types or None,
@@ -185,7 +189,8 @@ def command(
             **({"on_progress": on_progress} if on_progress else {}),
         )
         if options.draws_maps and options.layers is None:
-            found = _with_maps(found, compare, others)
+            first = found.names[:1] if pictures is images else pictures[:1]
+            found = _with_maps(found, functools.partial(compare, first, images_b=others and others[:1]))
     lost.finish()
     result = comparison.check_comparison(found, options.limits) if options.limits.names else None
     found = replace(found, provenance={**found.provenance, "command": process.command_line()})
@@ -241,17 +246,19 @@ def _read_map(path: str) -> dict[str, str]:
     return names
 
 
-def _with_maps(
-    found: comparison.Comparison, compare: Callable[..., comparison.Comparison], others: Sequence[str] | None
-) -> comparison.Comparison:
-    """The comparison with the maps of the first pair that differs, and of the one that adds most."""
-    keys = (found.answer.first, found.answer.most)
-    calls = [pair.a for pair in found.calls if pair.key in keys and pair.a.name not in (comparison.INPUT, hooks.MODEL)]
-    if not calls:
+def _with_maps(found: comparison.Comparison, compare: Callable[..., comparison.Comparison]) -> comparison.Comparison:
+    """The comparison with maps of the first call that differs and of the one that adds most.
+
+    Where only the input adds a difference, they are of the call that differs most.
+    """
+    differing = [pair for pair in found.calls[1:-1] if pair.differs]
+    chosen = [pair.a for pair in differing if pair.key in (found.answer.first, found.answer.most)]
+    if not chosen:
+        chosen = [pair.a for pair in sorted(differing, key=how_different, reverse=True)[:1]]
+    if not chosen:
         return found
-    chosen = hooks.Selection.of_calls(calls)
-    again = compare(found.names[:1], images_b=others and others[:1], layers=chosen, keep=chosen, alone=False)
-    return replace(found, maps=again.maps)
+    calls = hooks.Selection.of_calls(chosen)
+    return replace(found, maps=compare(layers=calls, keep=calls, alone=False).maps)
 
 
 def _write(found: comparison.Comparison, options: Options, result: statistics.LimitsResult | None, lost: int) -> None:

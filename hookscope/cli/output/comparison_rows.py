@@ -58,7 +58,7 @@ def comparison_report(
 
     A table has the ``most`` different pairs. With ``rank`` the pair that adds most comes first.
     """
-    order = sorted(found.calls, key=_worth, reverse=True) if rank else list(found.calls)
+    order = sorted(found.calls, key=how_different, reverse=True) if rank else list(found.calls)
     shown = _shown(found, order, most)
     totals = (
         [f"{len(shown)} of {len(order)} pairs; --top N shows more, --format tsv all"] if len(shown) < len(order) else []
@@ -101,7 +101,7 @@ def comparison_report(
     )
 
 
-def _worth(pair: comparison.PairedCall) -> tuple[float, float]:
+def how_different(pair: comparison.PairedCall) -> tuple[float, float]:
     """What the layer alone adds, then how far the outputs are apart; another shape or NaN is farthest."""
     accumulated = pair.difference.relative_l2 if pair.difference else None
     return pair.alone or 0.0, math.inf if pair.differs and accumulated is None else accumulated or 0.0
@@ -114,7 +114,8 @@ def _shown(
     if len(order) <= most:
         return order
     named = [found.calls[0], found.calls[-1], *(pair for pair in found.calls if pair.key == found.answer.first)]
-    best = dict.fromkeys(pair.key for pair in [*named, *sorted(found.calls, key=_worth, reverse=True)])
+    differing = [pair for pair in found.calls if pair.difference is None or not pair.difference.is_same]
+    best = dict.fromkeys(pair.key for pair in [*named, *sorted(differing, key=how_different, reverse=True)])
     chosen = set([*best][:most])
     return [pair for pair in order if pair.key in chosen]
 
@@ -180,9 +181,7 @@ def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
     columns, answer = min(MOST_WORDS, page.columns), found.answer
     yield from wrapped(answer.sentence, columns)
     if answer.first:
-        after = (
-            f", after {counted(answer.same_before, 'pair')} that are the same to the bit" if answer.same_before else ""
-        )
+        after = f", after {counted(answer.same_before, 'pair')} the same to the bit" if answer.same_before else ""
         yield from wrapped(f"first: {answer.first}{after}{_most(found)}", columns)
     if found.agreement is not None:
         yield from wrapped(_agreement(found.agreement), columns)
@@ -210,6 +209,6 @@ def _most(found: comparison.Comparison) -> str:
 def _agreement(agreement: comparison.Agreement) -> str:
     same = agreement.images - len(agreement.changed)
     text = f"top-1 is the same for {same:,} of {counted(agreement.images, 'image')}"
-    text += f", top-5 for {percent(agreement.top5)}"
+    text += f", and {percent(agreement.top5)} of the five best classes are shared"
     changed = [f"{image.name}: {image.class_a} becomes {image.class_b}" for image in agreement.changed]
     return f"{text}; {listed(changed, _IMAGES)}" if changed else text

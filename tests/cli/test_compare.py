@@ -1,0 +1,259 @@
+"""The command compare: the options of both sides, the answer, the rows, the pictures and the gate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from hookscope.cli.commands.compare import command as compare_command
+from hookscope.cli.output.comparison_rows import FIELDS
+from hookscope.drawing.png import read_provenance
+from tests.cli.helpers import Run, files, one_error, rows
+from tests.cli.nets import Small
+from tests.helpers import seeded
+
+PICTURES = {"a.png": (32, 32), "b.png": (32, 32), "c.png": (32, 32), "d.png": (32, 32), "wide.png": (48, 32)}
+NETS = """
+
+class Capped(Small):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU6()
+
+
+class Spoilt(Small):
+    def __init__(self):
+        super().__init__()
+        self.conv2.bias.data[1] = float("nan")
+
+
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.pool = nn.LayerNorm(32), nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x):
+        return self.pool(self.norm(x)).flatten(1)
+
+
+class Renamed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        other = Small()
+        self.stem, self.act, self.body, self.head = other.conv1, other.relu, other.conv2, other.fc
+
+    def forward(self, x):
+        return self.head(self.body(self.act(self.stem(x))).relu().mean((2, 3)))
+"""
+
+
+def command_line(*words: str, b: str = "nets.py:Small", a: str = "nets.py:Small", image: str = "a.png") -> list[str]:
+    return ["compare", a, b, *image.split(), "--preprocess", "imagenet", "--input-size", "32", *words]
+
+
+def answer(outcome: tuple[int, str, str]) -> dict[str, Any]:
+    status, out, errors = outcome
+    assert status == 0, errors
+    found: dict[str, Any] = json.loads(out)["answers"][0]
+    return found
+
+
+def test_every_option_of_a_side_exists_for_both_and_for_each() -> None:
+    names = {option for parameter in compare_command.params for option in parameter.opts}
+    both = ("weights", "seed", "dtype", "device", "compile", "at", "preprocess", "resize", "mean", "std", "range")
+    for name in (*both, "input-size", "size"):
+        assert {f"--{name}", f"--{name}-a", f"--{name}-b"} <= names
+
+
+CAUSES: list[tuple[list[str], dict[str, str], str, str, str]] = [
+    ([], {}, "same", "", "A and B are the same to the bit in all 6 pairs of calls."),
+    (["--seed-b", "1"], {}, "parameters", "conv1", "A and B have different weights: the parameters of 3 of 3 layers"),
+    (["--weights-b", "tuned.pth"], {}, "parameters", "conv2", "The parameters of 1 of 3 layers differ, first those of"),
+    (["--mean-b", "0", "--std-b", "1"], {}, "input", "(input)", "B lacks the ImageNet mean and std of A"),
+    (["--mean-b", "0", "--std-b", "1", "--range-b", "0..255"], {}, "input", "(input)", "and has colours 0..255"),
+    (["--input-size-b", "40"], {}, "input", "(input)", "different sizes: A gets 3x32x32 and B gets 3x40x40"),
+    (["--image-b", "b.png"], {}, "input", "(input)", "The images differ: relative L2"),
+    (["--at-b", "relu", "scale:factor=2"], {}, "layer", "relu", "first at relu: relative L2 1 (B: relu: Scale("),
+    (["--at-a", "relu", "zero", "--at-b", "relu", "zero"], {}, "same", "", "the same to the bit"),
+    (["--at", "relu", "zero", "--at-b", "conv2", "scale:factor=2"], {}, "layer", "conv2", "B: relu: Zero"),
+    ([], {"b": "nets.py:Capped"}, "same", "", "the same to the bit in all 6 pairs"),
+    ([], {"b": "nets.py:Spoilt"}, "nonfinite", "conv2", "NaN or Inf in B and finite in A, first at conv2"),
+    (["--dtype-b", "bfloat16"], {}, "precision", "(input)", "A computes in float32, B computes in bfloat16"),
+    (["--dtype-b", "autocast"], {}, "precision", "conv1", "B computes in float32 (autocast bfloat16)"),
+]
+
+
+@pytest.mark.parametrize(("words", "models", "kind", "first", "sentence"), CAUSES)
+def test_the_answer_names_the_cause(
+    run: Run, here: Path, words: list[str], models: dict[str, str], kind: str, first: str, sentence: str
+) -> None:
+    if "tuned.pth" in words:
+        state = seeded(Small).state_dict()
+        state["conv2.weight"][0, 0] += 1
+        torch.save(state, here / "tuned.pth")
+    found = answer(run(*words, "--format", "json", **models))
+    assert (found["kind"], found["first"]) == (kind, first)
+    assert sentence in found["sentence"]
+
+
+def test_a_row_has_every_field_and_the_right_numbers(run: Run, here: Path) -> None:
+    status, out, errors = run(
+        "--at-b", "conv1", "scale:factor=3", "--format", "ndjson", image="a.png b.png c.png d.png"
+    )
+    of_kind = {kind: [row for row in rows(out) if row["row"] == kind] for kind in ("answer", "call")}
+    by_layer = {row["layer"]: row for row in of_kind["call"]}
+    assert (status, errors, len(of_kind["answer"]), [*by_layer]) == (
+        0,
+        "",
+        1,
+        ["(input)", "conv1", "relu", "conv2", "fc", "(model)"],
+    )
+    assert all(set(row) == {"row", *FIELDS} for row in of_kind["call"])
+    conv1 = by_layer["conv1"]
+    assert conv1["relative_l2"] == pytest.approx(2)
+    assert (conv1["cosine"], conv1["cka"]) == (pytest.approx(1), pytest.approx(1))
+    assert conv1["max_abs"] == pytest.approx(abs(conv1["value_b"] - conv1["value_a"]))
+    assert conv1["value_b"] == pytest.approx(3 * conv1["value_a"])
+    assert (conv1["image"] in PICTURES, len(conv1["place"]), conv1["differs"]) == (True, 3, True)
+    assert (by_layer["(input)"]["equal"], by_layer["(input)"]["differs"]) == (4 * 3 * 32 * 32, False)
+    assert conv1["alone"] == 0  # the layer itself is the same
+
+
+def test_tsv_has_the_pairs_and_a_note_with_the_answer(run: Run) -> None:
+    status, out, errors = run("--seed-b", "1", "--format", "tsv")
+    lines = out.splitlines()
+    assert (status, lines[0].split("\t"), len(lines)) == (0, [*FIELDS], 7)
+    assert errors.startswith("Note: A and B have different weights: ")
+
+
+def test_a_table_begins_with_the_answer_and_shows_the_most_different_pairs(run: Run) -> None:
+    status, out, errors = run("--seed-b", "1", "--format", "table", "--top", "4", image="a.png b.png")
+    lines = out.splitlines()
+    assert (status, errors) == (0, "")
+    assert lines[0].startswith("A and B have different weights: the parameters of 3 of 3 layers differ")
+    assert lines[1].startswith("first: conv1, after 1 pair the same to the bit; most: ")
+    assert "top-1 is the same for " in out and "4 of 6 pairs; --top N shows more" in out
+    assert "; A: from factory (seed 0)" in out.replace("\n", " ")
+    layers = [line.split()[1] for line in lines[5:9]]
+    assert len(layers) == 4 and {"(input)", "conv1", "(model)"} < {*layers}
+
+
+def test_rank_puts_the_layer_that_adds_most_first(run: Run) -> None:
+    found = json.loads(run("--seed-b", "1", "--rank", "--format", "json")[1])
+    alone = [row["alone"] for row in found["calls"] if row["alone"] is not None]
+    assert alone == sorted(alone, reverse=True)
+    assert found["calls"][0]["layer"] == found["answers"][0]["most"]
+
+
+def test_without_alone_no_layer_runs_alone(run: Run) -> None:
+    found = json.loads(run("--seed-b", "1", "--no-alone", "--format", "json")[1])
+    assert {row["alone"] for row in found["calls"]} == {None}
+
+
+def test_a_map_pairs_layers_of_other_names(run: Run, here: Path) -> None:
+    (here / "map.tsv").write_text("# A\tB\nconv1\tstem\n\nrelu\tact\nconv2\tbody\nfc\thead\n")
+    found = json.loads(run("--map", "map.tsv", "--format", "json", b="nets.py:Renamed")[1])
+    pairs = [(row["layer"], row["layer_b"], row["how"]) for row in found["calls"][1:-1]]
+    assert pairs == [(a, b, "map") for a, b in [("conv1", "stem"), ("relu", "act"), ("conv2", "body"), ("fc", "head")]]
+
+
+def test_pictures_and_the_page_are_written(run: Run, here: Path) -> None:
+    words = ["--plot", "p.png", "--grid", "g.png", "--matrix", "m.svg", "--html", "p.html"]
+    status, _, errors = run("--seed-b", "1", *words, image="a.png b.png c.png d.png")
+    assert (status, errors.count("Note: ")) == (0, 1)
+    assert read_provenance(here / "g.png")["command"].startswith("hookscope compare ")
+    assert "A and B have different weights" in (here / "p.html").read_text()
+    assert (here / "m.svg").read_text().startswith("<?xml")
+
+
+def test_no_grid_is_written_where_nothing_differs(run: Run, here: Path) -> None:
+    status, _, errors = run("--grid", "g.png")
+    assert (status, "Note: g.png was not written: no call with maps differs\n" in errors) == (0, True)
+    assert not (here / "g.png").exists()
+
+
+GATES: list[tuple[list[str], list[tuple[str, str]]]] = [
+    (["--max-relative", "10"], []),
+    (["--max-relative", "0"], [("max-relative", "relu"), ("max-relative", "conv2")]),
+    (["--min-cosine", "-1", "--max-relative", "10"], []),
+    (["--min-agreement", "0%"], []),
+]
+
+
+@pytest.mark.parametrize(("limits", "broken"), GATES)
+def test_the_gate_ends_with_3_where_a_pair_breaks_a_limit(
+    run: Run, here: Path, limits: list[str], broken: list[tuple[str, str]]
+) -> None:
+    change = ["--at-b", "relu", "scale:factor=2", "--layer", "relu,conv2"]
+    status, out, _ = run(*change, *limits, "--junit", "r.xml", "--format", "json")
+    found = [(row["limit"], row["layer"]) for row in json.loads(out)["broken_limits"]]
+    assert (status, [each for each in found if each[1] != "(model)"]) == (3 if broken else 0, broken)
+    suite = ElementTree.parse(here / "r.xml").getroot()[0]
+    assert int(suite.attrib["failures"]) == len(found)
+
+
+def test_what_was_not_measured_has_not_passed(run: Run, here: Path) -> None:
+    status, out, _ = run("--input-size-b", "40", "--max-relative", "1e9", "--format", "json")
+    reasons = {row["layer"]: row["evidence"] for row in json.loads(out)["broken_limits"]}
+    assert (status, reasons["(input)"]) == (3, "the shapes differ: 3x32x32 in A and 3x40x40 in B")
+    status, out, _ = run("--min-agreement", "0%", "--format", "json", a="nets.py:features", b="nets.py:features")
+    assert (status, json.loads(out)["broken_limits"][0]["evidence"]) == (
+        3,
+        "the outputs are no scores of the same classes",
+    )
+
+
+def test_a_table_of_a_gate_ends_with_the_verdict(run: Run) -> None:
+    status, out, _ = run("--max-relative", "1", "--format", "table")
+    assert (status, out.splitlines()[-1]) == (0, "limits: all 6 calls are within the limits")
+
+
+WRONG: list[tuple[list[str], int, str]] = [
+    (["--dtype-b", "float8"], 2, "'--dtype-b'...'float8' is not one of"),
+    (["--device-b", "abacus"], 2, "no device 'abacus'"),
+    (["--weights-b", "none.pth"], 1, "none.pth"),
+    (["--std-b", "1"], 2, "std"),
+    (["--layer", "nowhere"], 1, "no layer 'nowhere'"),
+    (["--at-b", "nowhere", "zero"], 1, "no layer or parameter 'nowhere'"),
+    (["--at-b", "conv1", "zeroed"], 2, "no intervention 'zeroed'"),
+    (["--image-b", "none.png"], 1, "no picture 'none.png'"),
+    (["--image-b", "."], 2, "B has 5 images and A has 1"),
+    (["--map", "none.tsv"], 2, "--map none.tsv cannot be read: No such file or directory"),
+    (["--map", "one.tsv"], 2, "line 1 of one.tsv is 'conv1'; write the name in A, a tab and the name in B"),
+    (["--map", "twice.tsv"], 2, "twice.tsv has 'conv1' twice"),
+    (["--map", "a.png"], 2, "--map a.png cannot be read: it is no text in UTF-8"),
+    (["--matrix", "m.png"], 2, "--matrix needs 4 images, and there are 1"),
+    (["--junit", "r.xml"], 2, "--junit needs a limit"),
+    (["--grid", "g.jpg"], 2, "cannot write g.jpg"),
+    (["--plot", "x.png", "--grid", "x.png"], 2, "two options name the same file 'x.png'"),
+    (["--plot", "a.png"], 1, "it is the image a.png itself"),
+    (["--html", "page.txt"], 2, "cannot write page.txt"),
+    (["--max-relative", "-1"], 2, "'-1' is not a number of at least 0"),
+    (["--min-cosine", "2"], 2, "'2' is not a number of -1 to 1"),
+    (["--min-agreement", "1"], 2, "'1' may be meant as 1% or as all"),
+    (["--batch-size", "0"], 2, "--batch-size"),
+    (["--top", "0"], 2, "--top"),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "message"), WRONG)
+def test_what_is_wrong_is_said_in_one_line(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
+    (here / "one.tsv").write_text("conv1\n")
+    (here / "twice.tsv").write_text("conv1\tconv1\nconv1\tconv2\n")
+    one_error(run(*words), status, message)
+    assert [name for name in files(here) if name not in ("one.tsv", "twice.tsv", *PICTURES)] == []
+
+
+def test_a_model_too_few_is_said(run: Run) -> None:
+    one_error(run(b="a.png"), 2, "'a.png' is an image, but the first two arguments are the models")
+
+
+def test_a_lost_image_is_reported_once_and_the_others_are_compared(run: Run, here: Path) -> None:
+    (here / "bad.png").write_text("no picture")
+    status, out, errors = run("--format", "json", image="a.png bad.png b.png")
+    assert (status, errors.count("Error: "), json.loads(out)["answers"][0]["images"]) == (1, 1, 2)
