@@ -133,7 +133,7 @@ class OnnxModel(nn.Module):
     def _taken(self, pictures: Tensor) -> Tensor:
         """``pictures`` as the file takes them."""
         if torch.is_grad_enabled() and pictures.requires_grad:
-            raise ModelError(f"no gradient can flow through {self._path}", "onnxruntime computes values alone")
+            raise ModelError(f"no gradient can flow through {self._path}: onnxruntime computes values alone")
         if pictures.is_meta:
             raise InputError(f"{self._path} needs values", "onnxruntime has no pass without arithmetic")
         want = [size or "any" for size in self.input_shape]
@@ -223,16 +223,20 @@ def load(path: str) -> OnnxModel:
         ModelError: a file that cannot be read, an operator that the runtime lacks, or other inputs than one picture.
     """
     with _errors_of(path):
-        graph = OnnxGraph(onnx.load(path))
-    inputs = ", ".join(map(_describe, graph.inputs))
-    if len(graph.inputs) != 1:
-        asked = f"{path} takes {counted(len(graph.inputs), 'input')}, and hookscope gives it a batch of pictures"
-        raise ModelError(asked, inputs, "export the part that takes pictures")
-    tensor = graph.inputs[0].type.tensor_type
+        file = onnx.load(path)
+    constants = {tensor.name for tensor in file.graph.initializer}
+    inputs = [value for value in file.graph.input if value.name not in constants]
+    if not file.graph.node:
+        raise ModelError(f"{path} has no nodes: it is damaged, or no ONNX file")
+    if len(inputs) != 1:
+        asked = f"{path} takes {counted(len(inputs), 'input')}, and hookscope gives it a batch of pictures"
+        raise ModelError(asked, ", ".join(map(_describe, inputs)), "export the part that takes pictures")
+    tensor = inputs[0].type.tensor_type
     if len(tensor.shape.dim) != 4 or tensor.elem_type not in _DTYPES:
-        raise ModelError(f"{path} takes no pictures (N, C, H, W) in floating point", f"it takes {inputs}")
+        asked = f"{path} takes no pictures (N, C, H, W) in floating point"
+        raise ModelError(asked, f"it takes {_describe(inputs[0])}", "export it with such an input")
     with _errors_of(path):
-        return OnnxModel(path, graph)
+        return OnnxModel(path, OnnxGraph(file))
 
 
 def _describe(value: Any) -> str:

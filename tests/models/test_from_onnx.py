@@ -1,0 +1,255 @@
+"""ONNX files as MODEL, judged by onnxruntime itself and by the network that was exported."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+from PIL import Image
+from torch import Tensor, nn
+
+from hookscope import capture, load_model
+from hookscope.cli.main import cli
+from hookscope.errors import InputError, ModelError, UsageError
+from tests.exports import deployed, to_onnx
+
+LAYERS = {"conv1": "Conv", "relu": "Relu", "conv2": "Conv", "Add": "Add", "up": "Resize"}
+LAYERS |= {"head.0": "Conv", "head.1": "Relu", "fc": "Gemm", "fc2": "Gemm"}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return to_onnx(deployed(), tmp_path_factory.mktemp("onnx") / "net.onnx")
+
+
+@pytest.fixture
+def pictures() -> Tensor:
+    return torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def layers_of(net: nn.Module) -> dict[str, str]:
+    return {name: type(module).__name__ for name, module in net.named_modules() if not [*module.children()]}
+
+
+def judged(path: str, names: list[str], pictures: Any) -> list[Tensor]:
+    """What onnxruntime itself puts out for inner values, which are made outputs of the file."""
+    model = onnx.load(path)
+    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return [torch.from_numpy(each) for each in session.run(names, {session.get_inputs()[0].name: pictures.numpy()})]
+
+
+def test_layers_have_the_names_of_the_exported_modules(file: str) -> None:
+    net = load_model(file)
+    assert LAYERS.items() <= layers_of(net.model).items()
+    assert not {"bn1", "bn2"} & layers_of(net.model).keys()  # the exporter folds them into the convolutions
+    assert (net.weights, net.preprocess.input_shape, net.categories) == ("net.onnx", (3, 16, 16), None)
+    assert torch.equal(net.model.fc.weight, deployed().fc.weight)
+    with torch.no_grad(), capture(net.model, "all", types=["Relu"]) as kept:
+        net.model(torch.rand(1, 3, 16, 16))
+    assert [*kept] == ["relu", "relu#1", "head.1"]  # one layer that runs twice
+
+
+def test_values_are_those_of_the_runtime(file: str, pictures: Tensor) -> None:
+    net, nodes = load_model(file), onnx.load(file).graph.node
+    values = {node.name: node.output[0] for node in nodes}
+    names = [values[name] for name in ("/conv1/Conv", "/Add", "/up/Resize", "/fc/Gemm")]
+    with capture(net.model, ["conv1", "Add", "up", "fc"]) as kept:
+        output = net.model(pictures)
+    for found, expected in zip(kept.values(), judged(file, names, pictures), strict=True):
+        torch.testing.assert_close(found, expected)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    assert torch.equal(output, torch.from_numpy(session.run(None, {"input": pictures.numpy()})[0]))
+    torch.testing.assert_close(output, deployed()(pictures))
+
+
+def test_a_layer_runs_alone(file: str) -> None:
+    net, maps = load_model(file), torch.rand(2, 8, 8, 8)
+    net.model(torch.rand(2, 3, 16, 16))
+    torch.testing.assert_close(net.model.up(maps), deployed().up(maps))
+    torch.testing.assert_close(net.model.get_submodule("head.0")(maps), deployed().get_submodule("head.0")(maps))
+
+
+@pytest.mark.parametrize("how", ["hook", "weight"])
+def test_what_is_changed_inside_flows_on(file: str, pictures: Tensor, how: str) -> None:
+    outputs = []
+    for net in (load_model(file).model, deployed()):
+        first, fc = net.get_submodule("head.0"), net.get_submodule("fc")
+        before = fc.weight.detach().clone()
+        hook: Any = first.register_forward_hook(lambda module, args, output: output * 2) if how == "hook" else None
+        with torch.no_grad():
+            if hook is None:
+                fc.weight.mul_(3)
+            outputs.append(net(pictures))
+            fc.weight.copy_(before)
+        if hook is not None:
+            hook.remove()
+    torch.testing.assert_close(*outputs)
+    assert not torch.allclose(outputs[1], deployed()(pictures))
+
+
+def test_a_fixed_batch_of_one_runs_image_by_image(tmp_path: Path, pictures: Tensor) -> None:
+    net = load_model(to_onnx(deployed(), tmp_path / "one.onnx", free=False)).model
+    with capture(net, ["up", "fc"]) as kept:
+        torch.testing.assert_close(net(pictures), deployed()(pictures))
+    assert [tensor.shape[0] for tensor in kept.values()] == [3, 3]
+
+
+@pytest.mark.parametrize("opset", [13, 20])
+def test_old_and_new_opsets(tmp_path: Path, pictures: Tensor, opset: int) -> None:
+    net = load_model(to_onnx(deployed(), tmp_path / "net.onnx", opset_version=opset)).model
+    assert LAYERS.items() <= layers_of(net).items()
+    torch.testing.assert_close(net(pictures), deployed()(pictures))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [True, False])
+def test_the_newer_exporter_of_torch(tmp_path: Path, pictures: Tensor, free: bool) -> None:
+    net = load_model(to_onnx(deployed(), tmp_path / "net.onnx", free=free, dynamo=True)).model
+    assert LAYERS.items() <= layers_of(net).items()
+    with capture(net, "all", types=["Relu"]) as kept:
+        torch.testing.assert_close(net(pictures), deployed()(pictures))
+    assert [*kept] == ["relu", "relu#1", "head.1"]
+
+
+def test_a_file_of_half_precision(tmp_path: Path) -> None:
+    half = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).half().eval()
+    net = load_model(to_onnx(half, tmp_path / "half.onnx"))
+    assert net.preprocess.dtype == torch.float16
+    x = torch.rand(2, 3, 16, 16).half()
+    torch.testing.assert_close(net.model(x), half(x), atol=2e-3, rtol=2e-3)
+    with pytest.raises(
+        ModelError, match=r"half\.onnx computes in the data types of the file; export it in another one"
+    ):
+        net.model.float()
+
+
+def a_file(path: Path, nodes: list[Any], takes: dict[str, Any], constants: dict[str, Tensor], **model: Any) -> str:
+    """An ONNX file of nodes; ``takes`` are data type and shape of its inputs; the last value is its output."""
+    inputs = [helper.make_tensor_value_info(name, *about) for name, about in takes.items()]
+    output = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
+    tensors = [onnx.numpy_helper.from_array(value.numpy(), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "net", inputs, [output], tensors)
+    opsets = [helper.make_opsetid(domain, 17) for domain in ("", *{node.domain for node in nodes} - {""})]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path, **model)
+    return str(path)
+
+
+FLOAT, PICTURE = TensorProto.FLOAT, {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}
+
+
+def test_channels_last_of_tensorflow(tmp_path: Path) -> None:
+    weight = torch.rand(4, 3, 3, 3)
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2], name="net/in"),
+        helper.make_node("Conv", ["t", "w"], ["y"], name="net/conv2d/Conv2D"),
+    ]
+    net = load_model(a_file(tmp_path / "tf.onnx", nodes, {"x": (FLOAT, ["n", 8, 8, 3])}, {"w": weight}))
+    assert any("takes (N, H, W, C)" in note for note in net.notes) and net.preprocess.input_shape == (3, 8, 8)
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(net.model(x), nn.functional.conv2d(x, weight))
+    assert layers_of(net.model) == {"net.in": "Transpose", "net.conv2d.Conv2D": "Conv"}
+
+
+def test_weights_in_a_file_beside_it(tmp_path: Path) -> None:
+    weight = torch.rand(4, 3, 3, 3)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"])]
+    outside = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    path = a_file(tmp_path / "net.onnx", nodes, PICTURE, {"w": weight}, **outside)
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(load_model(path).model(x), nn.functional.conv2d(x, weight))
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelError, match=r"^cannot read .*weights\.bin") as caught:
+        load_model(path)
+    assert "\n" not in str(caught.value)
+
+
+def conv(**settings: Any) -> list[Any]:
+    return [helper.make_node(settings.pop("op", "Conv"), ["x", "w"], ["y"], **settings)]
+
+
+def two_inputs(path: Path) -> None:
+    a_file(path, conv(), PICTURE | {"ids": (TensorProto.INT64, ["n"])}, {"w": torch.rand(4, 3, 3, 3)})
+
+
+def truncated(path: Path) -> None:
+    a_file(path, conv(), PICTURE, {"w": torch.rand(4, 3, 3, 3)})
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def of(nodes: list[Any], takes: dict[str, Any] = PICTURE) -> Callable[[Path], Any]:
+    return lambda path: a_file(path, nodes, takes, {"w": torch.rand(4, 3, 3, 3)})
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            two_inputs,
+            r"takes 2 inputs, .*; x \(float, nx3x8x8\), ids \(int64, n\); export the part that takes pictures",
+        ),
+        (
+            of(conv(), {"x": (TensorProto.INT64, ["n", 3, 8, 8])}),
+            r"takes no pictures .*; it takes x \(int64, nx3x8x8\)",
+        ),
+        (of([helper.make_node("Identity", ["x"], ["y"])], {"x": (FLOAT, ["n", 5])}), r"takes no pictures .*x \(float"),
+        (of(conv(op="Bar", domain="com.foo")), "onnxruntime has no operator com.foo:Bar"),
+        (of(conv(op="Konv")), "onnxruntime has no operator Konv"),
+        (truncated, "it is damaged, or no ONNX file"),
+        (lambda path: path.write_text("not a model"), "it is damaged, or no ONNX file"),
+        (lambda path: path.write_bytes(b""), "has no nodes: it is damaged"),
+    ],
+)
+def test_bad_files_are_an_error_of_one_line(tmp_path: Path, write: Callable[[Path], Any], message: str) -> None:
+    write(tmp_path / "bad.onnx")
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(str(tmp_path / "bad.onnx"))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_other_weights_are_refused(file: str) -> None:
+    with pytest.raises(UsageError, match="holds its own weights and takes no others; leave --weights out"):
+        load_model(file, weights="IMAGENET1K_V1")
+    with pytest.raises(ModelError, match=r"^no file 'none.onnx'$"):
+        load_model("none.onnx")
+
+
+def test_what_the_runtime_cannot_do_is_said(file: str, pictures: Tensor) -> None:
+    net = load_model(file).model
+    with pytest.raises(
+        ModelError, match=r"no gradient can flow through .*net\.onnx: onnxruntime computes values alone"
+    ):
+        net(pictures.requires_grad_())
+    with pytest.raises(InputError, match="it takes 3x16x16, and the input is 3x8x8; try another --input-size"):
+        net(torch.rand(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_without_the_packages_it_says_what_to_install(file: str, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    for name in [name for name in sys.modules if name.startswith("hookscope.models.onnx_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys.modules["hookscope.models"], "onnx_model", None, raising=False)
+    monkeypatch.delattr("hookscope.models.onnx_model")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModelError, match=rf"needs the package {package}; pip install 'hookscope\[onnx\]'"):
+        load_model(file)
+
+
+def test_commands_take_a_file(file: str, tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16), "orange").save(tmp_path / "plain.png")
+    run = CliRunner()
+    layers = run.invoke(cli, ["list-layers", file, "--format", "tsv"])
+    assert [line.split("\t")[1] for line in layers.stdout.splitlines()[1:]] == ["conv1", "conv2", "head.0"]
+    stats = run.invoke(cli, ["stats", file, str(tmp_path / "plain.png"), "--layer", "Add", "--format", "tsv"])
+    assert re.search(r"^\S*\tAdd\tAdd\t", stats.stdout.splitlines()[1])
+    cam = run.invoke(cli, ["cam", file, str(tmp_path / "plain.png"), "-o", str(tmp_path / "cam.png")])
+    assert isinstance(cam.exception, ModelError) or "no gradient can flow through" in cam.stderr
