@@ -14,12 +14,8 @@ from torch import nn
 from hookscope.comparison.compiled import CompiledPass
 from hookscope.comparison.facts import SideFacts
 from hookscope.errors import UsageError
-from hookscope.findings import listed
 from hookscope.interventions import intervene
-from hookscope.models import LoadedModel, as_loaded
-
-DTYPES = ("float32", "float64", "float16", "bfloat16")
-AUTOCAST = "autocast"
+from hookscope.models import LoadedModel, as_loaded, dtype_name, parse_dtype
 
 
 @dataclass(frozen=True)
@@ -79,13 +75,13 @@ class Side:
         """What this side is, in words."""
         net, special = self.net, []
         if self.autocast is not None:
-            special.append(f"autocast {_name(self.autocast)}")
+            special.append(f"autocast {dtype_name(self.autocast)}")
         if self.compiled:
             backend = getattr(self.compiled, "__name__", self.compiled)
             special.append("compiled" if backend is True else f"compiled with {backend}")
         pairs = self.changes.items() if isinstance(self.changes, dict) else self.changes
         special += [f"{where}: {change}" for where, change in pairs]
-        dtypes = ", ".join(map(_name, _dtypes(net.model))) or "float32"
+        dtypes = ", ".join(map(dtype_name, _dtypes(net.model))) or "float32"
         return SideFacts(net.name, net.weights, dtypes, net.device, net.preprocess.describe(), "; ".join(special))
 
     @property
@@ -124,42 +120,27 @@ def make_side(
         (torch.bfloat16, 'bfloat16')
     """
     loaded = as_loaded(net)
-    text = _name(dtype) if isinstance(dtype, torch.dtype) else dtype
+    text = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
     if text is None:
         return Side(loaded, None, changes, compiled)
-    if text.partition(":")[0] == AUTOCAST:
-        return Side(loaded, _autocast_type(text, loaded.device), changes, compiled)
-    if text not in DTYPES:
-        raise UsageError(f"no data type '{text}'", f"there are {listed([*DTYPES, AUTOCAST], 9)}", "choose one")
-    return Side(_converted(loaded, getattr(torch, text)), None, changes, compiled)
-
-
-def _autocast_type(text: str, device: str) -> torch.dtype:
-    kind = torch.device(device).type
-    name = text.partition(":")[2] or _name(torch.get_autocast_dtype(kind))
-    if name not in ("float16", "bfloat16"):
-        raise UsageError(f"autocast cannot compute in '{name}'", "it takes float16 and bfloat16", "choose one")
-    return getattr(torch, name)  # type: ignore[no-any-return]
+    kind, autocast = parse_dtype(text, loaded.device)
+    return Side(loaded if kind is None else _converted(loaded, kind), autocast, changes, compiled)
 
 
 def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     """``net``, or a copy of it in another data type."""
     own = _dtypes(net.model)
     if any(value.is_quantized for value in net.model.state_dict().values() if isinstance(value, torch.Tensor)):
-        raise UsageError(f"{net.name} is quantized and cannot be {_name(dtype)}", do="leave its data type")
+        raise UsageError(f"{net.name} is quantized and cannot be {dtype_name(dtype)}", do="leave its data type")
     if own in ((), (dtype,)):
         return net
     try:
         model = copy.deepcopy(net.model).to(dtype)
     except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise UsageError(f"{net.device} has no {_name(dtype)}: {error}") from error
+        raise UsageError(f"{net.device} has no {dtype_name(dtype)}: {error}") from error
     return replace(net, model=model, preprocess=replace(net.preprocess, dtype=dtype))
 
 
 def _dtypes(model: nn.Module) -> tuple[torch.dtype, ...]:
     """The data types of the floating-point parameters, in order of registration."""
     return tuple(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -8,6 +8,12 @@ from .batches import (
 )
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoint_files import load_content as load_content
+from .data_type import (
+    AUTOCAST as AUTOCAST,
+    DTYPES as DTYPES,
+    dtype_name as dtype_name,
+    parse_dtype as parse_dtype,
+)
 from .inputs import (
     as_batch as as_batch,
     check_size as check_size,

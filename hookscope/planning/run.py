@@ -7,30 +7,27 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from hookscope.errors import LayerError, UsageError, is_out_of_memory, nearest
-from hookscope.hooks import OPERATION, tensors_in
+from hookscope.errors import HookscopeError, LayerError, UsageError, is_out_of_memory, nearest
+from hookscope.hooks import OPERATION
 from hookscope.models import (
+    AUTOCAST,
     LoadedModel,
-    as_batch,
-    as_loaded,
-    check_size,
-    example_inputs,
-    family_of,
-    find_source,
+    dtype_name,
     forward_error,
     load_model,
     model_errors_as_input_errors,
+    parse_dtype,
     pick_device,
 )
 from hookscope.planning.facts import CallCost, Plan
 from hookscope.planning.optimizer import OptimizerLike
 from hookscope.planning.step import Conditions, StepRecord, run_step
+from hookscope.planning.subject import Subject
 from hookscope.planning.timing import CallTimes, measure as measure_step
 from hookscope.tracing import Trace, check_traceable
 
@@ -40,7 +37,6 @@ BALANCE = 10.0
 An NVIDIA H100 SXM does 67 TFLOPS, which are 33.5 tera multiply-accumulates, and moves 3.35 TB/s (its data sheet).
 """
 LARGEST_BATCH = 2**31 - 1
-DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 def plan(
@@ -73,7 +69,8 @@ def plan(
         train: A step of training in train mode: forward, backward and optimizer, without a loss of its own.
         optimizer: Name of a class of `torch.optim` in any case, with its default arguments, or a function that makes
             an optimizer of a list of parameters.
-        dtype: ``float32``, ``float64``, ``float16`` or ``bfloat16`` for parameters and inputs; by default the model's.
+        dtype: ``float32``, ``float64``, ``float16`` or ``bfloat16`` for parameters and inputs; ``autocast`` for
+            `torch.autocast` by the rules of the CPU, or such as ``autocast:float16``. By default that of the model.
         device: ``cpu``, ``cuda`` or ``mps``, which need not be there; by default that of the model.
         checkpoint: Names of layers whose activations are computed again in the backward pass, as by
             `torch.utils.checkpoint.checkpoint` with ``use_reentrant=False``.
@@ -99,29 +96,33 @@ def plan(
         (21952, 896, 3136)
     """
     _check_batch(batch_size)
-    planned = _planned(net, input_size)
-    names = _blocks(planned.model, checkpoint)
-    where = _device_type(device or planned.device)
-    conditions = Conditions(where, _dtype(dtype), optimizer if train else None, names)
-    real, record = _recorded(planned, batch_size, conditions)
-    step = replace(conditions, real=real)
+    subject = Subject.of(net, input_size)
+    names = _blocks(subject.model, checkpoint)
+    where = _device_type(device or subject.device)
+    kind, autocast = (None, None) if dtype is None else parse_dtype(dtype, where)
+    conditions = Conditions(where, kind, autocast, optimizer if train else None, names)
+    subject, conditions, record = _recorded(subject, batch_size, conditions)
+    notes = list(subject.notes)
+    if conditions.real:
+        notes.append(f"{subject.name} needs values: a real pass of random pictures was followed on the cpu")
     limit = None if memory is None else int(memory)
-    largest = (
-        None
-        if limit is None
-        else _largest_batch(
-            lambda batch: run_step(planned.model, planned.inputs(batch, step.dtype), step).memory.peak, limit
-        )
-    )
+    largest = None
+    if limit is not None:
+        peak = functools.cache(lambda batch: run_step(subject, batch, conditions).memory.peak)
+        if conditions.real:
+            notes.append("the largest batch is that of a line through the peaks of 1 and 2 pictures")
+            largest = _largest_batch(lambda batch: peak(1) + (peak(2) - peak(1)) * (batch - 1), limit)
+        else:
+            largest = _largest_batch(peak, limit)
     measured = None
     if measure:
-        measured = _measured(planned, batch_size, device, step, repeats, warm_up, on_progress)
+        measured = _measured(subject, batch_size, device, conditions, repeats, warm_up, on_progress)
         balance = balance or measured.step.macs_per_second / measured.step.bytes_per_second
     called = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "optimizer")
     return Plan(
-        model=planned.name,
-        input_shape=_shape(planned.inputs(batch_size, step.dtype)("meta")),
-        dtype=str(step.dtype or planned.dtype).removeprefix("torch."),
+        model=subject.name,
+        input_shape=(batch_size, *subject.shape),
+        dtype=f"{AUTOCAST}:{dtype_name(autocast)}" if autocast else dtype_name(kind or subject.dtype),
         device=where,
         optimizer=called.lower() if train else "",
         checkpointed=names,
@@ -129,73 +130,31 @@ def plan(
         memory=record.memory,
         limit=limit,
         largest_batch=largest,
-        real=real,
+        real=conditions.real,
         measured=measured and measured.step,
-        notes=planned.notes,
+        notes=tuple(notes),
     )
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """A model, on the meta device where its source allows it, and the shape of an image."""
-
-    model: nn.Module
-    name: str
-    shape: tuple[int, ...]
-    family: str
-    device: str
-    dtype: torch.dtype
-    notes: tuple[str, ...] = ()
-
-    def inputs(self, batch: int, dtype: torch.dtype | None) -> Callable[[str], tuple[Any, ...]]:
-        """A function from a device to the positional inputs of a pass of ``batch`` images."""
-        kind = dtype or self.dtype
-
-        def make(device: str) -> tuple[Any, ...]:
-            empty = torch.empty if device == "meta" else torch.rand
-            if self.family == "detection":
-                return as_batch(self.family, [empty(self.shape, dtype=kind, device=device) for _ in range(batch)])
-            whole = empty((batch, *self.shape), dtype=kind, device=device)
-            return (whole, whole.clone()) if self.family == "optical_flow" else (whole,)
-
-        return make
-
-
-def _planned(net: str | LoadedModel | nn.Module, size: Sequence[int] | None) -> _Planned:
-    wanted = None if size is None else tuple(int(side) for side in size)
-    if isinstance(net, str) and (skeleton := find_source(net).skeleton(net)) is not None:
-        check_size(skeleton.model, wanted)
-        example = next(iter(tensors_in(example_inputs(skeleton.model, wanted or skeleton.size)).values()))
-        family = family_of(skeleton.model)
-        shape = tuple(example.shape)[family != "detection" :]
-        return _Planned(skeleton.model, net, shape, family, "cpu", example.dtype)
-    loaded = load_model(net, "none", device="cpu", input_size=wanted) if isinstance(net, str) else as_loaded(net)
-    check_size(loaded.model, wanted, loaded.family)
-    shape = loaded.preprocess.input_shape
-    if wanted is not None:
-        shape = (*shape[: len(shape) - len(wanted)], *wanted)
-    dtype = loaded.preprocess.dtype or torch.float32
-    return _Planned(loaded.model, loaded.name, shape, loaded.family, loaded.device, dtype, loaded.notes)
-
-
-def _recorded(planned: _Planned, batch: int, conditions: Conditions) -> tuple[bool, StepRecord]:
-    """Whether the step needed values, and its record."""
-    check_traceable(planned.model)
-    inputs = planned.inputs(batch, conditions.dtype)
+def _recorded(subject: Subject, batch: int, conditions: Conditions) -> tuple[Subject, Conditions, StepRecord]:
+    """The record of a step without values, or of a real one where the model needs them; and how it ran."""
+    check_traceable(subject.model)
     refusal: Exception | None = None
     for real in (False, True):
-        if real and any(parameter.is_meta for parameter in planned.model.parameters()):
-            planned = replace(planned, model=load_model(planned.name, "none", device="cpu").model)
         try:
-            return real, run_step(planned.model, inputs, replace(conditions, real=real))
+            if real:
+                subject, conditions = subject.with_values(), replace(conditions, real=True)
+            return subject, conditions, run_step(subject, batch, conditions)
+        except HookscopeError:
+            raise
         except Exception as error:
-            if is_out_of_memory(error) or isinstance(error, UsageError):
+            if is_out_of_memory(error):
                 raise
             refusal = error
-            if not real and not _wants_values(error):
+            if subject.bare and not _wants_values(error):
                 break
     assert refusal is not None
-    raise forward_error(planned.name, inputs("meta"), refusal) from refusal
+    raise forward_error(subject.name, subject.inputs(batch, "meta"), refusal) from refusal
 
 
 def _wants_values(error: BaseException) -> bool:
@@ -203,7 +162,7 @@ def _wants_values(error: BaseException) -> bool:
 
 
 def _measured(
-    planned: _Planned,
+    subject: Subject,
     batch: int,
     device: str | None,
     conditions: Conditions,
@@ -214,15 +173,15 @@ def _measured(
     """Times and memory of the model with values, in the data type and on the device of the plan."""
     if repeats < 1 or warm_up < 0:
         raise UsageError(f"{repeats} repeats after {warm_up} passes cannot be", do="give at least 1 repeat")
-    where = pick_device(device or planned.device)
-    model = planned.model
+    where = pick_device(device or subject.device)
+    model = subject.model
     if any(parameter.is_meta for parameter in model.parameters()):
-        model = load_model(planned.name, "none", device=where).model
-    elif conditions.dtype not in (None, planned.dtype) or where != planned.device:
+        model = load_model(subject.name, "none", device=where).model
+    elif conditions.dtype not in (None, subject.dtype) or where != subject.device:
         model = copy.deepcopy(model)
     model = model.to(where, conditions.dtype)
-    inputs = planned.inputs(batch, conditions.dtype)(where)
-    with model_errors_as_input_errors(planned.name, inputs):
+    inputs = subject.inputs(batch, where, conditions.dtype, conditions.optimizer is not None)
+    with model_errors_as_input_errors(subject.name, inputs):
         return measure_step(
             model,
             inputs,
@@ -305,15 +264,6 @@ def _check_batch(batch: Any) -> None:
         raise UsageError(f"a batch of {batch} images cannot be", do=f"give a number from 1 to {LARGEST_BATCH}")
 
 
-def _dtype(dtype: str | None) -> torch.dtype | None:
-    if dtype is None:
-        return None
-    if dtype not in DTYPES:
-        raise UsageError(f"no data type '{dtype}' for a plan", f"there are {', '.join(DTYPES)}")
-    found: torch.dtype = getattr(torch, dtype)
-    return found
-
-
 def _device_type(device: str) -> str:
     found = re.fullmatch(r"(cpu|cuda|mps)(:[0-9]+)?", device)
     if found is None:
@@ -329,8 +279,3 @@ def _blocks(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
         if name not in known:
             raise LayerError(f"no layer '{name}' to checkpoint", nearest(name, known), kind="layer", name=name)
     return chosen
-
-
-def _shape(inputs: tuple[Any, ...]) -> tuple[int, ...]:
-    first = inputs[0]
-    return (len(first), *first[0].shape) if isinstance(first, list) else tuple(first.shape)

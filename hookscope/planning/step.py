@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -20,6 +22,7 @@ from hookscope.planning.facts import MemoryPlan
 from hookscope.planning.kernels import DeviceKernels
 from hookscope.planning.memory import StorageFollower
 from hookscope.planning.optimizer import OptimizerLike, build_optimizer, create_state, state_tensors, step
+from hookscope.planning.subject import Subject
 from hookscope.scores import Loss
 from hookscope.tracing import CallRecorder, Trace, everything_as_before
 
@@ -30,6 +33,7 @@ class Conditions:
 
     device: str
     dtype: torch.dtype | None = None
+    autocast: torch.dtype | None = None
     optimizer: OptimizerLike | None = None
     blocks: tuple[str, ...] = ()
     real: bool = False
@@ -100,26 +104,40 @@ class _Run:
         return next((n for n, counted in enumerate(self.recorder.counted) if counted is owner), None)
 
 
-def run_step(model: nn.Module, inputs: Callable[[str], tuple[Any, ...]], conditions: Conditions) -> StepRecord:
-    """Run one step of ``model`` and record it; ``inputs(device)`` are the positional inputs on that device.
+def run_step(subject: Subject, batch: int, conditions: Conditions) -> StepRecord:
+    """Run one step of the model and record it.
 
-    The model itself stays as it was: the step works on meta tensors in the place of its parameters and buffers, or on
-    copies if it is ``real``.
+    The model itself stays as it was: the step works on tensors without values in the place of its parameters and
+    buffers, or on copies if it is ``real``. Under autocast these pretend to be on the CPU: the meta device has none.
     """
-    device = "cpu" if conditions.real else "meta"
+    with ExitStack() as stack:
+        if conditions.autocast is not None and not conditions.real:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        return _run_step(subject, batch, conditions)
+
+
+def _run_step(subject: Subject, batch: int, conditions: Conditions) -> StepRecord:
+    model, dtype = subject.model, conditions.dtype
+    device = "cpu" if conditions.real or conditions.autocast is not None else "meta"
     training = conditions.optimizer is not None
     recorder = CallRecorder(model, writes=False)
     run = _Run(recorder)
     follower = StorageFollower(recorder.count, run.moved, run.saved)
     follower.place = run.place
-    convert = partial(_converted, dtype=conditions.dtype)
+
+    def new(value: Tensor) -> Tensor:
+        kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        if conditions.real:
+            return value.detach().to(kind, copy=True)
+        return torch.empty_strided(value.size(), value.stride(), dtype=kind, device=device)
+
     parameters = {
-        name: nn.Parameter(convert(_twin(value, device)), requires_grad=value.requires_grad)
-        for name, value in model.named_parameters()
+        name: nn.Parameter(new(value), requires_grad=value.requires_grad) for name, value in model.named_parameters()
     }
-    buffers = {name: convert(_twin(value, device)) for name, value in model.named_buffers()}
-    given = inputs(device)
+    buffers = {name: new(value) for name, value in model.named_buffers()}
+    given = subject.inputs(batch, device, dtype, training)
     trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
+    autocast = nullcontext() if conditions.autocast is None else torch.autocast("cpu", conditions.autocast)
 
     def whole() -> dict[str, int]:
         optimizer = None
@@ -131,7 +149,7 @@ def run_step(model: nn.Module, inputs: Callable[[str], tuple[Any, ...]], conditi
             parts["buffers"] = follower.mark(buffers.values(), "buffers")
             parts["optimizer"] = 0 if optimizer is None else follower.mark(state_tensors(optimizer), "optimizer")
             parts["input"] = follower.mark(tensors_in(given).values(), "input")
-            with recorder.watching():
+            with autocast, recorder.watching():
                 output = model(*given)
             parts["saved"], parts["gradients"] = follower.total("saved"), 0
             if optimizer is not None:
@@ -183,11 +201,3 @@ def calls_of(trace: Trace) -> tuple[Call, ...]:
         index = next(indices) if is_layer and matches_type(layer.types, types, layer.leaf) else None
         calls.append(Call(layer.name, layer.type, number, index, next(orders) if is_layer else None))
     return tuple(calls)
-
-
-def _twin(value: Tensor, device: str) -> Tensor:
-    return value.detach().clone() if device == "cpu" else torch.empty_like(value, device="meta")
-
-
-def _converted(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return value.to(dtype) if dtype is not None and value.is_floating_point() else value

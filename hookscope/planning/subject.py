@@ -1,0 +1,83 @@
+"""What is planned: a model without values where its source allows it, and the batches that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks import tensors_in
+from hookscope.models import (
+    LoadedModel,
+    as_batch,
+    as_loaded,
+    check_size,
+    example_inputs,
+    family_of,
+    find_source,
+    load_model,
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the shape of an image that it takes; ``bare`` models have shapes and no values."""
+
+    model: nn.Module
+    name: str
+    shape: tuple[int, ...]
+    family: str
+    device: str
+    dtype: torch.dtype
+    bare: bool = False
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, net: str | LoadedModel | nn.Module, size: Sequence[int] | None) -> Subject:
+        """The subject for a MODEL argument or a model, and the input size, by default that of the model."""
+        wanted = None if size is None else tuple(int(side) for side in size)
+        if isinstance(net, str) and (skeleton := find_source(net).skeleton(net)) is not None:
+            check_size(skeleton.model, wanted)
+            example = next(iter(tensors_in(example_inputs(skeleton.model, wanted or skeleton.size)).values()))
+            family = family_of(skeleton.model)
+            shape = tuple(example.shape)[family != "detection" :]
+            bare = any(parameter.is_meta for parameter in skeleton.model.parameters())
+            return cls(skeleton.model, net, shape, family, "cpu", example.dtype, bare)
+        loaded = load_model(net, "none", device="cpu", input_size=wanted) if isinstance(net, str) else as_loaded(net)
+        check_size(loaded.model, wanted, loaded.family)
+        shape = loaded.preprocess.input_shape
+        shape = shape if wanted is None else (*shape[: len(shape) - len(wanted)], *wanted)
+        dtype = loaded.preprocess.dtype or torch.float32
+        return cls(loaded.model, loaded.name, shape, loaded.family, loaded.device, dtype, notes=loaded.notes)
+
+    def with_values(self) -> Subject:
+        """The same with random weights, if it has none."""
+        if not self.bare:
+            return self
+        return replace(self, model=load_model(self.name, "none", device="cpu").model, bare=False)
+
+    def inputs(self, batch: int, device: str, dtype: torch.dtype | None = None, train: bool = False) -> tuple[Any, ...]:
+        """The positional inputs of a pass of ``batch`` images; a detector also gets targets to ``train``."""
+        kind = dtype or self.dtype
+        new = torch.empty if device == "meta" else torch.rand
+        if self.family != "detection":
+            images = new((batch, *self.shape), dtype=kind, device=device)
+            return (images, images.clone()) if self.family == "optical_flow" else (images,)
+        pictures = as_batch(self.family, [new(self.shape, dtype=kind, device=device) for _ in range(batch)])
+        return (*pictures, [_target(picture) for picture in pictures[0]]) if train else pictures
+
+
+def _target(picture: Tensor) -> dict[str, Tensor]:
+    """One object in the middle of the picture, with a mask, and a key point as torchvision's person has 17 of."""
+    height, width = picture.shape[-2:]
+    new = picture.new_tensor
+    box = [width / 4, height / 4, width * 3 / 4, height * 3 / 4]
+    return {
+        "boxes": new([box]),
+        "labels": new([1], dtype=torch.int64),
+        "masks": picture.new_ones((1, height, width), dtype=torch.uint8),
+        "keypoints": new([[[width / 2, height / 2, 1]] * 17]),
+    }
