@@ -227,15 +227,14 @@ def _draw_distances(axes: Axes, rows: Sequence[_StripRow]) -> None:
 
 def _limits(rows: Sequence[_StripRow]) -> tuple[float, float]:
     values = [value for row in rows for value in [*row.distances, *row.values("alone"), row.noise] if value > 0]
-    if not values:
-        return 1e-8, 1.0
-    high = max(values)
-    low = max(min(values), high * 10.0**-_MOST_DECADES)
+    high = max([1.0, *values])  # at 1 nothing is left of A
+    low = max(min(values, default=1e-8), high * 10.0**-_MOST_DECADES)
     return low / 2.5, high * 2.5
 
 
 def _draw_cka(axes: Axes, rows: Sequence[_StripRow]) -> None:
-    axes.set_xlim(-0.02, 1.02)
+    known = [value for row in rows for value in row.values("cka")]  # an unbiased estimate, which may be below 0
+    axes.set_xlim(min([0.0, *known]) - 0.02, max([1.0, *known]) + 0.02)
     axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     for at, row in enumerate(rows):
         if values := row.values("cka"):
@@ -246,11 +245,15 @@ def _draw_cka(axes: Axes, rows: Sequence[_StripRow]) -> None:
 def _legend(rows: Sequence[_StripRow]) -> list[str]:
     """What is drawn."""
     words = ["blue ● accumulated up to here"] if any(row.distances for row in rows) else []
-    words += ["orange ◆ the layer of B alone, on the inputs of A"] if any(row.values("alone") for row in rows) else []
+    has_alone = any(value for row in rows for value in row.values("alone"))
+    words += ["orange ◆ the layer of B alone, on the inputs of A"] if has_alone else []
     words += [f"grey: up to {TIMES_NOISE} x noise of A"] if any(row.noise for row in rows) else []
     keys = [mark[0] for mark in dict.fromkeys(row.mark for row in rows) if mark]
-    folded = "a row of several calls: ● the last, line from least to most, ◆ and noise the most"
-    keys += [folded] if any(len(row.pairs) > 1 for row in rows) else []
+    keys += (
+        ["a row of several calls: ● the last, line from least to most, grey and ◆ the most"]
+        if any(len(row.pairs) > 1 for row in rows)
+        else []
+    )
     return [line for line in ("   ".join(words), "   ".join(keys)) if line]
 
 
@@ -340,9 +343,9 @@ def _band_lines(
 
 
 def draw_matrix(matrix: CkaMatrix, a: str = "A", b: str = "B") -> Figure:
-    """Draw linear CKA of every layer of A against every layer of B, dark 0 and bright 1, with the best match of each.
+    """Draw linear CKA of every layer of A against every layer of B, dark 0 and bright 1.
 
-    A ring marks the layer of B that is most similar to each layer of A. The figure is none of pyplot's: nothing has to
+    A dot marks the layer of B that is most similar to each layer of A. The figure is none of pyplot's: nothing has to
     be closed, and no setting of matplotlib changes.
 
     Args:
@@ -351,10 +354,11 @@ def draw_matrix(matrix: CkaMatrix, a: str = "A", b: str = "B") -> Figure:
         b: Name of the second side.
 
     Example:
-        >>> import numpy as np
-        >>> matrix = CkaMatrix(("conv", "fc"), ("conv", "fc"), np.array([[1.0, 0.2], [0.2, 1.0]]), 16)
-        >>> draw_matrix(matrix, "resnet18", "resnet34").axes[0].get_ylim()
-        (1.5, -0.5)
+        >>> import hookscope, torch
+        >>> nets = [torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()) for _ in range(2)]
+        >>> found = hookscope.compare(*nets, torch.rand(8, 3, 8, 8), matrix=True)
+        >>> len(draw_matrix(found.matrix, "first", "second").axes)  # the matrix and its scale
+        2
     """
     with plain_settings():
         return _drawn_matrix(matrix, a, b)
@@ -370,7 +374,7 @@ def _drawn_matrix(matrix: CkaMatrix, a: str, b: str) -> Figure:
     below = max((inches(name, SMALL) for name in names_b), default=0.0) + 0.1
     title = f"Linear CKA of {a} (A, rows) against {b} (B, columns), {counted(matrix.images, 'image')}"
     nothing = int(np.isnan(matrix.values).sum())
-    lines = ["Ring: the layer of B that is most like the layer of A in this row."]
+    lines = ["White dot: the layer of B that is most like the layer of A in this row."]
     lines += [f"Grey: {counted(nothing, 'pair')} with a layer that is alike for all images."] if nothing else []
     width = max(left + wide + 0.9, _EDGE + inches(title, TITLE, True)) + _EDGE
     head = _EDGE + 0.4 + _LINE * len(lines) + 0.1
@@ -384,7 +388,7 @@ def _drawn_matrix(matrix: CkaMatrix, a: str, b: str) -> Figure:
     shown = axes.imshow(matrix.values, shades, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     best = [(int(np.nanargmax(row)), at) for at, row in enumerate(matrix.values) if not np.isnan(row).all()]
     size = max(1.2, min(5.0, 72 * 0.5 * min(high / rows, wide / columns)))
-    axes.plot(*zip(*best, strict=True), "o", ms=size, mfc="none", mec=Colour.ALARM, mew=size / 5) if best else None
+    axes.plot(*zip(*best, strict=True), "o", ms=size, mfc="white", mec=Colour.INK, mew=size / 6) if best else None
     _label(axes, names_a, high, "y")
     _label(axes, names_b, wide, "x")
     bar = add_panel(figure, left + wide + 0.25, head, _BAR, min(high, 2.5))

@@ -63,8 +63,19 @@ class Chart:
 
     @property
     def paths(self) -> list[tuple[int, str]]:
-        """Colour and path of each line."""
-        return [(line.colour % COLOURS, "".join(self._steps(line))) for line in self.lines]
+        """Colour and path of each line; a gap begins a new part."""
+        return [
+            (line.colour % COLOURS, "".join(f"M{'L'.join(run)}" for run in self._runs(line) if len(run) > 1))
+            for line in self.lines
+        ]
+
+    @property
+    def dots(self) -> list[tuple[int, str]]:
+        """Colour and path of the values of each line that stand alone between gaps."""
+        return [
+            (line.colour % COLOURS, "".join(f"M{run[0]}h0" for run in self._runs(line) if len(run) == 1))
+            for line in self.lines
+        ]
 
     @property
     def data(self) -> dict[str, object]:
@@ -88,16 +99,16 @@ class Chart:
     def _drawn(self, line: Line) -> Iterator[float]:
         return (y for y in line.ys if y is not None and self._can_draw(y))
 
-    def _steps(self, line: Line) -> Iterator[str]:
-        """Parts of the path; a gap begins a new one, and a value alone is a dot."""
-        (left, right), begin = self.span, True
+    def _runs(self, line: Line) -> list[list[str]]:
+        """The points of the line between its gaps."""
+        (left, right), runs = self.span, [list[str]()]
         for x, y in zip(line.xs, line.ys, strict=True):
             if y is None or not self._can_draw(y):
-                begin = True
+                runs.append([])
                 continue
             at = (x - left) / (right - left) * _WIDTH if right > left else _WIDTH / 2
-            yield f"{'M' if begin else 'L'}{at:.4g} {self._height(y):.4g}" + ("h0" if begin else "")
-            begin = False
+            runs[-1].append(f"{at:.4g} {self._height(y):.4g}")
+        return runs
 
     def _height(self, y: float) -> float:
         low, high = map(self._scaled, self.range or (0.0, 0.0))

@@ -73,6 +73,7 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
         "share": share_of_bar,
         "sortable": sortable,
         "percent": percent,
+        "file_name": os.path.basename,
         "counted": counted,
     }
     most = max((len(view.channels) for view in maps), default=0)
@@ -230,6 +231,7 @@ def _columns(comparison: Comparison) -> list[str]:
     said = {name for row in cells for name, value in row.items() if value not in (None, "")}
     if all(pair.how == "name" for pair in comparison.calls):
         said.discard("paired by")
+    said -= {name for name in ("dead in A only", "dead in B only") if not any(row.get(name) for row in cells)}
     return [name for name in (cells[0] if cells else {}) if name in said]
 
 

@@ -46,6 +46,11 @@ def test_points_are_the_differences_of_the_pairs() -> None:
     assert figure.axes[0].get_xscale() == "log" and last.get_text() == "0.1"
 
 
+def test_cka_below_0_is_drawn() -> None:
+    figure = draw_differences(compared(pair("a", 0, 0.1, cka=-0.3), pair("b", 1, 0.1, cka=0.5)))
+    assert points(figure, "o", 1) == {0: -0.3, 1: 0.5} and figure.axes[1].get_xlim()[0] < -0.3
+
+
 def test_a_grey_bar_ends_at_ten_times_the_noise() -> None:
     figure = draw_differences(compared(pair("a", 0, 0.5, noise=0.01), pair("b", 1, 0.001)))
     [bar] = figure.axes[0].containers[0]
@@ -125,7 +130,7 @@ def test_maps_that_are_equal_or_missing_are_said() -> None:
         draw_compared_maps(replace(example(), maps=()))
 
 
-def test_the_matrix_has_every_value_and_a_ring_at_the_best_of_each_row() -> None:
+def test_the_matrix_has_every_value_and_a_dot_at_the_best_of_each_row() -> None:
     cka = replace(
         matrix(["a", "b", "c"]), names_b=("x", "y"), values=np.array([[0.9, 0.1], [0.2, 0.3], [math.nan] * 2])
     )

@@ -163,7 +163,8 @@ def test_a_chart_leaves_gaps_and_keeps_its_numbers() -> None:
     nan = float("nan")
     chart = Chart("a", [Line("b", range(5), [1.0, None, nan, 10.0, 100.0]), Line("c", [0], [0.0])], log=True)
     assert chart.range == (1.0, 100.0) and chart.span == (0, 4)
-    assert [path for _, path in chart.paths] == ["M0 156h0M450 80h0L600 4", ""]
+    assert [path for _, path in chart.paths] == ["M450 80L600 4", ""]
+    assert [path for _, path in chart.dots] == ["M0 156h0", ""]
     assert chart.data["lines"][0]["ys"] == [1.0, None, "NaN", 10.0, 100.0]  # type: ignore[index]
     assert Chart("empty", [Line("b", [], [])]).range is None
 
