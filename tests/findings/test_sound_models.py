@@ -52,7 +52,14 @@ def graver_than_notes(net: nn.Module, counts: tuple[int, ...], side: int) -> lis
     return [(command, finding) for command, finding in found if finding.severity != SEVERITIES[-1]]
 
 
-SMALL = ["resnet18", "mobilenet_v3_small", "mnasnet0_5", "shufflenet_v2_x0_5", "squeezenet1_1"]
+SMALL = [
+    "resnet18",
+    "squeezenet1_1",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("mobilenet_v3_small", "mnasnet0_5", "shufflenet_v2_x0_5")
+    ),
+]
 
 
 @pytest.mark.parametrize("name", SMALL)

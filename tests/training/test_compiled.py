@@ -105,7 +105,10 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
+MANY = ("model", "block", "step", "function that steps")  # the others show the same
+
+
+@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part in MANY)) for part in PARTS])
 def test_as_often_as_unwatched_and_what_is_eager_is_seen(part: str) -> None:
     plain, watched = Loop(part, {}, False), Loop(part, {}, True)
     assert plain.facts == watched.facts and plain.facts[0] > 0 and plain.facts[2] is None
@@ -115,7 +118,7 @@ def test_as_often_as_unwatched_and_what_is_eager_is_seen(part: str) -> None:
     assert ["compiled" in note for note in watched.notes] == [True] * ("model" in part or "block" in part)
 
 
-@pytest.mark.parametrize("part", ["model", "block in place"])
+@pytest.mark.parametrize("part", [pytest.param("model", marks=pytest.mark.slow), "block in place"])
 @pytest.mark.parametrize(
     "options",
     [
