@@ -43,7 +43,7 @@ def test_points_are_the_differences_of_the_pairs() -> None:
     assert points(figure, "o", 1) == {at: each.cka for at, each in enumerate(comparison.calls) if each.cka is not None}
     assert list(points(figure, "<")) == [0, 1, 2]  # the same to the bit
     [*_, last] = figure.axes[0].get_xticklabels()
-    assert figure.axes[0].get_xscale() == "log" and last.get_text() == "0.1"
+    assert figure.axes[0].get_xscale() == "log" and last.get_text() == "1"
 
 
 def test_cka_below_0_is_drawn() -> None:
