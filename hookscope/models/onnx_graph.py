@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import torch
 from numpy.typing import NDArray
@@ -37,9 +38,10 @@ _SCALES = {"QuantizeLinear": 1, "QLinearConv": 6, "QLinearMatMul": 6, "QLinearAd
 _SCALES |= {"QLinearGlobalAveragePool": 3, "QLinearAveragePool": 3, "QLinearSigmoid": 3, "QLinearLeakyRelu": 3}
 _SCALES |= {"QLinearSoftmax": 3, "QLinearConcat": 0}
 _PASSES_ON = {"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Relu", "Identity", "Slice", "Pad"}
+_PASSES_ON |= {"Resize", "Split", "Gather", "Expand", "DepthToSpace", "SpaceToDepth", "Clip"}
 _EIGHT_BITS = (TensorProto.UINT8, TensorProto.INT8)
 _NO_VALUES_OF_A_LAYER = (TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING, TensorProto.INT32)
-_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "ConvInteger", "MatMulInteger")
 _LARGE = 1024  # values: of such a constant only type and shape matter for the types of the other tensors
 
 
@@ -176,12 +178,18 @@ class OnnxGraph:
         users = Counter(name for node in nodes for name in _inputs_of(node)) + Counter(self.outputs)
         parts, last = list[Part](), Part()
         made: dict[str, Part] = {}
+        rounded: dict[str, NodeProto] = {}
         for node in nodes:
             inputs, scope = _inputs_of(node), scopes.leaf_of(node)
             by_shape = node.op_type in ("Shape", "Size") or by_value.isdisjoint(inputs)
             if not by_shape:
                 by_value.update(node.output)
+            if node.op_type == "DynamicQuantizeLinear":  # part of each layer that takes what it rounds
+                rounded |= dict.fromkeys(node.output, node)
+                continue
             part = self._rounded(node, made, users)  # rounding to 8 bits belongs to the layer that it follows
+            if node.op_type == "Cast" and scopes.is_unknown(node) and made.get(inputs[0]) is last:
+                part = last
             if part is None and scope and scope == last.name:
                 part = last
             elif part is None and not by_shape and self._computes(node):
@@ -196,15 +204,28 @@ class OnnxGraph:
                     parts.insert(at, Part(by_shape=by_shape))
                     at += 1
                 part = parts[at - 1]
+            for rounding in (rounded[name] for name in inputs if name in rounded):
+                if rounding not in part.nodes:
+                    part.nodes.append(rounding)
             part.nodes.append(node)
             made |= dict.fromkeys(node.output, part)
         self._connect(parts, by_value)
         for part in parts:
             if part.name:
-                part.type = scopes.type_of(part.nodes)
+                part.type = scopes.type_of(part.nodes) + self._clips(part)
                 part.parameters = self._parameters_of(part)
         _name_calls(parts, self.constants)
         return parts
+
+    def _clips(self, part: Part) -> str:
+        """``Relu`` where the output is rounded to 8 bits of which the lowest is 0: quantisers drop the ReLU then."""
+        scales = [self._quantized[name] for name in part.outputs if name in self._quantized]
+        scales += [self._quantized[node.output[0]] for node in part.nodes if node.op_type == "QuantizeLinear"][-1:]
+        kinds = {node.op_type.removeprefix("QLinear") for node in part.nodes}
+        if not scales or kinds.isdisjoint(("Conv", "Gemm", "QGemm", "Add", "MatMul")) or "Relu" in kinds:
+            return ""
+        zero = self.constants[scales[-1][1]]
+        return "Relu" if int(zero.item()) == np.iinfo(zero.dtype).min else ""
 
     def _computes(self, node: NodeProto) -> bool:
         """Whether a node gives values of a layer, and no positions, shapes or conditions."""
@@ -235,7 +256,9 @@ class OnnxGraph:
                 name
                 for node in part.nodes
                 for name in node.output
-                if name and (taken[name] > (name in within) or name in self.outputs)
+                if name
+                and node.op_type != "DynamicQuantizeLinear"
+                and (taken[name] > (name in within) or name in self.outputs)
             ]
 
     def _parameters_of(self, part: Part) -> dict[str, tuple[str, bool]]:
@@ -288,6 +311,10 @@ class Scopes:
         scope = self._of[id(node)]
         return scope if scope in self._leaves else ""
 
+    def is_unknown(self, node: NodeProto) -> bool:
+        """Whether ``node`` says nothing of a module, as those that quantisers add."""
+        return self._of[id(node)] is None
+
     def name_of(self, node: NodeProto) -> str:
         """A name for a node that has no such module: ``layer1.0.Add``, ``layer1.0.Add_1``, or its own."""
         scope = self._of[id(node)]
@@ -301,7 +328,8 @@ class Scopes:
 
     def type_of(self, nodes: Sequence[NodeProto]) -> str:
         """The operator of a single node; of several the class of torch, the operator with weights, or all of them."""
-        main = [node for node in nodes if node.op_type not in ("QuantizeLinear", "DequantizeLinear")] or nodes
+        main = [node for node in nodes if "QuantizeLinear" not in node.op_type and node.op_type != "DequantizeLinear"]
+        main = main or list(nodes[:1])
         if len(main) == 1:
             return main[0].op_type
         with suppress(LookupError, ValueError, SyntaxError):

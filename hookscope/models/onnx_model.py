@@ -55,6 +55,8 @@ class OnnxLayer(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         if len(inputs) > len(self._runner.part.inputs):  # attention takes one tensor as query, key and value
             inputs = tuple({id(tensor): tensor for tensor in inputs if isinstance(tensor, Tensor)}.values())
+        if len(inputs) != len(self._runner.part.inputs):
+            raise TypeError(f"it takes {counted(len(self._runner.part.inputs), 'input')}, not {len(inputs)}")
         own = {name: getattr(self, name) for name in self._runner.part.parameters}
         outputs = self._runner(inputs, self.shapes, own, self.chunks)
         output = outputs[0] if len(outputs) == 1 else tuple(outputs)
