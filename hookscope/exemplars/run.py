@@ -121,7 +121,7 @@ def find_exemplars(
     if folders is None:
         folders = [path for path in paths if os.path.isdir(path)]
         paths = find_pictures(paths) if folders else paths
-    below = tuple(map(os.fspath, folders))
+    below = tuple(map(os.path.normpath, folders))
     job = ExemplarsJob(layers, classes, wanted, top, least, measure, below, batch_size, workers)
     source = ExemplarsSource(
         net.name,

@@ -63,7 +63,7 @@ def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) 
     assert Path("page.html").read_text().count("data-call") == 10
 
     one_error(run("pics", "--layer", "0,1", "-o", "found"), 1, "found/exemplars.json exists...--resume or --overwrite")
-    status, again, errors = run("pics", "--layer", "0,1", "--least", "-o", "found", "--resume")
+    status, again, errors = run("pics/", "--layer", "0,1", "--least", "-o", "found", "--resume")
     assert (status, again, errors) == (0, out, "Note: found/exemplars.json holds 6 of 6 images\n")
     one_error(run("pics", "--layer", "0", "--least", "-o", "found", "--resume"), 1, "cannot resume...made with layers")
     Path("found/007-mine.png").write_bytes(Path(NAMES[0]).read_bytes())
