@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -236,7 +236,7 @@ class _Run:
         self.maps: list[ComparedMaps] = []
         self.notes: dict[str, None] = dict.fromkeys((*a.net.notes, *b.net.notes))
         self.kept_calls: set[str] = set()
-        self.pieces = 0  # of a batch, so that what is kept of A fits
+        self.with_alone: set[str] = set()
         self.modules_a, self.modules_b = (dict(side.net.model.named_modules()) for side in (a, b))
 
     @property
@@ -303,17 +303,22 @@ class _Run:
         self.by_a = {pair.a.key: pair for pair in pairs}
         self.firsts = {(pair.first or pair.a).key: pair.a.key for pair in pairs}
         holders = {name for pair in pairs for name in itertools.islice(enclosing(pair.a.name), 1, None)}
-        self.with_alone = {
-            pair.a.key
-            for pair in pairs
-            if self.alone and pair.a.name not in holders and OPERATION not in pair.b.name and pair.first_b is None
-        }
+        if self.alone:
+            self.with_alone = {pair.a.key for pair in pairs if self._may_run_alone(pair, holders)}
         if self.matrix:
             self.matrix_a = {seen.call.key: seen.call for seen in of_a if seen.call.key in look_a.chosen}
             self.matrix_b = {seen.call.key: seen.call for seen in of_b}
             self.cka_sums = CkaSums(tuple(self.matrix_a), tuple(self.matrix_b))
         self.bytes = look_a.bytes / images
         self.sums = {INPUT: {}, **{pair.a.key: {} for pair in pairs}, MODEL: {}}
+
+    def _may_run_alone(self, pair: Pair, holders: Container[str]) -> bool:
+        """Whether B's layer runs by itself: no operation, and no block of other layers that are compared."""
+        module = self.modules_b.get(pair.b.name)
+        if module is None or pair.first_b is not None:
+            return False
+        inner = (parameter for child in module.children() for parameter in child.parameters())
+        return pair.a.name not in holders or next(inner, None) is None
 
     def _look(self, side: Side, inputs: tuple[Any, ...], images: int, chosen: Selection | None) -> _Look:
         """The calls of a pass; ``chosen`` are those whose outputs will be kept."""
@@ -476,13 +481,20 @@ class _Run:
                 self.sums[pair.a.key][part].alone.add(a, b, images)
 
     def _measure_noise(self, batch: PairedBatch, kept: dict[str, _Kept], output: Any) -> None:
-        """How far A is from itself: run again, and with its input changed by rounding."""
+        """How far A is from itself: run again, and with its input changed by rounding.
+
+        Where whole numbers are the input, such as tokens, the first numbers with fractions that come of them change.
+        """
         listed = self.a.net.family == "detection"
+        whole = not any(map(Tensor.is_floating_point, tensors_in(batch.a).values()))
         for inputs in (batch.a, map_tensors(batch.a, _rounded)):
 
-            def on_call(call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            def on_call(call: Call, module: Any, args: Any, kwargs: Any, output: Any, again: Any = inputs) -> Any:
+                if whole and again is not batch.a and not _has_fractions((args, kwargs)):
+                    output = map_tensors(output, _rounded)
                 if call.key in kept:
                     self._add_noise(call.key, kept[call.key].output, output, batch.positions, False)
+                return output if whole else None
 
             calls = [pair.a for pair in self.pairing.pairs]
             again = self._forward(self.a, inputs, self._observer(self.a, calls, on_call))
@@ -612,6 +624,10 @@ def _add_gram(grams: dict[str, Tensor], key: str, output: Any, images: int) -> N
     tensor = next(iter(tensors_in(output).values()), None)
     if tensor is not None and tensor.dim() and len(tensor) == images:
         grams[key] = gram(tensor)
+
+
+def _has_fractions(value: Any) -> bool:
+    return any(tensor.is_floating_point() for tensor in tensors_in(value).values())
 
 
 def _decoded(tensor: Tensor) -> Tensor:
