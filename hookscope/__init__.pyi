@@ -82,7 +82,7 @@ from .parameters import (
     parameter_statistics as parameter_statistics,
     plot_weights as plot_weights,
 )
-from .planning import Plan as Plan, plan as plan
+from .planning import Plan as Plan, plan as plan, plot_plan as plot_plan
 from .report import (
     draw_comparison_page as draw_comparison_page,
     draw_exemplars_page as draw_exemplars_page,

@@ -35,6 +35,7 @@ SUMMARIES = {
         "check": "Check every layer against limits, for CI.",
         "extract": "Write the features of many images to a file.",
         "weights": "Report on the weights of a model.",
+        "plan": "Say what a model costs: memory, arithmetic, time.",
         "compare": "Say where two models, or two runs of one, part.",
         "verify": "Prove that hookscope reports the truth on this machine.",
     },

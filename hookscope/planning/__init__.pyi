@@ -5,5 +5,6 @@ from .facts import (
     Plan as Plan,
     Timing as Timing,
 )
+from .figure import plot_plan as plot_plan
 from .optimizer import optimizer_names as optimizer_names
 from .run import plan as plan

@@ -71,7 +71,8 @@ def plan(
             an optimizer of a list of parameters.
         dtype: ``float32``, ``float64``, ``float16`` or ``bfloat16`` for parameters and inputs; ``autocast`` for
             `torch.autocast` by the rules of the CPU, or such as ``autocast:float16``. By default that of the model.
-        device: ``cpu``, ``cuda`` or ``mps``, which need not be there; by default that of the model.
+        device: ``cpu``, ``cuda`` or ``mps``, which need not be there unless ``measure``; ``auto`` for the fastest that
+            this machine has. By default that of the model.
         checkpoint: Names of layers whose activations are computed again in the backward pass, as by
             `torch.utils.checkpoint.checkpoint` with ``use_reentrant=False``.
         memory: Bytes that are there: the largest batch that fits is then sought.
@@ -96,6 +97,7 @@ def plan(
         (21952, 896, 3136)
     """
     _check_batch(batch_size)
+    device = pick_device(device) if device == "auto" else device
     subject = Subject.of(net, input_size)
     names = _blocks(subject.model, checkpoint)
     where = _device_type(device or subject.device)

@@ -1,0 +1,152 @@
+"""``hookscope plan``: what a model costs before it runs, and what it costs when it does."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from hookscope import models, planning
+from hookscope.cli import process
+from hookscope.cli.output import formats as output
+from hookscope.cli.output.plan_rows import TOTAL_FIELDS, plan_report, total_row, verdict
+from hookscope.cli.output.report import Report
+from hookscope.cli.progress import pass_progress
+from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.output_paths import check_plot, write_plot
+from hookscope.errors import UsageError
+
+_OF_TRAINING = {"optimizer": "--optimizer", "checkpoint": "--checkpoint"}
+_OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
+
+
+@click.command("plan")
+@shared.model_argument()
+@click.option(
+    "--batch-size",
+    metavar="N",
+    type=click.IntRange(1, 2**31 - 1),
+    default=1,
+    show_default=True,
+    help="Images in a batch.",
+)
+@click.option("--train", is_flag=True, help="Plan a step of training: forward, backward and optimizer.")
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    default="sgd",
+    show_default=True,
+    help="With --train: a class of torch.optim in any case, such as adamw, with its default arguments.",
+)
+@click.option(
+    "--checkpoint",
+    metavar="BLOCK",
+    multiple=True,
+    shell_complete=shared.complete_layers,
+    help="With --train: a layer whose activations are computed again in the backward pass; repeatable.",
+)
+@click.option(
+    "--dtype",
+    metavar="TYPE",
+    shell_complete=shared.complete_words("float32", "float64", "float16", "bfloat16"),
+    help="float32, float64, float16 or bfloat16, for parameters and images.  [default: the model's own]",
+)
+@click.option(
+    "--memory",
+    type=shared.FileSize(),
+    help="Memory that is there, such as 24GB (24 billion bytes) or 24GiB: also find the largest batch that fits.",
+)
+@click.option(
+    "--balance",
+    metavar="X",
+    type=shared.FiniteRange(0, min_open=True),
+    help="MACs per byte below which memory limits the speed of a call.  [default: 10; with --measure, those of the"
+    " device]",
+)
+@shared.size_option
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    default="auto",
+    show_default=True,
+    shell_complete=shared.complete_devices,
+    help="auto, cpu, cuda, cuda:N or mps; only --measure needs it to be there.",
+)
+@click.option("--measure", is_flag=True, help="Also run it, with random weights and images: measure time and memory.")
+@click.option(
+    "--repeats",
+    metavar="N",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="With --measure: how many passes to time.",
+)
+@click.option(
+    "--warm-up",
+    metavar="N",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="With --measure: how many passes to run before.",
+)
+@shared.count_option("--top", "How many calls a table shows, those that cost most first.", 20)
+@click.option("--total", is_flag=True, help="Print one row with the sums, the memory and the whole times.")
+@shared.plot_option("Draw memory, arithmetic and time of every call")
+@shared.format_option
+def command(model: str, top: int, total: bool, plot: str | None, format: str, **values: Any) -> None:
+    """Say what MODEL costs before it runs: memory, arithmetic and bytes moved.
+
+    \b
+    Examples:
+      hookscope plan resnet50 --batch-size 64 --train
+      hookscope plan resnet50 --batch-size 64 --train --optimizer adamw --memory 24GB
+      hookscope plan resnet50 --batch-size 64 --train --checkpoint layer1 --checkpoint layer2 --memory 8GB
+      hookscope plan vit_b_16 --measure --format json
+      hookscope plan nets.py:mine --input-size 320x320 --plot plan.png
+      hookscope plan resnet50 --train --total --format json | jq '.[0].peak_bytes'
+
+    The step runs on tensors without values: what autograd keeps, and when each tensor is freed, is what torch does.
+    Not counted is what a kernel needs while it runs, such as the workspace of a convolution, and what the driver and
+    the allocator of a device take. A model that needs values, such as a detector, runs once for real.
+
+    The first lines say what the step needs, what fits, where the memory goes, and which calls memory bounds: those
+    with fewer MACs per byte than --balance. A table then shows the calls that cost most: in time if it was measured,
+    else in activations kept, else in MACs. Other formats have every call, in order of execution.
+
+    --measure runs the step with random weights and random images. Passes with hooks, which time the calls, and passes
+    without, which time the whole, take turns. Times are medians, in seconds, with the quartiles beside them in other
+    formats than a table. On a GPU they come from events on the device.
+
+    \b
+    Fields of a row, one for each call:
+      index         index, name, type, call and order are those of list-layers
+      input_shape   with the batch axis
+      output_shape  likewise
+      params        parameters of the layer, at its first call
+      macs          multiply-accumulates of the whole batch
+      bytes_moved   inputs, outputs and parameters that the operations read and write
+      saved         bytes that autograd keeps for the backward pass and that no earlier call kept
+      bound         what limits the speed: memory or arithmetic
+      forward       seconds, with forward_low and forward_high; backward likewise
+    """
+    _check(values, plot, model)
+    models.find_source(model)  # an unknown name fails before torch is imported
+    with process.prints_to_standard_error(), pass_progress() as on_progress:
+        found = planning.plan(model, **values, on_progress=on_progress)
+    for text in found.notes:
+        output.note(f"Note: {text}")
+    with ExitStack() as stack:  # a full disk is no reason to lose the rows
+        rows = Report.of_rows([total_row(found)], TOTAL_FIELDS) if total else plan_report(found, top)
+        stack.callback(output.write_report, rows, format)
+        if plot is not None:
+            figure = planning.plot_plan(found, lines=verdict(found))
+            write_plot(plot, figure, {**models.package_versions(), "command": process.command_line()})
+
+
+def _check(values: dict[str, Any], plot: str | None, model: str) -> None:
+    """Refuse options that would have no effect, and a plot that cannot be written."""
+    for needed, options in (("train", _OF_TRAINING), ("measure", _OF_MEASURING)):
+        if not values[needed] and (idle := [option for name, option in options.items() if shared.was_given(name)]):
+            raise UsageError(f"{idle[0]} has no effect without --{needed}", do=f"add --{needed}")
+    check_plot(plot, [model.partition(":")[0]], "model")

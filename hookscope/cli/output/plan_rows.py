@@ -1,0 +1,169 @@
+"""A plan: the verdict in a few lines, a row for each call, and the totals in one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from hookscope import planning
+from hookscope.cli.output.report import Columns, Report, Row, Section, call_row, row_of
+from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
+from hookscope.findings import counted, listed, percent
+
+_PHASES = {"forward": "forward", "backward": "backward", "update": "optimizer"}  # field, and part of a step
+_SPREAD = ("", "_low", "_high")
+_TIMES = tuple(f"{phase}{end}" for phase in _PHASES for end in _SPREAD)
+FIELDS = (
+    "index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "bytes_moved", "saved",
+    "bound", *_TIMES[:6],
+)  # fmt: skip
+_KINDS = ("parameters", "buffers", "gradients", "optimizer", "input", "saved", "temporary")
+TOTAL_FIELDS = (
+    "model", "input_shape", "dtype", "device", "optimizer", "checkpointed", "params", "macs", "bytes_moved",
+    *(f"{kind}_bytes" for kind in _KINDS), "peak_bytes", "peak_in", "peak_call", "limit", "largest_batch", "real",
+    "measured_on", "measured_saved", "measured_peak", *_TIMES, "repeats", "warm_up", "macs_per_second",
+    "bytes_per_second",
+)  # fmt: skip
+_COLUMNS = Columns(
+    ("index", "name", "type", "output_shape", "params", "macs", "bytes_moved", "saved", "bound", "forward", "backward"),
+    ("params", "saved"),
+    ("forward", "backward"),
+    least_needed=({"params"}, {"type"}, {"output_shape"}, {"bytes_moved"}, {"bound"}, {"macs"}),
+)
+_KINDS_IN_WORDS = {"saved": "activations kept for backward", "temporary": "other activations", "input": "the batch"}
+_SLOWEST = 3
+
+
+def plan_report(found: planning.Plan, most: int) -> Report:
+    """The verdict, and the calls in order of execution; a table has the ``most`` costly ones."""
+    rows = [(call, _call_row(call)) for call in found.calls]
+    costly = sorted(rows, key=lambda pair: _cost(found, pair[0]), reverse=True)[:most]
+    about = []
+    if len(costly) < len(rows):
+        by = "time" if found.measured else "activations kept" if found.memory.saved else "MACs"
+        about = [f"{len(costly)} of {len(rows)} calls, the most {by} first; --top N shows more, --format tsv all"]
+    calls = Section(
+        [row for _, row in rows], FIELDS, "call", columns=_COLUMNS, totals=about, shown=[row for _, row in costly]
+    )
+    totals = Section([total_row(found)], TOTAL_FIELDS, "total", in_table=False, in_flat=False)
+    note = f"Note: {_answer(found)}; --total prints the sums"
+    return Report([totals, calls], flat_note=note, lead=lambda page: _in_words(found, page))
+
+
+def total_row(found: planning.Plan) -> Row:
+    """The sums, the memory by kind, and what was measured."""
+    measured = asdict(found.measured) if found.measured else {}
+    more = {f"{kind}_bytes": getattr(found.memory, kind) for kind in (*_KINDS, "peak")}
+    more |= {name: sum(getattr(call, name) for call in found.calls) for name in ("params", "macs", "bytes_moved")}
+    more |= {f"measured_{name}": measured.get(name) for name in ("saved", "peak")}
+    more |= _times({field: getattr(found.measured, part, None) for field, part in _PHASES.items()})
+    more |= {name: measured.get(name) for name in ("repeats", "warm_up", "macs_per_second", "bytes_per_second")}
+    more |= {"optimizer": found.optimizer, "measured_on": measured.get("device")}
+    return row_of(TOTAL_FIELDS, found, found.memory, **more)
+
+
+def _call_row(call: planning.CallCost) -> Row:
+    return call_row(FIELDS, call.call, call, **_times({"forward": call.forward, "backward": call.backward}))
+
+
+def _times(phases: dict[str, planning.Timing | None]) -> Row:
+    """Median and quartiles in seconds."""
+    spans = {phase: (time.median, time.low, time.high) if time else (None,) * 3 for phase, time in phases.items()}
+    return {f"{phase}{end}": value for phase, span in spans.items() for end, value in zip(_SPREAD, span, strict=True)}
+
+
+def _cost(found: planning.Plan, call: planning.CallCost) -> float:
+    if found.measured is not None:
+        return sum(time.median for time in (call.forward, call.backward) if time is not None)
+    return call.saved if found.memory.saved else call.macs
+
+
+def _in_words(found: planning.Plan, page: Page) -> Iterator[str]:
+    columns = min(MOST_WORDS, page.columns)
+    for line in verdict(found):
+        yield from wrapped(line, columns, later="  ")
+
+
+def verdict(found: planning.Plan) -> list[str]:
+    """What fits, where the memory goes, where the time goes, and how far off the plan was."""
+    lines = [f"{_asked(found)}: {_answer(found)}", _memory(found), _arithmetic(found)]
+    if found.measured is not None:
+        lines += [_time(found, found.measured), _off(found, found.measured)]
+    return lines
+
+
+def _asked(found: planning.Plan) -> str:
+    batch, *image = found.input_shape or ("?",)
+    step = f"training with {found.optimizer}" if found.optimizer else "inference"
+    blocks = f", {counted(len(found.checkpointed), 'block')} checkpointed" if found.checkpointed else ""
+    return f"{found.model}, {batch} x {'x'.join(map(str, image))}, {found.dtype}, {step}{blocks}"
+
+
+def _answer(found: planning.Plan) -> str:
+    peak = f"{size_in_words(found.memory.peak)} at the peak"
+    if found.limit is None or found.largest_batch is None:
+        return peak
+    there = size_in_words(found.limit)
+    if not found.largest_batch:
+        return f"{peak}; not even one image fits into {there}"
+    fits = "fits into" if found.memory.peak <= found.limit else "does not fit into"
+    return f"{peak}, {fits} {there}; the largest batch that fits is {found.largest_batch:,}"
+
+
+def _memory(found: planning.Plan) -> str:
+    at_peak = dict(found.memory.at_peak) or {kind: getattr(found.memory, kind) for kind in _KINDS}
+    parts = sorted(((size, kind) for kind, size in at_peak.items() if size), reverse=True)
+    words = [
+        f"{_KINDS_IN_WORDS.get(kind, kind)} {size_in_words(size)} ({percent(size / found.memory.peak)})"
+        for size, kind in parts
+    ]
+    where = f" of {found.memory.peak_call}" if found.memory.peak_call else ""
+    at = f" (in the {found.memory.peak_in} pass{where})" if found.memory.peak_in in ("forward", "backward") else ""
+    return f"memory at the peak{at}: {', '.join(words)}"
+
+
+def _arithmetic(found: planning.Plan) -> str:
+    bound = [call for call in found.calls if call.bound == "memory"]
+    moved = sum(call.bytes_moved for call in found.calls)
+    share = sum(call.bytes_moved for call in bound) / moved if moved else 0
+    macs = sum(call.macs for call in found.calls)
+    return (
+        f"{macs:,} MACs and {size_in_words(moved)} moved in the forward pass; {len(bound)} of"
+        f" {counted(len(found.calls), 'call')} are bound by memory, with {percent(share)} of the bytes"
+    )
+
+
+def _time(found: planning.Plan, measured: planning.Measured) -> str:
+    phases = [(part, getattr(measured, part)) for part in _PHASES.values()]
+    whole = sum(time.median for _, time in phases if time is not None)
+    times = [f"{phase} {time_in_words(time)}" for phase, time in phases if time is not None]
+    slowest = sorted(found.calls, key=lambda call: _cost(found, call), reverse=True)[:_SLOWEST]
+    calls = listed([f"{call.call.key} ({percent(_cost(found, call) / whole)})" for call in slowest if whole])
+    return f"time on {measured.device}, median of {measured.repeats}: {', '.join(times)}; most in {calls}"
+
+
+def _off(found: planning.Plan, measured: planning.Measured) -> str:
+    pairs: Sequence[tuple[str, int, int | None]] = (
+        ("activations kept", found.memory.saved, measured.saved),
+        ("peak", found.memory.peak, measured.peak),
+    )
+    words = [
+        f"{name} {size_in_words(real)}, planned {size_in_words(planned)} ({100 * planned / real - 100:+.1f} %)"
+        for name, planned, real in pairs
+        if real
+    ]
+    return f"measured: {', '.join(words)}" if words else "this device does not tell how much memory was used"
+
+
+def size_in_words(size: int) -> str:
+    """``1.23 GB``: bytes with three digits."""
+    units = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (1000, "kB"), (1, "bytes"))
+    unit, name = next((each for each in units if size >= each[0]), units[-1])
+    return f"{size / unit:.3g} {name}" if size < 999.5 * unit else f"{size / unit:.0f} {name}"
+
+
+def time_in_words(time: planning.Timing) -> str:
+    """``12.3 ms (11.9 to 13.1)``: the median and the quartiles."""
+    unit, name = next((pair for pair in ((1, "s"), (1e-3, "ms")) if time.median >= pair[0]), (1e-6, "us"))
+    median, low, high = (f"{value / unit:.3g}" for value in (time.median, time.low, time.high))
+    return f"{median} {name} ({low} to {high})"
