@@ -189,6 +189,7 @@ def _measured(
             inputs,
             conditions.optimizer,
             blocks=conditions.blocks,
+            autocast=conditions.autocast,
             repeats=repeats,
             warm_up=warm_up,
             on_progress=on_progress,

@@ -51,6 +51,7 @@ def measure(
     optimizer: OptimizerLike | None = None,
     *,
     blocks: Sequence[str] = (),
+    autocast: torch.dtype | None = None,
     repeats: int = 10,
     warm_up: int = 3,
     on_progress: Callable[[int, int], None] | None = None,
@@ -58,8 +59,9 @@ def measure(
     """Run steps of ``model`` on its device, and put back what they change.
 
     A step is a forward pass in eval mode without gradients. With ``optimizer`` it is a forward pass in train mode with
-    checkpointing of ``blocks``, a backward pass from the mean square of the outputs, and a step of the optimizer. Steps
-    with hooks, which time the calls, and steps without, which time the whole, take turns.
+    checkpointing of ``blocks``, a backward pass from the mean square of the outputs, and a step of the optimizer. The
+    forward pass runs under `torch.autocast` if a type is given. Steps with hooks, which time the calls, and steps
+    without, which time the whole, take turns.
     """
     check_hookable(model)
     total = warm_up + 2 * repeats + 2
@@ -71,7 +73,7 @@ def measure(
         torch.set_grad_enabled(training),
     ):
         checkpoint_blocks(model, blocks)
-        step = _Step(model, inputs, optimizer)
+        step = _Step(model, inputs, optimizer, autocast)
         whole: list[list[tuple[Any, Any]]] = []
         calls: list[_SelfTimes] = []
         for done in range(total - 2):
@@ -85,7 +87,7 @@ def measure(
         saved = step.saved_bytes() if training else 0
         report(total - 1, total)
         peak = step.peak_bytes()
-        macs, moved = speed(step.clock.device, step.dtype)
+        macs, moved = speed(step.clock.device, autocast or step.dtype)
         report(total, total)
     step.clock.wait()
     phases = zip(*([step.clock.seconds(*part) for part in parts] for parts in whole), strict=True)
@@ -286,7 +288,14 @@ class _SelfTimes:
 class _Step:
     """One step of a model, run in ways that measure something else each time."""
 
-    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], optimizer: OptimizerLike | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: tuple[Any, ...],
+        optimizer: OptimizerLike | None,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self._autocast = autocast
         self._model, self._inputs, self._trains = model, inputs, optimizer is not None
         self._tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs).values()]
         self.clock, self.dtype = _Clock(self._tensors[0].device), self._tensors[0].dtype
@@ -376,7 +385,8 @@ class _Step:
             self._optimizer.zero_grad(set_to_none=True)
 
     def _forward(self) -> Any:
-        return self._model(*self._inputs)
+        with torch.autocast(self.clock.device.type, self._autocast, enabled=self._autocast is not None):
+            return self._model(*self._inputs)
 
     def _update(self) -> None:
         if self._optimizer is not None:

@@ -38,6 +38,7 @@ WORDS = {
     "verify": "cat.jpg",
     "trace": "cat.jpg",
     "weights": "",
+    "plan": "",
     "list-layers": "",
 }
 OF_A_PICTURE = [name for name, words in WORDS.items() if words]
@@ -45,7 +46,7 @@ OF_LAYERS = [name for name in OF_A_PICTURE if name not in ("predict", "saliency"
 OF_CLASSES = ["inspect", "cam", "saliency", "gradients", "intervene", "predict"]
 DRAWING = ["visualize", "cam", "saliency"]
 OF_MANY = ["inspect", *DRAWING, "predict", "stats", "check", "compare", "exemplars", "extract"]
-PLOTTING = ["gradients", "stats", "weights", "compare"]
+PLOTTING = ["gradients", "stats", "weights", "plan", "compare"]
 every_command = pytest.mark.parametrize("command", WORDS)
 drawing_command = pytest.mark.parametrize("command", DRAWING)
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")

@@ -246,7 +246,7 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
 
     assert printed("help", "cam") == printed("cam", "--help")
     assert printed("help") == printed("--help")
-    assert printed("help", "cma") == (2, "", "Error: no command 'cma'; nearest: cam; see `hookscope --help`\n")
+    assert printed("help", "cma") == (2, "", "Error: no command 'cma'; nearest: cam, compare; see `hookscope --help`\n")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
         ("list-layers --layers 3", "--layer is an option of inspect, visualize, trace, stats, check"),
         (
             "--plot x",
-            "hookscope has no option --plot; --plot is an option of stats, weights, gradients, intervene, watch; see",
+            "hookscope has no option --plot; --plot is an option of stats, weights, plan, compare, gradients and",
         ),
     ],
 )

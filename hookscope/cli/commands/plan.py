@@ -49,8 +49,9 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
 @click.option(
     "--dtype",
     metavar="TYPE",
-    shell_complete=shared.complete_words("float32", "float64", "float16", "bfloat16"),
-    help="float32, float64, float16 or bfloat16, for parameters and images.  [default: the model's own]",
+    shell_complete=shared.complete_words("float32", "float64", "float16", "bfloat16", "autocast"),
+    help="float32, float64, float16 or bfloat16 for parameters and images, autocast, or such as autocast:float16."
+    "  [default: the model's own]",
 )
 @click.option(
     "--memory",
@@ -100,8 +101,8 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
     \b
     Examples:
       hookscope plan resnet50 --batch-size 64 --train
-      hookscope plan resnet50 --batch-size 64 --train --optimizer adamw --memory 24GB
-      hookscope plan resnet50 --batch-size 64 --train --checkpoint layer1 --checkpoint layer2 --memory 8GB
+      hookscope plan resnet50 --train --optimizer adamw --memory 24GB
+      hookscope plan resnet50 --train --checkpoint layer1 --memory 8GB
       hookscope plan vit_b_16 --measure --format json
       hookscope plan nets.py:mine --input-size 320x320 --plot plan.png
       hookscope plan resnet50 --train --total --format json | jq '.[0].peak_bytes'
@@ -125,8 +126,8 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
       output_shape  likewise
       params        parameters of the layer, at its first call
       macs          multiply-accumulates of the whole batch
-      bytes_moved   inputs, outputs and parameters that the operations read and write
-      saved         bytes that autograd keeps for the backward pass and that no earlier call kept
+      bytes_moved   inputs, outputs and parameters that operations read and write
+      saved         bytes kept for the backward pass, each in the first call only
       bound         what limits the speed: memory or arithmetic
       forward       seconds, with forward_low and forward_high; backward likewise
     """
