@@ -53,6 +53,7 @@ from .operations import (
     Operation as Operation,
     OperationCounter as OperationCounter,
     Operations as Operations,
+    without_check as without_check,
 )
 from .registration import (
     HookHandles as HookHandles,

@@ -133,7 +133,7 @@ class Operations(TorchFunctionMode):
         self.used.update(id(value) for value in (*args, *kwargs.values()) if isinstance(value, nn.Parameter))
         if getattr(function, "__name__", "") == "multi_head_attention_forward":  # a layer in a function
             with self:
-                return _without_check(function)(*args, **kwargs)
+                return without_check(function)(*args, **kwargs)
         if function is Tensor.__iter__:
             return iter(self.__torch_function__(Tensor.unbind, types, args))
         name = _name_of(function)
@@ -205,7 +205,7 @@ def _name_of(function: Any) -> str:
     return name
 
 
-def _without_check(function: Any) -> Any:
+def without_check(function: Any) -> Any:
     """``function`` without the check by which torch hands a call to a mode: the functions that it calls are seen."""
     own = dict(function.__globals__) | dict.fromkeys(_CHECKS, lambda *args: False)
     twin = FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from hookscope.hooks import without_check
+
 _FLASH, _EFFICIENT = 1, 2  # of torch.nn.attention.SDPBackend
 
 
@@ -23,7 +25,10 @@ class DeviceKernels(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
-        if func is torch.dropout and self._device == "cuda":
+        if func is F.multi_head_attention_forward:  # what it calls is to come here too
+            with self:
+                return without_check(func)(*args, **kwargs)
+        if func in (F.dropout, torch.dropout) and self._device == "cuda":
             return _dropout_of_cuda(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -81,8 +86,9 @@ def _as_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return bias.expand(*query.shape[:2], query.shape[2], key.shape[2])
 
 
-def _dropout_of_cuda(input: Tensor, p: float, train: bool) -> Tensor:
-    return torch.native_dropout(input, p, train)[0] if train and 0 < p < 1 else torch.dropout(input, p, train)
+def _dropout_of_cuda(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    fused = training and 0 < p < 1 and not inplace
+    return torch.native_dropout(input, p, True)[0] if fused else F.dropout(input, p, training, inplace)
 
 
 def _batch_norm(

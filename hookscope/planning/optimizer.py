@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.errors import HookscopeError, UsageError, nearest
 
@@ -51,10 +52,20 @@ def create_state(optimizer: Optimizer) -> None:
 def step(optimizer: Optimizer) -> None:
     """One step of the optimizer."""
     try:
-        optimizer.step()
-    except (TypeError, RuntimeError) as error:
-        name = type(optimizer).__name__
-        raise HookscopeError(f"{name} cannot be planned: its step needs values or a closure") from error
+        with _AnyNumber():
+            optimizer.step()
+    except (TypeError, RuntimeError, ValueError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise HookscopeError(f"{type(optimizer).__name__} cannot be planned: {said}") from error
+
+
+class _AnyNumber(TorchDispatchMode):
+    """Gives 1 for the number in a tensor without values; some steps scale by one, which changes no size."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 1.0
+        return func(*args, **(kwargs or {}))
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
