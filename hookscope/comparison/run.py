@@ -22,7 +22,7 @@ from hookscope.comparison.cka import CkaSums, PairCka, gram
 from hookscope.comparison.facts import INPUT, ComparedMaps, Comparison, PairedCall, SideFacts
 from hookscope.comparison.inputs import PairedBatch, Picture, as_pictures, copied, paired_batches
 from hookscope.comparison.pairing import Pair, Pairing, SeenCall, nothing_pairs, pair_calls
-from hookscope.comparison.side import Side
+from hookscope.comparison.side import FUNCTIONAL, Side
 from hookscope.comparison.sums import DifferenceSums, PartSums, shape_for_one
 from hookscope.drawing import input_size_of
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
@@ -315,7 +315,7 @@ class _Run:
     def _may_run_alone(self, pair: Pair, holders: Container[str]) -> bool:
         """Whether B's layer runs by itself: no operation, and no block of other layers that are compared."""
         module = self.modules_b.get(pair.b.name)
-        if module is None or pair.first_b is not None:
+        if module is None or pair.first_b is not None or pair.b.type in FUNCTIONAL:  # the hooked Identity adds nothing
             return False
         inner = (parameter for child in module.children() for parameter in child.parameters())
         return pair.a.name not in holders or next(inner, None) is None
@@ -330,7 +330,7 @@ class _Run:
                 parts = {part: shape_for_one(tensor, images) for part, tensor in tensors_in(output).items()}
                 own = {} if isinstance(module, Operation) else dict(module.named_parameters(recurse=False))
                 shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-                look.seen.append(SeenCall(call, parts.get("", parts), shapes))
+                look.seen.append(SeenCall(side.named(call), parts.get("", parts), shapes))
 
         def on_chosen(call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
             copies.of(([args, kwargs] if self.alone else [], output))

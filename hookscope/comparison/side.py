@@ -14,8 +14,12 @@ from torch import nn
 from hookscope.comparison.compiled import CompiledPass
 from hookscope.comparison.facts import SideFacts
 from hookscope.errors import UsageError
+from hookscope.hooks import Call
 from hookscope.interventions import intervene
 from hookscope.models import LoadedModel, as_loaded, dtype_name, parse_dtype
+
+FUNCTIONAL = ("QFunctional", "FloatFunctional", "FXFloatFunctional")
+"""Classes of torch.ao that add, multiply and concatenate; they are no calls, but the Identity in them is."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,14 @@ class Side:
             if self.changes:
                 stack.enter_context(intervene(self.net.model, self.changes))
             yield
+
+    def named(self, call: Call) -> Call:
+        """``call``; where it is the Identity that ends a sum in a quantized network, with the type of what sums."""
+        layer, _, part = call.name.rpartition(".")
+        if part != "activation_post_process":
+            return call
+        kind = type(self.net.model.get_submodule(layer)).__name__
+        return replace(call, type=kind) if kind in FUNCTIONAL else call
 
     @property
     def facts(self) -> SideFacts:
