@@ -65,12 +65,17 @@ def load(path: str) -> nn.Module:
         if kind.isidentifier():
             base = _Exported if module is model else type(module)
             module.__class__ = type(kind, (base,), {})
-    model.path, (model.batch, *model.input_shape), model.input_dtype = path, shape, dtype
-    return model
+    model.path, model.batch, model.input_shape, model.input_dtype = path, shape[0], shape[1:], dtype
+    found: nn.Module = model
+    return found
 
 
 class _Exported(UnflattenedModule):
     """The root, which refuses an input that the program was not exported for."""
+
+    path: str
+    batch: int
+    input_shape: tuple[int, ...]
 
     def forward(self, pictures: Tensor) -> Any:
         shapes = (self.batch, *self.input_shape), tuple(pictures.shape)
@@ -79,9 +84,9 @@ class _Exported(UnflattenedModule):
             do = "give that --input-size and --batch-size, or export it with dynamic_shapes"
             raise InputError(f"{self.path} takes {takes}", f"the input is {got}", do)
         for module in self.modules():
-            if hasattr(module, "_num_calls"):  # a pass that ended early has left it in the middle
-                module._num_calls = 0
-        return super().forward(pictures)
+            if "_num_calls" in vars(module):  # a pass that ended early has left it in the middle
+                vars(module)["_num_calls"] = 0
+        return super().forward(pictures)  # type: ignore[no-untyped-call]
 
 
 def _input_of(program: ExportedProgram, path: str) -> tuple[tuple[int, ...], torch.dtype]:

@@ -57,7 +57,8 @@ class Part:
         name: Name of the layer; empty if the part computes shapes.
         type: Name of the operator, or of torch's class where several nodes do its work.
         parameters: Name of the constant and whether it is stored transposed, by the name of the parameter.
-        by_shape: Whether the outputs depend on the shape of the image alone.
+        by_shape: Whether all outputs depend on the shape of the image alone.
+        varying: Of each output whether it depends on the values of the image.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Part:
     type: str = ""
     parameters: dict[str, tuple[str, bool]] = field(default_factory=dict)
     by_shape: bool = False
+    varying: list[bool] = field(default_factory=list)
 
 
 class OnnxGraph:
@@ -93,11 +95,11 @@ class OnnxGraph:
                 embedded[name] = self.constants[name]
         inputs, outputs = [], []
         for name in [*part.inputs, *part.shapes, *parameters]:
-            if name in self._quantized and not part.by_shape:
+            if name in self._quantized:
                 scale = self._quantized[name]
                 nodes.insert(0, helper.make_node("QuantizeLinear", [as_float(name), *scale], [name]))
                 embedded |= {each: self.constants[each] for each in scale}
-                name, kind = as_float(name), helper.np_dtype_to_tensor_dtype(self.constants[scale[0]].dtype)
+                name, kind = as_float(name), self.type_of(scale[0])
             else:
                 kind = self.type_of(name)
             inputs.append(helper.make_tensor_value_info(name, kind, None))
@@ -260,6 +262,8 @@ class OnnxGraph:
                 and node.op_type != "DynamicQuantizeLinear"
                 and (taken[name] > (name in within) or name in self.outputs)
             ]
+
+            part.varying = [name in by_value for name in part.outputs]
 
     def _parameters_of(self, part: Part) -> dict[str, tuple[str, bool]]:
         """The constants with floating-point values that are parameters, named as in torch."""

@@ -100,7 +100,8 @@ class OnnxModel(nn.Module):
         if name not in place._modules:
             dimensions = [self._graph.constants[constant].ndim for constant, _ in part.parameters.values()]
             place.add_module(name, _class_of(part.type, 4 in dimensions)(self._graph, part))
-        return getattr(place, name)
+        layer: OnnxLayer = getattr(place, name)
+        return layer
 
     def forward(self, pictures: Tensor) -> Any:
         taken = self._taken(pictures)
@@ -128,7 +129,7 @@ class OnnxModel(nn.Module):
             results = [values[name] for name in names]
         else:
             fed = [{self._graph.inputs[0].name: _array(chunk)} for chunk in taken.chunk(chunks)]
-            results = _joined([self._session.run(names, feed) for feed in fed])
+            results = _joined([self._session.run(names, feed) for feed in fed], [True] * len(names))
         results = [each.to(pictures.device) if isinstance(each, Tensor) else each for each in results]
         return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
 
@@ -152,7 +153,7 @@ class OnnxModel(nn.Module):
 
     def _apply(self, function: Any, recurse: bool = True) -> Any:
         before = [tensor.dtype for tensor in self.parameters()]
-        moved = super()._apply(function, recurse)
+        moved = super()._apply(function, recurse)  # type: ignore[no-untyped-call]
         if before != [tensor.dtype for tensor in self.parameters()]:
             raise ModelError(f"{self._path} computes in the data types of the file", do="export it in another one")
         self._as_loaded = self._versions()
@@ -162,7 +163,7 @@ class OnnxModel(nn.Module):
         return {**self.__dict__, "_session": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._session = make_session(self._path, optimised=True)
 
 
@@ -184,13 +185,13 @@ class _Runner:
         shared = {name: _array(value) for name, value in zip(part.shapes, shapes, strict=True)}
         for name, (constant, transposed) in part.parameters.items():
             shared[constant] = _array(own[name].t() if transposed else own[name])
-        feeds = [shared | {} for _ in range(1 if part.by_shape else chunks)]
+        feeds = [shared | {} for _ in range(chunks if any(part.varying) else 1)]
         for name, value in zip(part.inputs, inputs, strict=True):
             pieces = value.chunk(chunks) if chunks > 1 else [value]
             for feed, piece in zip(feeds, pieces, strict=False):
                 feed[name_of(name)] = _array(piece)
         names = [name_of(name) for name in part.outputs]
-        return _joined([self.session.run(names, feed) for feed in feeds])
+        return _joined([self.session.run(names, feed) for feed in feeds], part.varying)
 
 
 @functools.cache
@@ -212,10 +213,16 @@ def _array(value: Any) -> Any:
     return value.detach().cpu().contiguous().numpy() if isinstance(value, Tensor) else value
 
 
-def _joined(runs: list[list[Any]]) -> list[Any]:
-    """The outputs of one or more runs, one after the other along the first axis."""
+def _joined(runs: list[list[Any]], varying: Sequence[bool]) -> list[Any]:
+    """The outputs of one or more runs, those that vary one after the other along the first axis."""
     outputs = [[torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in run] for run in runs]
-    return outputs[0] if len(outputs) == 1 else [torch.cat(each) for each in zip(*outputs, strict=True)]
+    if len(outputs) == 1:
+        return outputs[0]
+    each_output = zip(zip(*outputs, strict=True), varying, strict=True)
+    return [
+        torch.cat([each.reshape(each.shape or (1,)) for each in runs]) if vary else runs[0]
+        for runs, vary in each_output
+    ]
 
 
 def load(path: str) -> OnnxModel:
