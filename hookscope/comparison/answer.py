@@ -159,14 +159,18 @@ def find_answer(
 
 def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
     """The answer where no pair differs beyond the noise."""
-    rest = f", but {counted(len(unpaired), 'call')} had no partner: {_keys(unpaired)}" if unpaired else ""
+    rest = (
+        f"; {counted(len(unpaired), 'call')} {'has' if len(unpaired) == 1 else 'have'} no partner" if unpaired else ""
+    )
     apart = [pair for pair in calls if pair.difference is not None and not pair.difference.is_same]
     if not apart:
         values = f"in all {len(calls)} pairs of calls" if len(calls) > 1 else "in the only pair of calls"
         return Answer("same", "", "", len(calls), f"A and B are the same to the bit {values}{rest}.")
     pair = max(apart, key=_relative)
-    sentence = f"A and B differ by no more than repeating A does{rest}: {_distance(pair)} at most, at {_name(pair)}"
-    return Answer("noise", "", "", calls.index(apart[0]), f"{sentence}, where the noise is {pair.noise or 0:.2g}.")
+    sentence = f"A and B differ by no more than repeating A does: {_distance(pair)} at most, at {_name(pair)}"
+    return Answer(
+        "noise", "", "", calls.index(apart[0]), f"{sentence}, where the noise is {pair.noise or 0:.2g}{rest}."
+    )
 
 
 def _not_finite(facts: _Facts) -> tuple[str, str, str] | None:

@@ -93,8 +93,9 @@ class Side:
             special.append("compiled" if backend is True else f"compiled with {backend}")
         pairs = self.changes.items() if isinstance(self.changes, dict) else self.changes
         special += [f"{where}: {change}" for where, change in pairs]
-        dtypes = ", ".join(map(dtype_name, _dtypes(net.model))) or "float32"
-        return SideFacts(net.name, net.weights, dtypes, net.device, net.preprocess.describe(), "; ".join(special))
+        dtypes = ", ".join([*map(dtype_name, _dtypes(net.model)), *(["qint8"] if _is_quantized(net.model) else [])])
+        words = net.preprocess.describe(), "; ".join(special)
+        return SideFacts(net.name, net.weights, dtypes or "float32", net.device, *words)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -142,7 +143,7 @@ def make_side(
 def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     """``net``, or a copy of it in another data type."""
     own = _dtypes(net.model)
-    if any(value.is_quantized for value in net.model.state_dict().values() if isinstance(value, torch.Tensor)):
+    if _is_quantized(net.model):
         raise UsageError(f"{net.name} is quantized and cannot be {dtype_name(dtype)}", do="leave its data type")
     if own in ((), (dtype,)):
         return net
@@ -156,3 +157,7 @@ def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
 def _dtypes(model: nn.Module) -> tuple[torch.dtype, ...]:
     """The data types of the floating-point parameters, in order of registration."""
     return tuple(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
+
+
+def _is_quantized(model: nn.Module) -> bool:
+    return any(value.is_quantized for value in model.state_dict().values() if isinstance(value, torch.Tensor))

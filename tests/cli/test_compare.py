@@ -257,3 +257,7 @@ def test_a_lost_image_is_reported_once_and_the_others_are_compared(run: Run, her
     (here / "bad.png").write_text("no picture")
     status, out, errors = run("--format", "json", image="a.png bad.png b.png")
     assert (status, errors.count("Error: "), json.loads(out)["answers"][0]["images"]) == (1, 1, 2)
+
+
+def test_models_whose_layers_do_not_pair_are_an_error(run: Run) -> None:
+    one_error(run(b="nets.py:Other"), 1, "")

@@ -55,9 +55,9 @@ def test_the_noise_of_repeating_is_no_difference() -> None:
     )
 
 
-def test_a_call_without_partner_is_named_when_the_rest_is_the_same() -> None:
+def test_a_call_without_partner_is_counted_when_the_rest_is_the_same() -> None:
     answer = find_answer([pair("(input)")], FLOAT, FLOAT, [], [Call("aux", "Linear", 0, None)])
-    assert answer.sentence.endswith("in the only pair of calls, but 1 call had no partner: aux (Linear).")
+    assert answer.sentence.endswith("in the only pair of calls; 1 call has no partner.")
 
 
 CASES = {

@@ -293,6 +293,7 @@ CASES: dict[str, dict[str, str]] = {
         "unknown model": "list-layers qwertyuiop",
         "no such file of a model": "predict nowhere.py:small star.png",
         "one model to compare": "compare shapes star.png",
+        "models that do not pair": "compare nets.py:small shapes star.png",
         "such data type": "compare shapes shapes star.png --dtype-b float8",
         "images for B": "compare shapes shapes star.png --image-b photos",
         "matrix of one image": "compare shapes shapes star.png --matrix m.png",

@@ -171,7 +171,7 @@ def command(
             side_a,
             side_b,
             ops=bool(options.ops),
-            names=options.map and _read_map(options.map),
+            names=None if options.map is None else _read_map(options.map),
             categories=categories_of(side_a.net, options.categories),
             on_lost=lost.lost,
             on_note=lost.note,
@@ -186,12 +186,15 @@ def command(
             keep=options.layers if options.draws_maps else None,
             batch_size=options.batch_size,
             workers=options.workers,
-            **({"on_progress": on_progress} if on_progress else {}),
+            on_progress=on_progress or (lambda done, total: None),
         )
         if options.draws_maps and options.layers is None:
             first = found.names[:1] if pictures is images else pictures[:1]
             found = _with_maps(found, functools.partial(compare, first, images_b=others and others[:1]))
     lost.finish()
+    for text in dict.fromkeys(found.notes):
+        if text not in (*side_a.net.notes, *side_b.net.notes):  # printed when they were loaded
+            note(f"Note: {text}")
     result = comparison.check_comparison(found, options.limits) if options.limits.names else None
     found = replace(found, provenance={**found.provenance, "command": process.command_line()})
     with ExitStack() as stack:  # a full disk is no reason to lose the rows

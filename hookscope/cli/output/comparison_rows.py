@@ -89,7 +89,8 @@ def comparison_report(
     verdict = ""
     if limits is not None:
         rows = [row_of(LIMIT_FIELDS, limit) for limit in limits.broken]
-        sections.append(Section(rows, LIMIT_FIELDS, "broken_limit", in_flat=False, needs_rows=True))
+        columns = Columns(LIMIT_FIELDS, ("part",), least_needed=({"index"}, {"allowed"}))
+        sections.append(Section(rows, LIMIT_FIELDS, "broken_limit", columns=columns, in_flat=False, needs_rows=True))
         verdict = f"limits: {limits.verdict()}"
     note = " ".join(filter(None, ["Note:", found.answer.sentence, verdict]))
     return Report(
@@ -194,8 +195,6 @@ def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
         yield from wrapped(line, columns)
     if answer.advice:
         yield from wrapped(answer.advice, columns)
-    for note in found.notes:
-        yield from wrapped(note, columns)
 
 
 def _most(found: comparison.Comparison) -> str:
@@ -210,5 +209,5 @@ def _agreement(agreement: comparison.Agreement) -> str:
     same = agreement.images - len(agreement.changed)
     text = f"top-1 is the same for {same:,} of {counted(agreement.images, 'image')}"
     text += f", and {percent(agreement.top5)} of the five best classes are shared"
-    changed = [f"{image.name}: {image.class_a} becomes {image.class_b}" for image in agreement.changed]
+    changed = [f"{image.name}: {image.class_a} in A, {image.class_b} in B" for image in agreement.changed]
     return f"{text}; {listed(changed, _IMAGES)}" if changed else text

@@ -37,8 +37,8 @@ class _OfOne(click.Option):
 
 def _sided(option: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """``option``, and the same with ``-a`` and ``-b`` for one side."""
-    [both] = option(lambda: None).__click_params__
-    options = []
+    command: Any = option(lambda: None)
+    [both], options = command.__click_params__, []
     for end in ("", *(f"-{side}" for side in _SIDES)):
         default = {} if end else {"default": both.default, "show_default": both.show_default}
         options.append(
@@ -84,6 +84,10 @@ _OPTIONS = [
 ]
 
 
+_OF_MODEL = [field.name for field in fields(ModelOptions) if field.name != "model"]
+_NAMES = (*_OF_MODEL, "dtype", "compile", "changes")
+
+
 @dataclass(frozen=True)
 class SideOptions:
     """MODEL of one side, how it is loaded, and how it runs."""
@@ -101,8 +105,7 @@ class SideOptions:
             own = values[f"{name}_{side}"]
             return values[name] if own is None else own
 
-        names = [field.name for field in fields(ModelOptions) if field.name != "model"]
-        model = ModelOptions(values[f"model_{side}"], **{name: value(name) for name in names})
+        model = ModelOptions(values[f"model_{side}"], **{name: value(name) for name in _OF_MODEL})
         changes = [*values["changes"], *values[f"changes_{side}"]]
         compiled = values["compile"] or values[f"compile_{side}"]
         return cls(model, value("dtype"), compiled, tuple(Change.parse(*change) for change in changes))
@@ -131,19 +134,14 @@ def load_sides(a: SideOptions, b: SideOptions) -> tuple[comparison.Side, compari
     return a.side(nets[0]), b.side(nets[1])
 
 
-@functools.cache
-def _names() -> frozenset[str]:
-    """The parameters of the options and arguments of both sides."""
-    names = [parameter.name for parameter in side_options(lambda: None).__click_params__]
-    return frozenset([*names, "model_a", "model_b"])
-
-
 def side_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of both sides, which the command gets as ``a`` and ``b``."""
+    """The options of both sides, which the command gets as ``a`` and ``b``; its arguments are the two models."""
 
     @functools.wraps(command)
     def with_sides(**values: Any) -> Any:
-        a, b = (SideOptions.of(side, values) for side in _SIDES)
-        return command(a=a, b=b, **{name: value for name, value in values.items() if name not in _names()})
+        names = [f"{name}{end}" for name in _NAMES for end in ("", "_a", "_b")]
+        own = {name: values.pop(name) for name in (*names, "model_a", "model_b")}
+        a, b = (SideOptions.of(side, own) for side in _SIDES)
+        return command(a=a, b=b, **values)
 
     return shared.apply_options(_OPTIONS, with_sides)
