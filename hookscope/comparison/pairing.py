@@ -162,6 +162,15 @@ class _Side:
             run.append(following)
         return run
 
+    def end_of_run(self, run: Sequence[int]) -> int:
+        """The last call of a run of several, or what follows and turns the axes of its output."""
+        end = run[-1]
+        for at in range(end + 1, len(self.calls)) if len(run) > 1 else ():
+            if self.kinds[at] != "reshape":
+                break
+            end = at if self.shapes[at] == self.shapes[run[-1]] else end
+        return end
+
     def start_of_run(self, at: int, kind: str) -> int:
         """The call of this kind that begins the run that ends ``at``; ``at`` itself where there is none."""
         for first in range(at, -1, -1):
@@ -426,10 +435,15 @@ def _between(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_M
             [at for at in side.free_between(end + 1, start) if at not in side.inside and side.computes_one(at)]
             for side, end, start in ((one, end_a, start_a), (other, end_b, start_b))
         )
+        for side, run in ((one, a), (other, b)):
+            while len(run) > 1 and side.kinds[run[-1]] == "add":  # past a residual connection, that the other may hide
+                run.pop()
         if a and b and 1 in (len(a), len(b)) and one.shapes[a[-1]] == other.shapes[b[-1]]:
             one.free.difference_update(a)
             other.free.difference_update(b)
-            yield _Match(a[0], a[-1], b[0], b[-1], "order" if len(a) == len(b) else "folded")
+            how = "order" if len(a) == len(b) else "folded"
+            last_a, last_b = (side.end_of_run(run) for side, run in ((one, a), (other, b)))
+            yield _Match(a[0], last_a, b[0], last_b, how)
             continue
         only = [{kind: at for at, kind in _only_of_kind(side, found)} for side, found in ((one, a), (other, b))]
         for kind in only[0].keys() & only[1].keys():

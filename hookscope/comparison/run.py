@@ -191,7 +191,8 @@ class _Copies:
         self.bytes = 0
 
     def of(self, value: Any) -> Any:
-        return map_tensors(value, self._copy)
+        with torch._C.DisableTorchFunction():  # a copy is no operation of the model
+            return map_tensors(value, self._copy)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         known = self._known.get(id(tensor))

@@ -104,6 +104,10 @@ class OnnxModel(nn.Module):
         return layer
 
     def forward(self, pictures: Tensor) -> Any:
+        with torch._C.DisableTorchFunction():  # what hands tensors to the runtime is no operation of the model
+            return self._computed(pictures)
+
+    def _computed(self, pictures: Tensor) -> Any:
         taken = self._taken(pictures)
         chunks = len(taken) // self.batch if self.batch else 1
         values: dict[str, Any] = {self._graph.inputs[0].name: taken}

@@ -212,6 +212,14 @@ def test_one_call_between_two_pairs_does_the_work_of_a_run() -> None:
     assert runs(found) == ["attention qkv..proj"]
 
 
+def test_a_run_ends_before_a_residual_connection() -> None:
+    a = calls("n LayerNorm", "attention MultiheadAttention", "m LayerNorm", "fc Linear")
+    operators = "MatMul_1 MatMul", "Softmax_2 Softmax", "MatMul_3 MatMul", "Transpose_4 Transpose", "Add_5 Add"
+    found = pair_calls(a, calls("x LayerNorm", *operators, "y LayerNorm", "z Linear"))
+    assert runs(found) == ["attention MatMul_1..Transpose_4"]
+    assert [call.name for call in found.only_b] == ["Add_5"]
+
+
 def test_a_bias_that_is_an_operator_belongs_to_the_product() -> None:
     b = calls("MatMul_0 MatMul", "Add_1 Add", "Relu_2 Relu")
     b[0] = SeenCall(b[0].call, (10,), {"weight": (8, 10)})
@@ -283,6 +291,12 @@ def test_a_folded_batchnorm_is_compared_where_it_was_folded_in() -> None:
     ]
     assert all(row.difference is not None and (row.difference.relative_l2 or 0) < 1e-5 for row in found.calls)
     assert found.calls[1].alone == pytest.approx(0, abs=1e-5)
+
+
+def test_operations_that_the_comparison_needs_are_not_compared() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    found = compare(net, net, torch.rand(4, 3, 8, 8), ops=True)
+    assert [row.key for row in found.calls] == ["(input)", "0", "1", "(model)"]
 
 
 def test_cka_needs_no_equal_shapes() -> None:

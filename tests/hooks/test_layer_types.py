@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import torch
 from torch import nn
 
@@ -65,3 +66,9 @@ def test_layers_that_hold_a_matrix_have_weights_whatever_is_in_them() -> None:
 def test_parameters_belong_to_the_layer_that_is_parametrized() -> None:
     names = ["weight", "a.bias", "a.b.parametrizations.weight.original0", "parametrizations.weight.0.base"]
     assert [holder_of(name) for name in names] == ["", "a", "a.b", ""]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch announces that quantized tensors will be removed
+def test_a_quantized_linear_is_one_layer_with_its_packed_weights() -> None:
+    net = nn.Sequential(torch.ao.nn.quantized.Linear(3, 2))
+    assert [name for name, module in net.named_modules() if is_single(name, module)] == ["0"]
