@@ -32,6 +32,7 @@ _COLUMNS = Columns(
 )
 _KINDS_IN_WORDS = {"saved": "activations kept for backward", "temporary": "other activations", "input": "the batch"}
 _SLOWEST = 3
+_SMALLEST = 0.01  # share of the peak that is named
 
 
 def plan_report(found: planning.Plan, most: int) -> Report:
@@ -113,9 +114,12 @@ def _answer(found: planning.Plan) -> str:
 def _memory(found: planning.Plan) -> str:
     at_peak = dict(found.memory.at_peak) or {kind: getattr(found.memory, kind) for kind in _KINDS}
     parts = sorted(((size, kind) for kind, size in at_peak.items() if size), reverse=True)
+    named = [(size, kind) for size, kind in parts if size >= _SMALLEST * found.memory.peak]
+    if rest := sum(size for size, _ in parts) - sum(size for size, _ in named):
+        named.append((rest, "the rest"))
     words = [
         f"{_KINDS_IN_WORDS.get(kind, kind)} {size_in_words(size)} ({percent(size / found.memory.peak)})"
-        for size, kind in parts
+        for size, kind in named
     ]
     where = f" of {found.memory.peak_call}" if found.memory.peak_call else ""
     at = f" (in the {found.memory.peak_in} pass{where})" if found.memory.peak_in in ("forward", "backward") else ""
