@@ -296,7 +296,7 @@ class _Run:
         of_b = [seen for seen in look_b.seen if seen.call.key in wanted or seen.call.name in names_b]
         found = pair_calls(of_a, of_b, self.map_names)
         pairs = tuple(pair for pair in found.pairs if pair.a.key in look_a.chosen)
-        if not (pairs or self.matrix):
+        if not (pairs or self.matrix) and (of_a or of_b):  # models of one layer have an input and an output
             raise nothing_pairs([seen for seen in of_a if seen.call.key in look_a.chosen], of_b)
         only_a = tuple(call for call in found.only_a if call.key in look_a.chosen)
         self.pairing = Pairing(pairs, only_a, found.only_b if self.layers is None else ())
