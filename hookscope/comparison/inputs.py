@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from hookscope.errors import HookscopeError, UsageError
+from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.hooks import map_tensors
 from hookscope.images import InputImage
 from hookscope.models import Batch, LoadedModel, OnLost, OnNote, as_batch, load_batches
@@ -84,11 +84,12 @@ def _batches(
     if not isinstance(images, Tensor) and all(isinstance(image, str | os.PathLike) for image in images):
         paths = [os.fspath(image) for image in images]  # type: ignore[arg-type]
         return load_batches(net, paths, batch_size, workers, on_lost, on_note)
-    return _in_memory(net, images, batch_size)
+    return _in_memory(net, images, batch_size, on_lost)
 
 
-def _in_memory(net: LoadedModel, images: Pictures, batch_size: int) -> Generator[Batch, None, None]:
+def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, on_lost: OnLost) -> Generator[Batch, None, None]:
     """Batches of a tensor, or of PIL images."""
+    stacks = net.family != "detection"
     for first in range(0, len(images), batch_size):
         some = images[first : first + batch_size]
         positions = range(first, first + len(some))
@@ -98,15 +99,19 @@ def _in_memory(net: LoadedModel, images: Pictures, batch_size: int) -> Generator
             inputs = as_batch(net.family, list(some)) if net.family in ("detection", "optical_flow") else (some,)
             yield Batch(tuple(map(str, positions)), tuple(positions), inputs, ("",) * len(some))
             continue
-        tensors = [net.prepare(_opened(image)) for image in some]
-        shapes = [None if net.family == "detection" else tensor.shape for tensor in tensors]
-        for _, run in itertools.groupby(zip(positions, some, tensors, shapes, strict=True), lambda each: each[3]):
+        usable: list[tuple[int, Picture, Tensor]] = []
+        for position, image in zip(positions, some, strict=True):
+            try:
+                usable.append((position, image, net.prepare(_opened(image)).to(net.device)))
+            except InputError as error:
+                on_lost(position, _name(image, position), error)
+        for _, run in itertools.groupby(usable, lambda each: each[2].shape if stacks else None):
             members = list(run)
             yield Batch(
-                tuple(_name(image, position) for position, image, *_ in members),
+                tuple(_name(image, position) for position, image, _ in members),
                 tuple(position for position, *_ in members),
-                as_batch(net.family, [tensor.to(net.device) for _, _, tensor, _ in members]),
-                tuple(image.sha256 if isinstance(image, InputImage) else "" for _, image, *_ in members),
+                as_batch(net.family, [tensor for *_, tensor in members]),
+                tuple(image.sha256 if isinstance(image, InputImage) else "" for _, image, _ in members),
             )
 
 

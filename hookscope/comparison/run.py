@@ -287,7 +287,8 @@ class _Run:
             for side in (self.map_names, self.map_names.values())
         )
         named = [Selection.of_names(names_a)] if names_a else []
-        chosen = self.layers or Selection(["all", *([EVERY_OPERATION] if self.ops else []), *named])
+        usual = Selection(["all", *([EVERY_OPERATION] if self.ops else []), *named])
+        chosen = Selection([self.layers or usual, *([] if self.keep is None else [self.keep])])
         look_a = self._look(self.a, batch.a, images, chosen)
         look_b = self._look(self.b, batch.b, images, None)
         singles = {seen.call.key for look in (look_a, look_b) for seen in look.seen if seen.call.order is not None}
