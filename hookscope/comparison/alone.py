@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookscope.hooks import map_tensors, random_states_kept, tensors_in
 
 
-def run_alone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
-    """The output of ``module``, without hooks, for the inputs of another layer.
+def run_alone(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
+    """What ``forward`` of a layer gives on the inputs of another layer.
 
     ``given`` are the inputs that the layer had in its own pass: those of the other layer get their data type, device
     and scale of quantisation.
@@ -21,7 +22,7 @@ def run_alone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     # the same tensor in two places is one tensor in the copy too: attention depends on it
     args, kwargs = map_tensors((args, kwargs), cache(lambda tensor: _as(tensor, like)))
     with random_states_kept():
-        return module.forward(*args, **kwargs)
+        return forward(*args, **kwargs)
 
 
 def _as(tensor: Tensor, like: Tensor | None) -> Tensor:

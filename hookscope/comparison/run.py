@@ -420,6 +420,7 @@ class _Run:
     def _compare(self, batch: PairedBatch, kept: dict[str, _Kept], size: InputSize | None) -> tuple[Any, Any]:
         """A pass of B, whose calls are compared as they come; what was kept of A is dropped."""
         grams: dict[str, Tensor] = {}
+        later: list[tuple[Pair, _Kept, Any, Any]] = []
 
         def on_call(call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
             if self.matrix and call.key in self.matrix_b:
@@ -431,10 +432,19 @@ class _Run:
             key = pair.a.key
             self._add(key, of_a.module, module, of_a.output, output, batch.positions, size, False)
             if key in self.with_alone and of_a.args is not None:
-                self._add_alone(pair, of_a, module, (args, kwargs))
+                run = pair, of_a, module, (args, kwargs)
+                if self.b.changes:  # whose hooks count the calls of this pass
+                    later.append(run)
+                else:
+                    self._add_alone(*run, module.forward)
 
         calls = [pair.b for pair in self.pairing.pairs] + (list(self.matrix_b.values()) if self.matrix else [])
-        return self._forward(self.b, batch.b, self._observer(self.b, calls, on_call)), grams
+        output = self._forward(self.b, batch.b, self._observer(self.b, calls, on_call))
+        if later:
+            with self.b.conditions():
+                for run in later:
+                    self._add_alone(*run, run[2])
+        return output, grams
 
     def _add(
         self,
@@ -469,9 +479,9 @@ class _Run:
         if key in self.kept_calls and not any(maps.key.startswith(key) for maps in self.maps):
             self.maps += _compared_maps(key, module_a, module_b, output_a, output_b, positions[0], size)
 
-    def _add_alone(self, pair: Pair, of_a: _Kept, module: Any, given: Any) -> None:
+    def _add_alone(self, pair: Pair, of_a: _Kept, module: Any, given: Any, forward: Callable[..., Any]) -> None:
         try:
-            output = run_alone(module, of_a.args or (), of_a.kwargs, given)
+            output = run_alone(forward, of_a.args or (), of_a.kwargs, given)
         except Exception as error:
             if is_out_of_memory(error):
                 raise

@@ -15,6 +15,8 @@ from PIL import Image
 from torch import nn
 
 from hookscope import HookscopeError, capture, compare
+from hookscope.comparison import make_side
+from hookscope.interventions import Scale
 from hookscope.models import as_loaded
 from hookscope.models.transforms import Transforms, imagenet_transforms
 
@@ -242,3 +244,45 @@ def test_bad_input_is_an_error_of_one_line(arguments: dict[str, Any], text: str)
     with pytest.raises(HookscopeError, match=re.escape(text)) as caught:
         compare(net(), net(), **arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["name:3", 1])
+def test_a_changed_layer_differs_alone_too(batch: Any, where: Any) -> None:
+    side = make_side(net(), changes={where: Scale(3.0)})
+    found = compare(net(), side, batch)
+    assert {row.key: row.alone for row in found.calls if row.alone} == {"3": pytest.approx(2.0)}
+    assert (found.answer.first, found.answer.most) == ("3", "3")
+
+
+def test_a_block_runs_alone_only_if_its_layers_have_no_parameters(batch: Any) -> None:
+    class NormAct(nn.BatchNorm2d):
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels)
+            self.act = nn.ReLU()
+
+        def forward(self, x: Any) -> Any:
+            return self.act(super().forward(x))
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.inner = nn.Parameter(torch.ones(1)), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.scale * self.inner(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), NormAct(8), Scaled()).eval()
+    rows = rows_of(compare(model, scaled(model, "1.weight", 1.5), batch))
+    assert rows["1"].alone > 0.1 and rows["1.act"].alone == 0
+    assert rows["2"].alone is None and rows["2.inner"].alone == 0
+
+
+def test_kept_maps_are_those_of_the_channels_that_changed_most(batch: Any) -> None:
+    a, b = net(), net()
+    with torch.no_grad():
+        b[3].bias += torch.tensor([0.0, 1.0, 0.5, 2.0])
+    [maps] = compare(a, b, batch, keep="name:3").maps
+    assert (maps.key, maps.image, maps.channels) == ("3", 0, (3, 1, 2, 0))
+    assert maps.changes == pytest.approx(5 * np.array([2.0, 1.0, 0.5, 0.0]), abs=1e-5)
+    assert maps.b - maps.a == pytest.approx(np.array([2.0, 1, 0.5, 0])[:, None, None] + np.zeros((4, 5, 5)), abs=1e-6)
