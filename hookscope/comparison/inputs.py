@@ -73,7 +73,7 @@ def paired_batches(
             on_lost(position, name, error)
 
     of_a = _batches(a, images, *options, lost_in_a, on_note)
-    of_b = _batches(b, images if same else images_b, *options, lost_in_b, nothing if same else on_note)
+    of_b = _batches(b, images if images_b is None else images_b, *options, lost_in_b, nothing if same else on_note)
     with closing(of_a), closing(of_b):
         yield from _common(of_a, of_b)
 

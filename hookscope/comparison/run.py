@@ -366,7 +366,7 @@ class _Run:
         kept, output_a, grams_a = self._keep(batch)
         if first:
             self._measure_noise(batch, kept, output_a)
-        for _, one, two, _ in _parts(*inputs, batch.positions, False):
+        for _, one, two, _ in _parts(inputs[0], inputs[1], batch.positions, False):
             self.evidence.add(*((one, two) if not listed else (one[None], two[None])))
         output_b, grams_b = self._compare(batch, kept, size)
         self._add(MODEL, None, None, output_a, output_b, batch.positions, size, listed)
@@ -571,11 +571,8 @@ class _Run:
         for key, parts in self.sums.items():
             pair = self.by_a.get(key)
             if pair is None:
-                calls = tuple(
-                    Call(key, "" if key == INPUT else type(side.net.model).__name__, 0, None)
-                    for side in (self.a, self.b)
-                )
-                pair = Pair(*calls, "name")
+                kinds = ("" if key == INPUT else type(side.net.model).__name__ for side in (self.a, self.b))
+                pair = Pair(Call(key, next(kinds), 0, None), Call(key, next(kinds), 0, None), "name")
             for part, sums in parts.items():
                 cka = self.cka.get((key, part))
                 yield PairedCall(
@@ -687,8 +684,9 @@ def _compared_maps(
         changes = torch.linalg.vector_norm(moved, dim=1)
         channels = changes.argsort(dim=0, descending=True, stable=True)[:_CHANNELS]
         label = f"{key} {a.part}" if a.part else key
-        picked = [np.asarray(side[channels].float()) for side in (one, two)]
-        yield ComparedMaps(label, image, tuple(channels.tolist()), *picked, np.asarray(changes[channels]))
+        one, two = (side[channels].float() for side in (one, two))
+        drawn = np.asarray(one), np.asarray(two), np.asarray(changes[channels])
+        yield ComparedMaps(label, image, tuple(channels.tolist()), drawn[0], drawn[1], drawn[2])
 
 
 def _provenance(side: Side, facts: SideFacts) -> dict[str, Any]:
