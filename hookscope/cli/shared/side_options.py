@@ -123,11 +123,11 @@ class SideOptions:
 
 
 def load_sides(a: SideOptions, b: SideOptions) -> tuple[comparison.Side, comparison.Side]:
-    """Both sides; one whose model and options say nothing of preprocessing has that of the other."""
+    """Both sides; one whose model says nothing of preprocessing has that of the other, unless options say it."""
     nets = [options.model.load(pictures=False) for options in (a, b)]
     own = [net.preprocess for net in nets]
-    for at, options in enumerate((a, b)):
-        if not options.says_values:
+    for at in (0, 1):
+        if not a.says_values and not b.says_values:
             nets[at] = replace(nets[at], preprocess=own[at].like(own[1 - at]))
     for net in nets[: 1 if nets[0].preprocess == nets[1].preprocess else 2]:
         note_assumption(net)
