@@ -32,7 +32,7 @@ class Chart:
     """Lines over one another.
 
     ``x`` is what the horizontal axis counts, and ``names`` are those of 0, 1, 2...; a ``log`` axis leaves out values up
-    to 0.
+    to 0. The vertical axis always has the values ``within``.
     """
 
     title: str
@@ -40,6 +40,7 @@ class Chart:
     x: str = "step"
     log: bool = False
     names: Sequence[str] = ()
+    within: Sequence[float] = ()
 
     size: ClassVar = (_WIDTH, _HEIGHT)
 
@@ -59,7 +60,7 @@ class Chart:
     def range(self) -> tuple[float, float] | None:
         """The ends of the vertical axis, None without values to draw."""
         ys = [y for line in self.lines for y in self._drawn(line)]
-        return (min(ys), max(ys)) if ys else None
+        return (min([*ys, *self.within]), max([*ys, *self.within])) if ys else None
 
     @property
     def paths(self) -> list[tuple[int, str]]:

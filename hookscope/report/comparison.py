@@ -120,8 +120,8 @@ def _charts(comparison: Comparison) -> list[Chart]:
     ]
     names, cka = [pair.key for pair in calls], [Line("CKA", places, [pair.cka for pair in calls], 2)]
     charts = [
-        Chart("Relative L2 difference", distances, "call", log=True, names=names),
-        Chart("Linear CKA of A and B", cka, "call", names=names),
+        Chart("Relative L2 difference", distances, "call", log=True, names=names, within=(1.0,)),
+        Chart("Linear CKA of A and B", cka, "call", names=names, within=(0.0, 1.0)),
     ]
     return [replace(chart, lines=lines) for chart in charts if (lines := list(filter(_says_something, chart.lines)))]
 

@@ -78,6 +78,8 @@ def test_maps_of_one_position_are_numbers() -> None:
 def test_random_weights_of_one_side_are_said() -> None:
     html = draw_comparison_page(replace(example(), b=replace(SIDE, weights="random (seed 0)")))
     assert "<title>RANDOM WEIGHTS: resnet18 and resnet18: Comparison</title>" in html and "B is not trained" in html
+    untrained = replace(SIDE, weights="random (seed 0)")
+    assert "Neither network is trained:" in draw_comparison_page(replace(example(), a=untrained, b=untrained))
 
 
 def test_a_page_may_ask_for_nothing_and_hostile_names_are_text(opened: Any) -> None:
@@ -124,6 +126,7 @@ def test_the_page_of_a_comparison_fits_a_telephone_and_the_dark(opened: Any, scr
     assert page.locator(".calls tbody tr:visible").count() == 39
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_on_the_page_of_a_comparison(opened: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     unpaired = (pair("lost", 0).a,)

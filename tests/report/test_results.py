@@ -167,6 +167,7 @@ def test_a_chart_leaves_gaps_and_keeps_its_numbers() -> None:
     assert [path for _, path in chart.dots] == ["M0 156h0", ""]
     assert chart.data["lines"][0]["ys"] == [1.0, None, "NaN", 10.0, 100.0]  # type: ignore[index]
     assert Chart("empty", [Line("b", [], [])]).range is None
+    assert Chart("CKA", [Line("b", [0, 1], [0.9, 0.95])], within=(0.0, 1.0)).range == (0.0, 1.0)
 
 
 def test_hostile_names_are_text_on_result_pages() -> None:
