@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks import HookHandles, check_hookable, is_single, tensors_in
-from hookscope.models import describe_error
 
 
 class CompiledPass:
@@ -77,7 +76,8 @@ class CompiledPass:
                 warnings.simplefilter("ignore")
                 return program(*args, **kwargs)
         except TorchDynamoException as error:
-            what = f"torch.compile failed on {self._name}: {describe_error(error)}"
+            why = str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split()
+            what = f"torch.compile failed on {self._name}: {' '.join(why)[:200]}"
             raise ModelError(what, do="compare it without compile") from error
 
 

@@ -29,6 +29,7 @@ _CAUSES = {
         "takes {takes} channels and got {got}"
     ),
     r"cannot be multiplied \(\d+x(?P<got>\d+) and (?P<takes>\d+)x\d+\)": "takes {takes} features and got {got}",
+    r"\"(?P<takes>[^\"]+)\" not implemented for '(?P<got>\w+)'": "has no {takes} for {got} on this device",
     r"Kernel size can't be greater|Output size is too small": "needs a larger input",
 }
 # What torch says at length of models that work forward but not backward.

@@ -106,3 +106,10 @@ def test_a_model_of_torchvision_has_no_line_of_a_user() -> None:
     with pytest.raises(InputError) as caught:
         predict(net, [torch.zeros(3, 2, 2)])
     assert " at " not in str(caught.value) and str(caught.value).endswith("; try another --input-size")
+
+
+def test_a_layer_without_a_kernel_for_the_data_type_is_named() -> None:
+    net, inputs = torch.nn.Sequential(torch.nn.MaxPool2d(2)), torch.zeros(1, 3, 4, 4).to(torch.float8_e4m3fn)
+    said = r"^net: layer '0' \(MaxPool2d\) has no max_pool2d for Float8_e4m3fn on this device; forward\(\) failed"
+    with pytest.raises(InputError, match=said), model_errors_as_input_errors("net", inputs):
+        net(inputs)
