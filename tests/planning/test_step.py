@@ -32,7 +32,7 @@ SMALL = [
     "shufflenet_v2_x0_5",
     "squeezenet1_0",
     "squeezenet1_1",
-    "vit_b_32",
+    "shufflenet_v2_x1_0",
 ]
 FIXED_SIDE = ("vit", "swin", "inception")
 
