@@ -97,6 +97,8 @@ def plan(
         (21952, 896, 3136)
     """
     _check_batch(batch_size)
+    if memory is not None and memory < 1:
+        raise UsageError(f"a memory of {memory} bytes cannot be", do="give a number above 0")
     device = pick_device(device) if device == "auto" else device
     subject = Subject.of(net, input_size)
     names = _blocks(subject.model, checkpoint)
@@ -107,7 +109,7 @@ def plan(
     notes = list(subject.notes)
     if conditions.real:
         notes.append(f"{subject.name} needs values: a real pass of random pictures was followed on the cpu")
-    limit = None if memory is None else int(memory)
+    limit = memory
     largest = None
     if limit is not None:
         peak = functools.cache(lambda batch: run_step(subject, batch, conditions).memory.peak)
@@ -156,6 +158,10 @@ def _recorded(subject: Subject, batch: int, conditions: Conditions) -> tuple[Sub
             if subject.bare and not _wants_values(error):
                 break
     assert refusal is not None
+    trace = refusal.__traceback__
+    while trace is not None and trace.tb_frame.f_locals.get("self") is not subject.model:
+        trace = trace.tb_next  # to the model itself, after which layers are named
+    refusal = refusal.with_traceback(trace or refusal.__traceback__)
     raise forward_error(subject.name, subject.inputs(batch, "meta"), refusal) from refusal
 
 
@@ -261,7 +267,7 @@ def _largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
 
 
 def _check_batch(batch: Any) -> None:
-    if isinstance(batch, bool) or not isinstance(batch, int):
+    if isinstance(batch, bool) or not hasattr(batch, "__index__"):
         raise UsageError(f"a batch of {batch!r} images cannot be", do="give a whole number from 1")
     if not 1 <= batch <= LARGEST_BATCH:
         raise UsageError(f"a batch of {batch} images cannot be", do=f"give a number from 1 to {LARGEST_BATCH}")

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from hookscope.errors import ModelError
 from hookscope.hooks import OPERATION, Call, matches_type, tensors_in, usual_types
 from hookscope.planning.facts import MemoryPlan
 from hookscope.planning.kernels import DeviceKernels
@@ -111,6 +112,7 @@ def run_step(subject: Subject, batch: int, conditions: Conditions) -> StepRecord
     buffers, or on copies if it is ``real``. Under autocast these pretend to be on the CPU: the meta device has none.
     """
     with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
         if conditions.autocast is not None and not conditions.real:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         return _run_step(subject, batch, conditions)
@@ -137,6 +139,8 @@ def _run_step(subject: Subject, batch: int, conditions: Conditions) -> StepRecor
     buffers = {name: new(value) for name, value in model.named_buffers()}
     given = subject.inputs(batch, device, dtype, training)
     trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
+    if training and not trained:
+        raise ModelError(f"{subject.name} has no parameter that is trained", do="plan its inference")
     autocast = nullcontext() if conditions.autocast is None else torch.autocast("cpu", conditions.autocast)
 
     def whole() -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.errors import LayerError, UsageError
+from hookscope.errors import InputError, LayerError, ModelError, UsageError
 from hookscope.planning.run import _largest_batch, plan
 
 
@@ -70,6 +70,8 @@ def test_the_largest_batch_fits_and_the_next_one_does_not(limit: int) -> None:
         ({"device": "toaster"}, UsageError),
         ({"train": True, "optimizer": "sgdm"}, UsageError),
         ({"train": True, "checkpoint": ["block"]}, LayerError),
+        ({"memory": 0}, UsageError),
+        ({"input_size": (12, 12)}, InputError),
     ],
 )
 def test_what_cannot_be_is_one_line(wrong: dict[str, object], error: type[Exception]) -> None:
@@ -94,3 +96,19 @@ def test_a_measurement_that_cannot_be(more: dict[str, Any]) -> None:
         pytest.skip("this machine has it")
     with pytest.raises(UsageError):
         plan(nn.Linear(2, 2), input_size=(1, 2), measure=True, **more)
+
+
+def test_a_refused_size_names_the_layer() -> None:
+    with pytest.raises(InputError, match="layer '4' \\(Linear\\) takes 392 features and got 800"):
+        plan(small(), input_size=(12, 12))
+
+
+def test_a_model_without_trained_parameters_cannot_be_trained() -> None:
+    with pytest.raises(ModelError, match="no parameter that is trained"):
+        plan(small().requires_grad_(False), input_size=(9, 9), train=True)
+
+
+def test_a_plan_inside_inference_mode_is_the_same() -> None:
+    expected = plan(small(), input_size=(9, 9), train=True, optimizer="adam").memory
+    with torch.inference_mode():
+        assert plan(small(), input_size=(9, 9), train=True, optimizer="adam").memory == expected
