@@ -39,6 +39,7 @@ from hookscope.hooks import (
     Selection,
     buffers_kept,
     by_channel,
+    check_hookable,
     enclosing,
     map_tensors,
     maps_or_vectors,
@@ -132,6 +133,8 @@ def compare(
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size must be at least 1, not {batch_size}")
     sides = Side.of(a), Side.of(b)
+    for side in sides:
+        check_hookable(side.net.model)
     if ops and any(side.compiled for side in sides):
         raise UsageError("operations of a compiled model cannot be looked at", do="leave out ops or compile")
     run = _Run(
@@ -594,7 +597,8 @@ class _Run:
 
     def _own(self, pair: Pair, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The parameters or buffers that both layers of a pair hold themselves, with the same name and shape."""
-        layers = self.modules_a.get(pair.a.name), self.modules_b.get(pair.b.name)
+        names = ("" if call.name == MODEL else call.name for call in (pair.a, pair.b))
+        layers = self.modules_a.get(next(names)), self.modules_b.get(next(names))
         if layers[0] is None or layers[1] is None or pair.how == "folded":
             return
         a, b = (dict(getattr(layer, what)(recurse=False)) for layer in layers)

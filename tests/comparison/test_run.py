@@ -16,6 +16,7 @@ from torch import nn
 
 from hookscope import HookscopeError, capture, compare
 from hookscope.comparison import make_side
+from hookscope.errors import ModelError
 from hookscope.interventions import Scale
 from hookscope.models import as_loaded
 from hookscope.models.transforms import Transforms, imagenet_transforms
@@ -286,3 +287,17 @@ def test_kept_maps_are_those_of_the_channels_that_changed_most(batch: Any) -> No
     assert (maps.key, maps.image, maps.channels) == ("3", 0, (3, 1, 2, 0))
     assert maps.changes == pytest.approx(5 * np.array([2.0, 1.0, 0.5, 0.0]), abs=1e-5)
     assert maps.b - maps.a == pytest.approx(np.array([2.0, 1, 0.5, 0])[:, None, None] + np.zeros((4, 5, 5)), abs=1e-6)
+
+
+def test_a_single_layer_is_the_model() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2).eval()
+    found = compare(layer, scaled(layer, "weight", 1.5), torch.ones(4, 3))
+    assert [row.key for row in found.calls] == ["(input)", "(model)"]
+    assert (found.answer.kind, found.answer.first) == ("parameters", "(model)")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+def test_scripted_models_are_refused(batch: Any) -> None:
+    with pytest.raises(ModelError, match="scripted or traced"):
+        compare(net(), torch.jit.trace(net(), batch), batch)
