@@ -307,9 +307,13 @@ def _layer(facts: _Facts) -> tuple[str, str, str]:
     if first.alone is not None and not first.is_beyond_noise(first.alone) and not special:
         advice = "An operation that is no module lies before it: compare with --ops."
         return "layer", f"{facts.where}, but on the same inputs it gives the same{types}{because}", advice
+    advice = ""
+    if first.how == "folded":
+        types = f"; {first.b.key} of B does the work of several layers of A"
+        advice = "Compare its weights with those of A: a BatchNorm may be folded wrongly."
     parameters = ", with the same parameters" if first.parameters == 0 else ""
     alone = f", {first.alone:.2g} on the same inputs" if first.is_beyond_noise(first.alone) else ""
-    return "layer", f"{facts.where}{alone}{parameters}{types}{because}", ""
+    return "layer", f"{facts.where}{alone}{parameters}{types}{because}", advice
 
 
 _CAUSES: tuple[_Cause, ...] = (_not_finite, _models, _input, _parameters, _rounding, _unpaired, _layer)

@@ -21,7 +21,7 @@ def pair(name: str, distance: float | None = 0.0, *, order: int | None = None, *
     bad = {side: more.pop(side, 0) for side in ("nonfinite_a", "nonfinite_b")}
     equal = 0 if distance or any(bad.values()) else 10
     difference = None if distance is None else Difference(10, equal, distance, None, None, **bad)
-    return PairedCall(a, b, "", "name", SHAPE, more.pop("shape_b", SHAPE), difference, **more)
+    return PairedCall(a, b, "", more.pop("how", "name"), SHAPE, more.pop("shape_b", SHAPE), difference, **more)
 
 
 def side(**more: str) -> SideFacts:
@@ -233,6 +233,14 @@ CASES = {
         "layer",
         "relu",
         "A and B differ first at relu: relative L2 0.4, 0.4 on the same inputs; it is ReLU in A and ReLU6 in B.",
+    ),
+    "a BatchNorm that is folded wrongly": (
+        [pair("(input)"), pair("bn1", 0.4, alone=0.4, type="BatchNorm2d", type_b="Conv", how="folded")],
+        {},
+        "layer",
+        "bn1",
+        "A and B differ first at bn1: relative L2 0.4, 0.4 on the same inputs; bn1 of B does the work of several layers"
+        " of A.",
     ),
     "an operation between": (
         [pair("conv1"), pair("fc", 0.4, alone=0.0)],
