@@ -19,6 +19,7 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler_legacy import profile
 
+from hookscope.findings import counted
 from hookscope.hooks import (
     OPERATION,
     HookHandles,
@@ -129,7 +130,7 @@ def _timing(seconds: Any) -> Timing:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return f"{device}, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+    return f"{device}, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else str(device)
 
 
 @contextmanager

@@ -47,11 +47,11 @@ def test_the_verdict_says_what_fits_and_where_memory_goes() -> None:
 
 def test_the_verdict_says_where_time_goes_and_how_far_the_plan_was_off() -> None:
     seconds = Timing(0.2, 0.1, 0.4)
-    measured = Measured("cpu, 1 threads", 2560, 1600, Timing(0.3, 0.2, 0.4), Timing(0.5, 0.5, 0.5), seconds, 5, 1)
+    measured = Measured("cpu, 1 thread", 2560, 1600, Timing(0.3, 0.2, 0.4), Timing(0.5, 0.5, 0.5), seconds, 5, 1)
     calls = tuple(replace(call, forward=seconds, backward=seconds) for call in (CONV, RELU))
     found = replace(planned(), calls=calls, measured=measured)
     assert verdict(found)[3:] == [
-        "time on cpu, 1 threads, median of 5: forward 300 ms (200 to 400), backward 500 ms (500 to 500), optimizer 200"
+        "time on cpu, 1 thread, median of 5: forward 300 ms (200 to 400), backward 500 ms (500 to 500), optimizer 200"
         " ms (100 to 400); most in conv (40 %), relu (40 %)",
         "measured: activations kept 2.56 kB, planned 2.05 kB (-20.0 %), peak 1.6 kB, planned 2 kB (+25.0 %)",
     ]

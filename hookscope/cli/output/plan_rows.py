@@ -42,7 +42,7 @@ def plan_report(found: planning.Plan, most: int) -> Report:
     about = []
     if len(costly) < len(rows):
         by = "time" if found.measured else "activations kept" if found.memory.saved else "MACs"
-        about = [f"{len(costly)} of {len(rows)} calls, the most {by} first; --top N shows more, --format tsv all"]
+        about = [f"{len(costly):,} of {len(rows):,} calls, the most {by} first; --top N shows more, --format tsv all"]
     calls = Section(
         [row for _, row in rows], FIELDS, "call", columns=_COLUMNS, totals=about, shown=[row for _, row in costly]
     )
@@ -132,7 +132,7 @@ def _arithmetic(found: planning.Plan) -> str:
     share = sum(call.bytes_moved for call in bound) / moved if moved else 0
     macs = sum(call.macs for call in found.calls)
     return (
-        f"{macs:,} MACs and {size_in_words(moved)} moved in the forward pass; {len(bound)} of"
+        f"{macs:,} MACs and {size_in_words(moved)} moved in the forward pass; {len(bound):,} of"
         f" {counted(len(found.calls), 'call')} are bound by memory, with {percent(share)} of the bytes"
     )
 
