@@ -275,7 +275,7 @@ def test_the_error_of_models_that_do_not_pair_names_the_nearest() -> None:
     assert "nearest: c (Conv2d, 16x4x4) and q (Conv2d, 12x4x4)" in str(nothing_pairs(a, b))
     assert "A has Conv2d, Linear; B has Tanh" in str(nothing_pairs(a, calls("t Tanh")))
     with pytest.raises(LayerError, match="no layer of A pairs with one of B"):
-        compare(nn.Conv2d(3, 2, 3), nn.Flatten(), torch.rand(1, 3, 5, 5))
+        compare(nn.Sequential(nn.Conv2d(3, 2, 3)), nn.Sequential(nn.Flatten()), torch.rand(1, 3, 5, 5))
 
 
 def test_a_folded_batchnorm_is_compared_where_it_was_folded_in() -> None:
