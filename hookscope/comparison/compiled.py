@@ -65,7 +65,7 @@ class CompiledPass:
         self.apart = max(self.apart, _apart(output, again))
         for name, value in self._calls:
             layer = self._layers[name]
-            layer.forward = lambda value=value: value  # type: ignore[misc]
+            layer.forward = lambda value=value: value
             layer()
         self._calls.clear()
         return output
