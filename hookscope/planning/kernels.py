@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class DeviceKernels(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Tensor:
+    ) -> Any:
         aten = torch.ops.aten
         inputs = query, key, value
         if query.is_meta and query.dim() == 4 and not enable_gqa:
@@ -69,12 +70,13 @@ class DeviceKernels(TorchFunctionMode):
         if self._device == "cpu":  # it is here, and can be asked with the tensors of one image
             given = query, key, value, mask
             with torch._C._DisableTorchDispatch():
-                one = [
+                one: list[Any] = [
                     None if t is None else torch.empty_like(t[:1] if t.dim() == 4 else t, device="cpu") for t in given
                 ]
                 if mask is not None:
                     one[3].requires_grad_(mask.requires_grad)
-                return int(torch._fused_sdp_choice(*one, dropout, causal))
+                choice: Any = torch._fused_sdp_choice
+                return int(choice(*one, dropout, causal))
         if self._device != "cuda" or query.dtype is torch.float64:
             return 0
         short = query.dtype in (torch.float16, torch.bfloat16)
@@ -100,14 +102,14 @@ def _batch_norm(
 
 
 def _batch_norm_backward(grad: Tensor, input: Tensor, weight: Tensor | None, *others: Any) -> tuple[Any, ...]:
-    _, _, scales, shifts = [True, *others[-1]]
+    _, scales, shifts = others[-1]
     given = (input if weight is None else weight).new_empty
     channels = input.shape[1]
     return torch.empty_like(input), given(channels) if scales else None, given(channels) if shifts else None
 
 
 # Torch's own kernels on the meta device cost twenty times as much, and return float32 means for other inputs too.
-RESULTS = {
+RESULTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: _batch_norm,
     torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ def optimizer_names() -> dict[str, type[Optimizer]]:
     return {cls.__name__.lower(): cls for cls in classes if issubclass(cls, Optimizer) and cls is not Optimizer}
 
 
-def build_optimizer(optimizer: OptimizerLike, parameters: list[Tensor], device: str) -> Optimizer:
+def build_optimizer(optimizer: OptimizerLike, parameters: Sequence[Tensor], device: str) -> Optimizer:
     """The optimizer of that name for ``parameters``, with the steps that it takes on ``device``."""
     if not isinstance(optimizer, str):
         return optimizer(parameters)
@@ -52,7 +52,7 @@ def create_state(optimizer: Optimizer) -> None:
 def step(optimizer: Optimizer) -> None:
     """One step of the optimizer."""
     try:
-        with _AnyNumber():
+        with _AnyNumber():  # type: ignore[no-untyped-call]
             optimizer.step()
     except (TypeError, RuntimeError, ValueError) as error:
         said = (str(error).splitlines() or [""])[0]

@@ -135,7 +135,7 @@ def plan(
         limit=limit,
         largest_batch=largest,
         real=conditions.real,
-        measured=measured and measured.step,
+        measured=None if measured is None else measured.step,
         notes=tuple(notes),
     )
 
@@ -211,11 +211,19 @@ def _costs(record: StepRecord, balance: float, times: CallTimes | None) -> tuple
         layer = trace.layers[call.layer]
         is_layer = layer.leaf and OPERATION not in layer.name
         if is_layer or call.macs or counted.bytes_moved or counted.saved or params[place]:
-            shapes = call.input_shape, call.output_shape
-            bound = _bound(call.macs, counted.bytes_moved, balance)
-            costs = params[place], call.macs, counted.bytes_moved, counted.saved, bound
-            at = (times.forward.get(key.key), times.backward.get(key.key)) if times is not None else (None, None)
-            rows.append(CallCost(key, *shapes, *costs, *at))
+            row = CallCost(
+                key,
+                call.input_shape,
+                call.output_shape,
+                params[place],
+                call.macs,
+                counted.bytes_moved,
+                counted.saved,
+                _bound(call.macs, counted.bytes_moved, balance),
+            )
+            if times is not None:
+                row = replace(row, forward=times.forward.get(key.key), backward=times.backward.get(key.key))
+            rows.append(row)
     return tuple(rows)
 
 
