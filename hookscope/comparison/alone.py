@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hookscope.comparison.pairing import Pair
+from hookscope.comparison.side import FUNCTIONAL
 from hookscope.hooks import map_tensors, random_states_kept, tensors_in
+
+
+def may_run_alone(pair: Pair, module: nn.Module | None, holders: Container[str]) -> bool:
+    """Whether B's layer, ``module``, runs by itself: no operation, and no block of other layers that are compared."""
+    if module is None or pair.first_b is not None or pair.b.type in FUNCTIONAL:  # the hooked Identity adds nothing
+        return False
+    inner = (parameter for child in module.children() for parameter in child.parameters())
+    return pair.a.name not in holders or next(inner, None) is None
 
 
 def run_alone(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from hookscope.drawing import input_size_of
 from hookscope.errors import HookscopeError, InputError, UsageError
-from hookscope.hooks import map_tensors
+from hookscope.hooks import InputSize, map_tensors, tensors_in
 from hookscope.images import InputImage
 from hookscope.models import Batch, LoadedModel, OnLost, OnNote, as_batch, load_batches
 
@@ -30,6 +31,21 @@ class PairedBatch:
     sha256: tuple[str, ...]
     a: tuple[Any, ...]
     b: tuple[Any, ...]
+
+    def part(self, part: slice) -> PairedBatch:
+        """Some of the images."""
+        if len(self.names[part]) == len(self.names):
+            return self
+        a, b = (tuple(value[part] for value in inputs) for inputs in (self.a, self.b))
+        return PairedBatch(self.positions[part], self.names[part], self.sha256[part], a, b)
+
+    @property
+    def size(self) -> InputSize | None:
+        """The size of the images of A, None for other inputs."""
+        tensor = next(iter(tensors_in(self.a).values()), None)
+        if tensor is None or tensor.dim() < 3 or (isinstance(self.a[0], Tensor) and tensor.dim() < 4):
+            return None
+        return input_size_of(tensor[0] if isinstance(self.a[0], Tensor) else tensor)
 
 
 def as_pictures(images: Any) -> Pictures:

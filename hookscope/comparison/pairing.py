@@ -24,14 +24,11 @@ class SeenCall:
         call: The call; its ``order`` counts all calls.
         shape: Of its output for one image, without the batch axis.
         parameters: Shapes of the parameters that the layer holds itself, by name.
-        folds: Number of following calls of the other side whose work this layer does too, where its class says so:
-            2 for a quantized ``ConvReLU2d`` with a folded BatchNorm.
     """
 
     call: Call
     shape: Shape
     parameters: Mapping[str, tuple[int, ...]]
-    folds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,6 @@ class _Side:
     def __init__(self, seen: Sequence[SeenCall], names: Sequence[str]) -> None:
         self.calls = [each.call for each in seen]
         self.shapes = [_only_part(each.shape) for each in seen]
-        self.folds = [each.folds for each in seen]
         self.names = names  # keys, without the prefix of this side
         self.functions = [functions_of(each.call.type) for each in seen]
         # of matrices and kernels; frameworks order the axes differently
@@ -147,8 +143,8 @@ class _Side:
         free = self.free_between(0, len(self.calls))
         return tuple(self.calls[at] for at in free if self.inside.get(at, without) & without)
 
-    def run_after(self, at: int, functions: Sequence[str], folds: int) -> list[int]:
-        """The free calls after ``at`` whose work a layer does that computes ``functions`` and folds so many calls."""
+    def run_after(self, at: int, functions: Sequence[str]) -> list[int]:
+        """The free calls after ``at`` whose work a layer does that computes ``functions``."""
         run: list[int] = []
         ends_active = any(_is_activation(function) for function in functions[1:])
         for following in range(at + 1, len(self.calls)):
@@ -156,7 +152,7 @@ class _Side:
             if kind in _HANDS_ON:
                 continue
             is_folded = not run and kind in ("batchnorm", "bias") and self.kinds[at] in _WITH_WEIGHTS
-            is_named = kind in functions[1:] or (_is_activation(kind) and (ends_active or len(run) < folds))
+            is_named = kind in functions[1:] or (_is_activation(kind) and ends_active)
             if following not in self.free or self.shapes[following] != self.shapes[at] or not (is_folded or is_named):
                 break
             run.append(following)
@@ -406,8 +402,8 @@ def _folded(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Ma
             one.free.difference_update(range(pair.first_a, pair.a))
             other.free.difference_update(range(pair.first_b, pair.b))
         else:
-            run_a = one.run_after(pair.a, other.functions[pair.b], other.folds[pair.b])
-            run_b = other.run_after(pair.b, one.functions[pair.a], one.folds[pair.a])
+            run_a = one.run_after(pair.a, other.functions[pair.b])
+            run_b = other.run_after(pair.b, one.functions[pair.a])
             active_a, active_b = (
                 any(map(_is_activation, (*side.functions[at][1:], *(side.kinds[each] for each in run))))
                 for side, at, run in ((one, pair.a, run_a), (other, pair.b, run_b))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -96,6 +98,16 @@ class Side:
         dtypes = ", ".join([*map(dtype_name, _dtypes(net.model)), *(["qint8"] if _is_quantized(net.model) else [])])
         words = net.preprocess.describe(), "; ".join(special)
         return SideFacts(net.name, net.weights, dtypes or "float32", net.device, *words)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What this side is, and the checksum of its checkpoint; JSON."""
+        file, checkpoint = self.net.checkpoint, None
+        if file and os.path.isfile(file):
+            with open(file, "rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            checkpoint = {"file": os.path.basename(file), "sha256": digest}
+        return {**asdict(self.facts), "checkpoint": checkpoint, "seed": None if file else self.net.seed}
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ _OUT = {"Conv2d": (8, 4, 4), "Linear": (10,)}  # of other types as before
 _WEIGHTS = {"Conv2d": {"weight": (8, 8, 3, 3)}, "Linear": {"weight": (10, 8)}, "BatchNorm2d": {"weight": (8,)}}
 
 
-def calls(*texts: str, folds: int = 0) -> list[SeenCall]:
+def calls(*texts: str) -> list[SeenCall]:
     """Calls from ``name Type`` or ``name#1 Type``; ``conv Conv2d 16`` has 16 channels."""
     seen: list[SeenCall] = []
     shape: tuple[int, ...] = (8, 4, 4)
@@ -29,7 +29,7 @@ def calls(*texts: str, folds: int = 0) -> list[SeenCall]:
         weights = _WEIGHTS.get(kind, {})
         if width:
             shape, weights = (int(width[0]), *shape[1:]), {"weight": (int(width[0]), 8, 3, 3)}
-        seen.append(SeenCall(Call(name, kind, int(number or 0), None, order), shape, weights, folds))
+        seen.append(SeenCall(Call(name, kind, int(number or 0), None, order), shape, weights))
     return seen
 
 
@@ -181,11 +181,6 @@ def test_a_fused_layer_does_the_work_of_the_run_that_its_class_names() -> None:
     assert pairs(found) == ["r1 c1", "b2 c2", "fc fc"]
     assert runs(found) == ["c1..r1 c1", "c2..b2 c2"]
     assert found.only_a == found.only_b == ()
-
-
-def test_a_layer_folds_as_many_calls_as_it_says() -> None:
-    one, two = (pair_calls(calls(*CHAIN), calls("c1 Conv2d", "c2 Conv2d", "fc Linear", folds=n)) for n in (0, 2))
-    assert (runs(one)[0], runs(two)[0]) == ("c1..b1 c1", "c1..r1 c1")
 
 
 def test_a_fused_activation_that_no_call_shows_leaves_the_layer_without_a_partner() -> None:
