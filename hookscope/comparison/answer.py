@@ -298,22 +298,21 @@ def _unpaired(facts: _Facts) -> tuple[str, str, str] | None:
 
 def _layer(facts: _Facts) -> tuple[str, str, str]:
     first = facts.first
-    special = [f"{name}: {side.special}" for name, side in (("A", facts.a), ("B", facts.b)) if side.special]
-    because = f" ({'; '.join(special)})" if special else ""
+    special = [f"{name} runs with {side.special}" for name, side in (("A", facts.a), ("B", facts.b)) if side.special]
+    because = f"{', '.join(special)}; " if special else ""
     if first.difference is None:
-        shapes = f"its output is {_size(first.shape_a)} in A and {_size(first.shape_b)} in B"
-        return "layer", f"A and B differ first at {_name(first)}: {shapes}{because}", ""
+        return "layer", f"{because}{facts.where}", ""
     types = f"; it is {first.a.type} in A and {first.b.type} in B" if first.a.type != first.b.type else ""
     if first.alone is not None and not first.is_beyond_noise(first.alone) and not special:
         advice = "An operation that is no module lies before it: compare with --ops."
-        return "layer", f"{facts.where}, but on the same inputs it gives the same{types}{because}", advice
+        return "layer", f"{facts.where}, but on the same inputs it gives the same{types}", advice
     advice = ""
     if first.how == "folded":
         types = f"; {first.b.key} of B does the work of several layers of A"
-        advice = "Compare its weights with those of A: a BatchNorm may be folded wrongly."
+        advice = "Compare its weights and arguments with those of A: a BatchNorm may be folded wrongly."
     parameters = ", with the same parameters" if first.parameters == 0 else ""
     alone = f", {first.alone:.2g} on the same inputs" if first.is_beyond_noise(first.alone) else ""
-    return "layer", f"{facts.where}{alone}{parameters}{types}{because}", advice
+    return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 
 
 _CAUSES: tuple[_Cause, ...] = (_not_finite, _models, _input, _parameters, _rounding, _unpaired, _layer)
@@ -349,7 +348,8 @@ def _name(pair: PairedCall) -> str:
 
 def _distance(pair: PairedCall) -> str:
     if pair.difference is None:
-        return f"its output is {_size(pair.shape_a)} in A and {_size(pair.shape_b)} in B"
+        what = "it is" if pair.a.name == INPUT else "its output is"
+        return f"{what} {_size(pair.shape_a)} in A and {_size(pair.shape_b)} in B"
     return f"relative L2 {pair.difference.relative_l2:.2g}" if pair.difference.relative_l2 is not None else "not finite"
 
 

@@ -1,4 +1,4 @@
-"""A model that runs through `torch.compile`, and whose inner calls can be looked at nevertheless."""
+"""A model that runs through `torch.compile`, and and whose inner calls can be observed."""
 
 from __future__ import annotations
 

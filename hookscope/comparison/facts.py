@@ -75,14 +75,14 @@ class PairedCall(Shown):
         a: The call of A; ``(input)`` and ``(model)`` are the names of the model's input and output.
         b: The call of B.
         part: Name of the tensor, where the output has several.
-        how: How they were paired: ``name``, ``order``, ``map``, or ``folded`` where one layer of a side does the work
-            of a run of layers of the other, whose last call is in the pair.
+        how: How they were paired: ``name``, ``order``, ``map``, or ``folded``: one layer of a side does the work of
+            several layers of the other, whose last call is in the pair.
         shape_a: Of the output for one image, without the batch axis.
         shape_b: Likewise of B.
         difference: Of the outputs; None where shapes differ.
-        noise: Relative L2 difference of A from itself: run again, and with its input changed by rounding; at least the
-            unit roundoff of its data type, 6e-8 for float32. From 0.
-        alone: Relative L2 difference of what the layer of B gives on the inputs of A, None if that was not measured.
+        noise: Relative L2 difference of A from itself, when it runs again and when its input changes by rounding. It
+            is at least the unit roundoff of the data type, 6e-8 for float32.
+        alone: Relative L2 difference of A and B when the layer of B runs on the inputs of A; None if not measured.
         cka: Linear CKA over the images, at most 1; an unbiased estimate, so that of few images it may be below 0. None
             with fewer than four images, and where a layer is constant or not finite.
         dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.
@@ -244,8 +244,8 @@ class ComparedMaps(Shown):
 
 @dataclass(frozen=True, slots=True)
 class SideFacts:
-    """What a side was: MODEL, label of the weights, data type, device, preprocessing in words, and what else is
-    special about it (autocast, compiled, its interventions)."""
+    """What a side was: MODEL, label of the weights, data type, device, preprocessing in words, and what else it
+    runs with (autocast, `torch.compile`, interventions)."""
 
     model: str
     weights: str

@@ -108,7 +108,7 @@ def compare(
         check_hookable(side.net.model)
     compiled = any(side.compiled for side in sides)  # whose layers do not run by themselves
     if ops and compiled:
-        raise UsageError("operations of a compiled model cannot be looked at", do="leave out ops or compile")
+        raise UsageError("operations of a compiled model cannot be compared", do="leave out ops or compile")
     wanted = Wanted(
         None if layers is None else Selection.of(layers),
         tuple(types) if types else None,
@@ -212,7 +212,8 @@ class _Run:
             if is_out_of_memory(error):
                 raise
             self.calls.with_alone.discard(pair.a.key)
-            self.notes[f"{pair.b.key} of B does not run on the inputs of {pair.a.key} of A: {error}"] = None
+            why = " ".join(str(error).split())[:200]
+            self.notes[f"{pair.b.key} of B does not run on the inputs of {pair.a.key} of A: {why}"] = None
             return
         self.rows.add_alone(pair.a.key, of_a.output, output)
 

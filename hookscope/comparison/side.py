@@ -92,9 +92,9 @@ class Side:
             special.append(f"autocast {dtype_name(self.autocast)}")
         if self.compiled:
             backend = getattr(self.compiled, "__name__", self.compiled)
-            special.append("compiled" if backend is True else f"compiled with {backend}")
+            special.append("torch.compile" if backend is True else f"torch.compile ({backend})")
         pairs = self.changes.items() if isinstance(self.changes, dict) else self.changes
-        special += [f"{where}: {change}" for where, change in pairs]
+        special += [f"{change} at {where}" for where, change in pairs]
         dtypes = ", ".join([*map(dtype_name, _dtypes(net.model)), *(["qint8"] if _is_quantized(net.model) else [])])
         words = net.preprocess.describe(), "; ".join(special)
         return SideFacts(net.name, net.weights, dtypes or "float32", net.device, *words)
@@ -115,8 +115,8 @@ class Side:
         compiled = getattr(self.net.model, "_compiled_pass", None)
         if compiled is None or not compiled.apart:
             return ()
-        text = f"what the layers of {self.net.name} return comes from a program that keeps it, whose output is"
-        return (f"{text} {compiled.apart:.2g} off that of the compiled model",)
+        text = f"the layers of {self.net.name} are compared in a second compiled program; its output differs from that"
+        return (f"{text} of the first by relative L2 {compiled.apart:.2g}",)
 
 
 def make_side(
@@ -162,7 +162,7 @@ def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     try:
         model = copy.deepcopy(net.model).to(dtype)
     except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise UsageError(f"{net.device} has no {dtype_name(dtype)}: {error}") from error
+        raise UsageError(f"{net.device} does not support {dtype_name(dtype)}: {error}") from error
     return replace(net, model=model, preprocess=replace(net.preprocess, dtype=dtype))
 
 

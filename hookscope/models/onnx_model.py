@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hookscope.errors import HookscopeError, InputError, ModelError, is_out_of_memory
 from hookscope.findings import counted
 from hookscope.hooks import same_bits
+from hookscope.models.data_type import dtype_name
 from hookscope.models.onnx_graph import OnnxGraph, Part, make_session
 
 _DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
@@ -140,16 +141,16 @@ class OnnxModel(nn.Module):
     def _taken(self, pictures: Tensor) -> Tensor:
         """``pictures`` as the file takes them."""
         if torch.is_grad_enabled() and pictures.requires_grad:
-            raise ModelError(f"no gradient can flow through {self._path}: onnxruntime computes values alone")
+            raise ModelError(f"no gradient can flow through {self._path}: onnxruntime computes no gradients")
         if pictures.is_meta:
-            raise InputError(f"{self._path} needs values", "onnxruntime has no pass without arithmetic")
+            raise InputError(f"{self._path} cannot run on tensors without values", "onnxruntime computes every pass")
         want = [size or "any" for size in self.input_shape]
         if any(size not in (have, "any") for size, have in zip(want, pictures.shape[1:], strict=True)):
             exists = f"it takes {'x'.join(map(str, want))}, and the input is {'x'.join(map(str, pictures.shape[1:]))}"
             raise InputError(f"{self._path} does not take this input", exists, "try another --input-size")
         if self.batch and len(pictures) % self.batch:
             exists = f"it takes batches of {self.batch}, and got {len(pictures)}"
-            raise InputError(f"{self._path} has a fixed batch", exists, "export it with a free first axis")
+            raise InputError(f"{self._path} has a fixed batch size", exists, "export it with a dynamic batch axis")
         return pictures.movedim(1, -1) if self.channels_last else pictures
 
     def _versions(self) -> list[Any]:
@@ -158,8 +159,9 @@ class OnnxModel(nn.Module):
     def _apply(self, function: Any, recurse: bool = True) -> Any:
         before = [tensor.dtype for tensor in self.parameters()]
         moved = super()._apply(function, recurse)  # type: ignore[no-untyped-call]
-        if before != [tensor.dtype for tensor in self.parameters()]:
-            raise ModelError(f"{self._path} computes in the data types of the file", do="export it in another one")
+        if before != (after := [tensor.dtype for tensor in self.parameters()]):
+            asked = f"{self._path} computes in the data types of the file, and cannot be {dtype_name(after[0])}"
+            raise ModelError(asked, do="export it in that data type")
         self._as_loaded = self._versions()
         return moved
 

@@ -78,9 +78,15 @@ CAUSES: list[tuple[list[str], dict[str, str], str, str, str]] = [
     (["--mean-b", "0", "--std-b", "1", "--range-b", "0..255"], {}, "input", "(input)", "and has colours 0..255"),
     (["--input-size-b", "40"], {}, "input", "(input)", "different sizes: A gets 3x32x32 and B gets 3x40x40"),
     (["--image-b", "b.png"], {}, "input", "(input)", "The images differ: relative L2"),
-    (["--at-b", "relu", "scale:factor=2"], {}, "layer", "relu", "relative L2 1, 1 on the same inputs (B: relu: Scale("),
+    (
+        ["--at-b", "relu", "scale:factor=2"],
+        {},
+        "layer",
+        "relu",
+        "at relu; A and B differ first at relu: relative L2 1, 1 on",
+    ),
     (["--at-a", "relu", "zero", "--at-b", "relu", "zero"], {}, "same", "", "the same to the bit"),
-    (["--at", "relu", "zero", "--at-b", "conv2", "scale:factor=2"], {}, "layer", "conv2", "B: relu: Zero"),
+    (["--at", "relu", "zero", "--at-b", "conv2", "scale:factor=2"], {}, "layer", "conv2", "relu; Scale(factor=2) at"),
     ([], {"b": "nets.py:Capped"}, "same", "", "the same to the bit in all 6 pairs"),
     ([], {"b": "nets.py:Spoilt"}, "nonfinite", "conv2", "NaN or Inf in B and finite in A, first at conv2"),
     (["--dtype-b", "bfloat16"], {}, "precision", "(input)", "A computes in float32, B computes in bfloat16"),
@@ -136,7 +142,7 @@ def test_a_table_begins_with_the_answer_and_shows_the_most_different_pairs(run: 
     lines = out.splitlines()
     assert (status, errors) == (0, "")
     assert lines[0].startswith("A and B have different weights: the parameters of 3 of 3 layers differ")
-    assert lines[1].startswith("first: conv1, after 1 pair the same to the bit; most: ")
+    assert lines[1].startswith("first difference: conv1, after 1 pair the same to the bit; adds most: ")
     assert "top-1 is the same for " in out and "4 of 6 pairs; --top N shows more" in out
     assert "; A: from factory (seed 0)" in out.replace("\n", " ")
     layers = [line.split()[1] for line in lines[5:9]]
@@ -226,7 +232,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["--map", "none.tsv"], 2, "--map none.tsv cannot be read: No such file or directory"),
     (["--map", "one.tsv"], 2, "line 1 of one.tsv is 'conv1'; write the name in A, a tab and the name in B"),
     (["--map", "twice.tsv"], 2, "twice.tsv has 'conv1' twice"),
-    (["--map", "a.png"], 2, "--map a.png cannot be read: it is no text in UTF-8"),
+    (["--map", "a.png"], 2, "--map a.png cannot be read: it is not UTF-8 text"),
     (["--matrix", "m.png"], 2, "--matrix needs 4 images, and there are 1"),
     (["--junit", "r.xml"], 2, "--junit needs a limit"),
     (["--grid", "g.jpg"], 2, "cannot write g.jpg"),

@@ -222,10 +222,10 @@ CASES = {
     ),
     "an intervention": (
         [pair("conv1"), pair("relu", 0.4, alone=0.4)],
-        {"b": side(special="relu scale:factor=2")},
+        {"b": side(special="Scale(factor=2) at relu")},
         "layer",
         "relu",
-        "A and B differ first at relu: relative L2 0.4, 0.4 on the same inputs (B: relu scale:factor=2).",
+        "B runs with Scale(factor=2) at relu; A and B differ first at relu: relative L2 0.4, 0.4 on the same inputs.",
     ),
     "another class": (
         [pair("conv1"), pair("relu", 0.4, alone=0.4, parameters=None, type="ReLU", type_b="ReLU6")],

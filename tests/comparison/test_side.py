@@ -96,7 +96,7 @@ def test_a_data_type_that_the_device_lacks_is_one_line(net: nn.Module, monkeypat
         raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
 
     monkeypatch.setattr(nn.Sequential, "to", refuse)
-    with pytest.raises(UsageError, match="cpu has no float64: Cannot convert"):
+    with pytest.raises(UsageError, match="cpu does not support float64: Cannot convert"):
         make_side(net, "float64")
 
 
@@ -106,7 +106,7 @@ def test_interventions_act_before_the_outputs_are_compared(net: nn.Module, batch
     assert found.answer.first == "body.norm"
     assert by_key["body.norm"] is not None and by_key["body.norm"].relative_l2 == 1.0
     assert by_key["body.conv"] is not None and by_key["body.conv"].is_same
-    assert found.b.special == "body.norm: Zero"
+    assert found.b.special == "Zero at body.norm"
     assert hooks_on(net) == 0
 
 
@@ -116,7 +116,7 @@ def test_a_compiled_side_shows_what_its_layers_return(net: nn.Module, batch: Ten
     keys = ["(input)", "body.conv", "body.norm", "body.relu", "pool", "flat", "head", "(model)"]
     assert [row.key for row in found.calls] == keys
     assert all(row.difference is not None and row.difference.is_same for row in found.calls)
-    assert (found.answer.kind, found.b.special) == ("same", "compiled with eager")
+    assert (found.answer.kind, found.b.special) == ("same", "torch.compile (eager)")
     assert hooks_on(net) == 0
     assert next(side.net.model.parameters()) is next(net.parameters())
 
@@ -141,13 +141,13 @@ def test_a_fault_of_a_compiler_is_found_at_its_layer(net: nn.Module, batch: Tens
 
 
 def test_a_compiled_model_runs_through_its_inner_model(net: nn.Module) -> None:
-    assert Side.of(torch.compile(net)).facts.special == "compiled"  # type: ignore[arg-type]
+    assert Side.of(torch.compile(net)).facts.special == "torch.compile"  # type: ignore[arg-type]
 
 
 def test_what_a_compiled_side_cannot_do_is_an_error(net: nn.Module, batch: Tensor) -> None:
     with pytest.raises(UsageError, match="interventions cannot change a compiled model"):
         make_side(net, compiled=True, changes={"head": Zero()})
-    with pytest.raises(UsageError, match="operations of a compiled model cannot be looked at"):
+    with pytest.raises(UsageError, match="operations of a compiled model cannot be compared"):
         compare(net, make_side(net, compiled="eager"), batch, ops=True)
     with pytest.raises(UsageError, match=r"no backend 'inductr' of torch\.compile; nearest: inductor"):
         make_side(net, compiled="inductr")

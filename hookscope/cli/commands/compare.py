@@ -81,17 +81,18 @@ class Options:
 @shared.model_argument("MODEL_A")
 @shared.model_argument("MODEL_B")
 @image_options.images_argument
-@shared.file_option("--image-b", "Image or folder for B, whose images stand for those of A in the same order.")
+@shared.file_option("--image-b", "Other images for B: a file or a folder, as many as A has, in the same order.")
 @shared.layer_option(f"Calls of A to compare: {shared.SELECTION}  [default: every layer without layers inside]")
 @shared.type_option
 @shared.ops_option
 @shared.file_option(
-    "--map", "Pair layers by FILE: a line for each, the name in A, a tab, the name in B; * as in globs."
+    "--map",
+    "Pair layers by hand: each line of FILE is a name in A, a tab, a name in B; * is one text in both.",
 )
 @click.option(
     "--alone/--no-alone", default=True, help="Also run each layer of B on the inputs of A.  [default: --alone]"
 )
-@click.option("--rank", is_flag=True, help="Print the layer first that adds most difference.")
+@click.option("--rank", is_flag=True, help="Sort the pairs by alone: the layer that adds most difference comes first.")
 @shared.count_option("--top", "Number of pairs in a table.", 20)
 @categories_option
 @shared.plot_option("Draw the differences by depth")
@@ -131,22 +132,23 @@ def command(
       hookscope compare resnet18 model.onnx cat.jpg
 
     The two models may be one model with different weights, data type, device, preprocessing, interventions or images.
-    An option that ends in -a or -b holds for that side, without an end for both. Calls of A and B are paired by name,
-    by order and type, or by --map. IMAGE is a file, a folder, a glob, or - for standard input.
+    Options that end in -a or -b apply to one side; the same options without this end apply to both. Calls of A and B
+    are paired by name, by order and type, or by --map. IMAGE is a file, a folder, a glob, or - for standard input.
 
-    First comes the answer: the first call that differs beyond the noise, with the cause that the numbers show. Noise is
-    what A differs from itself, run again and with its input changed by rounding; ten times as much is a difference.
+    The answer comes first: the first call that differs by more than noise, and the cause that the numbers show. Noise
+    is how far A is from itself when it runs again, and when its input changes by rounding. A difference is more than
+    ten times the noise.
 
     \b
     Fields of a pair, beside those of list-layers:
-      how             how it was paired: name, order, map, or folded (B does a run of layers in one)
+      how             how it was paired: name, order, map, or folded (one layer does several of the other side)
       relative_l2     norm of B - A, divided by the norm of A
-      alone           the same of the layer of B on the inputs that A had: what this layer adds
-      noise           the same of A against itself
+      alone           relative_l2 if the layer of B runs on the inputs of A: what this layer adds
+      noise           relative_l2 of A against itself
       differs         whether relative_l2 is more than ten times the noise, or NaN is on one side only
       cosine, cka     cosine of both outputs; linear CKA over the images, of 4 images or more
       max_abs         largest absolute difference; image, place, value_a and value_b say where and what
-      nonfinite_a     number of NaN and Inf in A that are finite in B; nonfinite_b the other way round
+      nonfinite_a     number of values that are NaN or Inf in A and finite in B; nonfinite_b likewise
       dead_a, dead_b  share of the channels that are dead on this side only
       parameters      relative change of the parameters of the layer; buffers likewise
       values, equal   number of compared values, and of those that are the same to the bit
@@ -234,7 +236,7 @@ def _read_map(path: str) -> dict[str, str]:
         with open(path, encoding="utf-8") as stream:
             lines = [line.rstrip("\n") for line in stream]
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UsageError(f"--map {path} cannot be read: {reason}", do="check the path") from error
     names: dict[str, str] = {}
     for number, line in enumerate(lines, 1):

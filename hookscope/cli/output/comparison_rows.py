@@ -161,7 +161,7 @@ def _caption(found: comparison.Comparison) -> Mapping[str, Any]:
     a, b = ({"model": side.model, "weights": side.weights, "runs": _runs(side)} for side in (found.a, found.b))
     same = {name: value for name, value in a.items() if b[name] == value}
     sides = {
-        side: ", ".join(facts[name] for name in facts if name not in same)
+        side: ", ".join(dict.fromkeys(facts[name] for name in facts if name not in same))
         for side, facts in (("A", a), ("B", b))
         if len(same) < len(a)
     }
@@ -183,7 +183,7 @@ def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
     yield from wrapped(answer.sentence, columns)
     if answer.first:
         after = f", after {counted(answer.same_before, 'pair')} the same to the bit" if answer.same_before else ""
-        yield from wrapped(f"first: {answer.first}{after}{_most(found)}", columns)
+        yield from wrapped(f"first difference: {answer.first}{after}{_most(found)}", columns)
     if found.agreement is not None:
         yield from wrapped(_agreement(found.agreement), columns)
     unpaired = [
@@ -202,12 +202,12 @@ def _most(found: comparison.Comparison) -> str:
     pair = next((pair for pair in found.calls if pair.key == found.answer.most), None)
     if pair is None:
         return ""
-    return f"; most: {pair.key}" + (f", {pair.alone:.2g} alone" if pair.alone is not None else "")
+    return f"; adds most: {pair.key}" + (f", {pair.alone:.2g} alone" if pair.alone is not None else "")
 
 
 def _agreement(agreement: comparison.Agreement) -> str:
     same = agreement.images - len(agreement.changed)
     text = f"top-1 is the same for {same:,} of {counted(agreement.images, 'image')}"
     text += f", and {percent(agreement.top5)} of the five best classes are shared"
-    changed = [f"{image.name}: {image.class_a} in A, {image.class_b} in B" for image in agreement.changed]
+    changed = [f"{image.name} ({image.class_a} in A, {image.class_b} in B)" for image in agreement.changed]
     return f"{text}; {listed(changed, _IMAGES)}" if changed else text
