@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.comparison.facts import INPUT, Answer, PairedCall, SideFacts
+from hookscope.comparison.facts import INPUT, TIMES_NOISE, Answer, PairedCall, SideFacts
 from hookscope.display import text_of
 from hookscope.findings import counted, listed
 from hookscope.hooks import MODEL, Call, Shape
@@ -167,10 +167,9 @@ def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
         values = f"in all {len(calls)} pairs of calls" if len(calls) > 1 else "in the only pair of calls"
         return Answer("same", "", "", len(calls), f"A and B are the same to the bit {values}{rest}.")
     pair = max(apart, key=_relative)
-    sentence = f"A and B differ by no more than repeating A does: {_distance(pair)} at most, at {_name(pair)}"
-    return Answer(
-        "noise", "", "", calls.index(apart[0]), f"{sentence}, where the noise is {pair.noise or 0:.2g}{rest}."
-    )
+    sentence = f"A and B are the same but for noise: {_distance(pair)} at most, at {_name(pair)}"
+    noise = f"where the noise is {pair.noise or 0:.2g}, and a difference is more than {TIMES_NOISE} times that"
+    return Answer("noise", "", "", calls.index(apart[0]), f"{sentence}, {noise}{rest}.")
 
 
 def _not_finite(facts: _Facts) -> tuple[str, str, str] | None:

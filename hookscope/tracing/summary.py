@@ -359,8 +359,8 @@ class CallRecorder:
 
     def _field(self, output: Any, module: nn.Module | None) -> ReceptiveField | None:
         """What the units of an output see, if it is one tensor and every operation before it is known."""
-        if self._tracker is None or not isinstance(output, Tensor):
-            return None
+        if self._tracker is None or not isinstance(output, Tensor) or self._tracker.of(output) is None:
+            return None  # such as what another runtime computed
         field, is_known = computed_field(self._tracker, output, module)
         return field if is_known else None
 

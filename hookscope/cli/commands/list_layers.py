@@ -62,10 +62,10 @@ def command(
     a layer computes with functions. A row also counts the layers inside it that have no row, so the rows of --type all
     add up to the model. There a block that computes something itself has a row without an index.
 
-    receptive_field is the part of the input, in pixels, that a unit of the output depends on: height x width. It may be
-    larger than the input. stride is the distance between two units in pixels of the input. Both are computed; they are
-    empty where an operation is not known, and of a unit that sees everything the first is the size of the input. What
-    reaches all positions alike, such as squeeze-and-excitation, is left out.
+    receptive_field is the part of the input that a unit of the output depends on: height x width in pixels. It may be
+    larger than the input. stride is the distance between two units, in pixels of the input. Where a unit depends on
+    the whole input, receptive_field is the size of the input. Both are empty where an operation is not known. Paths
+    that reach all positions alike, such as squeeze-and-excitation, are left out.
 
     The column note says that a layer is called more than once, is shared, did not run, or has layers inside with rows
     of their own. It also says which later layer overwrites the output in place.
