@@ -14,9 +14,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from hookscope.planning.kernels import RESULTS
 from hookscope.tracing import MacCounter
 
-KINDS = ("parameters", "buffers", "gradients", "optimizer", "input", "saved")
-"""What a storage can hold; any other is ``temporary``."""
-
 
 class StorageFollower(MacCounter):
     """Follows every storage that an operation allocates inside the ``with`` block, on the meta device or a real one.
