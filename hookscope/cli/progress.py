@@ -65,7 +65,7 @@ def pass_progress(unit: str = "passes") -> Iterator[Callable[[int, int], None] |
             nonlocal advance, before, expected, start
             if total == 1:
                 return
-            if advance is None or total != expected:
+            if advance is None or total != expected or done < before:
                 stack.close()
                 start = start if advance is None else time.monotonic()
                 advance, before, expected = stack.enter_context(image_progress(total, unit, start)), 0, total

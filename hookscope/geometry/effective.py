@@ -48,7 +48,7 @@ def effective_fields(
 
     Returns:
         The side in pixels of a square with as many pixels as have a gradient above 4.55 % of the largest, by
-        ``name`` or ``name#call``; 0 where no gradient arrives. Calls without positions are left out.
+        ``name`` or ``name#call``, rounded to 0.01; 0 where no gradient arrives. Calls without positions are left out.
     """
     leaves: list[Tensor] = []
 
@@ -61,14 +61,20 @@ def effective_fields(
     generator = torch.Generator().manual_seed(0)
     found: dict[str, float] = {}
     modules = dict(net.model.named_modules(remove_duplicate=False))
-    with model_errors_as_input_errors(net.name, inputs), random_states_kept(), buffers_kept(net.model):
-        with torch.enable_grad(), capture(net.model, layers, types) as activations:
+    with (
+        model_errors_as_input_errors(net.name, inputs),
+        random_states_kept(),
+        buffers_kept(net.model),
+        torch.enable_grad(),
+    ):
+        with capture(net.model, layers, types) as activations:
             net.model(*(map_tensors(value, leaf) for value in inputs))
         size = leaves[0].shape if leaves else (0, 0)
         shown = InputSize(int(size[-2]), int(size[-1]), int(size[2]) if len(size) == 5 else 1)
         for done, call in enumerate(activations.calls):
             output = activations[call.key]
-            if isinstance(output, Tensor) and output.requires_grad and leaves and len(output) == len(leaves[0]):
+            counts = {len(leaves[0]), len(leaves)} if leaves else ()  # of images in one tensor, or one by one
+            if isinstance(output, Tensor) and output.requires_grad and len(output) in counts:
                 values = by_channel(output, modules.get(call.name), shown)
                 if values.dim() == 3 and (grid := token_grid(values.shape[2], shown)) is not None:
                     extra, frames, *sides = grid
@@ -88,4 +94,4 @@ def _side(values: Tensor, image: Tensor, generator: torch.Generator) -> float:
         return 0.0
     strength = gradient.abs().flatten(0, -3).sum(0)
     highest = float(strength.max())
-    return math.sqrt(int((strength > _FAINT * highest).sum())) if highest > 0 else 0.0
+    return round(math.sqrt(int((strength > _FAINT * highest).sum())), 2) if highest > 0 else 0.0

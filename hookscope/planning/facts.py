@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hookscope.display import Cells, Shown
-from hookscope.hooks import Call, Shape
+from hookscope.hooks import Call, Pixels, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,11 @@ class CallCost(Shown):
         saved: Bytes that autograd keeps for the backward pass and that no earlier call kept; 0 for inference.
         bound: ``memory`` or ``arithmetic``: what limits the speed of the call on the device; empty without MACs and
             bytes.
+        receptive_field: Height and width in pixels of the part of the input that a unit of the output depends on, as in
+            `LayerCall`; None where it is not known.
+        stride: Pixels of the input from one unit to the next, down and to the right; None without positions.
+        effective_field: Side in pixels of a square with as many pixels as the middle unit reacts to: those with a
+            gradient above 4.55 % of the largest (arXiv:1701.04128). None where it was not measured.
         forward: Measured time of the forward pass of the call; None if it was not measured.
         backward: Likewise of the backward pass.
     """
@@ -44,6 +49,9 @@ class CallCost(Shown):
     bytes_moved: int
     saved: int
     bound: str = ""
+    receptive_field: Pixels | None = None
+    stride: Pixels | None = None
+    effective_field: float | None = None
     forward: Timing | None = None
     backward: Timing | None = None
 
@@ -56,6 +64,7 @@ class CallCost(Shown):
             "macs": self.macs,
             "bytes_moved": self.bytes_moved,
             "saved": self.saved,
+            "receptive_field": self.receptive_field,
             "forward": self.forward.median if self.forward else None,
         }
 

@@ -6,17 +6,19 @@ import copy
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from hookscope.errors import HookscopeError, LayerError, UsageError, is_out_of_memory, nearest
-from hookscope.hooks import OPERATION
+from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, UsageError, is_out_of_memory, nearest
+from hookscope.geometry import effective_fields
+from hookscope.hooks import OPERATION, Selection
 from hookscope.models import (
     AUTOCAST,
     LoadedModel,
+    as_loaded,
     dtype_name,
     forward_error,
     load_model,
@@ -29,7 +31,7 @@ from hookscope.planning.optimizer import OptimizerLike
 from hookscope.planning.step import Conditions, StepRecord, run_step
 from hookscope.planning.subject import Subject
 from hookscope.planning.timing import CallTimes, measure as measure_step
-from hookscope.tracing import Trace, check_traceable
+from hookscope.tracing import Trace, TracedCall, check_traceable, everything_as_before
 
 BALANCE = 10.0
 """Multiply-accumulates for each byte of memory that a device of today does in float32 at the same time.
@@ -37,6 +39,7 @@ BALANCE = 10.0
 An NVIDIA H100 SXM does 67 TFLOPS, which are 33.5 tera multiply-accumulates, and moves 3.35 TB/s (its data sheet).
 """
 LARGEST_BATCH = 2**31 - 1
+_FIELDS = 64  # layers whose effective receptive field is measured: a backward pass for each call
 
 
 def plan(
@@ -118,9 +121,11 @@ def plan(
             largest = _largest_batch(lambda batch: peak(1) + (peak(2) - peak(1)) * (batch - 1), limit)
         else:
             largest = _largest_batch(peak, limit)
-    measured = None
+    measured, effective = None, dict[str, float]()
     if measure:
-        measured = _measured(subject, batch_size, device, conditions, repeats, warm_up, on_progress)
+        measured, effective = _measured(
+            subject, record, batch_size, device, conditions, repeats, warm_up, notes, on_progress
+        )
         balance = balance or measured.step.macs_per_second / measured.step.bytes_per_second
     called = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "optimizer")
     return Plan(
@@ -130,7 +135,7 @@ def plan(
         device=where,
         optimizer=called.lower() if train else "",
         checkpointed=names,
-        calls=_costs(record, balance or BALANCE, measured),
+        calls=_costs(record, balance or BALANCE, measured, effective),
         memory=record.memory,
         limit=limit,
         largest_batch=largest,
@@ -148,7 +153,7 @@ def _recorded(subject: Subject, batch: int, conditions: Conditions) -> tuple[Sub
         try:
             if real:
                 subject, conditions = subject.with_values(), replace(conditions, real=True)
-            return subject, conditions, run_step(subject, batch, conditions)
+            return subject, conditions, run_step(subject, batch, conditions, fields=True)
         except HookscopeError:
             raise
         except Exception as error:
@@ -171,14 +176,16 @@ def _wants_values(error: BaseException) -> bool:
 
 def _measured(
     subject: Subject,
+    record: StepRecord,
     batch: int,
     device: str | None,
     conditions: Conditions,
     repeats: int,
     warm_up: int,
+    notes: list[str],
     on_progress: Callable[[int, int], None] | None,
-) -> CallTimes:
-    """Times and memory of the model with values, in the data type and on the device of the plan."""
+) -> tuple[CallTimes, dict[str, float]]:
+    """Times, memory and effective fields of the model with values, in the data type and on the device of the plan."""
     if repeats < 1 or warm_up < 0:
         raise UsageError(f"{repeats} repeats after {warm_up} passes cannot be", do="give at least 1 repeat")
     where = pick_device(device or subject.device)
@@ -190,7 +197,7 @@ def _measured(
     model = model.to(where, conditions.dtype)
     inputs = subject.inputs(batch, where, conditions.dtype, conditions.optimizer is not None)
     with model_errors_as_input_errors(subject.name, inputs):
-        return measure_step(
+        times = measure_step(
             model,
             inputs,
             conditions.optimizer,
@@ -200,9 +207,40 @@ def _measured(
             warm_up=warm_up,
             on_progress=on_progress,
         )
+    one = subject.inputs(1, where, conditions.dtype)
+    return times, _effective_fields(model, subject.name, one, record.trace.calls, notes, on_progress)
 
 
-def _costs(record: StepRecord, balance: float, times: CallTimes | None) -> tuple[CallCost, ...]:
+def _effective_fields(
+    model: nn.Module,
+    name: str,
+    inputs: tuple[Any, ...],
+    calls: Iterable[TracedCall],
+    notes: list[str],
+    on_progress: Callable[[int, int], None] | None,
+) -> dict[str, float]:
+    """Those of the layers that hold a weight and put out several positions; of many, some at even distances."""
+    named = list(model.named_modules())
+    placed = {call.layer for call in calls if tuple(call.output_shape or ())[2:] not in ((), (1, 1))}
+    layers = [
+        name
+        for at, (name, module) in enumerate(named)
+        if at in placed and any(w.dim() > 1 for w in module.parameters(False))
+    ]
+    if not layers:
+        return {}
+    chosen = Selection.of_names(layers[:: -(-len(layers) // _FIELDS)])
+    try:
+        with everything_as_before(model):
+            return effective_fields(replace(as_loaded(model), name=name), inputs, chosen, on_progress=on_progress)
+    except (InputError, ModelError) as error:  # inference needs no gradient
+        notes.append(f"the effective receptive fields were not measured: {error}")
+        return {}
+
+
+def _costs(
+    record: StepRecord, balance: float, times: CallTimes | None, effective: Mapping[str, float]
+) -> tuple[CallCost, ...]:
     """A row for each call of a leaf, and for each other call that computes, keeps or holds something itself."""
     trace = record.trace
     params = _params_of_calls(trace)
@@ -220,6 +258,8 @@ def _costs(record: StepRecord, balance: float, times: CallTimes | None) -> tuple
                 counted.bytes_moved,
                 counted.saved,
                 _bound(call.macs, counted.bytes_moved, balance),
+                *call.seen,
+                effective.get(key.key),
             )
             if times is not None:
                 row = replace(row, forward=times.forward.get(key.key), backward=times.backward.get(key.key))

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from hookscope.errors import ModelError
+from hookscope.geometry import FieldTracker
 from hookscope.hooks import OPERATION, Call, matches_type, tensors_in, usual_types
 from hookscope.planning.facts import MemoryPlan
 from hookscope.planning.kernels import DeviceKernels
@@ -105,8 +106,8 @@ class _Run:
         return next((n for n, counted in enumerate(self.recorder.counted) if counted is owner), None)
 
 
-def run_step(subject: Subject, batch: int, conditions: Conditions) -> StepRecord:
-    """Run one step of the model and record it.
+def run_step(subject: Subject, batch: int, conditions: Conditions, *, fields: bool = False) -> StepRecord:
+    """Run one step of the model and record it, with ``fields`` also what the units of each call see of the input.
 
     The model itself stays as it was: the step works on tensors without values in the place of its parameters and
     buffers, or on copies if it is ``real``. Under autocast these pretend to be on the CPU: the meta device has none.
@@ -115,14 +116,14 @@ def run_step(subject: Subject, batch: int, conditions: Conditions) -> StepRecord
         stack.enter_context(torch.inference_mode(False))
         if conditions.autocast is not None and not conditions.real:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        return _run_step(subject, batch, conditions)
+        return _run_step(subject, batch, conditions, FieldTracker() if fields else None)
 
 
-def _run_step(subject: Subject, batch: int, conditions: Conditions) -> StepRecord:
+def _run_step(subject: Subject, batch: int, conditions: Conditions, tracker: FieldTracker | None) -> StepRecord:
     model, dtype = subject.model, conditions.dtype
     device = "cpu" if conditions.real or conditions.autocast is not None else "meta"
     training = conditions.optimizer is not None
-    recorder = CallRecorder(model, writes=False)
+    recorder = CallRecorder(model, writes=False, tracker=tracker)
     run = _Run(recorder)
     follower = StorageFollower(recorder.count, run.moved, run.saved)
     follower.place = run.place
@@ -153,7 +154,7 @@ def _run_step(subject: Subject, batch: int, conditions: Conditions) -> StepRecor
             parts["buffers"] = follower.mark(buffers.values(), "buffers")
             parts["optimizer"] = 0 if optimizer is None else follower.mark(state_tensors(optimizer), "optimizer")
             parts["input"] = follower.mark(tensors_in(given).values(), "input")
-            with autocast, recorder.watching():
+            with autocast, recorder.watching(), tracker or nullcontext():
                 output = model(*given)
             parts["saved"], parts["gradients"] = follower.total("saved"), 0
             if optimizer is not None:

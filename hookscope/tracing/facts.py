@@ -42,6 +42,13 @@ class TracedCall:
     overwritten_by: str | None
     field: ReceptiveField | None = None
 
+    @property
+    def seen(self) -> tuple[Pixels | None, Pixels | None]:
+        """Size and stride of the receptive field; None where it is not known, or has no stride."""
+        if self.field is None:
+            return None, None
+        return _pixels(self.field.size), _pixels(self.field.stride) if any(self.field.stride) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -164,7 +171,7 @@ def _listed(traced: Trace, types: Iterable[Any] | None, ops: bool) -> tuple[list
         notes = ["without the layers inside"] if call.layer in parted else []
         notes += [f"call {number + 1} of {times}"] if times > 1 else []
         notes += [f"overwritten by {call.overwritten_by}"] if call.overwritten_by is not None else []
-        numbers = number, order, call.input_shape, call.output_shape, params[call.layer], macs, *_seen(call.field)
+        numbers = number, order, call.input_shape, call.output_shape, params[call.layer], macs, *call.seen
         rows.append(LayerCall(index, layer.name, layer.type, *numbers, _note(layer, notes)))
     idle = sorted(chosen - set(total))
     for place in idle:
@@ -192,13 +199,6 @@ def _layers_inside(traced: Trace, shown: Collection[int]) -> tuple[dict[int, lis
         if around is not None:
             inside[around].append(place)
     return inside, parted
-
-
-def _seen(field: ReceptiveField | None) -> tuple[Pixels | None, Pixels | None]:
-    """Size and stride of a receptive field; None where it is not known, or has no stride."""
-    if field is None:
-        return None, None
-    return _pixels(field.size), _pixels(field.stride) if any(field.stride) else None
 
 
 def _pixels(numbers: tuple[float, float]) -> Pixels:

@@ -10,6 +10,7 @@ from torch import nn
 
 from hookscope.errors import InputError, LayerError, ModelError, UsageError
 from hookscope.planning.run import _largest_batch, plan
+from tests.nets import Function
 
 
 def small() -> nn.Sequential:
@@ -21,6 +22,8 @@ def test_a_plan_on_paper() -> None:
     assert [call.call.name for call in cost.calls] == ["0", "1", "2", "3", "4"]
     assert [call.params for call in cost.calls] == [224, 16, 0, 0, 3930]
     assert [call.macs for call in cost.calls] == [2 * 8 * 49 * 28, 0, 0, 0, 2 * 3920]
+    assert [call.receptive_field for call in cost.calls] == [(3, 3)] * 3 + [(9, 9)] * 2
+    assert [call.stride for call in cost.calls] == [(1, 1)] * 3 + [None] * 2
     map_bytes = 2 * 8 * 49 * 4
     # the input of the normalisation with its means and deviations, the output of the ReLU, which the linear layer reads
     assert [call.saved for call in cost.calls] == [0, map_bytes + 2 * 8 * 4, map_bytes, 0, 0]
@@ -88,6 +91,25 @@ def test_measuring_adds_times_to_every_call_and_the_memory_of_a_real_step(monkey
     assert found.measured.peak == pytest.approx(found.memory.peak, rel=0.2)
     assert all(call.forward is not None for call in found.calls)
     assert next(net.parameters()).dtype is torch.float32
+
+
+def test_measuring_adds_the_effective_field_of_layers_with_weights_and_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hookscope.planning.timing.speed", lambda *where: (2e9, 1e9))
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.Flatten(), nn.Linear(18, 2)).train()
+    nn.init.ones_(net[0].weight)  # each of the 3 x 3 pixels has the same gradient
+    found = plan(net, 2, (7, 7), measure=True, repeats=1, warm_up=0)
+    assert [call.effective_field for call in found.calls] == [3, None, 3, None, None]
+    assert [call.stride for call in found.calls] == [(2, 2)] * 3 + [None] * 2
+    assert net.training and net[0].weight.grad is None
+
+
+def test_a_model_without_gradient_is_measured_without_effective_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.planning.timing.speed", lambda *where: (2e9, 1e9))
+    net = Function(lambda net, x: torch.from_numpy(net.conv(x).numpy()), conv=nn.Conv2d(3, 4, 3))
+    found = plan(net, 1, (7, 7), measure=True, repeats=1, warm_up=0)
+    assert "fields were not measured" in found.notes[-1] and found.measured is not None
 
 
 @pytest.mark.parametrize("more", [{"repeats": 0}, {"warm_up": -1}, {"device": "mps"}])

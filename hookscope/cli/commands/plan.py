@@ -119,6 +119,10 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
     without, which time the whole, take turns. Times are medians, in seconds, with the quartiles beside them in other
     formats than a table. On a GPU they come from events on the device.
 
+    The effective receptive field (arXiv:1701.04128) are the pixels with a gradient above 4.55 % of the largest. It is
+    measured on one random image, for layers with weights that put out several positions, such as convolutions: for all
+    of up to 64 layers, else for some at even distances.
+
     \b
     Fields of a row, one for each call:
       index         index, name, type, call and order are those of list-layers
@@ -129,6 +133,8 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
       bytes_moved   inputs, outputs and parameters that operations read and write
       saved         bytes kept for the backward pass, each in the first call only
       bound         what limits the speed: memory or arithmetic
+      receptive_field, stride  in pixels, those of list-layers
+      effective_field  with --measure: side in pixels of the part that the middle unit reacts to
       forward       seconds, with forward_low and forward_high; backward likewise
     """
     _check(values, plot, model)

@@ -15,7 +15,7 @@ _SPREAD = ("", "_low", "_high")
 _TIMES = tuple(f"{phase}{end}" for phase in _PHASES for end in _SPREAD)
 FIELDS = (
     "index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "bytes_moved", "saved",
-    "bound", *_TIMES[:6],
+    "bound", "receptive_field", "stride", "effective_field", *_TIMES[:6],
 )  # fmt: skip
 _KINDS = ("parameters", "buffers", "gradients", "optimizer", "input", "saved", "temporary")
 TOTAL_FIELDS = (
@@ -25,10 +25,20 @@ TOTAL_FIELDS = (
     "bytes_per_second",
 )  # fmt: skip
 _COLUMNS = Columns(
-    ("index", "name", "type", "output_shape", "params", "macs", "bytes_moved", "saved", "bound", "forward", "backward"),
+    [name for name in FIELDS if name not in ("call", "order", "input_shape", *_TIMES) or name in _PHASES],
     ("params", "saved"),
-    ("forward", "backward"),
-    least_needed=({"params"}, {"type"}, {"output_shape"}, {"bytes_moved"}, {"bound"}, {"macs"}),
+    ("effective_field", "forward", "backward"),
+    least_needed=(
+        {"stride"},
+        {"receptive_field"},
+        {"params"},
+        {"effective_field"},
+        {"type"},
+        {"output_shape"},
+        {"bytes_moved"},
+        {"bound"},
+        {"macs"},
+    ),
 )
 _KINDS_IN_WORDS = {"saved": "activations kept for backward", "temporary": "other activations", "input": "the batch"}
 _SLOWEST = 3
