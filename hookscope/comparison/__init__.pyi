@@ -12,6 +12,7 @@ from .facts import (
     LargestDifference as LargestDifference,
     PairedCall as PairedCall,
     SideFacts as SideFacts,
+    how_different as how_different,
 )
 from .figure import (
     draw_compared_maps as draw_compared_maps,

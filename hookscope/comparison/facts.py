@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ class LargestDifference:
 
     Attributes:
         value: The difference; inf where one side is Inf, or NaN, and the other is not.
-        image: Position of the image in the list; None where the output is not of single images, as that of proposals.
+        image: Position in `Comparison.names`; None where the output is not of single images, as that of proposals.
         place: Index in the output of this image, such as ``(channel, row, column)``.
         a: The value of A there.
         b: The value of B there.
@@ -141,9 +142,16 @@ class PairedCall(Shown):
         }
 
 
+def how_different(pair: PairedCall) -> tuple[float, float]:
+    """What the layer alone adds, then how far the outputs are apart; another shape or NaN is farthest."""
+    accumulated = pair.difference.relative_l2 if pair.difference else None
+    return pair.alone or 0.0, math.inf if pair.differs and accumulated is None else accumulated or 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ChangedImage:
-    """An image whose best class differs: its position and name, and each side's best class with its probability."""
+    """An image whose best class differs: its position in `Comparison.names` and name, and each side's best class with
+    its probability."""
 
     position: int
     name: str
@@ -224,7 +232,7 @@ class ComparedMaps(Shown):
 
     Attributes:
         key: Of the pair.
-        image: Position of the image.
+        image: Position of the image in `Comparison.names`.
         channels: The channels, the one that changed most first.
         a: ``(len(channels), h, w)`` maps of A in float32.
         b: Likewise of B.
@@ -262,7 +270,7 @@ class Comparison(Shown):
     Attributes:
         a: The first side.
         b: The second side.
-        names: Names of the images, in their order; those of A where both sides have their own.
+        names: Names of the images that could be used, in their order; those of A where both sides have their own.
         answer: Where the two sides part.
         calls: The pairs of calls in order of execution of A: first the model's input, last its output.
         unpaired_a: Calls of A without a partner.

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from hookscope.comparison.facts import ComparedMaps
+from hookscope.comparison.facts import ComparedMaps, Comparison, how_different
 from hookscope.comparison.inputs import PairedBatch
 from hookscope.errors import NoMapError
-from hookscope.hooks import maps_or_vectors
+from hookscope.hooks import Call, maps_or_vectors
 
 _CHANNELS = 16  # of a pair, whose maps are kept
 
@@ -37,3 +37,13 @@ def compared_maps(
         one, two = (side[channels].float() for side in (one, two))
         drawn = np.asarray(one), np.asarray(two), np.asarray(changes[channels])
         yield ComparedMaps(label, batch.positions[0], tuple(channels.tolist()), drawn[0], drawn[1], drawn[2])
+
+
+def calls_to_draw(found: Comparison) -> list[Call]:
+    """The first call that differs and the one that adds most.
+
+    Where only the input adds a difference, it is the call that differs most.
+    """
+    differing = [pair for pair in found.calls[1:-1] if pair.differs]
+    chosen = [pair.a for pair in differing if pair.key in (found.answer.first, found.answer.most)]
+    return chosen or [pair.a for pair in sorted(differing, key=how_different, reverse=True)[:1]]

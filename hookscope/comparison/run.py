@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from hookscope.comparison.cka import CkaSums
 from hookscope.comparison.facts import INPUT, ComparedMaps, Comparison
 from hookscope.comparison.first_pass import find_calls
 from hookscope.comparison.inputs import PairedBatch, Picture, as_pictures, paired_batches
-from hookscope.comparison.maps import compared_maps
+from hookscope.comparison.maps import calls_to_draw, compared_maps
 from hookscope.comparison.noise import measure_noise
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.passes import Kept, keep_outputs, meet_outputs
@@ -45,7 +46,7 @@ def compare(
     names: Mapping[str, str] | None = None,
     alone: bool = True,
     matrix: bool = False,
-    keep: Layers | None = None,
+    keep: Layers | bool | None = None,
     categories: Sequence[str] | None = None,
     batch_size: int | None = None,
     workers: int = 0,
@@ -70,7 +71,8 @@ def compare(
         names: The layer of B for layers of A, where names or their order do not tell.
         alone: Whether each layer of B also runs on the inputs of A.
         matrix: Whether linear CKA of every layer of A against every layer of B is computed.
-        keep: Calls of A whose maps of the first image are kept.
+        keep: Calls of A whose maps of the first image are kept; True for the first call that differs and the one that
+            adds most, which takes further passes of one image.
         categories: Names of the classes; None for those of each side.
         batch_size: Images in a pass; None for as many as fit, from 4 to 16.
         workers: Number of processes that read and prepare images.
@@ -116,7 +118,7 @@ def compare(
         names or {},
         alone and not compiled,
         matrix,
-        None if keep is None else Selection.of(keep),
+        None if keep is None or isinstance(keep, bool) else Selection.of(keep),
     )
     run = _Run(*sides, wanted, categories, Evidence(others is not None))
     # so that the last batch is not much smaller than the others
@@ -134,7 +136,23 @@ def compare(
                 on_progress(len(run.names) + run.lost, len(pictures))
     if not run.names:
         raise InputError("no image could be used", f"{run.lost} were tried", "see the errors above")
-    return run.comparison()
+    found = run.comparison()
+    if keep is True and (calls := calls_to_draw(found)):
+        chosen, first = Selection.of_calls(calls), slice(run.first, run.first + 1)
+        found_of_one = compare(
+            *sides,
+            pictures[first],
+            images_b=None if others is None else others[first],
+            layers=chosen,
+            types=wanted.types,
+            ops=ops,
+            names=names,
+            alone=False,
+            keep=chosen,
+            on_note=lambda name, text: None,
+        )
+        found = replace(found, maps=found_of_one.maps)
+    return found
 
 
 class _Run:
@@ -142,6 +160,7 @@ class _Run:
 
     calls: ComparedCalls
     rows: RowSums
+    first: int  # position of the first image that could be used
 
     def __init__(self, a: Side, b: Side, wanted: Wanted, categories: Sequence[str] | None, evidence: Evidence) -> None:
         self.a, self.b, self.wanted = a, b, wanted
@@ -180,12 +199,15 @@ class _Run:
 
     def add(self, batch: PairedBatch) -> None:
         """Run both sides on a batch, and add what differs to the sums."""
+        first, done = not self.names, len(self.names)
+        if first:
+            self.first = batch.positions[0]
+        batch = replace(batch, positions=tuple(range(done, done + len(batch.names))))  # as in the names of the result
         calls, rows = self.calls, self.rows
         listed = self.a.net.family == "detection"
         inputs = named_inputs(batch.a, {}), named_inputs(batch.b, {})
         rows.add(INPUT, (None, None), inputs, batch, listed)
         kept, output_a, grams_a = keep_outputs(self.a, batch, calls)
-        first = not self.names
         if first:
             measure_noise(self.a, batch, calls, kept, output_a, rows)
         for _, one, two, _ in parts_of(*inputs, batch.positions, False):

@@ -221,6 +221,21 @@ def test_images_that_one_side_cannot_use_are_left_out(tmp_path: Path) -> None:
         assert done[-1] == (3, 3)
         assert [image["image"] for image in found.provenance["images"]] == ["a.png", "c.png"]
     assert found.answer.kind == "input"
+    largest = {row.difference.largest.image for row in found.calls if row.difference and row.difference.largest}
+    assert largest == {1}  # of the names, and so the third path
+
+
+def test_maps_that_nobody_chose_are_of_the_first_image_that_both_sides_can_use(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{name}.png") for name in "abcd"]
+    for at, path in enumerate(paths):
+        Image.new("RGB", (9, 9), (60 * at, 0, 0)).save(path)
+    Path(paths[0]).write_bytes(b"no image")
+    a, b = net(), scaled(net(), "3.weight", 1.1)
+    found = compare(a, b, paths[:2], images_b=paths[2:], keep=True, on_lost=lambda *lost: None)
+    [expected] = compare(a, b, paths[1:2], images_b=paths[3:], keep="name:3").maps
+    [maps] = found.maps
+    assert (found.names, maps.key, maps.image) == ((paths[1],), "3", 0)
+    assert np.array_equal(maps.a, expected.a) and np.array_equal(maps.b, expected.b)
 
 
 def test_pil_images_and_other_images_for_b() -> None:

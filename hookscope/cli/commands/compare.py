@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ import click
 
 from hookscope import comparison, hooks, report, statistics, system
 from hookscope.cli import process
-from hookscope.cli.output.comparison_rows import comparison_report, how_different
+from hookscope.cli.output.comparison_rows import comparison_report
 from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import image_options, options as shared
@@ -168,31 +167,25 @@ def command(
         pictures = ImageFiles(images).usable(side_a.net.preprocess.frames)
     lost = LostImages(options.strict or len(images) == 1)
     with process.prints_to_standard_error(), pass_progress("images") as on_progress:
-        compare = functools.partial(
-            comparison.compare,
+        found = comparison.compare(
             side_a,
             side_b,
-            ops=bool(options.ops),
-            names=None if options.map is None else _read_map(options.map),
-            categories=categories_of(side_a.net, options.categories),
-            on_lost=lost.lost,
-            on_note=lost.note,
-        )
-        found = compare(
             pictures,
             images_b=others,
             layers=options.layers,
             types=options.types or None,
+            ops=bool(options.ops),
+            names=None if options.map is None else _read_map(options.map),
             alone=options.alone,
             matrix=options.matrix is not None or (options.html is not None and len(images) >= _CKA_IMAGES),
-            keep=options.layers if options.draws_maps else None,
+            keep=options.draws_maps and (options.layers or True),
+            categories=categories_of(side_a.net, options.categories),
             batch_size=options.batch_size,
             workers=options.workers,
+            on_lost=lost.lost,
+            on_note=lost.note,
             on_progress=on_progress or (lambda done, total: None),
         )
-        if options.draws_maps and options.layers is None:
-            first = found.names[:1] if pictures is images else pictures[:1]
-            found = _with_maps(found, functools.partial(compare, first, images_b=others and others[:1]))
     lost.finish()
     for text in dict.fromkeys(found.notes):
         if text not in (*side_a.net.notes, *side_b.net.notes):  # printed when they were loaded
@@ -249,21 +242,6 @@ def _read_map(path: str) -> dict[str, str]:
             raise UsageError(f"{path} has '{columns[0]}' twice", do="name each layer of A once")
         names[columns[0]] = columns[1]
     return names
-
-
-def _with_maps(found: comparison.Comparison, compare: Callable[..., comparison.Comparison]) -> comparison.Comparison:
-    """The comparison with maps of the first call that differs and of the one that adds most.
-
-    Where only the input adds a difference, they are of the call that differs most.
-    """
-    differing = [pair for pair in found.calls[1:-1] if pair.differs]
-    chosen = [pair.a for pair in differing if pair.key in (found.answer.first, found.answer.most)]
-    if not chosen:
-        chosen = [pair.a for pair in sorted(differing, key=how_different, reverse=True)[:1]]
-    if not chosen:
-        return found
-    calls = hooks.Selection.of_calls(chosen)
-    return replace(found, maps=compare(layers=calls, keep=calls, alone=False).maps)
 
 
 def _write(found: comparison.Comparison, options: Options, result: statistics.LimitsResult | None, lost: int) -> None:

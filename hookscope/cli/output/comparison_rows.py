@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -58,7 +57,7 @@ def comparison_report(
 
     A table has the ``most`` different pairs. With ``rank`` the pair that adds most comes first.
     """
-    order = sorted(found.calls, key=how_different, reverse=True) if rank else list(found.calls)
+    order = sorted(found.calls, key=comparison.how_different, reverse=True) if rank else list(found.calls)
     shown = _shown(found, order, most)
     totals = (
         [f"{len(shown)} of {len(order)} pairs; --top N shows more, --format tsv all"] if len(shown) < len(order) else []
@@ -102,12 +101,6 @@ def comparison_report(
     )
 
 
-def how_different(pair: comparison.PairedCall) -> tuple[float, float]:
-    """What the layer alone adds, then how far the outputs are apart; another shape or NaN is farthest."""
-    accumulated = pair.difference.relative_l2 if pair.difference else None
-    return pair.alone or 0.0, math.inf if pair.differs and accumulated is None else accumulated or 0.0
-
-
 def _shown(
     found: comparison.Comparison, order: Sequence[comparison.PairedCall], most: int
 ) -> Sequence[comparison.PairedCall]:
@@ -116,7 +109,7 @@ def _shown(
         return order
     named = [found.calls[0], found.calls[-1], *(pair for pair in found.calls if pair.key == found.answer.first)]
     differing = [pair for pair in found.calls if pair.difference is None or not pair.difference.is_same]
-    best = dict.fromkeys(pair.key for pair in [*named, *sorted(differing, key=how_different, reverse=True)])
+    best = dict.fromkeys(pair.key for pair in [*named, *sorted(differing, key=comparison.how_different, reverse=True)])
     chosen = set([*best][:most])
     return [pair for pair in order if pair.key in chosen]
 
