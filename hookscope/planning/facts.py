@@ -26,7 +26,7 @@ class CallCost(Shown):
         call: The call; an operation outside of modules where its ``name`` has ``::``.
         input_shape: With the batch axis.
         output_shape: Likewise.
-        params: Parameters that the layer holds itself, of a layer that is called twice with its first call.
+        params: Parameters that the layer holds itself; those of a layer that is called twice count at its first call.
         macs: Multiply-accumulates.
         bytes_moved: Inputs, outputs and parameters of each operation of torch in the call, without views.
         saved: Bytes that autograd keeps for the backward pass and that no earlier call kept; 0 for inference.
@@ -81,11 +81,12 @@ class MemoryPlan(Shown):
         input: The batch.
         saved: Activations that autograd keeps for the backward pass, each storage once and without the parameters,
             buffers and the batch, 0 for inference.
-        temporary: What else exists at the peak: outputs that are not kept, gradients of activations.
+        temporary: Other bytes at the peak: outputs that are not kept, and gradients of activations.
         peak: The largest sum at any time of a step. Not all of the above exist at that time.
         at_peak: What exists at that time, by the names above; adds up to ``peak``.
-        peak_in: When it is: ``forward``, ``backward`` or ``optimizer``.
-        peak_call: Key of the call that runs then, whose gradient in ``backward``; empty where it is not known.
+        peak_in: The part of the step that reaches the peak: ``forward``, ``backward`` or ``optimizer``.
+        peak_call: Key of the call that runs then; in ``backward``, of the call whose gradient is computed. Empty if not
+            known.
     """
 
     parameters: int
@@ -111,7 +112,7 @@ class Measured:
     Attributes:
         device: Its name.
         saved: Bytes that autograd kept, 0 for inference.
-        peak: Largest number of bytes of tensors at any time; None where the device does not tell.
+        peak: Largest number of bytes of tensors at any time; None if the device does not report it.
         forward: Time of the whole forward pass.
         backward: Time of the whole backward pass; None for inference.
         optimizer: Time of one step of the optimizer; None for inference.
@@ -146,7 +147,7 @@ class Plan(Shown):
         checkpointed: Names of blocks that are computed again in the backward pass.
         calls: Every call of a leaf and every call that computes itself, in order of execution.
         memory: Bytes of one step.
-        limit: The memory that is there, in bytes; None if it was not given.
+        limit: The memory of the device in bytes; None if it was not given.
         largest_batch: The largest batch that fits into ``limit``; 0 if not even one image does, None without ``limit``.
         real: Whether the plan needed a pass with values.
         measured: What was measured, if it was wanted.

@@ -15,7 +15,6 @@ from hookscope.planning.facts import Plan, Timing
 _KINDS = {
     "parameters": "#0072b2",
     "buffers": "#8c8c8c",
-    "gradients": "#e69f00",
     "optimizer": "#cc79a7",
     "input": "#56b4e9",
     "activations": "#009e73",
@@ -83,11 +82,11 @@ def plot_plan(plan: Plan, title: str = "", *, lines: Sequence[str] = ()) -> Figu
 
 def _legend(plan: Plan, held: Iterable[str]) -> list[str]:
     """What the colours mean that are drawn."""
-    names = {"#0072b2": "blue", "#8c8c8c": "grey", "#e69f00": "orange", "#cc79a7": "pink", "#56b4e9": "light blue"}
+    names = {"#0072b2": "blue", "#8c8c8c": "grey", "#cc79a7": "pink", "#56b4e9": "light blue"}
     legend = []
     if plan.memory.saved:
         parts = [f"{kind} {names[_KINDS[kind]]}" for kind in held]
-        legend.append(f"memory so far: {', '.join([*parts, 'activations kept so far green'])}")
+        legend.append(f"memory so far in the forward pass: {', '.join([*parts, 'activations kept green'])}")
     legend.append("MACs, bytes moved: orange bound by memory, blue by arithmetic")
     if plan.measured is not None:
         backward = ", orange backward" if plan.measured.backward else ""

@@ -56,7 +56,9 @@ def step(optimizer: Optimizer) -> None:
             optimizer.step()
     except (TypeError, RuntimeError, ValueError) as error:
         said = (str(error).splitlines() or [""])[0]
-        raise HookscopeError(f"{type(optimizer).__name__} cannot be planned: {said}") from error
+        raise HookscopeError(
+            f"{type(optimizer).__name__} cannot be planned: {said}", do="use another optimizer"
+        ) from error
 
 
 class _AnyNumber(TorchDispatchMode):

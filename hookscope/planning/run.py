@@ -62,8 +62,8 @@ def plan(
     """What one pass of ``net`` costs, or one step of training: memory, arithmetic and bytes moved, without running it.
 
     The step runs on the meta device, where tensors have shapes and no values: what autograd keeps and when each tensor
-    is freed is what torch itself does. Not counted is what a kernel of the device needs while it runs, such as the
-    workspace of a convolution, and what the device's driver and allocator take.
+    is freed is what torch itself does. Two things are not counted: memory that a kernel needs while it runs, such as
+    the workspace of a convolution, and memory of the driver and the allocator of the device.
 
     Args:
         net: A MODEL argument as `load_model` takes it, a loaded model, or any eager module.
@@ -78,7 +78,7 @@ def plan(
             this machine has. By default that of the model.
         checkpoint: Names of layers whose activations are computed again in the backward pass, as by
             `torch.utils.checkpoint.checkpoint` with ``use_reentrant=False``.
-        memory: Bytes that are there: the largest batch that fits is then sought.
+        memory: Memory of the device in bytes: also find the largest batch that fits.
         balance: MACs per byte below which a call is bound by memory; by default 10, and with ``measure`` those of the
             device.
         measure: Also run it on the device, with random weights where ``net`` is a name: the time of each call, and the
@@ -101,7 +101,7 @@ def plan(
     """
     _check_batch(batch_size)
     if memory is not None and memory < 1:
-        raise UsageError(f"a memory of {memory} bytes cannot be", do="give a number above 0")
+        raise UsageError(f"memory must be at least 1 byte, not {memory}")
     device = pick_device(device) if device == "auto" else device
     subject = Subject.of(net, input_size)
     names = _blocks(subject.model, checkpoint)
@@ -111,13 +111,15 @@ def plan(
     subject, conditions, record = _recorded(subject, batch_size, conditions)
     notes = list(subject.notes)
     if conditions.real:
-        notes.append(f"{subject.name} needs values: a real pass of random pictures was followed on the cpu")
+        notes.append(
+            f"{subject.name} cannot run without values: the plan is of a real pass of random images on the CPU"
+        )
     limit = memory
     largest = None
     if limit is not None:
         peak = functools.cache(lambda batch: run_step(subject, batch, conditions).memory.peak)
         if conditions.real:
-            notes.append("the largest batch is that of a line through the peaks of 1 and 2 pictures")
+            notes.append("the largest batch is estimated from the peaks of 1 and 2 images")
             largest = _largest_batch(lambda batch: peak(1) + (peak(2) - peak(1)) * (batch - 1), limit)
         else:
             largest = _largest_batch(peak, limit)
@@ -187,7 +189,7 @@ def _measured(
 ) -> tuple[CallTimes, dict[str, float]]:
     """Times, memory and effective fields of the model with values, in the data type and on the device of the plan."""
     if repeats < 1 or warm_up < 0:
-        raise UsageError(f"{repeats} repeats after {warm_up} passes cannot be", do="give at least 1 repeat")
+        raise UsageError(f"cannot time {repeats} passes after {warm_up}", do="give repeats from 1 and warm_up from 0")
     where = pick_device(device or subject.device)
     model = subject.model
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -316,15 +318,15 @@ def _largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
 
 def _check_batch(batch: Any) -> None:
     if isinstance(batch, bool) or not hasattr(batch, "__index__"):
-        raise UsageError(f"a batch of {batch!r} images cannot be", do="give a whole number from 1")
+        raise UsageError(f"batch size must be a whole number, not {batch!r}")
     if not 1 <= batch <= LARGEST_BATCH:
-        raise UsageError(f"a batch of {batch} images cannot be", do=f"give a number from 1 to {LARGEST_BATCH}")
+        raise UsageError(f"batch size must be from 1 to {LARGEST_BATCH}, not {batch}")
 
 
 def _device_type(device: str) -> str:
     found = re.fullmatch(r"(cpu|cuda|mps)(:[0-9]+)?", device)
     if found is None:
-        raise UsageError(f"no device '{device}' for a plan", "there are cpu, cuda, mps")
+        raise UsageError(f"no device '{device}' to plan for", "there are cpu, cuda, mps")
     return found[1]
 
 
@@ -334,5 +336,6 @@ def _blocks(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     known = [name for name, _ in model.named_modules() if name]
     for name in chosen:
         if name not in known:
-            raise LayerError(f"no layer '{name}' to checkpoint", nearest(name, known), kind="layer", name=name)
+            do = "see list-layers --type all"
+            raise LayerError(f"no layer '{name}' to checkpoint", nearest(name, known), do, kind="layer", name=name)
     return chosen

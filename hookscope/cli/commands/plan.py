@@ -44,26 +44,26 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
     metavar="BLOCK",
     multiple=True,
     shell_complete=shared.complete_layers,
-    help="With --train: a layer whose activations are computed again in the backward pass; repeatable.",
+    help="With --train: compute the activations of layer BLOCK again in the backward pass; repeatable.",
 )
 @click.option(
     "--dtype",
     metavar="TYPE",
     shell_complete=shared.complete_words("float32", "float64", "float16", "bfloat16", "autocast"),
-    help="float32, float64, float16 or bfloat16 for parameters and images, autocast, or such as autocast:float16."
+    help="Data type of parameters and images: float32, float64, float16 or bfloat16; or autocast, autocast:float16."
     "  [default: the model's own]",
 )
 @click.option(
     "--memory",
     type=shared.FileSize(),
-    help="Memory that is there, such as 24GB (24 billion bytes) or 24GiB: also find the largest batch that fits.",
+    help="Memory of the device, such as 24GB (24 billion bytes) or 24GiB: also find the largest batch that fits.",
 )
 @click.option(
     "--balance",
     metavar="X",
     type=shared.FiniteRange(0, min_open=True),
-    help="MACs per byte below which memory limits the speed of a call.  [default: 10; with --measure, those of the"
-    " device]",
+    help="A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --measure, as the device is"
+    " measured]",
 )
 @shared.size_option
 @click.option(
@@ -72,7 +72,7 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
     default="auto",
     show_default=True,
     shell_complete=shared.complete_devices,
-    help="auto, cpu, cuda, cuda:N or mps; only --measure needs it to be there.",
+    help="auto, cpu, cuda, cuda:N or mps. Only --measure needs a device that this machine has.",
 )
 @click.option("--measure", is_flag=True, help="Also run it, with random weights and images: measure time and memory.")
 @click.option(
@@ -81,7 +81,7 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
     type=click.IntRange(1),
     default=10,
     show_default=True,
-    help="With --measure: how many passes to time.",
+    help="With --measure: number of timed passes.",
 )
 @click.option(
     "--warm-up",
@@ -89,10 +89,12 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="With --measure: how many passes to run before.",
+    help="With --measure: number of passes before them, which are not timed.",
 )
-@shared.count_option("--top", "How many calls a table shows, those that cost most first.", 20)
-@click.option("--total", is_flag=True, help="Print one row with the sums, the memory and the whole times.")
+@shared.count_option("--top", "Number of calls in a table, those that cost most first.", 20)
+@click.option(
+    "--total", is_flag=True, help="Print one row: the sums, the memory by kind, and the times of the whole step."
+)
 @shared.plot_option("Draw memory, arithmetic and time of every call")
 @shared.format_option
 def command(model: str, top: int, total: bool, plot: str | None, format: str, **values: Any) -> None:
@@ -107,17 +109,19 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
       hookscope plan nets.py:mine --input-size 320x320 --plot plan.png
       hookscope plan resnet50 --train --total --format json | jq '.[0].peak_bytes'
 
-    The step runs on tensors without values: what autograd keeps, and when each tensor is freed, is what torch does.
-    Not counted is what a kernel needs while it runs, such as the workspace of a convolution, and what the driver and
-    the allocator of a device take. A model that needs values, such as a detector, runs once for real.
+    The step runs on tensors without values, in which torch itself keeps and frees what it would in a real step. Two
+    things are not counted: memory that a kernel needs while it runs, such as the workspace of a convolution, and memory
+    of the driver and the allocator of the device. A model that cannot run without values, such as a detector, runs once
+    on random images.
 
-    The first lines say what the step needs, what fits, where the memory goes, and which calls memory bounds: those
-    with fewer MACs per byte than --balance. A table then shows the calls that cost most: in time if it was measured,
-    else in activations kept, else in MACs. Other formats have every call, in order of execution.
+    The first lines say what the step needs, whether it fits, and where the memory goes. They also count the calls that
+    are bound by memory: those with fewer MACs per byte than --balance. A table then shows the calls that cost most: in
+    time if it was measured, else in activations kept, else in MACs. Other formats have every call, in order of
+    execution.
 
-    --measure runs the step with random weights and random images. Passes with hooks, which time the calls, and passes
-    without, which time the whole, take turns. Times are medians, in seconds, with the quartiles beside them in other
-    formats than a table. On a GPU they come from events on the device.
+    --measure runs the step with random weights and random images. Passes with hooks measure the time of each call.
+    Passes without hooks measure the time of the whole step. Both take turns. Times are medians in seconds; other
+    formats than a table also have the quartiles. On a GPU, times come from events on the device.
 
     The effective receptive field (arXiv:1701.04128) are the pixels with a gradient above 4.55 % of the largest. It is
     measured on one random image, for layers with weights that put out several positions, such as convolutions: for all
@@ -128,10 +132,10 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
       index         index, name, type, call and order are those of list-layers
       input_shape   with the batch axis
       output_shape  likewise
-      params        parameters of the layer, at its first call
+      params        parameters of the layer; those of a shared layer count at its first call
       macs          multiply-accumulates of the whole batch
       bytes_moved   inputs, outputs and parameters that operations read and write
-      saved         bytes kept for the backward pass, each in the first call only
+      saved         bytes kept for the backward pass that no earlier call keeps
       bound         what limits the speed: memory or arithmetic
       receptive_field, stride  in pixels, those of list-layers
       effective_field  with --measure: side in pixels of the part that the middle unit reacts to

@@ -166,7 +166,7 @@ def _off(found: planning.Plan, measured: planning.Measured) -> str:
         for name, planned, real in pairs
         if real
     ]
-    return f"measured: {', '.join(words)}" if words else "this device does not tell how much memory was used"
+    return f"measured: {', '.join(words)}" if words else "this device does not report how much memory was used"
 
 
 def size_in_words(size: int) -> str:
@@ -179,5 +179,6 @@ def size_in_words(size: int) -> str:
 def time_in_words(time: planning.Timing) -> str:
     """``12.3 ms (11.9 to 13.1)``: the median and the quartiles."""
     unit, name = next((pair for pair in ((1, "s"), (1e-3, "ms")) if time.median >= pair[0]), (1e-6, "us"))
-    median, low, high = (f"{value / unit:.3g}" for value in (time.median, time.low, time.high))
+    values = (value / unit for value in (time.median, time.low, time.high))
+    median, low, high = (f"{value:.3g}" if value < 999.5 else f"{value:,.0f}" for value in values)
     return f"{median} {name} ({low} to {high})"
