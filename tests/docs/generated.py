@@ -96,7 +96,7 @@ def public_names(module: str) -> list[str]:
         names = set(hookscope.__all__) - {"__version__", "interventions"}
     else:
         names = {name for name in package.__all__ if inspect.isclass(getattr(package, name))} - set(hookscope.__all__)
-    return sorted(names, key=str.lower)
+    return sorted(names, key=lambda name: (name.lower(), name.swapcase()))  # plan before Plan: links mean the first
 
 
 def _api(module: str) -> str:

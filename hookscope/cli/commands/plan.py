@@ -123,23 +123,23 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
     Passes without hooks measure the time of the whole step. Both take turns. Times are medians in seconds; other
     formats than a table also have the quartiles. On a GPU, times come from events on the device.
 
-    The effective receptive field (arXiv:1701.04128) are the pixels with a gradient above 4.55 % of the largest. It is
-    measured on one random image, for layers with weights that put out several positions, such as convolutions: for all
-    of up to 64 layers, else for some at even distances.
+    --measure also gives the effective receptive field (arXiv:1701.04128) of the middle unit: the side of a square with
+    as many pixels as have a gradient above 4.55 % of the largest. It is measured on one random image, for layers with
+    weights and an output of several positions, such as convolutions: at most 64 of them, at even distances.
 
     \b
     Fields of a row, one for each call:
-      index         index, name, type, call and order are those of list-layers
-      input_shape   with the batch axis
-      output_shape  likewise
-      params        parameters of the layer; those of a shared layer count at its first call
-      macs          multiply-accumulates of the whole batch
-      bytes_moved   inputs, outputs and parameters that operations read and write
-      saved         bytes kept for the backward pass that no earlier call keeps
-      bound         what limits the speed: memory or arithmetic
-      receptive_field, stride  in pixels, those of list-layers
-      effective_field  with --measure: side in pixels of the part that the middle unit reacts to
-      forward       seconds, with forward_low and forward_high; backward likewise
+      index            index, name, type, call and order are those of list-layers
+      input_shape      with the batch axis
+      output_shape     likewise
+      params           parameters of the layer; those of a shared layer count at its first call
+      macs             multiply-accumulates of the whole batch
+      bytes_moved      inputs, outputs and parameters that operations read and write
+      saved            bytes kept for the backward pass that no earlier call keeps
+      bound            what limits the speed: memory or arithmetic
+      receptive_field  in pixels, as in list-layers; stride likewise
+      effective_field  side of the effective receptive field in pixels, with --measure
+      forward          seconds, with forward_low and forward_high; backward likewise
     """
     _check(values, plot, model)
     models.find_source(model)  # an unknown name fails before torch is imported
