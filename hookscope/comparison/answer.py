@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.comparison.facts import INPUT, TIMES_NOISE, Answer, PairedCall, SideFacts
+from hookscope.comparison.pairing import functions_of
 from hookscope.display import text_of
 from hookscope.findings import counted, listed
 from hookscope.hooks import MODEL, Call, Shape
@@ -301,14 +302,16 @@ def _layer(facts: _Facts) -> tuple[str, str, str]:
     because = f"{', '.join(special)}; " if special else ""
     if first.difference is None:
         return "layer", f"{because}{facts.where}", ""
-    types = f"; it is {first.a.type} in A and {first.b.type} in B" if first.a.type != first.b.type else ""
-    if first.alone is not None and not first.is_beyond_noise(first.alone) and not special:
-        advice = "An operation that is no module lies before it: compare with --ops."
-        return "layer", f"{facts.where}, but on the same inputs it gives the same{types}", advice
+    other = functions_of(first.a.type) != functions_of(first.b.type)
+    types = f"; it is {first.a.type} in A and {first.b.type} in B" if other else ""
+    if first.alone is not None and not first.is_beyond_noise(first.alone):
+        advice = "" if special else "An operation that is no module lies before it: compare with --ops."
+        return "layer", f"{because}{facts.where}, but on the same inputs it gives the same{types}", advice
     advice = ""
     if first.how == "folded":
         types = f"; {first.b.key} of B does the work of several layers of A"
-        advice = "Compare its weights and arguments with those of A: a BatchNorm may be folded wrongly."
+        if not special:
+            advice = "Compare its weights and arguments with those of A: a BatchNorm may be folded wrongly."
     parameters = ", with the same parameters" if first.parameters == 0 else ""
     alone = f", {first.alone:.2g} on the same inputs" if first.is_beyond_noise(first.alone) else ""
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice

@@ -83,7 +83,8 @@ class PairedCall(Shown):
         difference: Of the outputs; None where shapes differ.
         noise: Relative L2 difference of A from itself, when it runs again and when its input changes by rounding. It
             is at least the unit roundoff of the data type, 6e-8 for float32.
-        alone: Relative L2 difference of A and B when the layer of B runs on the inputs of A; None if not measured.
+        alone: Relative L2 difference of A and B when the layer of B runs on the inputs of A; None if not
+            measured, inf where NaN or Inf are on one side only.
         cka: Linear CKA over the images, at most 1; an unbiased estimate, so that of few images it may be below 0. None
             with fewer than four images, and where a layer is constant or not finite.
         dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.

@@ -9,7 +9,7 @@ from typing import Any
 from hookscope.comparison.alone import may_run_alone
 from hookscope.comparison.calls import ComparedCalls, Wanted
 from hookscope.comparison.inputs import PairedBatch
-from hookscope.comparison.pairing import Pairing, SeenCall, nothing_pairs, pair_calls
+from hookscope.comparison.pairing import Pairing, SeenCall, is_layer_type, nothing_pairs, pair_calls
 from hookscope.comparison.passes import Copies, run_side
 from hookscope.comparison.side import Side
 from hookscope.comparison.sums import shape_for_one
@@ -41,11 +41,15 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
     pairs = tuple(pair for pair in found.pairs if pair.a.key in look_a.chosen)
     if not (pairs or wanted.matrix) and (of_a or of_b):  # models of one layer have an input and an output
         raise nothing_pairs(chosen_a, of_b)
-    only_a = tuple(call for call in found.only_a if call.key in look_a.chosen)
+    every = wanted.ops or a.is_onnx == b.is_onnx  # else one side shows no operations, and the other no blocks
+    only_a, only_b = (
+        tuple(call for call in calls if every or is_layer_type(call.type))
+        for calls in (found.only_a, found.only_b if wanted.layers is None else ())
+    )
     holders = {name for pair in pairs for name in itertools.islice(enclosing(pair.a.name), 1, None)}
     modules_b = dict(b.net.model.named_modules())
     return ComparedCalls(
-        Pairing(pairs, only_a, found.only_b if wanted.layers is None else ()),
+        Pairing(pairs, tuple(call for call in only_a if call.key in look_a.chosen), only_b),
         {pair.a.key for pair in pairs if wanted.alone and may_run_alone(pair, modules_b.get(pair.b.name), holders)},
         look_a.with_maps,
         {seen.call.key: seen.call for seen in chosen_a if wanted.matrix},

@@ -106,6 +106,12 @@ def functions_of(type_name: str) -> tuple[str, ...]:
     return tuple(words) if words[0] in _FUSED else (words[0],)
 
 
+def is_layer_type(type_name: str) -> bool:
+    """Whether a class or an operator computes what most models leave to a layer, unlike ``+`` or a slice."""
+    function = functions_of(type_name)[0]
+    return function not in ("add", "cat", "resize") and (function in _WORDS or _is_activation(function))
+
+
 class _Side:
     """The calls of one side, and what is known of each, by position."""
 

@@ -92,7 +92,7 @@ class RowSums:
                     sums.shape_b,
                     None if sums.shapes_differ else sums.difference.difference(),
                     sums.noise,
-                    sums.alone.relative_l2 if sums.alone.values else None,
+                    sums.alone_relative,
                     None if cka is None else cka.value,
                     sums.only_dead_in(sums.dead_a, sums.dead_b),
                     sums.only_dead_in(sums.dead_b, sums.dead_a),

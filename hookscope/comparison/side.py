@@ -37,7 +37,7 @@ class Side:
             from the model with hooks on it.
 
     Raises:
-        UsageError: interventions in a compiled model.
+        UsageError: interventions in a compiled model, or an ONNX file that shall be compiled.
     """
 
     net: LoadedModel
@@ -52,6 +52,8 @@ class Side:
             raise UsageError(
                 "interventions cannot change a compiled model", do="leave out compile or the interventions"
             )
+        if self.is_onnx:
+            raise UsageError(f"{self.net.name} runs in onnxruntime: torch cannot compile it", do="leave out compile")
         backend = "inductor" if self.compiled is True else self.compiled
         compiled = CompiledPass(self.net.model, backend).model
         object.__setattr__(self, "net", replace(self.net, model=compiled))
@@ -64,6 +66,11 @@ class Side:
         if isinstance(side, nn.Module) and "_orig_mod" in side._modules:
             return cls(as_loaded(side.get_submodule("_orig_mod")), compiled=True)
         return cls(as_loaded(side))
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether the model is an ONNX file, whose layers are operators: a ``+`` is one too."""
+        return getattr(self.net.model, "is_onnx", False)
 
     @contextmanager
     def conditions(self) -> Iterator[None]:
@@ -136,7 +143,8 @@ def make_side(
         changes: Interventions as `intervene` takes them.
 
     Raises:
-        UsageError: a data type that the model or its device cannot have, or interventions in a compiled model.
+        UsageError: a data type that the model or its device cannot have, interventions in a compiled model, or an ONNX
+            file that shall be compiled.
 
     Example:
         >>> import torch

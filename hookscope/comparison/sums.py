@@ -163,6 +163,12 @@ class PartSums:
     dead_a: ConstantChannels = field(default_factory=ConstantChannels)
     dead_b: ConstantChannels = field(default_factory=ConstantChannels)
 
+    @property
+    def alone_relative(self) -> float | None:
+        """Relative L2 of the layer alone; inf where NaN or Inf are on one side only, None if it did not run alone."""
+        sums = self.alone
+        return math.inf if sums.nonfinite_a or sums.nonfinite_b else sums.relative_l2 if sums.values else None
+
     def only_dead_in(self, side: ConstantChannels, other: ConstantChannels) -> float | None:
         """Share of the channels that are dead in ``side`` and not in ``other``."""
         if side.dead is None or other.dead is None or len(side.dead) != len(other.dead):

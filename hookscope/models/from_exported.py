@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class ExportedSource(ModelSource):
     """``model.pt2``, which `torch.export.save` wrote; the file holds its own weights."""
 
+    own_weights = True
+
     def matches(self, model: str) -> bool:
         return model.endswith(".pt2")
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class OnnxSource(ModelSource):
     """``model.onnx``; the file holds its own weights."""
 
+    own_weights = True
+
     def matches(self, model: str) -> bool:
         return model.endswith(".onnx")
 

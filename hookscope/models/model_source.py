@@ -35,10 +35,12 @@ class ModelSource(ABC):
     """One kind of MODEL argument. A new source overrides `matches` and `build`, the rest is optional.
 
     The file of a source imports torch and other heavy packages inside `build` and `skeleton` only, so that names are
-    completed and checked without them. ``cpu_only`` says that its models run on the CPU alone.
+    completed and checked without them. ``cpu_only`` says that its models run on the CPU alone,
+    ``own_weights`` that a model is a file with its weights.
     """
 
     cpu_only: ClassVar[bool] = False
+    own_weights: ClassVar[bool] = False
 
     @abstractmethod
     def matches(self, model: str) -> bool:

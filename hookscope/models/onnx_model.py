@@ -73,6 +73,8 @@ class OnnxModel(nn.Module):
     by a hook that replaced what it takes or gives, or by other parameters.
     """
 
+    is_onnx = True
+
     def __init__(self, path: str, graph: OnnxGraph) -> None:
         super().__init__()
         self._path, self._graph, self._session = path, graph, make_session(path, optimised=True)

@@ -227,6 +227,14 @@ CASES = {
         "relu",
         "B runs with Scale(factor=2) at relu; A and B differ first at relu: relative L2 0.4, 0.4 on the same inputs.",
     ),
+    "an intervention on an operation": (
+        [pair("conv1"), pair("relu", 0.4, alone=0.0)],
+        {"b": side(special="Zero() at Add")},
+        "layer",
+        "relu",
+        "B runs with Zero() at Add; A and B differ first at relu: relative L2 0.4, but on the same inputs it gives the"
+        " same.",
+    ),
     "another class": (
         [pair("conv1"), pair("relu", 0.4, alone=0.4, parameters=None, type="ReLU", type_b="ReLU6")],
         {},

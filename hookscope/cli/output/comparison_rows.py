@@ -175,8 +175,7 @@ def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
     columns, answer = min(MOST_WORDS, page.columns), found.answer
     yield from wrapped(answer.sentence, columns)
     if answer.first:
-        after = f", after {counted(answer.same_before, 'pair')} the same to the bit" if answer.same_before else ""
-        yield from wrapped(f"first difference: {answer.first}{after}{_most(found)}", columns)
+        yield from wrapped(f"first difference: {answer.first}{_before(found)}{_most(found)}", columns)
     if found.agreement is not None:
         yield from wrapped(_agreement(found.agreement), columns)
     unpaired = [
@@ -188,6 +187,16 @@ def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
         yield from wrapped(line, columns)
     if answer.advice:
         yield from wrapped(answer.advice, columns)
+
+
+def _before(found: comparison.Comparison) -> str:
+    """How many pairs before the first that differs do not."""
+    same = found.answer.same_before
+    fine = [pair.key for pair in found.calls if not pair.differs or pair.key == found.answer.first]
+    within = fine.index(found.answer.first) - same
+    words = [f"{counted(same, 'pair')} the same to the bit"] if same else []
+    words += [f"{counted(within, 'pair')} within the noise"] if within else []
+    return f", after {' and '.join(words)}" if words else ""
 
 
 def _most(found: comparison.Comparison) -> str:

@@ -103,7 +103,12 @@ class SideOptions:
 
         def value(name: str) -> Any:
             own = values[f"{name}_{side}"]
+            if name == "weights" and own is None and leaves_weights:
+                return "auto"
             return values[name] if own is None else own
+
+        holds = {each: models.find_source(values[f"model_{each}"]).own_weights for each in _SIDES}
+        leaves_weights = holds[side] and not all(holds.values())  # --weights is then for the other side
 
         model = ModelOptions(values[f"model_{side}"], **{name: value(name) for name in _OF_MODEL})
         changes = [*values["changes"], *values[f"changes_{side}"]]
