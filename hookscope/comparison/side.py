@@ -143,8 +143,7 @@ def make_side(
         changes: Interventions as `intervene` takes them.
 
     Raises:
-        UsageError: a data type that the model or its device cannot have, interventions in a compiled model, or an ONNX
-            file that shall be compiled.
+        UsageError: a data type that the model cannot have, or a compiled model with interventions or of an ONNX file.
 
     Example:
         >>> import torch

@@ -15,6 +15,7 @@ from hookscope.cli.output.comparison_rows import FIELDS
 from hookscope.drawing.png import read_provenance
 from tests.cli.helpers import Run, files, one_error, rows
 from tests.cli.nets import Small
+from tests.exports import deployed, to_onnx
 from tests.helpers import seeded
 
 PICTURES = {"a.png": (32, 32), "b.png": (32, 32), "c.png": (32, 32), "d.png": (32, 32), "wide.png": (48, 32)}
@@ -253,6 +254,20 @@ def test_what_is_wrong_is_said_in_one_line(run: Run, here: Path, words: list[str
     (here / "twice.tsv").write_text("conv1\tconv1\nconv1\tconv2\n")
     one_error(run(*words), status, message)
     assert [name for name in files(here) if name not in ("one.tsv", "twice.tsv", *PICTURES)] == []
+
+
+def test_weights_are_for_the_side_that_takes_them(run: Run, here: Path) -> None:
+    torch.save(deployed().state_dict(), here / "net.pth")
+    to_onnx(deployed(), here / "net.onnx", size=(1, 3, 32, 32))
+    words = ["--weights", "net.pth", "--format", "json"]
+    assert answer(run(*words, a="tests.exports:Deployed", b="net.onnx"))["kind"] == "noise"
+    one_error(run(*words, a="net.onnx", b="net.onnx"), 2, "net.onnx holds its own weights and takes no others")
+
+
+def test_a_table_says_what_is_within_the_noise_before_the_first(run: Run, here: Path) -> None:
+    to_onnx(deployed(), here / "net.onnx", size=(1, 3, 32, 32))
+    _, out, _ = run("--at-b", "fc2", "zero", "--format", "table", a="tests.exports:deployed", b="net.onnx")
+    assert "after 1 pair the same to the bit and 9 pairs within the noise; most: fc2" in " ".join(out.split())
 
 
 def test_a_model_too_few_is_said(run: Run) -> None:

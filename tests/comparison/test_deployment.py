@@ -16,6 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from hookscope import compare, load_model
+from hookscope.comparison import make_side
+from hookscope.errors import UsageError
 from hookscope.models import as_loaded
 from tests.exports import deployed, to_onnx, to_pt2
 
@@ -124,6 +126,7 @@ def test_a_planted_fault_is_found_in_its_layer(
     onnx.save(model, tmp_path / "deployed.onnx")
     found = compare(deployed(), load_model(str(tmp_path / "deployed.onnx")), batch)
     assert (found.answer.first, found.answer.most) == (layer, layer)
+    assert not found.unpaired_a and not found.unpaired_b  # the Add of the file is an operation of the module
     if layer:
         row = next(row for row in found.calls if row.key == layer)
         assert row.key_b == layer_b and (row.how == "folded") == (layer != layer_b)
@@ -150,6 +153,11 @@ def test_other_preprocessing_is_found_in_the_input(folder: Path, choice: Any, wo
     found = compare(a, load_model(str(folder / "folded.onnx"), **other), pictures)
     assert (found.answer.kind, found.answer.first) == ("input", "(input)") and words in found.answer.sentence
     assert max(row.alone for row in found.calls if row.alone is not None) < 1e-5  # no layer is to blame
+
+
+def test_a_file_is_not_compiled(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"folded\.onnx runs in onnxruntime: torch cannot compile it"):
+        make_side(load_model(str(folder / "folded.onnx")), compiled=True)
 
 
 @pytest.mark.slow

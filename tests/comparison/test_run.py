@@ -118,7 +118,8 @@ def test_nan_on_one_side_only_is_counted_and_the_first_difference(batch: Any) ->
     difference = rows_of(found)["3"].difference
     assert (difference.nonfinite_a, difference.nonfinite_b) == (0, 6 * 25)
     assert difference.largest.value == np.inf and difference.largest.place[0] == 1
-    assert (found.answer.kind, found.answer.first) == ("nonfinite", "3")
+    assert (found.answer.kind, found.answer.first, found.answer.most) == ("nonfinite", "3", "3")
+    assert [key for key, row in rows_of(found).items() if row.alone] == ["3"]
     assert found.agreement is not None and found.agreement.top1 == 0
     assert {each.class_b for each in found.agreement.changed} == {"not finite"}
 
