@@ -267,7 +267,7 @@ def test_weights_are_for_the_side_that_takes_them(run: Run, here: Path) -> None:
 def test_a_table_says_what_is_within_the_noise_before_the_first(run: Run, here: Path) -> None:
     to_onnx(deployed(), here / "net.onnx", size=(1, 3, 32, 32))
     _, out, _ = run("--at-b", "fc2", "zero", "--format", "table", a="tests.exports:deployed", b="net.onnx")
-    assert "after 1 pair the same to the bit and 9 pairs within the noise; most: fc2" in " ".join(out.split())
+    assert "after 1 pair the same to the bit and 9 pairs within the noise; adds most: fc2" in " ".join(out.split())
 
 
 def test_a_model_too_few_is_said(run: Run) -> None:
