@@ -18,7 +18,7 @@ from hookscope.comparison.facts import SideFacts
 from hookscope.errors import UsageError
 from hookscope.hooks import Call
 from hookscope.interventions import intervene
-from hookscope.models import LoadedModel, as_loaded, dtype_name, parse_dtype
+from hookscope.models import LoadedModel, as_loaded, dtype_name, is_quantized, parse_dtype
 
 FUNCTIONAL = ("QFunctional", "FloatFunctional", "FXFloatFunctional")
 """Classes of torch.ao that add, multiply and concatenate; they are no calls, but the Identity in them is."""
@@ -102,7 +102,7 @@ class Side:
             special.append("torch.compile" if backend is True else f"torch.compile ({backend})")
         pairs = self.changes.items() if isinstance(self.changes, dict) else self.changes
         special += [f"{change} at {where}" for where, change in pairs]
-        dtypes = ", ".join([*map(dtype_name, _dtypes(net.model)), *(["qint8"] if _is_quantized(net.model) else [])])
+        dtypes = ", ".join([*map(dtype_name, _dtypes(net.model)), *(["qint8"] if is_quantized(net.model) else [])])
         words = net.preprocess.describe(), "; ".join(special)
         return SideFacts(net.name, net.weights, dtypes or "float32", net.device, *words)
 
@@ -162,7 +162,7 @@ def make_side(
 def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     """``net``, or a copy of it in another data type."""
     own = _dtypes(net.model)
-    if _is_quantized(net.model):
+    if is_quantized(net.model):
         raise UsageError(f"{net.name} is quantized and cannot be {dtype_name(dtype)}", do="leave its data type")
     if own in ((), (dtype,)):
         return net
@@ -176,7 +176,3 @@ def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
 def _dtypes(model: nn.Module) -> tuple[torch.dtype, ...]:
     """The data types of the floating-point parameters, in order of registration."""
     return tuple(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
-
-
-def _is_quantized(model: nn.Module) -> bool:
-    return any(value.is_quantized for value in model.state_dict().values() if isinstance(value, torch.Tensor))

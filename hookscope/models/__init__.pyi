@@ -12,6 +12,7 @@ from .data_type import (
     AUTOCAST as AUTOCAST,
     DTYPES as DTYPES,
     dtype_name as dtype_name,
+    is_quantized as is_quantized,
     parse_dtype as parse_dtype,
 )
 from .inputs import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from hookscope.errors import UsageError
 from hookscope.findings import listed
@@ -32,3 +33,8 @@ def parse_dtype(text: str, device: str) -> tuple[torch.dtype | None, torch.dtype
 def dtype_name(dtype: torch.dtype) -> str:
     """Such as ``float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether layers hold their weights in 8 bits."""
+    return any(value.is_quantized for value in model.state_dict().values() if isinstance(value, torch.Tensor))

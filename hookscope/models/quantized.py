@@ -11,6 +11,7 @@ from torch.ao import quantization
 from torch.nn import functional as F
 
 from hookscope.errors import ModelError, WeightsError
+from hookscope.models.data_type import is_quantized
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.model_source import Progress
 from hookscope.models.torchvision_builders import load_from_torchvision, torchvision_models
@@ -40,11 +41,7 @@ def load_quantized(
             raise
         loaded = load_from_torchvision(builder, weights, seed, progress)
     loaded = replace(loaded, name=model)
-    return loaded if _is_quantized(loaded) else quantize(loaded)
-
-
-def _is_quantized(loaded: LoadedModel) -> bool:
-    return any(value.is_quantized for value in loaded.model.state_dict().values() if isinstance(value, Tensor))
+    return loaded if is_quantized(loaded.model) else quantize(loaded)
 
 
 def quantize(loaded: LoadedModel) -> LoadedModel:

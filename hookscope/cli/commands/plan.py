@@ -75,22 +75,8 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
     help="auto, cpu, cuda, cuda:N or mps. Only --measure needs a device that this machine has.",
 )
 @click.option("--measure", is_flag=True, help="Also run it, with random weights and images: measure time and memory.")
-@click.option(
-    "--repeats",
-    metavar="N",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="With --measure: number of timed passes.",
-)
-@click.option(
-    "--warm-up",
-    metavar="N",
-    type=click.IntRange(0),
-    default=3,
-    show_default=True,
-    help="With --measure: number of passes before them, which are not timed.",
-)
+@shared.count_option("--repeats", "With --measure: number of timed passes.", 10)
+@shared.count_option("--warm-up", "With --measure: number of passes before them, which are not timed.", 3, least=0)
 @shared.count_option("--top", "Number of calls in a table, those that cost most first.", 20)
 @click.option(
     "--total", is_flag=True, help="Print one row: the sums, the memory by kind, and the times of the whole step."
