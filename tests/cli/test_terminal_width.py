@@ -61,6 +61,8 @@ LINES = [
     "intervene MODEL CAT --at 0 zero --classes",
     "intervene MODEL CAT --ablate-each 0,1 --categories names.txt",
     "watch --show run.ndjson",
+    "compare MODEL MODEL CAT --weights-b none --categories names.txt",
+    "plan MODEL --train --memory 1GB",
 ]
 
 

@@ -80,4 +80,4 @@ def test_a_new_source_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (net.family, net.preprocess.describe()) == ("segmentation", "assumed resize 520, ImageNet mean and std")
     assert not net.model.training
     listed = CliRunner().invoke(cli, ["list-layers", "toy-4", "--format", "tsv"])
-    assert listed.stdout.splitlines()[1].split("\t")[-5:-2] == ["1x3x520x520", "1x4x520x520", "16"], listed.output
+    assert listed.stdout.splitlines()[1].split("\t")[5:8] == ["1x3x520x520", "1x4x520x520", "16"], listed.output

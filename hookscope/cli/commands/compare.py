@@ -140,17 +140,17 @@ def command(
 
     \b
     Fields of a pair, beside those of list-layers:
-      how             how it was paired: name, order, map, or folded (one layer does several of the other side)
+      how             name, order, map, or folded: one layer does the work of more
       relative_l2     norm of B - A, divided by the norm of A
-      alone           relative_l2 if the layer of B runs on the inputs of A: what this layer adds
+      alone           relative_l2 of the layer of B on the inputs of A: its part
       noise           relative_l2 of A against itself
-      differs         whether relative_l2 is more than ten times the noise, or NaN is on one side only
-      cosine, cka     cosine of both outputs; linear CKA over the images, of 4 images or more
-      max_abs         largest absolute difference; image, place, value_a and value_b say where and what
-      nonfinite_a     number of values that are NaN or Inf in A and finite in B; nonfinite_b likewise
-      dead_a, dead_b  share of the channels that are dead on this side only
-      parameters      relative change of the parameters of the layer; buffers likewise
-      values, equal   number of compared values, and of those that are the same to the bit
+      differs         true above ten times the noise, or if one side has NaN
+      cosine, cka     of both outputs; linear CKA over images, of 4 or more
+      max_abs         largest difference; image, place, value_a, value_b say where
+      nonfinite_a     values that are NaN or Inf in A only; nonfinite_b likewise
+      dead_a, dead_b  share of channels that are dead on this side only
+      parameters      relative change of those of the layer; buffers likewise
+      values, equal   number of values, and of those that are the same to the bit
 
     A table has the pairs that differ most; json and ndjson also have the answer, calls without a partner and images
     that changed class. With --max-relative, --min-cosine or --min-agreement the exit status is 3 when a pair breaks a

@@ -118,14 +118,14 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
       index            index, name, type, call and order are those of list-layers
       input_shape      with the batch axis
       output_shape     likewise
-      params           parameters of the layer; those of a shared layer count at its first call
+      params           parameters of the layer; of a shared layer at its first call
       macs             multiply-accumulates of the whole batch
-      bytes_moved      inputs, outputs and parameters that operations read and write
+      bytes_moved      inputs, outputs and parameters that are read or written
       saved            bytes kept for the backward pass that no earlier call keeps
       bound            what limits the speed: memory or arithmetic
       receptive_field  in pixels, as in list-layers; stride likewise
-      effective_field  side of the effective receptive field in pixels, with --measure
-      forward          seconds, with forward_low and forward_high; backward likewise
+      effective_field  side of the effective receptive field, with --measure
+      forward          seconds, with forward_low, forward_high; backward likewise
     """
     _check(values, plot, model)
     models.find_source(model)  # an unknown name fails before torch is imported
