@@ -122,7 +122,18 @@ def test_a_table_has_the_numbers_of_the_layers(net: hookscope.LoadedModel) -> No
     rows = hookscope.list_layers(net.model, (128, 128))
     header, first, *others = Cells(rows._repr_html_()).rows  # type: ignore[attr-defined]
     assert header == ["index", "name", "type", "input", "output", "params", "macs", "receptive_field", "stride", "note"]
-    assert first == ["0", "features.0", "Conv2d", "1x3x128x128", "1x64x63x63", "1792", "7,112,448", "3x3", "2x2", first[-1]]
+    assert first == [
+        "0",
+        "features.0",
+        "Conv2d",
+        "1x3x128x128",
+        "1x64x63x63",
+        "1792",
+        "7,112,448",
+        "3x3",
+        "2x2",
+        first[-1],
+    ]
     assert len(others) == 11 and repr(rows).splitlines()[-1] == f"and {len(rows) - 12} more rows"
     assert repr(rows).splitlines()[1].split() == ["0", "features.0", *first[2:9]]
 

@@ -45,7 +45,9 @@ def test_every_model_is_there_once_sorted(monkeypatch: pytest.MonkeyPatch) -> No
     assert tuple(model.name for model in catalogue()) == registry.torchvision_names()
     monkeypatch.setattr(module, "BUNDLED", BUNDLED)
     assert tuple(model.name for model in catalogue()) == tuple(
-        name for name in model_names() if not name.startswith("quantized:")  # made of a model of the catalogue
+        name
+        for name in model_names()
+        if not name.startswith("quantized:")  # made of a model of the catalogue
     )
 
 

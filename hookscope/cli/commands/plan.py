@@ -118,7 +118,7 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
       index            index, name, type, call and order are those of list-layers
       input_shape      with the batch axis
       output_shape     likewise
-      params           parameters of the layer; of a shared layer at its first call
+      params           parameters of the layer; if shared, at its first call
       macs             multiply-accumulates of the whole batch
       bytes_moved      inputs, outputs and parameters that are read or written
       saved            bytes kept for the backward pass that no earlier call keeps
