@@ -56,9 +56,10 @@ def compare(
 ) -> Comparison:
     """Where two models, or two ways to run one, part: call by call over the same images.
 
-    The outputs of A of one batch are kept, at most 512 MiB where a batch may have fewer than 16 images, until B has
-    computed its own. Memory does not grow with the number of images. Both models run in the modes that they are in;
-    their modes, buffers and hooks and the random state stay as they are. All passes draw the same random numbers.
+    The outputs of A are kept for one batch at a time, until B has computed its own. A batch has up to 16 images, and
+    down to 4 so that these outputs take at most 512 MiB; memory does not grow with the number of images. Both models
+    run in the modes that they are in. Their modes, buffers and hooks and the random state stay as they are. All passes
+    draw the same random numbers.
 
     Args:
         a: What `load_model` returns, any eager module, or a `Side` with more conditions.
@@ -68,7 +69,7 @@ def compare(
         layers: The calls of A to compare, as `capture` takes them; None for every layer without children.
         types: Class names that indices in ``layers`` count.
         ops: Whether operations are compared too, such as `torch.relu` and ``+``.
-        names: The layer of B for layers of A, where names or their order do not tell.
+        names: The layer of B for layers of A, where they do not pair by name or order; ``*`` in both is the same text.
         alone: Whether each layer of B also runs on the inputs of A.
         matrix: Whether linear CKA of every layer of A against every layer of B is computed.
         keep: Calls of A whose maps of the first image are kept; True for the first call that differs and the one that

@@ -104,9 +104,10 @@ def _summary(comparison: Comparison) -> dict[str, Any]:
 
 
 def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """What each side was: name of the field, of A, of B."""
+    """What each side was: name, of A, of B."""
+    words = {"dtype": "data type", "special": "runs with"}
     names = [field.name for field in fields(SideFacts)]
-    rows = [(name, getattr(comparison.a, name), getattr(comparison.b, name)) for name in names]
+    rows = [(words.get(name, name), getattr(comparison.a, name), getattr(comparison.b, name)) for name in names]
     return [row for row in rows if row[1] or row[2]]
 
 

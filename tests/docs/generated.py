@@ -33,6 +33,8 @@ _FIELDS = {
     "intervene --ablate-each": "output.effect_rows:CHANNEL_FIELDS",
     "check": "commands.check:FIELDS",
     "compare": "output.comparison_rows:FIELDS",
+    "plan": "output.plan_rows:FIELDS",
+    "plan --total": "output.plan_rows:TOTAL_FIELDS",
     "extract": "commands.extract:FIELDS",
     "weights": "commands.weights:FIELDS",
     "trace": "output.trace_rows:FIELDS",
