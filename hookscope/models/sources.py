@@ -7,8 +7,7 @@ from itertools import chain
 
 from hookscope.errors import ModelError, nearest
 from hookscope.models.from_efficientnet_lite import EfficientNetLiteSource
-from hookscope.models.from_exported import ExportedSource
-from hookscope.models.from_onnx import OnnxSource
+from hookscope.models.from_file import ExportedSource, OnnxSource
 from hookscope.models.from_python import PythonSource
 from hookscope.models.from_timm import TimmSource
 from hookscope.models.from_torchvision import BundledSource, QuantizedSource, TorchvisionSource
