@@ -31,6 +31,7 @@ _CAUSES = {
     r"cannot be multiplied \(\d+x(?P<got>\d+) and (?P<takes>\d+)x\d+\)": "takes {takes} features and got {got}",
     r"\"(?P<takes>[^\"]+)\" not implemented for '(?P<got>\w+)'": "has no {takes} for {got} on this device",
     r"Kernel size can't be greater|Output size is too small": "needs a larger input",
+    r"more than 1 value per channel when training": "needs several values to normalise a batch and got one",
 }
 # What torch says at length of models that work forward but not backward.
 _NO_GRADIENT = {
@@ -68,6 +69,8 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
         error, TypeError | ValueError | LookupError | AttributeError | AssertionError
     )
     advice = ["try another --input-size"] if about_size else []
+    if "several values" in cause:
+        advice = ["give a larger batch"]
     if "channels" in cause:
         advice = ["give --preprocess file.py:function, which makes that many channels of a picture"]
     if ":" in model and not model.startswith("timm:"):  # only the file of a factory can say what its model takes

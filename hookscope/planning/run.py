@@ -122,7 +122,7 @@ def plan(
             notes.append("the largest batch is estimated from the peaks of 1 and 2 images")
             largest = _largest_batch(lambda batch: peak(1) + (peak(2) - peak(1)) * (batch - 1), limit)
         else:
-            largest = _largest_batch(peak, limit)
+            largest = _largest_batch(peak, limit, _least_batch(peak, batch_size))
     measured, effective = None, dict[str, float]()
     if measure:
         measured, effective = _measured(
@@ -293,16 +293,28 @@ def _bound(macs: int, moved: int, balance: float) -> str:
     return "memory" if macs / moved < balance else "arithmetic"
 
 
-def _largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
-    """The largest batch whose peak is at most ``limit``; 0 if that of one image is larger.
+def _least_batch(peak: Callable[[int], int], batch: int) -> int:
+    """1, or 2 for a model that takes ``batch`` images and not one, such as for BatchNorm of one value in train mode."""
+    if batch > 1:
+        try:
+            peak(1)
+        except Exception as error:
+            if isinstance(error, HookscopeError) or is_out_of_memory(error):
+                raise
+            return 2
+    return 1
+
+
+def _largest_batch(peak_of: Callable[[int], int], limit: int, least: int = 1) -> int:
+    """The largest batch whose peak is at most ``limit``; 0 if that of the ``least`` batch is larger.
 
     The peak is a line in the batch, or several lines that meet, so few steps find it. Both the batch and the next one
     are tried.
     """
     peak = functools.cache(peak_of)
-    if peak(1) > limit:
+    if peak(least) > limit:
         return 0
-    low, high = 1, 2
+    low, high = least, least + 1
     while peak(high) <= limit:
         if high == LARGEST_BATCH:
             return high

@@ -125,6 +125,15 @@ def test_a_refused_size_names_the_layer() -> None:
         plan(small(), input_size=(12, 12))
 
 
+def test_batch_norm_of_one_value_needs_a_larger_batch() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8))
+    with pytest.raises(InputError, match=r"layer '2' \(BatchNorm2d\) needs several values.*; give a larger batch$"):
+        plan(net, input_size=(9, 9), train=True)
+    largest = plan(net, 4, (9, 9), train=True, memory=100_000).largest_batch
+    assert largest is not None and largest > 2
+    assert plan(net, largest, (9, 9), train=True).memory.peak <= 100_000
+
+
 def test_a_model_without_trained_parameters_cannot_be_trained() -> None:
     with pytest.raises(ModelError, match="no parameter that is trained"):
         plan(small().requires_grad_(False), input_size=(9, 9), train=True)
