@@ -1,6 +1,4 @@
-from .answer import Evidence as Evidence, find_answer as find_answer
 from .facts import (
-    INPUT as INPUT,
     TIMES_NOISE as TIMES_NOISE,
     Agreement as Agreement,
     Answer as Answer,

@@ -6,69 +6,20 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import permutations
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from hookscope.comparison.facts import INPUT, TIMES_NOISE, Answer, PairedCall, SideFacts
+from hookscope.comparison.input_change import InputChange
 from hookscope.comparison.pairing import functions_of
 from hookscope.display import text_of
 from hookscope.findings import counted, listed
 from hookscope.hooks import MODEL, Call, Shape
 
-Floats = NDArray[np.float64]
-
-_EXACT = 1e-4  # of the variance: a channel of B follows from one of A but for rounding
-_MOST_PERMUTED = 4  # channels
-_SCALED = 0.01  # a factor or an offset that is further from 1 or 0 is one
-_IMAGENET = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
 _ROUNDING = 16  # times the precision of a data type: what rounding alone may do to the output of one layer
 _MOST = 0.8  # of the layers with parameters: other weights, not other parameters of some layers
 # The spacing of numbers near 1; of 8-bit integers what their scale may lose of a layer's weights.
 _PRECISION = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7, "quantized": 2**-4}
-
-
-class Evidence:
-    """How the input of B follows from that of A: sums over the values of each channel, over all images.
-
-    Attributes:
-        other_images: Whether B has images of its own.
-    """
-
-    def __init__(self, other_images: bool = False) -> None:
-        self.other_images = other_images
-        self._count = 0
-        self._sums: dict[str, Floats] = {}
-
-    def add(self, a: Tensor, b: Tensor) -> None:
-        """Add a batch of both inputs ``(N, C, ...)``; inputs of different shapes or without channels add nothing."""
-        if a.shape != b.shape or a.ndim < 3:
-            return
-        x, y = (value.detach().to("cpu", torch.float64).movedim(1, 0).flatten(1) for value in (a, b))
-        sums = {"a": x.sum(1), "b": y.sum(1), "aa": (x * x).sum(1), "bb": (y * y).sum(1), "ab": x @ y.T}
-        self._count += x.shape[1]
-        self._sums = {name: self._sums.get(name, 0.0) + value.numpy() for name, value in sums.items()}
-
-    def lines(self) -> tuple[tuple[int, ...], Floats, Floats] | None:
-        """``(order, factors, offsets)``: channel ``c`` of B is ``factors[c]`` times channel ``order[c]`` of A plus
-        ``offsets[c]``; None if B does not follow from A in this way."""
-        if not self._count:
-            return None
-        mean_a, mean_b, aa, bb, ab = (self._sums[name] / self._count for name in ("a", "b", "aa", "bb", "ab"))
-        variance_a, variance_b, covariance = aa - mean_a**2, bb - mean_b**2, ab - np.outer(mean_a, mean_b)
-        if not (variance_a > 0).all() or not (variance_b > 0).all():  # constant, or NaN
-            return None
-        follows = (covariance**2 > (1 - _EXACT) * np.outer(variance_a, variance_b)) & (covariance > 0)
-        channels = range(len(mean_a))
-        # the first permutation is the order as it is
-        for order in permutations(channels) if len(channels) <= _MOST_PERMUTED else [tuple(channels)]:
-            if follows[order, channels].all():
-                factors = covariance[order, channels] / variance_a[list(order)]
-                return order, factors, mean_b - factors * mean_a[list(order)]
-        return None
 
 
 @dataclass(frozen=True)
@@ -81,7 +32,7 @@ class _Facts:
     b: SideFacts
     only_a: Sequence[Call]
     only_b: Sequence[Call]
-    evidence: Evidence
+    input_change: InputChange
 
     @cached_property
     def trained(self) -> list[PairedCall]:
@@ -140,14 +91,14 @@ def find_answer(
     b: SideFacts,
     unpaired_a: Sequence[Call] = (),
     unpaired_b: Sequence[Call] = (),
-    evidence: Evidence | None = None,
+    input_change: InputChange | None = None,
 ) -> Answer:
     """Where the sides part: the first cause that the numbers show, before the difference that follows from it."""
     differing = [pair for pair in calls if pair.differs]
     if not differing:
         return _equal(calls, [*unpaired_a, *unpaired_b])
     first = next((pair for pair in differing if _nonfinite(pair)), differing[0])
-    facts = _Facts(calls, first, a, b, unpaired_a, unpaired_b, evidence or Evidence())
+    facts = _Facts(calls, first, a, b, unpaired_a, unpaired_b, input_change or InputChange())
     if facts.rounding and not _nonfinite(first):  # rounding hides no other cause
         more = next((pair for pair in differing if facts.is_more_than_rounding(pair)), first)
         facts = replace(facts, first=more)
@@ -205,42 +156,13 @@ def _input(facts: _Facts) -> tuple[str, str, str] | None:
     if pair.difference is None:
         sizes = f"A gets {_size(pair.shape_a)} and B gets {_size(pair.shape_b)}"
         return "input", f"The inputs have different sizes: {sizes}{more}", "Give both the same --input-size."
-    if facts.evidence.other_images:
+    if facts.input_change.other_images:
         return "input", f"The images differ: {_distance(pair)} of the inputs{more}", ""
     advice = "Give both sides the same --preprocess, --resize, --mean, --std and --range."
     how = [f"{name}: {side.preprocess}" for name, side in (("A", facts.a), ("B", facts.b)) if side.preprocess]
     differently = f" ({'; '.join(how)})" if facts.a.preprocess != facts.b.preprocess else ""
-    lines = facts.evidence.lines()
-    words = (_line_words(*lines) if lines else "") or f"The inputs differ: {_distance(pair)}"
+    words = facts.input_change.words or f"The inputs differ: {_distance(pair)}"
     return "input", f"{words}{differently}{more}", advice
-
-
-def _line_words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
-    """How channels of B follow from those of A; empty if they are the same but for rounding."""
-    words = []
-    if list(order) != list(range(len(order))):
-        rgb = " (RGB in one, BGR in the other)" if list(order) == [2, 1, 0] else ""
-        words.append(f"Channels {_numbers(range(len(order)))} of B's input are channels {_numbers(order)} of A's{rgb}")
-    scaled = bool((abs(factors - 1) > _SCALED).any() or (abs(offsets) > _SCALED * max(1.0, abs(factors).max())).any())
-    if scaled and (not words or abs(factors - 1).max() > 0.1):  # after other channels, std differs by 2 %
-        words.append(f"B's input is {_numbers(factors)} times A's plus {_numbers(offsets)}{_known(factors, offsets)}")
-    return ", and ".join(words)
-
-
-def _known(factors: Floats, offsets: Floats) -> str:
-    """The usual steps that make such factors and offsets."""
-    mean, std = _IMAGENET if len(factors) == 3 else _IMAGENET.mean(1, keepdims=True)
-    for one, other, forth, back in (("B", "A", factors, offsets), ("A", "B", 1 / factors, -offsets / factors)):
-        for scale, end in ((1, ""), (255, ", and has colours 0..255")):
-            if _are(forth / scale, std) and _are(back / scale, mean):
-                return f": {one} lacks the ImageNet mean and std of {other}{end}"
-        if _are(forth / 255, 1.0) and _are(back / 255, 0.0):
-            return f": {one} has colours 0..255 where {other} has 0..1"
-    return ""
-
-
-def _are(numbers: Floats, wanted: Floats | float) -> bool:
-    return numbers.shape in (np.shape(wanted), (len(numbers),)) and np.allclose(numbers, wanted, rtol=0.02, atol=0.01)
 
 
 def _models(facts: _Facts) -> tuple[str, str, str] | None:
@@ -372,9 +294,3 @@ def _keys(calls: Sequence[Call]) -> str:
 
 def _size(shape: Shape) -> str:
     return text_of(shape) or "a number"
-
-
-def _numbers(values: Sequence[float] | Floats | range) -> str:
-    """Numbers in words; one number where all are the same."""
-    words = [f"{round(float(value), 6) + 0.0:.4g}" for value in values]  # no minus before a 0
-    return words[0] if len(set(words)) == 1 else ", ".join(words)

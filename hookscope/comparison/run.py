@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from hookscope.comparison.agreement import AgreementSums
 from hookscope.comparison.alone import run_alone
-from hookscope.comparison.answer import Evidence, find_answer
+from hookscope.comparison.answer import find_answer
 from hookscope.comparison.calls import ComparedCalls, Wanted
 from hookscope.comparison.cka import CkaSums
 from hookscope.comparison.facts import INPUT, ComparedMaps, Comparison
 from hookscope.comparison.first_pass import find_calls
+from hookscope.comparison.input_change import InputChange
 from hookscope.comparison.inputs import PairedBatch, Picture, as_pictures, paired_batches
 from hookscope.comparison.maps import calls_to_draw, compared_maps
 from hookscope.comparison.noise import measure_noise
@@ -121,7 +122,7 @@ def compare(
         matrix,
         None if keep is None or isinstance(keep, bool) else Selection.of(keep),
     )
-    run = _Run(*sides, wanted, categories, Evidence(others is not None))
+    run = _Run(*sides, wanted, categories, InputChange(others is not None))
     # so that the last batch is not much smaller than the others
     size = batch_size or -(-len(pictures) // -(-len(pictures) // _MOST))
 
@@ -163,12 +164,12 @@ class _Run:
     rows: RowSums
     first: int  # position of the first image that could be used
 
-    def __init__(self, a: Side, b: Side, wanted: Wanted, categories: Sequence[str] | None, evidence: Evidence) -> None:
+    def __init__(self, a: Side, b: Side, wanted: Wanted, categories: Sequence[str] | None, change: InputChange) -> None:
         self.a, self.b, self.wanted = a, b, wanted
         self.names: list[str] = []
         self.sha256: list[str] = []
         self.lost = 0
-        self.evidence = evidence
+        self.input_change = change
         self.agreement = AgreementSums(a.net, b.net, categories)
         self.matrix: CkaSums | None = None
         self.maps: list[ComparedMaps] = []
@@ -212,7 +213,7 @@ class _Run:
         if first:
             measure_noise(self.a, batch, calls, kept, output_a, rows)
         for _, one, two, _ in parts_of(*inputs, batch.positions, False):
-            self.evidence.add(*((one, two) if not listed else (one[None], two[None])))
+            self.input_change.add(*((one, two) if not listed else (one[None], two[None])))
 
         def on_pair(pair: Pair, of_a: Kept, module: Any, output: Any) -> None:
             key, modules, outputs = pair.a.key, (of_a.module, module), (of_a.output, output)
@@ -265,7 +266,7 @@ class _Run:
             a,
             b,
             tuple(self.names),
-            find_answer(rows, a, b, *only, self.evidence),
+            find_answer(rows, a, b, *only, self.input_change),
             rows,
             *only,
             self.agreement.result(),

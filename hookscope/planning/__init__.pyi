@@ -6,5 +6,4 @@ from .facts import (
     Timing as Timing,
 )
 from .figure import plot_plan as plot_plan
-from .optimizer import optimizer_names as optimizer_names
 from .run import plan as plan

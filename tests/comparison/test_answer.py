@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hookscope.comparison import Difference, Evidence, PairedCall, SideFacts, find_answer
+from hookscope.comparison import Difference, PairedCall, SideFacts
+from hookscope.comparison.answer import find_answer
+from hookscope.comparison.input_change import InputChange
 from hookscope.hooks import Call
 
 FLOAT = SideFacts("net", "a.pth", "float32", "cpu", "resize 8")
@@ -28,8 +30,8 @@ def side(**more: str) -> SideFacts:
     return SideFacts(**{**{name: getattr(FLOAT, name) for name in SideFacts.__slots__}, **more})
 
 
-def evidence(a: torch.Tensor, b: torch.Tensor, **more: bool) -> Evidence:
-    found = Evidence(**more)
+def change(a: torch.Tensor, b: torch.Tensor, **more: bool) -> InputChange:
+    found = InputChange(**more)
     for half in (slice(0, 2), slice(2, 4)):
         found.add(a[half], b[half])
     return found
@@ -85,14 +87,14 @@ CASES = {
     ),
     "other images": (
         [pair("(input)", 0.5), pair("conv1", 0.7, alone=0.0)],
-        {"evidence": evidence(PICTURE, PICTURE.flip(2), other_images=True)},
+        {"input_change": change(PICTURE, PICTURE.flip(2), other_images=True)},
         "input",
         "(input)",
         "The images differ: relative L2 0.5 of the inputs; no layer alone differs.",
     ),
     "BGR for RGB": (
         [pair("(input)", 0.5), pair("conv1", 0.7, alone=0.0)],
-        {"evidence": evidence(PICTURE, PICTURE[:, [2, 1, 0]])},
+        {"input_change": change(PICTURE, PICTURE[:, [2, 1, 0]])},
         "input",
         "(input)",
         "Channels 0, 1, 2 of B's input are channels 2, 1, 0 of A's (RGB in one, BGR in the other); no layer alone"
@@ -100,21 +102,21 @@ CASES = {
     ),
     "BGR before mean and std": (
         [pair("(input)", 0.5)],
-        {"evidence": evidence((PICTURE - MEAN) / STD, (PICTURE[:, [2, 1, 0]] - MEAN) / STD)},
+        {"input_change": change((PICTURE - MEAN) / STD, (PICTURE[:, [2, 1, 0]] - MEAN) / STD)},
         "input",
         "(input)",
         "Channels 0, 1, 2 of B's input are channels 2, 1, 0 of A's (RGB in one, BGR in the other).",
     ),
     "missing normalisation": (
         [pair("(input)", 0.5)],
-        {"evidence": evidence((PICTURE - MEAN) / STD, PICTURE)},
+        {"input_change": change((PICTURE - MEAN) / STD, PICTURE)},
         "input",
         "(input)",
         "B's input is 0.229, 0.224, 0.225 times A's plus 0.485, 0.456, 0.406: B lacks the ImageNet mean and std of A.",
     ),
     "colours up to 255": (
         [pair("(input)", 254.0)],
-        {"evidence": evidence(PICTURE, 255 * PICTURE)},
+        {"input_change": change(PICTURE, 255 * PICTURE)},
         "input",
         "(input)",
         "B's input is 255 times A's plus 0: B has colours 0..255 where A has 0..1.",
@@ -122,7 +124,7 @@ CASES = {
     "0..255 without normalisation": (
         [pair("(input)", 254.0)],
         {
-            "evidence": evidence((PICTURE.double() - MEAN) / STD, 255 * PICTURE.double()),
+            "input_change": change((PICTURE.double() - MEAN) / STD, 255 * PICTURE.double()),
             "b": side(preprocess="range 0..255"),
         },
         "input",
@@ -132,7 +134,7 @@ CASES = {
     ),
     "normalisation in B only": (
         [pair("(input)", 2.0)],
-        {"evidence": evidence(PICTURE, (PICTURE - MEAN) / STD)},
+        {"input_change": change(PICTURE, (PICTURE - MEAN) / STD)},
         "input",
         "(input)",
         "B's input is 4.367, 4.464, 4.444 times A's plus -2.118, -2.036, -1.804: A lacks the ImageNet mean and std of"
@@ -140,21 +142,21 @@ CASES = {
     ),
     "grey": (
         [pair("(input)", 2.0)],
-        {"evidence": evidence(PICTURE[:, :1], 2 * PICTURE[:, :1])},
+        {"input_change": change(PICTURE[:, :1], 2 * PICTURE[:, :1])},
         "input",
         "(input)",
         "B's input is 2 times A's plus 0.",
     ),
     "mean and std exchanged": (
         [pair("(input)", 2.0)],
-        {"evidence": evidence((PICTURE - MEAN) / STD, (PICTURE - STD) / MEAN)},
+        {"input_change": change((PICTURE - MEAN) / STD, (PICTURE - STD) / MEAN)},
         "input",
         "(input)",
         "B's input is 0.4722, 0.4912, 0.5542 times A's plus 0.5278, 0.5088, 0.4458.",
     ),
     "another way to resize": (
         [pair("(input)", 0.1)],
-        {"evidence": evidence(PICTURE, PICTURE + 0.1 * PICTURE.roll(1, -1)), "b": side(preprocess="crop 8")},
+        {"input_change": change(PICTURE, PICTURE + 0.1 * PICTURE.roll(1, -1)), "b": side(preprocess="crop 8")},
         "input",
         "(input)",
         "The inputs differ: relative L2 0.1 (A: resize 8; B: crop 8).",
@@ -284,10 +286,10 @@ def test_only_the_input_adds_a_difference_when_no_layer_alone_does() -> None:
     assert find_answer([pair("(input)", 0.1), pair("fc", 0.3, alone=0.0)], FLOAT, FLOAT).most == "(input)"
 
 
-def test_inputs_of_other_shapes_and_constant_ones_are_no_evidence() -> None:
-    found = Evidence()
+def test_inputs_of_other_shapes_and_constant_ones_say_nothing() -> None:
+    found = InputChange()
     found.add(torch.rand(2, 3, 4, 4), torch.rand(2, 3, 5, 5))
     found.add(torch.rand(2, 5), torch.rand(2, 5))
-    assert found.lines() is None
+    assert found.words == ""
     found.add(torch.zeros(2, 3, 4, 4), torch.rand(2, 3, 4, 4))
-    assert found.lines() is None
+    assert found.words == ""
