@@ -211,5 +211,9 @@ def _agreement(agreement: comparison.Agreement) -> str:
     same = agreement.images - len(agreement.changed)
     text = f"top-1 is the same for {same:,} of {counted(agreement.images, 'image')}"
     text += f", and {percent(agreement.top5)} of the five best classes are shared"
-    changed = [f"{image.name} ({image.class_a} in A, {image.class_b} in B)" for image in agreement.changed]
+    changed = [
+        f"{image.name} ({image.class_a} {percent(image.probability_a)} in A,"
+        f" {image.class_b} {percent(image.probability_b)} in B)"
+        for image in agreement.changed
+    ]
     return f"{text}; {listed(changed, _IMAGES)}" if changed else text
