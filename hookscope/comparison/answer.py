@@ -137,6 +137,8 @@ def _not_finite(facts: _Facts) -> tuple[str, str, str] | None:
     if earlier is not facts.first:
         sentence += f"; before it, {_name(earlier)} is the first that differs: {_distance(earlier)}"
     advice = "Look at the inputs and parameters of this layer: `hookscope trace` and `hookscope weights`."
+    if facts.first.a.name == MODEL:  # no layer gives them
+        advice = "An operation that is no module gives them: compare with --ops."
     if "float16" in _types(facts.a if side == "A" else facts.b):
         advice = "The largest float16 is 65,504: use bfloat16 or autocast, or keep this layer in float32."
     return "nonfinite", sentence, advice

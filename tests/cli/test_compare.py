@@ -163,7 +163,7 @@ def test_without_alone_no_layer_runs_alone(run: Run) -> None:
 
 
 def test_a_map_pairs_layers_of_other_names(run: Run, here: Path) -> None:
-    (here / "map.tsv").write_text("# A\tB\nconv1\tstem\n\nrelu\tact\nconv2\tbody\nfc\thead\n")
+    (here / "map.tsv").write_text("\ufeff# A\tB\nconv1\tstem\n\nrelu\tact\nconv2\tbody\nfc\thead\n")
     found = json.loads(run("--map", "map.tsv", "--format", "json", b="nets.py:Renamed")[1])
     pairs = [(row["layer"], row["layer_b"], row["how"]) for row in found["calls"][1:-1]]
     assert pairs == [(a, b, "map") for a, b in [("conv1", "stem"), ("relu", "act"), ("conv2", "body"), ("fc", "head")]]

@@ -282,6 +282,10 @@ def test_the_layer_that_adds_most_is_the_one_that_differs_most_alone() -> None:
     assert find_answer(calls, FLOAT, FLOAT).most == "fc"  # conv2 alone is within the noise
 
 
+def test_nan_that_no_layer_gives_comes_from_an_operation() -> None:
+    assert find_answer([pair("fc"), pair("(model)", nonfinite_b=1)], FLOAT, FLOAT).advice.endswith("with --ops.")
+
+
 def test_only_the_input_adds_a_difference_when_no_layer_alone_does() -> None:
     assert find_answer([pair("(input)", 0.1), pair("fc", 0.3, alone=0.0)], FLOAT, FLOAT).most == "(input)"
 

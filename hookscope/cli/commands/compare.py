@@ -226,7 +226,7 @@ def _check(options: Options, images: Sequence[str], others: Sequence[str]) -> No
 def _read_map(path: str) -> dict[str, str]:
     """The layer of B of each layer of A, from a file of two columns; empty lines and lines with # are left out."""
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8-sig") as stream:  # with or without a mark of the byte order
             lines = [line.rstrip("\n") for line in stream]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
