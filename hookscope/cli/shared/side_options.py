@@ -14,6 +14,7 @@ from hookscope.cli import process
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelOptions, note_assumption
+from hookscope.errors import ModelError
 
 _SIDES = ("a", "b")
 
@@ -107,7 +108,7 @@ class SideOptions:
                 return "auto"
             return values[name] if own is None else own
 
-        holds = {each: models.find_source(values[f"model_{each}"]).own_weights for each in _SIDES}
+        holds = {each: _holds_weights(values[f"model_{each}"]) for each in _SIDES}
         leaves_weights = holds[side] and not all(holds.values())  # --weights is then for the other side
 
         model = ModelOptions(values[f"model_{side}"], **{name: value(name) for name in _OF_MODEL})
@@ -150,3 +151,11 @@ def side_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(a=a, b=b, **values)
 
     return shared.apply_options(_OPTIONS, with_sides)
+
+
+def _holds_weights(model: str) -> bool:
+    """Whether a file of this name holds the weights too; what is no model is said when it is loaded."""
+    try:
+        return models.find_source(model).own_weights
+    except ModelError:
+        return False
