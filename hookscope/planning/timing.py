@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -117,8 +117,8 @@ def speed(device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[flo
     return n**3 / best(lambda: matrix @ matrix), 2 * block.nbytes / best(lambda: target.copy_(block))
 
 
-def _medians(runs: list[Counter[str]]) -> dict[str, Timing]:
-    return {key: _timing([run[key] for run in runs]) for key in runs[-1]}
+def _medians(runs: list[dict[str, float]]) -> dict[str, Timing]:
+    return {key: _timing([run.get(key, 0.0) for run in runs]) for key in runs[-1]}
 
 
 def _timing(seconds: Any) -> Timing:
@@ -186,11 +186,12 @@ class _Running:
 class _SelfTimes:
     """The time of each call without that of the calls in it, from hooks on modules and on nodes of autograd.
 
-    What the hooks themselves do is not in it.
+    What the hooks themselves do is not in it. What it costs to call them is: ``overhead`` seconds of each stretch of a
+    phase, which are taken off.
     """
 
-    def __init__(self, model: nn.Module, clock: _Clock) -> None:
-        self._clock, self._model = clock, model
+    def __init__(self, model: nn.Module, clock: _Clock, overhead: Mapping[str, float] | None = None) -> None:
+        self._clock, self._model, self._overhead = clock, model, overhead or {}
         self._names = {id(module): name for name, module in model.named_modules()}
         self._calls: Counter[str] = Counter()
         self._now = self._top = _Running("", None)
@@ -201,12 +202,15 @@ class _SelfTimes:
         self._numbers: list[int] = [-1]
         self._makers = [self._top]
 
-    def seconds(self, phase: str) -> Counter[str]:
-        total: Counter[str] = Counter()
+    def seconds(self, phase: str) -> dict[str, float]:
+        total: dict[str, float] = defaultdict(float)
         for span, running, start, end in self._spans:
             if span == phase:
-                total[running.charged] += self._clock.seconds(start, end)  # type: ignore[assignment]  # floats
-        return total
+                total[running.charged] += self._clock.seconds(start, end) - self._overhead.get(phase, 0.0)
+        return {key: max(0.0, seconds) for key, seconds in total.items()}
+
+    def stretches(self, phase: str) -> int:
+        return sum(span == phase for span, *_ in self._spans)
 
     def watch_forward(self, handles: HookHandles) -> None:
         operations = Operations(self._model, self._around)
@@ -286,6 +290,40 @@ class _SelfTimes:
         self._spans.append((self._phase, self._now, self._since, self._clock.now()))
 
 
+def _run_timed(times: _SelfTimes, forward: Callable[[], Any], trains: bool) -> None:
+    with HookHandles() as handles:
+        times.watch_forward(handles)
+        times.start()
+        outputs = forward()
+        times.stop()
+        if trains:
+            loss = Loss("mse").of(outputs)[0]
+            del outputs
+            times.watch_backward(loss, handles)
+            times.start()
+            loss.backward()
+            times.stop()
+
+
+def _overhead_of_hooks(clock: _Clock) -> dict[str, float]:
+    """Seconds by which hooks lengthen each stretch of a phase, from layers that do almost nothing; at the best of 5."""
+    model, x = nn.Sequential(*(nn.ReLU() for _ in range(64))), torch.zeros(1, requires_grad=True)
+    phases: dict[str, list[tuple[float, float]]] = {"forward": [], "backward": []}
+    with torch.enable_grad():
+        for _ in range(5):
+            marks = [clock.now()]
+            loss = Loss("mse").of(model(x))[0]
+            marks.append(clock.now())
+            loss.backward()
+            marks.append(clock.now())
+            times = _SelfTimes(model, clock)
+            _run_timed(times, partial(model, x), True)
+            for phase, (start, end) in zip(phases, pairwise(marks), strict=True):
+                phases[phase].append((sum(times.seconds(phase).values()), clock.seconds(start, end)))
+    least = {phase: tuple(map(min, zip(*runs, strict=True))) for phase, runs in phases.items()}
+    return {phase: max(0.0, (hooked - plain) / times.stretches(phase)) for phase, (hooked, plain) in least.items()}
+
+
 class _Step:
     """One step of a model, run in ways that measure something else each time."""
 
@@ -301,6 +339,7 @@ class _Step:
         self._tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs).values()]
         self.clock, self.dtype = _Clock(self._tensors[0].device), self._tensors[0].dtype
         self._optimizer = None
+        self._overhead = _overhead_of_hooks(self.clock) if self.clock.device.type == "cpu" else {}
         if optimizer is not None:
             trained: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._optimizer = build_optimizer(optimizer, trained, self.clock.device.type)
@@ -324,20 +363,9 @@ class _Step:
 
     def run_with_hooks(self) -> _SelfTimes:
         self._clear()
-        times = _SelfTimes(self._model, self.clock)
+        times = _SelfTimes(self._model, self.clock, self._overhead)
         self.clock.wait()
-        with HookHandles() as handles:
-            times.watch_forward(handles)
-            times.start()
-            outputs = self._forward()
-            times.stop()
-            if self._trains:
-                loss = Loss("mse").of(outputs)[0]
-                del outputs
-                times.watch_backward(loss, handles)
-                times.start()
-                loss.backward()
-                times.stop()
+        _run_timed(times, self._forward, self._trains)
         self._update()
         return times
 

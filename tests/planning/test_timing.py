@@ -224,8 +224,8 @@ def test_times_of_the_calls_add_up_to_the_whole_pass(name: str, monkeypatch: pyt
     from torchvision import models
 
     monkeypatch.setattr(timing, "perf_counter", time.process_time)  # other programs do not count
-    net, x = models.get_model(name, weights=None).train(), torch.randn(2, 3, 224, 224)
-    times: CallTimes = measure(net, (x,), optimizer=SGD, repeats=5, warm_up=1)
+    net, x = models.get_model(name, weights=None).train(), torch.randn(4, 3, 224, 224)
+    times: CallTimes = measure(net, (x,), optimizer=SGD, repeats=9, warm_up=2)
     for phase, whole in ((times.forward, times.step.forward), (times.backward, times.step.backward)):
         assert whole is not None
         assert sum(call.median for call in phase.values()) == pytest.approx(whole.median, rel=0.1)
