@@ -141,7 +141,7 @@ def test_a_size_that_is_too_small_builds_no_real_model(monkeypatch: pytest.Monke
     [
         ("inception_v3", (299, 299), 94, False),
         ("vit_b_16", (224, 224), 1, False),
-        ("raft_small", (224, 224), 152, False),
+        pytest.param("raft_small", (224, 224), 152, False, marks=pytest.mark.slow),
         ("r3d_18", (112, 112), 0, False),
         ("quantized_mobilenet_v2", (224, 224), 52, False),
         ("regnet_y_400mf", (224, 224), 85, False),

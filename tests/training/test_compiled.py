@@ -105,7 +105,7 @@ PARTS = {
 }
 
 
-MANY = ("model", "block", "step", "function that steps")  # the others show the same
+MANY = ("model", "model in place", "block", "step", "function", "function that steps")  # the others show the same
 
 
 @pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part in MANY)) for part in PARTS])
@@ -123,10 +123,10 @@ def test_as_often_as_unwatched_and_what_is_eager_is_seen(part: str) -> None:
     "options",
     [
         {"recompile_limit": 1, "fullgraph": True},
-        {"error_on_recompile": True},
-        {"stance": "fail_on_recompile"},
+        pytest.param({"error_on_recompile": True}, marks=pytest.mark.slow),
+        pytest.param({"stance": "fail_on_recompile"}, marks=pytest.mark.slow),
         {"stance": "force_eager"},
-        {"sizes": (5, 6, 7), "fullgraph": True},
+        pytest.param({"sizes": (5, 6, 7), "fullgraph": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
