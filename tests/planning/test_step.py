@@ -43,8 +43,8 @@ def in_memory(name: str) -> tuple[nn.Module, int]:
     assert skeleton is not None
     net = skeleton.model.to_empty(device="cpu").train()
     with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.zero_()
+        for tensor in (*net.parameters(), *net.buffers()):  # some buffers are indices
+            tensor.zero_()
     return net, skeleton.size[0] if any(word in name for word in FIXED_SIDE) else 64
 
 
