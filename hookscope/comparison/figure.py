@@ -21,7 +21,6 @@ from hookscope.comparison.facts import TIMES_NOISE, CkaMatrix, ComparedMaps, Com
 from hookscope.drawing import (
     BODY,
     DPI,
-    MARGIN,
     MOST_PIXELS,
     SMALL,
     TITLE,
@@ -31,10 +30,10 @@ from hookscope.drawing import (
     Page,
     add_difference,
     add_panel,
-    colours,
     column_step,
     compare_maps,
     decades,
+    difference_page,
     draw_difference,
     inches,
     layer_label,
@@ -43,13 +42,11 @@ from hookscope.drawing import (
     set_ticks,
     shape_text,
     short_label,
-    to_image,
     width_of_columns,
-    with_provenance,
     write,
     write_at,
 )
-from hookscope.errors import NoMapError, UsageError
+from hookscope.errors import NoMapError
 from hookscope.findings import counted
 from hookscope.hooks import Maps
 from hookscope.models import is_random
@@ -298,25 +295,8 @@ def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image
         for line, bold in zip(_band_lines(comparison, maps, drawn, pairs.get(maps.key)), (True, False), strict=True):
             page.add_text(line, width, 18 if bold else 2, 13 if bold else 12, bold=bold)
         places += add_difference(page, drawn, name, step)
-    if page.width * page.height > 2 * MOST_PIXELS:
-        size = f"it would have {page.width:,}x{page.height:,} pixels"
-        raise UsageError(f"a page of {counted(many, 'layer')} is too large", size, "choose fewer")
-    image = to_image(page.pixels(MARGIN), cmap)
-    return with_provenance(
-        image,
-        {
-            **comparison.provenance,
-            "scale": "symmetric",
-            "cmap": cmap,
-            "levels": colours.LEVELS,
-            "overlay": False,
-            "size": list(image.size),
-            "bands": [
-                {"layer": maps.key, "image": maps.image, **drawn.maps.facts(drawn.drawn)} for maps, drawn in bands
-            ],
-            "parts": places,
-        },
-    )
+    shown = [{"layer": maps.key, "image": maps.image, **drawn.maps.facts(drawn.drawn)} for maps, drawn in bands]
+    return difference_page(page, many, cmap, comparison.provenance, shown, places)
 
 
 def map_difference(maps: ComparedMaps) -> MapDifference:

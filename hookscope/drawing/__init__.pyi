@@ -7,6 +7,7 @@ from .difference import (
     add_difference as add_difference,
     column_step as column_step,
     compare_maps as compare_maps,
+    difference_page as difference_page,
     draw_difference as draw_difference,
     width_of_columns as width_of_columns,
 )

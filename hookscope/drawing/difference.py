@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from hookscope.drawing import colours
-from hookscope.drawing.grid import Grid, draw_alike
+from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_alike, to_image
 from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, colour_bar
+from hookscope.drawing.png import with_provenance
 from hookscope.drawing.scale import Scale, SymmetricScale
 from hookscope.drawing.sheet import finite_or_none, placed
 from hookscope.drawing.text import Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import Tiles, finite_extremes, reduce_maps
-from hookscope.findings import percent
+from hookscope.errors import UsageError
+from hookscope.findings import counted, percent
 from hookscope.hooks import Maps
 
 _AT_ONCE = 1 << 22  # values
@@ -247,3 +250,25 @@ def _outline(block: Pixels, grid: Grid, left: int, top: int) -> None:
         rows, columns = slice(y - 1, y + layout.map_height + 1), slice(x - 1, x + layout.map_width + 1)
         block[rows, [x - 1, x + layout.map_width]] = colours.TEXT_FAINT
         block[[y - 1, y + layout.map_height], columns] = colours.TEXT_FAINT
+
+
+def difference_page(
+    page: Page, layers: int, cmap: str, facts: Mapping[str, Any], bands: Sequence[Any], places: Sequence[Any]
+) -> Image.Image:
+    """The image of a page with the differences of ``layers``, and its provenance: ``facts``, what each band shows and
+    where its maps lie."""
+    if page.width * page.height > 2 * MOST_PIXELS:
+        size = f"it would have {page.width:,}x{page.height:,} pixels"
+        raise UsageError(f"a page of {counted(layers, 'layer')} is too large", size, "choose fewer")
+    image = to_image(page.pixels(MARGIN), cmap)
+    provenance = {
+        **facts,
+        "scale": "symmetric",
+        "cmap": cmap,
+        "levels": colours.LEVELS,
+        "overlay": False,
+        "size": list(image.size),
+        "bands": bands,
+        "parts": places,
+    }
+    return with_provenance(image, provenance)

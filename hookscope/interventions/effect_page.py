@@ -12,23 +12,20 @@ from torch import nn
 
 from hookscope.drawing import (
     BOLD,
-    MARGIN,
     MOST_PIXELS,
     DrawnDifference,
     MapDifference,
     Origin,
     Page,
     add_difference,
-    colours,
     column_step,
+    difference_page,
     draw_difference,
     input_size_of,
     shape_text,
-    to_image,
     width_of_columns,
-    with_provenance,
 )
-from hookscope.errors import HookscopeError, NoMapError, UsageError
+from hookscope.errors import HookscopeError, NoMapError
 from hookscope.findings import counted
 from hookscope.hooks import InputSize
 from hookscope.images import InputImage
@@ -103,25 +100,8 @@ def draw_effect(
     _add_heading(page, origin, interventions or list(effect.changed), seed, width_of_columns(step))
     for band in bands:
         places += _add_band(page, band, step)
-    if page.width * page.height > 2 * MOST_PIXELS:
-        size = f"it would have {page.width:,}x{page.height:,} pixels"
-        raise UsageError(f"a page of {counted(len(bands), 'layer')} is too large", size, "choose fewer")
-    image = to_image(page.pixels(MARGIN), cmap)
-    return with_provenance(
-        image,
-        {
-            **origin.facts(),
-            "interventions": list(interventions),
-            "seed": seed,
-            "scale": "symmetric",
-            "cmap": cmap,
-            "levels": colours.LEVELS,
-            "overlay": False,
-            "size": list(image.size),
-            "bands": [_band_facts(band) for band in bands],
-            "parts": places,
-        },
-    )
+    facts = {**origin.facts(), "interventions": list(interventions), "seed": seed}
+    return difference_page(page, len(bands), cmap, facts, [_band_facts(band) for band in bands], places)
 
 
 def _band(layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, most_channels: int, most: int) -> _Band:
