@@ -8,8 +8,9 @@ from typing import Any
 
 from hookscope.comparison.alone import may_run_alone
 from hookscope.comparison.calls import ComparedCalls, Wanted
+from hookscope.comparison.functions import is_layer_type
 from hookscope.comparison.inputs import PairedBatch
-from hookscope.comparison.pairing import Pairing, SeenCall, is_layer_type, nothing_pairs, pair_calls
+from hookscope.comparison.pairing import Pairing, SeenCall, nothing_pairs, pair_calls
 from hookscope.comparison.passes import Copies, run_side
 from hookscope.comparison.side import Side
 from hookscope.comparison.sums import shape_for_one

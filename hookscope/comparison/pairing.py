@@ -6,14 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import log, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.comparison.functions import WITH_WEIGHTS, functions_of, is_activation
 from hookscope.errors import LayerError, UsageError, near_misses
-from hookscope.hooks import ACTIVATION_FUNCTIONS, OPERATION, Call, Shape, call_key, enclosing
+from hookscope.hooks import OPERATION, Call, Shape, call_key, enclosing
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,55 +61,10 @@ class Pairing:
     only_b: tuple[Call, ...] = ()
 
 
-_ACTIVATIONS = tuple(sorted((name.lower() for name in ACTIVATION_FUNCTIONS), key=len, reverse=True))
-# What stands in the name of a class or an operator for what it computes.
-_WORDS = {
-    "convtranspose": "convtranspose|deconv",
-    "conv": "conv(olution)?",
-    "linear": "(?<!bi)linear|gemm|matmul|addmm",
-    "batchnorm": "batchnorm(alization)?|^bn|(?<=conv)bn|(?<=linear)bn",
-    "layernorm": "layernorm(alization)?",
-    "groupnorm": "groupnorm(alization)?",
-    "add": "(^i?|(?<=conv))add(?=relu|$)",
-    "adaptivepool": "(global|adaptive).*pool|^(reduce)?mean$",
-    "maxpool": "maxpool",
-    "avgpool": "(avg|average)pool",
-    "dropout": "drop(out|path|block)|stochasticdepth",
-    "reshape": "^(un)?flatten|^reshape$|^view$|^permute$|^(un)?squeeze$|^transpose$",
-    "quantize": "^(de)?quant(ize(?!d)|stub)",
-    "cat": "^cat$|^concat(enate)?$",
-    "resize": "upsampl|interpolate|^resize",
-    "relu6": "^clip$|^clamp$",
-    "silu": "(?<!hard)swish",
-    "activation": "|".join(_ACTIVATIONS) + "|(?<=norm)act",
-}
-_WORD = re.compile("|".join(f"(?P<{kind}>{words})" for kind, words in _WORDS.items()))
-_WITH_WEIGHTS = ("conv", "convtranspose", "linear")  # a BatchNorm or a bias that follows can be folded into them
-_FUSED = (*_WITH_WEIGHTS, "batchnorm", "add")  # classes that compute them may compute what follows too
 _BLOCK = "block"  # a layer with parameters of its own around layers with weights
 _HANDS_ON = ("identity", "dropout", "reshape", "quantize")
 _MAPPED = 1000.0  # score of a pair that the caller chose
 _NEIGHBOURS = 0.5  # of two pairs that follow each other on both sides; less than any pair
-
-
-@lru_cache(maxsize=1024)
-def functions_of(type_name: str) -> tuple[str, ...]:
-    """What a class or an operator computes, in order: ``("conv", "batchnorm", "relu")`` for a ``ConvBnReLU2d``.
-
-    The words are the same for classes of torch, functions, and operators of ATen and ONNX: ``conv`` for ``Conv2d``,
-    ``conv2d``, ``aten.conv2d.default``, ``QLinearConv``.
-    """
-    name = re.sub(r"^.*::|^aten\.|^quantized\.|\.[A-Za-z]+$|^QLinear", "", type_name)
-    name = re.sub(r"[123]d(?![a-z])|_", "", name.lower())
-    words = [match[0] if match.lastgroup == "activation" else str(match.lastgroup) for match in _WORD.finditer(name)]
-    words = words or [name]
-    return tuple(words) if words[0] in _FUSED else (words[0],)
-
-
-def is_layer_type(type_name: str) -> bool:
-    """Whether a class or an operator computes what most models leave to a layer, unlike ``+`` or a slice."""
-    function = functions_of(type_name)[0]
-    return function not in ("add", "cat", "resize") and (function in _WORDS or _is_activation(function))
 
 
 class _Side:
@@ -152,13 +107,13 @@ class _Side:
     def run_after(self, at: int, functions: Sequence[str]) -> list[int]:
         """The free calls after ``at`` whose work a layer does that computes ``functions``."""
         run: list[int] = []
-        ends_active = any(_is_activation(function) for function in functions[1:])
+        ends_active = any(is_activation(function) for function in functions[1:])
         for following in range(at + 1, len(self.calls)):
             kind = self.kinds[following]
             if kind in _HANDS_ON:
                 continue
-            is_folded = not run and kind in ("batchnorm", "bias") and self.kinds[at] in _WITH_WEIGHTS
-            is_named = kind in functions[1:] or (_is_activation(kind) and ends_active)
+            is_folded = not run and kind in ("batchnorm", "bias") and self.kinds[at] in WITH_WEIGHTS
+            is_named = kind in functions[1:] or (is_activation(kind) and ends_active)
             if following not in self.free or self.shapes[following] != self.shapes[at] or not (is_folded or is_named):
                 break
             run.append(following)
@@ -258,10 +213,6 @@ def _outer_names(name: str) -> set[str]:
     """The modules that a call is inside of, without the model itself."""
     module, operation, _ = name.partition(OPERATION)
     return {*enclosing(module if operation else module.rpartition(".")[0])} - {""}
-
-
-def _is_activation(kind: str) -> bool:
-    return kind in _ACTIVATIONS or kind == "act"
 
 
 _UNNAMED = re.compile(r"_orig_mod\.")  # what torch.compile puts into names
@@ -379,7 +330,7 @@ def _scores(
     shape, shapes = codes(one.shapes, other.shapes)
     weight, weights = codes(one.weights, other.weights)
     has_weights = np.array([bool(other.weights[j]) for j in columns], bool)
-    activations = np.array([_is_activation(other.kinds[j]) for j in columns], bool)
+    activations = np.array([is_activation(other.kinds[j]) for j in columns], bool)
     is_mapped = np.isin(columns, list(mapped.values()))
     for row, i in enumerate(rows):
         if i in mapped:
@@ -390,7 +341,7 @@ def _scores(
         same_weights = comparable & (weights == weight[row])
         score = 4 * same_name + 2 * same_shape + 3 * same_weights
         score = np.where(comparable & ~same_weights, score - 1, score)
-        other_activation = activations & _is_activation(one.kinds[i])
+        other_activation = activations & is_activation(one.kinds[i])
         score = np.where(other_activation & ~same_kind, np.minimum(score, 1.5), score)
         score = np.where(same_kind | other_activation, score, same_name & same_shape)
         yield np.where(is_mapped, 0.0, score)
@@ -411,7 +362,7 @@ def _folded(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Ma
             run_a = one.run_after(pair.a, other.functions[pair.b])
             run_b = other.run_after(pair.b, one.functions[pair.a])
             active_a, active_b = (
-                any(map(_is_activation, (*side.functions[at][1:], *(side.kinds[each] for each in run))))
+                any(map(is_activation, (*side.functions[at][1:], *(side.kinds[each] for each in run))))
                 for side, at, run in ((one, pair.a, run_a), (other, pair.b, run_b))
             )
             if active_a != active_b and "act" not in (*one.functions[pair.a], *other.functions[pair.b]):
