@@ -27,7 +27,6 @@ from hookscope.explain.cam_layers import (
 from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, gradient_free, method_named
 from hookscope.explain.cam_perturbation import Progress, Rerun, progress_counter, resized
 from hookscope.hooks import (
-    Activations,
     Call,
     InputSize,
     Layers,
@@ -37,7 +36,7 @@ from hookscope.hooks import (
     passed_on,
     tensors_in,
 )
-from hookscope.scores import Prediction, Target, check_finite_score, class_scores, one_picture, predictions
+from hookscope.scores import Score, check_finite_score, objectives
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +45,7 @@ class ClassActivationMap(Shown):
 
     Attributes:
         call: The call of the layer; for fused maps the names and types of all.
-        prediction: The class, its score and probability.
+        prediction: What is explained: mostly a class, its score and probability.
         method: One of `CAM_METHODS`.
         values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` for a layer with several frames; without
             normalisation, after the ReLU if the method has one.
@@ -57,7 +56,7 @@ class ClassActivationMap(Shown):
     """
 
     call: Call
-    prediction: Prediction
+    prediction: Score
     method: str
     values: NDArray[np.float32]
     channels: int
@@ -120,7 +119,8 @@ def class_activation_maps(
         inputs: The image ``(1, 3, H, W)``, or the tuple of positional inputs.
         layers: A selection, see `Selection`. By default the last non-pooling layer with a map of more than one
             position that the score depends on.
-        target: A class index, a class name or ``top:K``.
+        target: A class index, a class name or ``top:K``; or a `ScoreTarget`, or a function from the model's output for
+            ``N`` images to ``N`` numbers.
         method: One of `CAM_METHODS`; the docstrings of their functions give paper and formula.
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         categories: Names of the classes.
@@ -145,39 +145,30 @@ def class_activation_maps(
         ('0', (6, 6), 2)
     """
     how = method_named(method, CAM_METHODS)
-    classes = Target.of(target)
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     size = _input_size(inputs)
     with differentiable(model):
-        activations, scores = _forward(model, inputs, "*" if layers is None else layers, types)
-        answers = predictions(one_picture(scores), categories, classes)
-        for prediction in answers:
-            check_finite_score(prediction)
-        first = scores[0, answers[0].index]
+        with capture(model, "*" if layers is None else layers, types, ordered=True) as activations:
+            output = model(*passed_on(leaves_of(inputs)))
+        goals = objectives(target, output, categories, type(model).__name__)
+        for goal in goals:
+            check_finite_score(goal.score)
+        scores = [goal.of(output)[0] for goal in goals]
         if layers is None:
-            chosen = [default_layer(model, activations, first, size, how.gradient)]
+            chosen = [default_layer(model, activations, scores[0], size, how.gradient)]
         else:
-            chosen = layers_with_maps(model, activations, layers, first, size, on_skip)
+            chosen = layers_with_maps(model, activations, layers, scores[0], size, on_skip)
         total = sum(len(layer.maps.values) for layer in chosen)
-        rerun = Rerun(model, inputs, batch_size, progress_counter(on_progress, total))
+        read = lambda output: torch.stack([goal.of(output) for goal in goals], 1)  # noqa: E731
+        rerun = Rerun(model, inputs, read, batch_size, progress_counter(on_progress, total))
         maps, tensors = Rows[ClassActivationMap](), [layer.tensor for layer in chosen]
-        for prediction in answers:
-            score = scores[0, prediction.index]
+        for at, (goal, score) in enumerate(zip(goals, scores, strict=True)):
             gradients = gradients_of(score, tensors) if how.gradient else [None] * len(chosen)
             for layer, gradient in zip(chosen, gradients, strict=True):
-                maps.append(_map_of(layer, gradient, prediction, method, size, rerun))
+                maps.append(_map_of(layer, gradient, goal.score, at, method, size, rerun))
     return maps
-
-
-def _forward(
-    model: nn.Module, inputs: tuple[Any, ...], layers: Layers, types: Iterable[Any] | None = None
-) -> tuple[Activations, Tensor]:
-    """The activations and the scores ``(N, K)`` of a pass, in one graph."""
-    with capture(model, layers, types, ordered=True) as activations:
-        output = model(*passed_on(leaves_of(inputs)))
-    return activations, class_scores(output, type(model).__name__)
 
 
 def landmark_layers(
@@ -202,10 +193,11 @@ def landmark_layers(
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     shown = _input_size(inputs)
     with differentiable(model):
-        activations, scores = _forward(model, inputs, "*")
-        first = predictions(one_picture(scores), categories, Target.of(target))[0]
+        with capture(model, "*", ordered=True) as activations:
+            output = model(*passed_on(leaves_of(inputs)))
+        first = objectives(target, output, categories, type(model).__name__)[0]
         layers = candidates(model, outputs_of(activations), shown)
-        connected = list(connected_layers(model, layers, scores[0, first.index], shown))
+        connected = list(connected_layers(model, layers, first.of(output)[0], shown))
         # as `default_layer` does
         reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]
     last = reached[0].resolution
@@ -232,7 +224,8 @@ def _input_size(inputs: tuple[Any, ...]) -> InputSize:
 def _map_of(
     layer: MapLayer,
     gradient: Tensor | None,
-    prediction: Prediction,
+    prediction: Score,
+    at: int,
     method: str,
     size: InputSize,
     rerun: Rerun,
@@ -250,8 +243,8 @@ def _map_of(
         activation,
         slopes,
         prediction.score,
-        lambda masks: rerun.masked(layer, masks)[:, prediction.index],
-        lambda: rerun.ablated(layer)[:, prediction.index],
+        lambda masks: rerun.masked(layer, masks)[:, at],
+        lambda: rerun.ablated(layer)[:, at],
     )
     with torch.no_grad():
         weights = how.weigh(evidence)
@@ -276,9 +269,9 @@ def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
 
 def maps_by_class(maps: Iterable[ClassActivationMap]) -> list[list[ClassActivationMap]]:
     """The maps of each class, the classes in the order of their first maps."""
-    by_class: dict[int, list[ClassActivationMap]] = {}
+    by_class: dict[str, list[ClassActivationMap]] = {}
     for cam in maps:
-        by_class.setdefault(cam.prediction.index, []).append(cam)
+        by_class.setdefault(cam.prediction.key, []).append(cam)
     return list(by_class.values())
 
 

@@ -98,7 +98,7 @@ def _page_of_classes(
         columns = math.ceil(len(panels) / math.ceil(len(panels) / _CLASSES))  # rows of about the same length
         for at in range(0, len(panels), columns):
             rows.append(Row(panels[at : at + columns], () if at else words))
-    classes = len({cam.prediction.index for cam in maps})
+    classes = len(maps_by_class(maps))
     title = f"{maps[0].method} of {classes} classes in {counted(len(by_layer), 'layer')}"
     heading = source.heading([title], maps[0].method, photograph=True, scale=_SHARE)
     return _drawn(source, heading, rows, cmap, width, len(maps) + 1)

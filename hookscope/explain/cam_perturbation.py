@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from hookscope.errors import UsageError
 from hookscope.explain.cam_layers import MapLayer
 from hookscope.interventions import channel_scores
-from hookscope.scores import class_scores
 
 Progress = Callable[[int, int], None]
 
@@ -35,10 +34,14 @@ def progress_counter(on_progress: Progress | None, total: int) -> Callable[..., 
 
 @dataclass
 class Rerun:
-    """The scores of all classes with one channel as a mask, or without one channel; each computed once per layer."""
+    """The scores ``(N, K)`` of all objectives with one channel as a mask, or without it; each computed once per layer.
+
+    ``read`` takes them from a model's output.
+    """
 
     model: nn.Module
     inputs: tuple[Any, ...]
+    read: Callable[[Any], Tensor]
     batch_size: int
     advance: Callable[[int], None]
     _scores: dict[int, Tensor] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class Rerun:
                 ((tokens, tensor.shape[1] - 1),) if tokens else None,
                 self.batch_size,
                 self.advance,
+                self.read,
             ).float()
         return self._scores[id(layer)]
 
@@ -77,7 +81,7 @@ class Rerun:
             low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
             masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
             with torch.no_grad():
-                scores.append(class_scores(self.model(picture * masks)).float())
+                scores.append(self.read(self.model(picture * masks)).float())
             self.advance(len(part))
         return torch.cat(scores)
 

@@ -16,7 +16,7 @@ from hookscope.drawing import MOST_PIXELS, Heading, Origin, Panel, seen_part
 from hookscope.explain.cam import peak_of
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel
-from hookscope.scores import Prediction
+from hookscope.scores import Score
 
 VALUE, ONE_COLOUR = "value of the map", "inferno"
 _LARGEST = MOST_PIXELS * 3 // 4  # of all panels together: text and gaps take up to a third more
@@ -83,24 +83,26 @@ class OverlaySource:
         }
 
 
-def answer_lines(answer: Prediction) -> list[str]:
-    name = f"{answer.label} ({answer.index})" if answer.label else f"class {answer.index}"
-    return [name, f"score {answer.score:.4g}, probability {100 * answer.probability:.3g} %"]
+def answer_lines(answer: Score) -> list[str]:
+    name = f"{answer.label} ({answer.index})" if answer.label and not answer.target else answer.name
+    share = "" if answer.probability is None else f", probability {100 * answer.probability:.3g} %"
+    return [name, f"score {answer.score:.4g}{share}"]
 
 
-def answer_facts(answer: Prediction) -> dict[str, Any]:
+def answer_facts(answer: Score) -> dict[str, Any]:
     """The class, its score and probability for a text chunk: None where they are not finite."""
     return {
         "class": answer.index,
         "label": answer.label,
         "score": answer.score if math.isfinite(answer.score) else None,
-        "probability": answer.probability if math.isfinite(answer.probability) else None,
+        "probability": answer.probability if math.isfinite(answer.probability or 0) else None,
+        **({"target": answer.target} if answer.target else {}),
     }
 
 
-def why_unseen(answer: Prediction) -> str:
+def why_unseen(answer: Score) -> str:
     """A line that says that the model does not see the class; empty if it does."""
-    if not answer.unseen:
+    if answer.probability is None or not answer.unseen:
         return ""
     shares = f"it has {100 * answer.probability:.2g} %, the best class {100 * answer.best:.3g} %"
     return f"the model does not see this class: {shares}"

@@ -23,7 +23,7 @@ from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import Selection, differentiable, leaves_of, passed_on
-from hookscope.scores import Prediction, Target, check_finite_score, class_scores, one_picture, predictions
+from hookscope.scores import Score, check_finite_score, objectives
 
 _GAP = 0.05  # relative difference of the sum of the shares and the score
 _ROUNDING = 1e-5  # relative rounding error of the score difference
@@ -35,7 +35,7 @@ class Saliency(Shown):
     """How much the score of one class depends on each value of the image.
 
     Attributes:
-        prediction: The class, its score and probability.
+        prediction: What is explained: mostly a class, its score and probability.
         method: One of `SALIENCY_METHODS`.
         values: ``(C, H, W)`` signed, in units of the score; for gradients per unit of the prepared image.
         expected: The score minus that of an image of zeros, which the sum of ``values`` approaches with more steps;
@@ -44,7 +44,7 @@ class Saliency(Shown):
         steps: Points of Integrated Gradients that were taken; None for other methods.
     """
 
-    prediction: Prediction
+    prediction: Score
     method: str
     values: Tensor
     expected: float | None = None
@@ -127,7 +127,8 @@ def saliency_maps(
     Args:
         model: Any eager module with a score for each class.
         inputs: The image ``(1, C, H, W)``, or a clip ``(1, C, T, H, W)``; or a tuple of one of them.
-        target: A class index, a class name or ``top:K``.
+        target: A class index, a class name or ``top:K``; or a `ScoreTarget`, or a function from the model's output for
+            ``N`` images to ``N`` numbers.
         method: One of `SALIENCY_METHODS`.
         categories: Names of the classes.
         settings: Samples, noise, steps, batch size and seed. Integrated Gradients doubles its steps, up to a limit,
@@ -149,28 +150,28 @@ def saliency_maps(
         >>> saliency.values.flatten().tolist(), saliency.map.tolist()
         ([1.0, 2.0, 3.0], [[3.0]])
     """
-    how, settings, classes = method_named(method, SALIENCY_METHODS), settings or Settings(), Target.of(target)
+    how, settings = method_named(method, SALIENCY_METHODS), settings or Settings()
     picture = _picture(inputs if isinstance(inputs, tuple) else (inputs,))
     with differentiable(model):
         picture = picture.detach().clone()
-        answers = predictions(one_picture(_scores(model, picture)), categories, classes)
-        for answer in answers:
-            check_finite_score(answer)
-        zeros = _scores(model, torch.zeros_like(picture))[0].tolist() if how.completes else None
-        advance = progress_counter(on_progress, len(answers) * how.total(settings))
+        goals = objectives(target, _output(model, picture), categories, type(model).__name__)
+        for goal in goals:
+            check_finite_score(goal.score)
+        zeros = _output(model, torch.zeros_like(picture)) if how.completes else None
+        advance = progress_counter(on_progress, len(goals) * how.total(settings))
         guide = _Guide(ClampGradientSign("positive"))
         maps = Rows[Saliency]()
         with change_gradients(model, {_relus(model): guide} if how.guided else {}):
-            for answer in answers:
-                expected = None if zeros is None else answer.score - zeros[answer.index]
-                gradient, chosen = _gradient_of(model, answer.index, advance, guide), settings
+            for goal in goals:
+                expected = None if zeros is None else goal.score.score - float(goal.of(zeros)[0])
+                gradient, chosen = _gradient_of(model, goal.of, advance, guide), settings
                 while True:
                     values = how.attribute(gradient, picture, chosen)[0]
                     if not bool(torch.isfinite(values).all()):
-                        asked = f"the gradient of class {answer.index} is not finite"
+                        asked = f"the gradient of {goal.score.name} is not finite"
                         raise InputError(asked, do="see gradients --detect-anomaly")
                     unguided, steps = guide.missed if how.guided else 0, chosen.steps if how.completes else None
-                    saliency = Saliency(answer, method, values.to(wide(picture)), expected, unguided, steps)
+                    saliency = Saliency(goal.score, method, values.to(wide(picture)), expected, unguided, steps)
                     if not saliency.incomplete or 2 * chosen.steps > chosen.most_steps:
                         break
                     chosen = replace(chosen, steps=2 * chosen.steps)
@@ -181,9 +182,9 @@ def saliency_maps(
     return maps
 
 
-def _scores(model: nn.Module, picture: Tensor) -> Tensor:
+def _output(model: nn.Module, picture: Tensor) -> Any:
     with torch.no_grad():
-        return class_scores(model(picture.clone()), type(model).__name__)
+        return model(picture.clone())
 
 
 def _picture(inputs: tuple[Any, ...]) -> Tensor:
@@ -203,14 +204,13 @@ def _picture(inputs: tuple[Any, ...]) -> Tensor:
 
 
 def _gradient_of(
-    model: nn.Module, index: int, advance: Callable[[int], None], guide: _Guide
+    model: nn.Module, score_of: Callable[[Any], Tensor], advance: Callable[[int], None], guide: _Guide
 ) -> Callable[[Tensor], Tensor]:
-    """A function from images ``(N, C, H, W)`` to the gradients of their scores of class ``index``."""
+    """A function from images ``(N, C, H, W)`` to the gradients of their scores."""
 
     def gradient(pictures: Tensor) -> Tensor:
         leaf = leaves_of(pictures)
-        scores = class_scores(model(passed_on(leaf)), type(model).__name__)
-        score = scores[:, index].sum()
+        score = score_of(model(passed_on(leaf))).sum()
         slopes: Tensor | None = None
         guide.met = 0
         if score.requires_grad:

@@ -90,11 +90,15 @@ class AblationSite:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Passes of a model on one image, which leave it unchanged; without a seed they continue from the random state."""
+    """Passes of a model on one image, which leave it unchanged; without a seed they continue from the random state.
+
+    ``read`` takes the scores ``(N, K)`` from the model's output: by default those of its classes.
+    """
 
     model: nn.Module
     inputs: tuple[Any, ...]
     seed: int | None = None
+    read: Callable[[Any], Tensor] | None = None
 
     def scores(self, observer: Observer) -> Tensor:
         """The scores ``(N, K)`` of a pass on copies of the inputs."""
@@ -102,7 +106,8 @@ class Passes:
             if self.seed is not None:
                 torch.manual_seed(self.seed)
             output = self.model(*map_tensors(self.inputs, torch.clone))
-        return class_scores(output, type(self.model).__name__)
+        with torch.no_grad():
+            return class_scores(output, type(self.model).__name__) if self.read is None else self.read(output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,12 +427,14 @@ def channel_scores(
     positions: Any = None,
     batch_size: int | None = None,
     on_channels: Callable[[int], None] = lambda count: None,
+    read: Callable[[Any], Tensor] | None = None,
 ) -> Tensor:
     """The scores ``(C, K)`` with each channel at 0 in turn of ``tensor``, the ``part`` of what ``call`` puts out.
 
-    ``positions`` are those that are set to 0, None for all; ``on_channels`` gets the number of channels done.
+    ``positions`` are those that are set to 0, None for all; ``on_channels`` gets the number of channels done; ``read``
+    takes the scores from an output, see `Passes`.
     """
-    with_all = baseline(Passes(model, inputs), Selection.of_names([call.name], call.call), ("all",))
+    with_all = baseline(Passes(model, inputs, read=read), Selection.of_names([call.name], call.call), ("all",))
     forks = with_all.sites[0].forks if with_all.sites else ()
     site = AblationSite(call, part, tuple(tensor.shape), axis, _live(tensor, axis), forks)
     scores: dict[int, Tensor] = {}

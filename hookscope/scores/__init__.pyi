@@ -1,6 +1,7 @@
 from .categories import read_categories as read_categories
 from .logits import (
     Prediction as Prediction,
+    Score as Score,
     check_categories as check_categories,
     check_family as check_family,
     check_finite_score as check_finite_score,
@@ -11,5 +12,11 @@ from .logits import (
     without_scores as without_scores,
 )
 from .losses import AnyLoss as AnyLoss, Loss as Loss, LossLike as LossLike, OwnLoss as OwnLoss, as_loss as as_loss
+from .objectives import (
+    FunctionTarget as FunctionTarget,
+    Objective as Objective,
+    ScoreTarget as ScoreTarget,
+    objectives as objectives,
+)
 from .prediction import predict as predict
 from .target import Target as Target, class_label as class_label

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,36 +23,55 @@ _INSTEAD = "visualize, stats and `gradients --loss mse` work on it"
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """The score of one class.
+class Score:
+    """A number that a model gives an image, which a map explains: mostly the score of one class.
 
     Attributes:
-        index: Number of the class.
+        index: Number of the class; None for a number that belongs to no class.
         label: Name of the class, None if unknown.
-        score: The logit.
-        probability: The softmax over all classes, 0 to 1.
+        score: The number: for a class its logit.
+        probability: Of the class, 0 to 1; None where there is none.
         best: The probability of the best class.
+        target: What it is the score of where that is not just a class, such as ``box 0``; else empty.
+        box: ``(left, top, right, bottom)`` of a detected box, in pixels of the network's input.
     """
 
-    index: int
+    index: int | None
     label: str | None
     score: float
-    probability: float
+    probability: float | None
     best: float = field(default=0.0, compare=False, repr=False)
+    target: str = field(default="", kw_only=True)
+    box: tuple[float, float, float, float] | None = field(default=None, kw_only=True)
 
     def cells(self) -> Cells:
         """What tables show of it."""
-        return {"class": self.label or self.index, "score": self.score, "probability": self.probability}
+        target = {"target": self.target} if self.target else {}
+        which = self.label if self.label or self.index is None else self.index
+        return {**target, "class": which, "score": self.score, "probability": self.probability}
 
     @property
     def name(self) -> str:
-        """The label, or ``class 7`` where it is unknown."""
-        return self.label or f"class {self.index}"
+        """The target, or the label, or ``class 7`` where it is unknown."""
+        return self.target or self.label or f"class {self.index}"
+
+    @property
+    def key(self) -> str:
+        """The name in files: the number of the class, or the target as one word."""
+        return re.sub(r"\W+", "-", self.target).strip("-") or str(self.index)
 
     @property
     def unseen(self) -> bool:
         """Whether the model does not see the class: it gives it less than a fiftieth of the best probability."""
-        return self.probability < _SEEN * self.best
+        return self.probability is not None and self.probability < _SEEN * self.best
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction(Score):
+    """The score of one class of a classifier; ``probability`` is the softmax over all classes."""
+
+    index: int
+    probability: float
 
 
 def class_scores(output: Any, what: str = "the model") -> Tensor:
@@ -155,8 +175,8 @@ def predictions(scores: Tensor, categories: Sequence[str] | None, target: Target
     return [Prediction(at, class_label(at, categories), values[at], shares[at], best) for at in classes]
 
 
-def check_finite_score(prediction: Prediction) -> None:
-    """Refuse a class whose score is NaN or Inf, which nothing can explain."""
-    if not math.isfinite(prediction.score):
-        asked = f"the score of class {prediction.index} is not finite"
+def check_finite_score(score: Score) -> None:
+    """Refuse a score that is NaN or Inf, which nothing can explain."""
+    if not math.isfinite(score.score):
+        asked = f"the score of {score.target or f'class {score.index}'} is not finite"
         raise InputError(asked, do="see gradients --detect-anomaly")

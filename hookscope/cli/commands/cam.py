@@ -140,7 +140,7 @@ def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
         page = explain.draw_cam(group, explanation.image, explanation.net, scale_of=[*maps, *best], cmap=options.cmap)
         layers = "+".join(result.call.key for result in group).replace(" + ", "+")
         what = options.method + ("-fused" if options.fuse else "") + (f"-{layers}" if options.layers else "")
-        path = explanation.write(page, what, group[0].prediction.index, len(groups) == 1)
+        path = explanation.write(page, what, group[0].prediction, len(groups) == 1)
         for result in group:
             yield _row(explanation, result, path)
 
@@ -148,8 +148,8 @@ def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
 def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str) -> Row:
     call = result.call
     if reason := explain.why_empty(result):
-        explanation.note(f"the map of {call.key} for class {result.prediction.index}: {reason}")
-    explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.index}", result.values)
+        explanation.note(f"the map of {call.key} for {result.prediction.name}: {reason}")
+    explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.key}", result.values)
     number = None if result.fused else call.call
     place = {"index": call.index, "order": call.order, "type": call.type}
     return explanation.row(FIELDS, result, path, layer=call.name or hooks.MODEL, call=number, **place)

@@ -132,31 +132,31 @@ def _draw(explanation: Explanation, options: Options, settings: explain.Settings
         page = explain.draw_saliency(
             result, explanation.image, explanation.net, scale_of=maps, cmap=options.cmap, smooth=options.smooth
         )
-        path = explanation.write(page, options.method, result.prediction.index, len(maps) == 1)
+        path = explanation.write(page, options.method, result.prediction, len(maps) == 1)
         yield _row(explanation, result, path, options.steps)
 
 
 def _row(explanation: Explanation, result: explain.Saliency, path: str, steps: int) -> Row:
-    index = result.prediction.index
+    name = result.prediction.name
     if not result.still.any():
-        explanation.note(f"class {index} does not depend on any pixel: the map is all zero")
+        explanation.note(f"{name} does not depend on any pixel: the map is all zero")
     total = float(result.values.double().sum())
     _note_limits(explanation, result, total, steps)
-    explanation.raw.keep(f"{explanation.word}/{index}", result.values.cpu().float().numpy())
+    explanation.raw.keep(f"{explanation.word}/{result.prediction.key}", result.values.cpu().float().numpy())
     return explanation.row(FIELDS, result, path, sum=total)
 
 
 def _note_limits(explanation: Explanation, result: explain.Saliency, total: float, steps: int) -> None:
     """Report a map that does not have the properties of its method; it was asked for with ``steps``."""
-    index = result.prediction.index
+    name = result.prediction.name
     if result.incomplete:
         explanation.note(
-            f"the shares of class {index} add up to {total:.4g} with {result.steps:,} steps, but the score minus the"
+            f"the shares of {name} add up to {total:.4g} with {result.steps:,} steps, but the score minus the"
             f" score of zeros is {result.expected:.4g}; raise --most-steps"
         )
     elif result.steps is not None and result.steps > steps:
         explanation.note(
-            f"with {steps:,} steps the shares of class {index} miss the score by more than 5 %;"
+            f"with {steps:,} steps the shares of {name} miss the score by more than 5 %;"
             f" {result.steps:,} steps were taken"
         )
     if result.unguided:

@@ -81,20 +81,20 @@ class Explanation:
         """Print a note on this image on standard error."""
         output.note(f"Note: {self.source.origin.image}: {text}")
 
-    def note_unseen(self, answer: scores.Prediction) -> None:
+    def note_unseen(self, answer: scores.Score) -> None:
         """Print a note on a class that the model does not see."""
         if answer.unseen:
-            self.note(f"class {answer.index}: {explain.why_unseen(answer)}")
+            self.note(f"{answer.name}: {explain.why_unseen(answer)}")
 
-    def write(self, page: Any, what: str, index: int, alone: bool) -> str:
-        """Write the picture of class ``index`` and return its path; ``alone`` if the image has no other picture.
+    def write(self, page: Any, what: str, answer: scores.Score, alone: bool) -> str:
+        """Write the picture of one score and return its path; ``alone`` if the image has no other picture.
 
         ``what`` names the method and the chosen layers: runs that differ in them write different files.
         """
         what = file_word(what)
         if len(what) > _LONGEST_WHAT:  # the checksum tells long names with the same beginning apart
             what = f"{what[: _LONGEST_WHAT - 9]}~{zlib.crc32(what.encode()):08x}"
-        name = f"{self.word}-{model_word(self.net.name)}-{what}-{index}.png"
+        name = f"{self.word}-{model_word(self.net.name)}-{what}-{answer.key}.png"
         path = self.run.path(name, self.source.origin.image, alone and len(self.run.files.paths) == 1)
         self.run.write(page, path)
         return path
