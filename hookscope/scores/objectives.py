@@ -52,7 +52,7 @@ class FunctionTarget(ScoreTarget):
         if len(value) != 1:
             do = "return a tensor with one floating-point number for each image"
             raise UsageError(f"{self.name} returns {len(value):,} numbers for one image", do=do)
-        return [Objective(Score(None, None, float(value[0]), None, target=self.name), self.values)]
+        return [Objective(Score(None, None, float(value.detach()[0]), None, target=self.name), self.values)]
 
     def values(self, output: Any) -> Tensor:
         value = self.function(output)
