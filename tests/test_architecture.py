@@ -118,6 +118,7 @@ LIGHT_FILES = [
     "drawing/scale.py",
     "explain/saliency_settings.py",
     "extraction/facts.py",
+    "hooks/calls.py",
     "hooks/selection.py",
     "scores/categories.py",
     "report/row.py",

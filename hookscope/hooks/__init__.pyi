@@ -4,6 +4,25 @@ from .activations import (
     capture as capture,
     keep_and_hand_on as keep_and_hand_on,
 )
+from .calls import (
+    ACTIVATION_FUNCTIONS as ACTIVATION_FUNCTIONS,
+    EVERY_OPERATION as EVERY_OPERATION,
+    MODEL as MODEL,
+    OPERATION as OPERATION,
+    Call as Call,
+    LayerCall as LayerCall,
+    Pixels as Pixels,
+    Shape as Shape,
+    activation_class as activation_class,
+    call_key as call_key,
+    enclosing as enclosing,
+    key_of as key_of,
+    matches_type as matches_type,
+    no_such_type as no_such_type,
+    passes_values_on as passes_values_on,
+    select_types as select_types,
+    usual_types as usual_types,
+)
 from .differences import (
     largest_difference as largest_difference,
     largest_value as largest_value,
@@ -61,28 +80,7 @@ from .registration import (
     hook_tensor as hook_tensor,
     other_hooks_set_aside as other_hooks_set_aside,
 )
-from .selection import (
-    ACTIVATION_FUNCTIONS as ACTIVATION_FUNCTIONS,
-    EVERY_OPERATION as EVERY_OPERATION,
-    MODEL as MODEL,
-    OPERATION as OPERATION,
-    Call as Call,
-    LayerCall as LayerCall,
-    Layers as Layers,
-    Pixels as Pixels,
-    Selection as Selection,
-    Shape as Shape,
-    activation_class as activation_class,
-    call_key as call_key,
-    enclosing as enclosing,
-    key_of as key_of,
-    layer_text as layer_text,
-    matches_type as matches_type,
-    no_such_type as no_such_type,
-    passes_values_on as passes_values_on,
-    select_types as select_types,
-    usual_types as usual_types,
-)
+from .selection import Layers as Layers, Selection as Selection, layer_text as layer_text
 from .tensors import (
     joined_inputs as joined_inputs,
     map_tensors as map_tensors,

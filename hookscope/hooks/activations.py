@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.hooks.calls import Call
 from hookscope.hooks.captured import CallMapping, Gradients
 from hookscope.hooks.observer import Observer, PassProgress
-from hookscope.hooks.selection import Call, Layers
+from hookscope.hooks.selection import Layers
 from hookscope.hooks.tensors import joined_inputs, map_tensors, shares_storage, storage_keys, tensors_in
 
 

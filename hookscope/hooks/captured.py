@@ -14,10 +14,10 @@ from torch import Tensor
 from hookscope.display import Cells, Shown
 from hookscope.errors import LayerError, nearest
 from hookscope.findings import counted
+from hookscope.hooks.calls import Call
 from hookscope.hooks.finite import as_float
 from hookscope.hooks.observer import PassProgress
 from hookscope.hooks.registration import hook_tensor
-from hookscope.hooks.selection import Call
 from hookscope.hooks.tensors import map_tensors, shape_of, tensors_in
 
 

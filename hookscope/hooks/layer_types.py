@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from hookscope.hooks.selection import Selection, select_types, usual_types
+from hookscope.hooks.calls import select_types, usual_types
+from hookscope.hooks.selection import Selection
 
 
 def class_names(module: nn.Module) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.hooks.selection import Shape
+from hookscope.hooks.calls import Shape
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

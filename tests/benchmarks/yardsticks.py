@@ -83,7 +83,7 @@ def drawing(model, image):
     from hookscope.drawing.png import write_png
     from hookscope.drawing.reduce import reduce_output
     from hookscope.drawing.sheet import draw_call
-    from hookscope.hooks.selection import Call
+    from hookscope.hooks.calls import Call
 
     net = hookscope.load_model(model, weights="none")
     picture = net.preprocess(hookscope.open_image(image))

@@ -24,8 +24,8 @@ from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Style, draw_call
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import ImageError, WriteError
+from hookscope.hooks.calls import Call
 from hookscope.hooks.maps import InputSize, maps_or_vectors
-from hookscope.hooks.selection import Call
 
 PROVENANCE: dict[str, Any] = {
     "hookscope": "0.1.0",

@@ -26,8 +26,8 @@ from hookscope.drawing.text import text_pixels
 from hookscope.drawing.tiles import ChannelChoice, reduce_maps
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
 from hookscope.geometry import ReceptiveField
+from hookscope.hooks.calls import Call
 from hookscope.hooks.maps import InputSize
-from hookscope.hooks.selection import Call
 from hookscope.images import InputImage
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata

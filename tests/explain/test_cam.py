@@ -18,8 +18,8 @@ from torchvision.models.vision_transformer import VisionTransformer
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, UsageError
 from hookscope.explain.cam import ClassActivationMap, class_activation_maps, fuse_maps, landmark_layers, resized
 from hookscope.explain.cam_methods import CAM_METHODS
+from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.hooks.selection import Call
 from hookscope.scores.logits import Prediction
 from tests.explain.nets import Gives, picture, small
 from tests.helpers import hooks_on, seeded

@@ -16,7 +16,7 @@ from hookscope.explain import cam_page, page as pages
 from hookscope.explain.cam import ClassActivationMap, fuse_maps
 from hookscope.explain.cam_page import draw_cam, why_empty
 from hookscope.explain.page import OverlaySource
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 from hookscope.scores.logits import Prediction
 from tests.explain.pages import (
     BOX,

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from hookscope.hooks.layer_types import class_names, holder_of, is_leaf, is_single, layers_with_weights, types_in
-from hookscope.hooks.selection import describe_types
 from tests.nets import PaddedConv, named
 
 
@@ -25,11 +24,6 @@ def test_facts_about_modules() -> None:
     childless.register_module("absent", None)
     assert is_leaf(childless)
     assert types_in(net) == Counter({"Sequential": 2, "Conv2d": 1, "ReLU": 1, "BatchNorm2d": 1, "Linear": 1})
-
-
-def test_types_are_listed_most_frequent_first_up_to_a_limit() -> None:
-    assert describe_types(Counter({"ReLU": 1, "Conv2d": 3})) == "Conv2d (3), ReLU (1)"
-    assert describe_types(Counter("abc"), most=2) == "a (1), b (1), ..."
 
 
 def test_layers_with_weights_are_those_with_a_matrix_or_filters() -> None:

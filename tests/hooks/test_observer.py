@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from hookscope.errors import LayerError, ModelError
 from hookscope.hooks.activations import capture
+from hookscope.hooks.calls import Call
 from hookscope.hooks.observer import Observer
 from hookscope.hooks.registration import StopForward
-from hookscope.hooks.selection import Call
 from tests.helpers import hooks_on
 from tests.nets import Function, conv
 

@@ -6,18 +6,10 @@ import pickle
 from typing import Any
 
 import pytest
-import torch
 
 from hookscope.errors import LayerError, SelectionError
-from hookscope.hooks.selection import (
-    Call,
-    Selection,
-    call_key,
-    layer_text,
-    matches_type,
-    select_types,
-    usual_types,
-)
+from hookscope.hooks.calls import Call, call_key
+from hookscope.hooks.selection import Selection, layer_text
 
 # ten calls as a pass would show them: (name, call, index)
 CALLS = [
@@ -96,11 +88,6 @@ def test_what_a_selection_selects(layers: Any, wanted: list[str]) -> None:
 
 def test_a_name_of_digits_and_signs_is_no_range() -> None:
     assert Selection("1-2").wants("1-2", 0, None)
-
-
-def test_a_model_of_clips_counts_convolutions_of_three_axes() -> None:
-    assert usual_types([["Conv3DSimple", "Conv3d", "_ConvNd"], ["ReLU"]]) == ("Conv3d",)
-    assert usual_types([["Conv3d"], ["Conv2d"]]) == usual_types([["ReLU"]]) == ("Conv2d",)
 
 
 @pytest.mark.parametrize("layers", ["all", "3", "0:2", "5:", "0:7:3", "1::3", "conv1", "head.conv#1", "layer1.*"])
@@ -257,42 +244,6 @@ def test_calls_by_name_looks_at_every_name_of_a_layer() -> None:
 def test_huge_numbers_cost_nothing() -> None:
     selection = Selection(f"0:{10**12},{10**30}")
     assert selection.wants("x", 0, 5) and selection.required([]) == {10**12 - 1, 10**30}
-
-
-class TestTypes:
-    MRO = ("QuantizedConv2d", "Conv2d", "_ConvNd")
-
-    @pytest.mark.parametrize(
-        ("types", "leaf", "fits"),
-        [
-            (["Conv2d"], True, True),
-            (["Conv2d"], False, True),
-            (["_ConvNd"], True, True),
-            (["conv2d"], True, False),
-            (["Linear", "Q*"], True, True),
-            (["Linear"], True, False),
-            (["all"], True, True),
-            (["all"], False, False),
-            (["all", "Conv*"], False, True),
-            ([], True, False),
-        ],
-    )
-    def test_fits_by_any_class_name_or_glob_or_as_a_leaf(self, types: list[str], leaf: bool, fits: bool) -> None:
-        assert matches_type(self.MRO, types, leaf) is fits
-
-    def test_classes_and_single_names_are_taken(self) -> None:
-        assert select_types("Conv2d") == ("Conv2d",)
-        assert select_types(torch.nn.Conv2d) == ("Conv2d",)
-        assert select_types([torch.nn.Conv2d, "Lin*"]) == ("Conv2d", "Lin*")
-
-    def test_an_empty_list_of_types_is_refused(self) -> None:
-        with pytest.raises(SelectionError, match="no layer type given; name one, such as Conv2d, or `all`"):
-            select_types([])
-
-
-def test_the_key_of_a_call() -> None:
-    assert [call_key("a.b", call) for call in range(3)] == ["a.b", "a.b#1", "a.b#2"]
-    assert Call("a.b", "Conv2d", 2, 7).key == "a.b#2" and Call("", "Conv2d", 0, 0).key == ""
 
 
 def test_a_selection_stays_itself_and_joins_others() -> None:

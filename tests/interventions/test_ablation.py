@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hookscope.errors import InputError, LayerError, NoMapError, TargetError, UsageError
 from hookscope.hooks import capture
+from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.hooks.selection import Call
 from hookscope.interventions import (
     Clamp,
     Mean,

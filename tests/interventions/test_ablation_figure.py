@@ -14,7 +14,7 @@ from torch import nn
 
 from hookscope.drawing import Colour
 from hookscope.errors import UsageError
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 from hookscope.images import InputImage
 from hookscope.interventions.ablation import Ablation, ChannelWorth, ablate_each
 from hookscope.interventions.ablation_figure import draw_ablation

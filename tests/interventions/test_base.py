@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 from hookscope.interventions import (
     Clamp,
     DropBlock,

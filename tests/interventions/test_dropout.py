@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.ops import drop_block2d, drop_block3d
 
 from hookscope.errors import UsageError
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 from hookscope.interventions import (
     DropBlock,
     DropBlock2d,

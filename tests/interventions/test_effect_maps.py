@@ -10,7 +10,7 @@ from torch import nn
 
 from hookscope.drawing import MapDifference
 from hookscope.errors import NoMapError
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 from hookscope.hooks.tensors import shape_of
 from hookscope.interventions.effect import MovedLayer
 from hookscope.interventions.effect_maps import moved_maps

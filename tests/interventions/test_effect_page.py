@@ -18,7 +18,7 @@ from hookscope.drawing.origin import Origin
 from hookscope.drawing.png import read_provenance, read_sheet, write_png
 from hookscope.drawing.text import text_pixels
 from hookscope.errors import NoMapError, UsageError
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 from hookscope.hooks.tensors import shape_of
 from hookscope.images import InputImage
 from hookscope.interventions import Zero, effect_page as effect_pages

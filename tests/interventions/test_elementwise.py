@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 from hookscope.interventions import Clamp, Intervention, Noise, Permute, Quantize, Scale, Zero
 
 CALL = Call("layer", "Conv2d", 0, 0)

@@ -11,7 +11,7 @@ from torchvision.models import resnet18
 
 from hookscope.errors import LayerError, UsageError
 from hookscope.hooks.activations import capture
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 from hookscope.interventions import Mean, Patch, Steer, intervene
 from tests.helpers import small_head
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.hooks.selection import ACTIVATION_FUNCTIONS
+from hookscope.hooks.calls import ACTIVATION_FUNCTIONS
 from hookscope.statistics.saturation import Bounds, bounds_of, margins
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hookscope.errors import LayerError, ModelError, TargetError, UsageError
+from hookscope.hooks.calls import call_key
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.hooks.selection import call_key
 from hookscope.models.load import load_model
 from hookscope.scores.losses import Loss
 from hookscope.tracing.events import EVENTS, PassRecord, trace_events

@@ -17,7 +17,7 @@ from hookscope.cli.shared.output_paths import (
     refuse_input,
 )
 from hookscope.errors import HookscopeError, UsageError, WriteError
-from hookscope.hooks.selection import Call
+from hookscope.hooks.calls import Call
 
 
 @pytest.fixture(autouse=True)

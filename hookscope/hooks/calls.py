@@ -1,0 +1,179 @@
+"""Layers and their calls: names, types, indices, shapes. Needs no torch."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookscope.display import Cells, Shown
+from hookscope.errors import LayerError, SelectionError, near_misses
+
+# fmt: off
+ACTIVATION_FUNCTIONS = (
+    "CELU", "ELU", "GELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid",
+    "Mish", "PReLU", "ReLU", "ReLU6", "RReLU", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "Tanh",
+    "Tanhshrink", "Threshold",
+)
+# fmt: on
+"""Class names of torch's activation functions."""
+
+_ACTIVATION_CLASSES = {name.lower(): name for name in ACTIVATION_FUNCTIONS}
+
+
+def activation_class(kind: str) -> str:
+    """The activation function that a call of this type computes: ``LeakyReLU`` for ``leaky_relu_``; else empty."""
+    return _ACTIVATION_CLASSES.get(kind.replace("_", "").lower(), "")
+
+
+MODEL = "(model)"
+"""What the model itself is called where its name, which is empty, would be unreadable."""
+
+OPERATION = "::"
+"""Stands between the module in which an operation runs and its function: ``block1::relu``, ``::add`` at the top."""
+
+EVERY_OPERATION = "*::*"
+
+_PASSES_ON = re.compile(
+    "Dropout|DropPath|DropBlock|StochasticDepth|^Identity|[Ff]latten|(Max|Avg|LP|Adaptive)Pool|Unpool|Upsampl|Shuffle"
+    "|Pad([123]d)?$|^(Unf|F)old$"
+)
+
+Pixels = tuple[float, float]
+"""Height and width, or down and to the right, in pixels of the network's input."""
+
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
+
+
+def enclosing(name: str) -> Iterator[str]:
+    """``layer4.0.conv1``, ``layer4.0``, ``layer4``, and the empty name of the model."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
+def call_key(name: str, call: int) -> str:
+    """``name`` for the first call of a layer, ``name#1`` for the second."""
+    return f"{name}#{call}" if call else name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One execution of a layer.
+
+    Attributes:
+        name: Dotted path of the layer in ``named_modules()``, empty for the model itself.
+        type: Class name of the layer.
+        call: 0 for the first execution of the layer in the pass.
+        index: Position among the calls of the chosen types, None for a call of another type.
+        order: The index that the call has if every layer counts (``--type all``). None for a block of other layers, and
+            where the positions were not counted.
+    """
+
+    name: str
+    type: str
+    call: int
+    index: int | None
+    order: int | None = field(default=None, compare=False)
+
+    @property
+    def key(self) -> str:
+        """``name`` or ``name#call``, the key of its activation."""
+        return call_key(self.name, self.call)
+
+
+def key_of(call: Call, part: str) -> str:
+    """The key of one tensor that a call put out."""
+    key = call.key or MODEL
+    return f"{key} {part}" if part else key
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall(Shown):
+    """One row of ``list-layers``: a call with its shapes and cost, or a layer that did not run.
+
+    Attributes:
+        index: Position among the calls of the chosen types in order of execution. None for a call of another type, and
+            for a layer that did not run.
+        name: Dotted path in ``named_modules()``.
+        type: Class name of the layer.
+        call: 0 for the first execution of the layer, None for a layer that did not run.
+        order: The index that the call has if every layer counts (``--type all``). None for a layer that did not run,
+            and for a block of other layers.
+        input_shape: Such as ``(N, C, H, W)``; ``{part: shape}`` for several tensors.
+        output_shape: Likewise.
+        params: Number of parameters of the layer and of the layers inside it that have no row of their own.
+        macs: Multiply-accumulates of this call, with those of layers inside that have no row: half of torch's FLOPs,
+            and the bias of convolutions.
+        receptive_field: Height and width in pixels of the part of the input that a unit of the output depends on, which
+            may be more than there are; for a unit that sees all, those of the input. None where it is not known.
+        stride: Pixels of the input from one unit to the next, down and to the right; None without positions.
+        note: ``without the layers inside``, ``call 2 of 3``, ``overwritten by NAME``, ``shared with NAME``, ``did not
+            run``.
+    """
+
+    index: int | None
+    name: str
+    type: str
+    call: int | None
+    order: int | None
+    input_shape: Shape
+    output_shape: Shape
+    params: int
+    macs: int
+    receptive_field: Pixels | None
+    stride: Pixels | None
+    note: str
+
+    def _cells(self) -> Cells:
+        key = f"{self.name}#{self.call}" if self.call else self.name
+        cells = {"index": self.index, "name": key, "type": self.type, "input": self.input_shape}
+        cells |= {"output": self.output_shape, "params": self.params, "macs": self.macs}
+        return cells | {"receptive_field": self.receptive_field, "stride": self.stride, "note": self.note}
+
+
+def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:
+    """Whether a layer with these class names is of one of ``types``.
+
+    These are class names, globs, and ``all`` for every ``leaf``: without children, or with own parameters.
+    """
+    return any(leaf if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
+
+
+def passes_values_on(type_name: str) -> bool:
+    """Whether layers of this class only pass on, drop, average or rearrange the values of the layer before them."""
+    return _PASSES_ON.search(type_name) is not None
+
+
+def usual_types(layers: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """The default types that indices count: Conv2d, or Conv3d in a model of clips, which has no Conv2d."""
+    present = {name for names in layers for name in names}
+    return ("Conv3d",) if "Conv3d" in present and "Conv2d" not in present else ("Conv2d",)
+
+
+def select_types(types: Iterable[Any]) -> tuple[str, ...]:
+    """``types`` as class names, from names and classes, one or several."""
+    if isinstance(types, (str, type)):
+        types = (types,)
+    names = tuple(t.__name__ if isinstance(t, type) else str(t) for t in types)
+    if not names:
+        raise SelectionError("no layer type given", do="name one, such as Conv2d, or `all`")
+    return names
+
+
+def describe_types(counts: Counter[str], most: int = 12) -> str:
+    """``Conv2d (36), ReLU (17), ...``, the most frequent first."""
+    shown = [f"{name} ({count})" for name, count in counts.most_common(most)]
+    return ", ".join(shown) + (", ..." if len(counts) > most else "")
+
+
+def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
+    """The error for a model without a layer of ``types``; ``have`` counts the layers of each class."""
+    asked = "/".join(types)
+    near = ", ".join(f"perhaps {name}" for kind in types for name in near_misses(kind, have, 1) if name != kind)
+    exists, do = f"the model has {describe_types(have)}", near or "choose by --type"
+    return LayerError(f"no layer of type {asked}", exists, do, kind="type", name=asked)
