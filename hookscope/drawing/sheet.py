@@ -9,33 +9,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import nn
 
 from hookscope.drawing import colours
 from hookscope.drawing.bars import draw_bars
-from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, Layout, draw_grid, strongest, to_image
+from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
 from hookscope.drawing.origin import Origin
 from hookscope.drawing.overlay import lay_bar_over, lay_maps_over
 from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, beside, colour_bar
+from hookscope.drawing.photograph import Frames, Shares, field_words, middle_box, photograph_cells
 from hookscope.drawing.png import with_provenance
 from hookscope.drawing.reduce import ActivationSummary, Part, reduce_output
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
-from hookscope.drawing.text import LABEL_HEIGHT, Pixels, stamp, text_pixels
+from hookscope.drawing.text import Pixels
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Shape
 from hookscope.models import LoadedModel
 
 _HEAD = 15
-_LEAST_PHOTOGRAPH, _MOST_PHOTOGRAPH = 144, 480  # longest side of the photograph, between them that of a map
 _BESIDE = 14
 
 _HINT = "all: channels='all'"
 _CHANNELS_FIRST = nn.Conv2d(1, 1, 1, device="meta")  # says where the channels of a tensor are whose layer is not given
-
-Frames = Sequence[Sequence[Image.Image]]
-_Shares = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +70,9 @@ class _Block:
     left: int = 0
 
     @property
-    def layout(self) -> Layout:
-        assert self.grid is not None
-        return self.grid.layout
+    def side(self) -> int:
+        """The longest side of a map; 0 for bars."""
+        return max(self.grid.layout.frame_width, self.grid.layout.map_height) if self.grid else 0
 
 
 def draw_sheet(
@@ -261,11 +258,11 @@ def _composed(
     blocks = [_block(part, style, most) for part in summary.parts]
     photographs: Pixels | None = None
     if frames is not None and not style.plain:
-        blocks, photographs = _with_photographs(blocks, frames, _middle_box(summary))
+        blocks, photographs = _with_photographs(blocks, frames, middle_box(summary))
     page = Page()
     width = max([LEAST_WIDTH, *(block.pixels.shape[1] for block in blocks)])
     if not style.plain:
-        _add_header(page, summary, title, origin, width, _field_words(summary, photographs is not None))
+        _add_header(page, summary, title, origin, width, field_words(summary, photographs is not None))
     tops, bars = [], []
     for block in blocks:
         bar = None if style.plain else _add_part_header(page, block, width, len(blocks) > 1, style.hint)
@@ -295,82 +292,18 @@ def _block(part: Part, style: Style, most: int) -> _Block:
     return _Block(part, grid.pixels, grid)
 
 
-def _with_photographs(blocks: Sequence[_Block], frames: Frames, box: _Shares | None) -> tuple[list[_Block], Pixels]:
-    """The blocks with what the network saw left of the maps, and the colours of the photographs."""
-    seen = [
-        _seen(block, frames, block.part.item not in {b.part.item for b in blocks[:at]}, box)
-        for at, block in enumerate(blocks)
-    ]
-    pictures = [picture for picture, _ in filter(None, seen)]
-    strip = Image.new("RGB", (max(picture.width for picture in pictures), sum(picture.height for picture in pictures)))
-    starts = np.cumsum([0, *(picture.height for picture in pictures)])
-    for picture, top in zip(pictures, starts, strict=False):
-        strip.paste(picture, (0, int(top)))
-    indices, table = colours.in_few_colours(strip)
-    both, at = [], 0
-    for block, cell in zip(blocks, seen, strict=True):
-        if cell is None:
-            both.append(block)
-            continue
-        picture, words = cell
-        label = text_pixels(words)[:LABEL_HEIGHT]
-        photograph = indices[starts[at] : starts[at + 1], : picture.width]
-        at += 1
-        column = np.full(
-            (LABEL_HEIGHT + picture.height, max(picture.width, label.shape[1])), colours.BACKGROUND, np.uint8
-        )
-        stamp(column, label, 0, 0)
-        stamp(column, photograph, 0, LABEL_HEIGHT)
-        pixels = beside([column, block.pixels], _BESIDE)
-        both.append(_Block(block.part, pixels, block.grid, column.shape[1] + _BESIDE))
+def _with_photographs(blocks: Sequence[_Block], frames: Frames, box: Shares | None) -> tuple[list[_Block], Pixels]:
+    """The blocks with what the network saw left of the first maps of each item, and the colours of the photographs."""
+    items = [block.part.item for block in blocks]
+    shown = [(item, blocks[at].side) if item not in items[:at] else None for at, item in enumerate(items)]
+    cells, table = photograph_cells(shown, frames, box)
+    both = []
+    for block, cell in zip(blocks, cells, strict=True):
+        if cell is not None:
+            pixels = beside([cell, block.pixels], _BESIDE)
+            block = _Block(block.part, pixels, block.grid, cell.shape[1] + _BESIDE)
+        both.append(block)
     return both, table
-
-
-def _middle_box(summary: ActivationSummary) -> _Shares | None:
-    """What the unit in the middle of the map sees, as shares of width and height; None for all, or where unknown."""
-    field, size, part = summary.field, summary.input_size, summary.parts[0]
-    if field is None or size is None or field.source == "whole" or part.tiles.values:
-        return None
-    _, height, width = part.tiles.levels.shape
-    unit = height // 2, width // part.frames * (part.frames // 2) + width // part.frames // 2
-    left, top, right, bottom = field.box(unit, (size.height, size.width))
-    box = left / size.width, top / size.height, right / size.width, bottom / size.height
-    return None if box == (0, 0, 1, 1) else box
-
-
-def _field_words(summary: ActivationSummary, on_photograph: bool) -> str:
-    """``receptive field 99×99 pixels``, and that a box shows it."""
-    field = summary.field
-    if field is None:
-        return ""
-    if field.source == "whole":
-        return "receptive field: the whole input"
-    height, width = (f"{length:.6g}" for length in field.size)
-    box = " (box: of the middle unit)" if on_photograph and _middle_box(summary) else ""
-    return f"receptive field {width}×{height}{box}"
-
-
-def _seen(block: _Block, frames: Frames, first: bool, box: _Shares | None) -> tuple[Image.Image, str] | None:
-    """The photograph of a part in the size of a map, or larger, with the receptive field; and the words above it."""
-    item = block.part.item
-    if not first or item >= len(frames):
-        return None
-    middle = len(frames[item]) // 2
-    picture = frames[item][middle]
-    words = f"input {picture.width}×{picture.height}"
-    words += f", frame {middle + 1} of {len(frames[item])}" if len(frames[item]) > 1 else ""
-    side = max(block.layout.frame_width, block.layout.map_height) if block.grid else 0
-    factor = min(max(side, _LEAST_PHOTOGRAPH), _MOST_PHOTOGRAPH) / max(picture.size)
-    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-    photograph = picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST)
-    if box is not None:
-        left, top, right, bottom = (
-            round(share * length) for share, length in zip(box, (*photograph.size, *photograph.size), strict=True)
-        )
-        draw = ImageDraw.Draw(photograph)
-        draw.rectangle((left, top, right - 1, bottom - 1), outline="white")
-        draw.rectangle((left - 1, top - 1, right, bottom), outline="black")
-    return photograph, words
 
 
 def _add_header(page: Page, summary: ActivationSummary, title: str, origin: Origin, width: int, field: str) -> None:
