@@ -121,6 +121,7 @@ LIGHT_FILES = [
     "hooks/calls.py",
     "hooks/selection.py",
     "scores/categories.py",
+    "scores/choice.py",
     "report/row.py",
     "scores/target.py",
     "parameters/facts.py",

@@ -15,6 +15,7 @@ from .data_type import (
     is_quantized as is_quantized,
     parse_dtype as parse_dtype,
 )
+from .from_python import find_in_source as find_in_source
 from .inputs import (
     as_batch as as_batch,
     check_size as check_size,

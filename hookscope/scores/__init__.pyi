@@ -1,4 +1,5 @@
 from .categories import read_categories as read_categories
+from .choice import TargetChoice as TargetChoice, parse_target as parse_target
 from .logits import (
     Prediction as Prediction,
     Score as Score,
@@ -13,6 +14,7 @@ from .logits import (
 )
 from .losses import AnyLoss as AnyLoss, Loss as Loss, LossLike as LossLike, OwnLoss as OwnLoss, as_loss as as_loss
 from .objectives import (
+    DifferenceTarget as DifferenceTarget,
     FunctionTarget as FunctionTarget,
     Objective as Objective,
     ScoreTarget as ScoreTarget,

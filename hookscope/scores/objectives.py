@@ -65,6 +65,25 @@ class FunctionTarget(ScoreTarget):
         return value.reshape(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class DifferenceTarget(ScoreTarget):
+    """The logit of each class of ``target`` minus that of the one class ``against``."""
+
+    target: Target | str | int
+    against: Target | str | int
+
+    def objectives(self, output: Any, categories: Sequence[str] | None, what: str) -> list[Objective]:
+        [other] = objectives(self.against, output, categories, what)
+        return [_difference(goal, other) for goal in objectives(self.target, output, categories, what)]
+
+
+def _difference(goal: Objective, other: Objective) -> Objective:
+    score = Score(
+        None, None, goal.score.score - other.score.score, None, target=f"{goal.score.name} against {other.score.name}"
+    )
+    return Objective(score, lambda output: goal.of(output) - other.of(output))
+
+
 def objectives(target: Any, output: Any, categories: Sequence[str] | None, what: str = "the model") -> list[Objective]:
     """The numbers that ``target`` names: a `Target` or what `Target.of` takes, a `ScoreTarget`, or a function."""
     if isinstance(target, ScoreTarget):

@@ -50,6 +50,11 @@ class Target:
         """The largest number of classes that it can name."""
         return sum(_top(term) or 1 for term in self.text.split(","))
 
+    @property
+    def has_top(self) -> bool:
+        """Whether it asks for the highest scores, and not only for named classes."""
+        return any(_top(term) for term in self.text.split(","))
+
     def check(self, categories: Sequence[str] | None) -> None:
         """Raise a `TargetError` before a forward pass if an index or a name fits none of ``categories``."""
         for term in self._terms(categories):

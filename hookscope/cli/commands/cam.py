@@ -21,10 +21,10 @@ from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
 FIELDS = (
-    "image", "index", "layer", "type", "call", "order", "method", "class", "label", "score", "probability", "shape",
-    "max", "peak_x", "peak_y", "weights", "file", "unseen",
+    "image", "index", "layer", "type", "call", "order", "method", "target", "class", "label", "score", "probability",
+    "shape", "max", "peak_x", "peak_y", "weights", "file", "unseen",
 )  # fmt: skip
-_SHEET_TARGET, _MOST_CLASSES = "top:3", 20
+_SHEET_TARGET, _MOST_CLASSES = scores.Target("top:3"), 20
 _CELL = 300  # width of a map on the page of --sheet, in pixels
 
 
@@ -109,7 +109,7 @@ def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: Out
     """Refuse a sheet that cannot be drawn or written, before anything is computed."""
     if len(paths) > 1:
         raise UsageError(f"--sheet {sheet} takes one image", f"{len(paths)} were given", "give one")
-    if options.target.count > _MOST_CLASSES:
+    if options.choice.count > _MOST_CLASSES:
         raise UsageError(
             f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {options.target}", "ask for fewer"
         )
@@ -120,10 +120,10 @@ def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: Out
 
 def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
     """Write the pages of one image, and yield a row for each map."""
-    computed = maps = _maps(explanation, options, options.layers, options.target)
+    computed = maps = _maps(explanation, options, options.layers, explanation.target())
     # a class that the model does not see is drawn on the scale of the best one
     unseen = all(result.prediction.unseen for result in maps)
-    best = _maps(explanation, options, options.layers, scores.Target("top:1")) if unseen else []
+    best = _maps(explanation, options, options.layers, explanation.target(scores.Target("top:1"))) if unseen else []
     if options.fuse:
         count = len(explain.maps_by_class(maps))
         if len(maps) == count:
@@ -156,7 +156,7 @@ def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str
 
 
 def _maps(
-    explanation: Explanation, options: Options, layers: hooks.Layers | None, target: scores.Target
+    explanation: Explanation, options: Options, layers: hooks.Layers | None, target: Any
 ) -> list[explain.ClassActivationMap]:
     net, skipped = explanation.net, list[str]()
     with running(net, explanation.inputs), pass_progress() as on_progress:
@@ -185,9 +185,8 @@ def _write_sheet(
     if layers is None:
         net, inputs = explanation.net, explanation.inputs
         with running(net, inputs):
-            layers = explain.landmark_layers(net.model, inputs, options.target, categories=explanation.categories)
-    target = options.target if shared.was_given("target") else scores.Target(_SHEET_TARGET)
-    if layers is not options.layers or target != options.target:
-        maps = _maps(explanation, options, layers, target)
+            layers = explain.landmark_layers(net.model, inputs, explanation.target(), categories=explanation.categories)
+    if layers is not options.layers or options.target is None:
+        maps = _maps(explanation, options, layers, explanation.target(None if options.target else _SHEET_TARGET))
     page = explain.draw_cam(maps, explanation.image, explanation.net, cmap=options.cmap, width=_CELL)
     write_picture(sheet, page)

@@ -19,8 +19,8 @@ from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.findings import counted
 
 FIELDS = (
-    "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x", "peak_y",
-    "weights", "file", "unseen", "steps",
+    "image", "method", "target", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x",
+    "peak_y", "weights", "file", "unseen", "steps",
 )  # fmt: skip
 _DEFAULTS = explain.Settings()
 
@@ -121,7 +121,7 @@ def _draw(explanation: Explanation, options: Options, settings: explain.Settings
         maps = explain.saliency_maps(
             explanation.net.model,
             explanation.inputs,
-            options.target,
+            explanation.target(),
             options.method,
             categories=explanation.categories,
             settings=settings,

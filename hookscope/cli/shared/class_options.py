@@ -38,9 +38,16 @@ def _as_one_word(name: str) -> str:
 
 
 def target_option(
-    default: str | None = "top:1", help: str = "Which class to ask about", best: bool = True
+    default: str | None = "top:1",
+    help: str = "Which class to ask about",
+    best: bool = True,
+    parse: Callable[[str], Any] = scores.Target,
+    more: str = "",
 ) -> Callable[[Any], Any]:
-    """``--target``; ``help`` comes before what the option takes; ``best`` if it takes ``top:K``."""
+    """``--target``; ``help`` comes before what the option takes; ``best`` if it takes ``top:K``.
+
+    ``more`` is help on what else ``parse`` takes.
+    """
     kinds = (
         "number, name, unique part of a name, or top:K (the K best)"
         if best
@@ -53,8 +60,8 @@ def target_option(
         default=[default] if default is not None else None,
         show_default=default is not None,
         shell_complete=complete_targets if best else complete_classes,
-        callback=parsed(lambda words: scores.Target(",".join(words)) if words else None),
-        help=f"{help}: {kinds}; repeatable, comma separated.",
+        callback=parsed(lambda words: parse(",".join(words)) if words else None),
+        help=f"{help}: {kinds}; repeatable, comma separated.{more}",
     )
 
 

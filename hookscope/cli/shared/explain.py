@@ -5,15 +5,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import click
 
 from hookscope import explain, hooks, images, models, scores
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
 from hookscope.cli.shared.model import ModelOptions
-from hookscope.cli.shared.options import apply_options, file_option
+from hookscope.cli.shared.options import apply_options, file_option, parsed
 from hookscope.cli.shared.output_paths import OutputPath, file_word, model_word
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
 from hookscope.errors import UsageError
@@ -25,16 +28,22 @@ _LONGEST_WHAT = 80  # letters of a file name
 class ExplainOptions:
     """The options of both commands; ``output`` and ``raw`` are checked before a model is loaded."""
 
-    target: scores.Target
+    target: scores.Target | str | None
+    against: scores.Target | None
     categories: tuple[str, ...] | None
     output: str | None
     raw: str | None
     cmap: str | None
     format: str
 
+    @property
+    def choice(self) -> scores.TargetChoice:
+        """What is explained."""
+        return scores.TargetChoice(self.target, self.against)
+
     def check(self, paths: Sequence[str]) -> tuple[OutputPath, ArrayFile]:
         """The places of the pictures and the arrays; refuse what cannot be written there."""
-        several = self.target.count > 1
+        several = self.choice.count > 1
         output = parse_output(self.output, paths)
         output.check_count(len(paths))
         if output.takes_one and several:
@@ -45,7 +54,19 @@ class ExplainOptions:
 def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options of `ExplainOptions` but ``--format``; ``keys`` names the arrays of a ``.npz`` file."""
     options: list[Callable[[Any], Any]] = [
-        target_option(help="Which class to explain"),
+        target_option(
+            default=None,
+            help="What to explain: a class by",
+            parse=scores.parse_target,
+            more=" Or file.py:function, or package.module:function, a function of the output.  [default: top:1]",
+        ),
+        click.option(
+            "--against",
+            metavar="CLASS",
+            callback=parsed(scores.Target),
+            shell_complete=complete_classes,
+            help="Subtract the score of this class: what speaks for --target and not for it.",
+        ),
         categories_option,
         output_option("picture"),
         file_option(
@@ -59,7 +80,10 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
 
 @dataclass(frozen=True)
 class Explanation:
-    """One image of a run, as a file and as a tensor; ``word`` is its name as part of file names."""
+    """One image of a run, as a file and as a tensor; ``word`` is its name as part of file names.
+
+    ``target`` returns what is explained; its argument are other classes than those of ``--target``.
+    """
 
     run: PictureRun
     raw: ArrayFile
@@ -67,6 +91,7 @@ class Explanation:
     tensor: Any
     source: explain.OverlaySource
     word: str
+    target: Callable[..., Any]
     categories: tuple[str, ...] | None
 
     @property
@@ -108,6 +133,7 @@ class Explanation:
             result.prediction,
             result,
             image=self.source.origin.image,
+            target=result.prediction.target or None,
             shape=result.values.shape,
             max=float(result.still.max()),
             peak_x=None if x is None else round(x, 1),
@@ -132,14 +158,14 @@ def explain_images(
     place, raw = places
     run = PictureRun.load(model, paths, place, types, layers)
     net, categories = run.net, categories_of(run.net, options.categories)
-    scores.check_family(net.family, net.name)
-    options.target.check(categories)
+    target_of = options.choice.for_model(net, categories)
 
     def rows(read: Sequence[images.InputImage]) -> Iterator[Row]:
         [image] = read
         source = explain.OverlaySource.of(image, net)
         word = run.files.words[image.name]
-        yield from draw(Explanation(run, raw, image, net.prepare(image), source, word, categories))
+        target = partial(target_of, image)
+        yield from draw(Explanation(run, raw, image, net.prepare(image), source, word, target, categories))
 
     with raw:
         run.print_rows(rows, fields, options.format)
