@@ -10,6 +10,8 @@ from contextlib import suppress
 
 from onnx import NodeProto
 
+from hookscope.hooks import enclosing
+
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "ConvInteger", "MatMulInteger")
 
 
@@ -19,7 +21,7 @@ class Scopes:
     def __init__(self, nodes: Sequence[NodeProto]) -> None:
         self._of = {id(node): _module_of(node) for node in nodes}
         scopes = {scope for scope in self._of.values() if scope}
-        above = {scope[:at] for scope in scopes for at in (m.start() for m in re.finditer(r"\.", scope))}
+        above = {name for scope in scopes for name in enclosing(scope.rpartition(".")[0])}
         self._leaves = scopes - above
         self._counts: Counter[str] = Counter()
 
@@ -89,20 +91,16 @@ def call_names(layers: Sequence[tuple[str, Sequence[NodeProto]]], constants: Con
         base = re.sub(r"_\d+$", "", name)  # torch's older exporter calls the second call of relu relu_1
         if base != name and seen.get(base) == content and name == f"{base}_{calls[base]}":
             name = base
+        if any(above in seen for above in enclosing(name.rpartition(".")[0])):
+            name = name.replace(".", "_")
         number, own = 0, name
-        while seen.get(name, content) != content or _overlaps(name, seen):
+        while seen.get(name, content) != content or any(other.startswith(f"{name}.") for other in seen):
             number += 1
             name = f"{own}_{number}"
         seen[name] = content
         calls[name] += 1
         names.append(name)
     return names
-
-
-def _overlaps(name: str, seen: Iterable[str]) -> bool:
-    """Whether a layer would lie in another layer."""
-    above = (name[: match.start()] for match in re.finditer(r"\.", name))
-    return any(each in seen for each in above) or any(each.startswith(f"{name}.") for each in seen)
 
 
 def _content(nodes: Iterable[NodeProto], constants: Container[str]) -> str:

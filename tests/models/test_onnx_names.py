@@ -27,3 +27,9 @@ def test_layers_with_other_constants_are_other_layers() -> None:
     first, second = (helper.make_node("Conv", ["x", weight], ["y"]) for weight in ("a", "b"))
     assert call_names([("conv", [first]), ("conv", [second])], {"a", "b"}) == ["conv", "conv_1"]
     assert call_names([("conv", [first]), ("conv", [second])], ()) == ["conv", "conv"]
+
+
+def test_no_layer_lies_in_a_layer() -> None:
+    nodes = [helper.make_node(kind, ["x"], ["y"], name=kind) for kind in ("Relu", "Abs", "Exp")]
+    names = call_names([("a", [nodes[0]]), ("a.b", [nodes[1]]), ("c.d", [nodes[2]]), ("c", [nodes[0]])], ())
+    assert names == ["a", "a_b", "c.d", "c_1"]
