@@ -5,7 +5,8 @@ from .facts import (
     FeatureSource as FeatureSource,
     WrittenFeatures as WrittenFeatures,
 )
-from .files import check_output as check_output, write_features as write_features
+from .files import write_features as write_features
 from .formats import FORMATS as FORMATS
 from .job import ExtractionJob as ExtractionJob
+from .output import check_output as check_output
 from .run import Extraction as Extraction, extract as extract
