@@ -17,6 +17,7 @@ from tests.docs.running import newcomer, run_line, run_python
 
 NOT_RUN = ("test command", "not run")
 _FIRST_LINES = re.compile(r"first (\d+) lines\b")
+_CONSOLE_COMMAND = re.compile(r"^\$ (?:.*\\\n)*.*$", re.MULTILINE)
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
 _THUMBNAIL = 32
 
@@ -75,12 +76,13 @@ def _run(example: Example, place: str, printed: str, recipes: dict[str, str]) ->
 
 def _transcript(example: Example, recipes: dict[str, str]) -> Iterator[str]:
     limit = _FIRST_LINES.search(example.mark)
-    for line in commands(example):
+    sources = _CONSOLE_COMMAND.findall(example.code)  # a long one takes several lines
+    for line, source in zip(commands(example), sources, strict=True):
         printed = recipes[line] if line in recipes else run_line(line, terminal=True)
         lines = [text.rstrip() for text in printed.splitlines()]
         if limit and len(lines) > int(limit[1]):
             lines = [*lines[: int(limit[1])], "..."]
-        yield "\n".join([f"$ {line}", *lines, ""])
+        yield "\n".join([source, *lines, ""])
 
 
 def same_text(one: str, other: str, numbers: bool = True) -> bool:
