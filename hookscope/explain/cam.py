@@ -32,8 +32,7 @@ from hookscope.hooks import (
     Layers,
     capture,
     differentiable,
-    leaves_of,
-    passed_on,
+    map_tensors,
     tensors_in,
 )
 from hookscope.scores import Score, check_finite_score, objectives
@@ -106,6 +105,7 @@ def class_activation_maps(
     types: Iterable[Any] | None = None,
     categories: Sequence[str] | None = None,
     batch_size: int = 16,
+    ordered: bool = False,
     on_progress: Progress | None = None,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[ClassActivationMap]:
@@ -125,6 +125,7 @@ def class_activation_maps(
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         categories: Names of the classes.
         batch_size: Channels in one pass of the methods that run the model once per channel.
+        ordered: Also count `Call.order`, which takes a hook on every layer, as for `capture`.
         on_progress: Called by these methods with channels done and in all.
         on_skip: Called with calls without a map that a pattern, a range or ``all`` selects; without it they are errors.
 
@@ -149,9 +150,9 @@ def class_activation_maps(
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     size = _input_size(inputs)
-    with differentiable(model):
-        with capture(model, "*" if layers is None else layers, types, ordered=True) as activations:
-            output = model(*passed_on(leaves_of(inputs)))
+    with differentiable(model, parameters=False):
+        with capture(model, "*" if layers is None else layers, types, ordered=ordered, leaves=True) as activations:
+            output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         goals = objectives(target, output, categories, type(model).__name__)
         for goal in goals:
             check_finite_score(goal.score)
@@ -192,9 +193,9 @@ def landmark_layers(
     """
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     shown = _input_size(inputs)
-    with differentiable(model):
-        with capture(model, "*", ordered=True) as activations:
-            output = model(*passed_on(leaves_of(inputs)))
+    with differentiable(model, parameters=False):
+        with capture(model, "*", leaves=True) as activations:
+            output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         first = objectives(target, output, categories, type(model).__name__)[0]
         layers = candidates(model, outputs_of(activations), shown)
         connected = list(connected_layers(model, layers, first.of(output)[0], shown))

@@ -18,19 +18,22 @@ from hookscope.hooks.selection import Layers
 from hookscope.hooks.tensors import joined_inputs, map_tensors, shares_storage, storage_keys, tensors_in
 
 
-def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
+def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any, leaves: bool = False) -> tuple[Any, Any]:
     """The output to keep, which nothing writes to later, and its replacement for the network (None: the output itself).
 
     Without a graph a copy is kept, and the network gets its own tensor. In an autograd graph the layer's tensor is kept
     and the network gets a copy of it, so that gradients reach the kept tensor. An output that shares memory with an
     input or a parameter (of an in-place layer, a view, an identity) is then copied twice, because a later write to that
     memory would change it. A tensor that the model itself stores and overwrites later is not protected: capture such
-    a model under ``no_grad``.
+    a model under ``no_grad``. With ``leaves`` a graph begins here where there is none.
     """
-    if not _in_graph(output):
+    in_graph = _in_graph(output)
+    if not in_graph and not (leaves and torch.is_grad_enabled()):
         return _copied(output), None
     held = storage_keys(args, kwargs, list(module._parameters.values()), list(module._buffers.values()))
     kept = map_tensors(output, cache(lambda tensor: tensor.clone() if shares_storage(tensor, held) else tensor))
+    if not in_graph:
+        kept = map_tensors(kept, cache(_leaf))
     return kept, _copied(kept)
 
 
@@ -38,6 +41,10 @@ def _in_graph(output: Any) -> bool:
     if not torch.is_grad_enabled():
         return False
     return any(tensor.requires_grad for tensor in tensors_in(output).values())
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_() if tensor.is_floating_point() or tensor.is_complex() else tensor
 
 
 def _copied(output: Any) -> Any:
@@ -155,6 +162,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         transform: Function of the output, called inside the hook; only its result is kept. It must not write to the
             output, which without a graph is the network's own tensor.
         ordered: Also count the position of each call among all calls, `Call.order`, which takes a hook on every layer.
+        leaves: Begin the autograd graph at kept outputs that have none, so that gradients reach them.
 
     Returns:
         On entry the `Activations`, filled by each forward pass.
@@ -186,6 +194,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         dtype: torch.dtype | None = None,
         transform: Callable[[Any], Any] | None = None,
         ordered: bool = False,
+        leaves: bool = False,
     ) -> None:
         self._observer = Observer(
             model,
@@ -200,7 +209,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         if stop:
             self._observer.stop_early()
         self._device, self._dtype, self._transform, self._inputs = device, dtype, transform, inputs
-        self._gradients = gradients
+        self._gradients, self._leaves = gradients, leaves
         self._from_the_end = self._observer.selection.from_the_end
         self._plain = transform is None and device is None and dtype is None
         self._activations = Activations(self._observer.progress)
@@ -232,7 +241,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
 
     def _keep(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if self._plain:
-            own, handed_on = keep_and_hand_on(module, args, kwargs, output)
+            own, handed_on = keep_and_hand_on(module, args, kwargs, output, self._leaves)
             kept = own
         else:
             own, kept, handed_on = self._reduced(module, args, kwargs, output)

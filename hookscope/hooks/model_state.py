@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -138,29 +137,42 @@ def random_states_kept() -> Iterator[None]:
 
 
 @contextmanager
-def differentiable(model: nn.Module) -> Iterator[None]:
+def differentiable(model: nn.Module, parameters: bool = True) -> Iterator[None]:
     """Run the block with gradients on and ``model`` in eval mode; then put back modes, buffers and random states.
 
     ``no_grad`` and ``inference_mode`` around the block have no effect in it, and parameters may be frozen: ask for the
-    gradients of inputs and outputs with `torch.autograd.grad`, which writes no ``.grad``.
+    gradients of inputs and outputs with `torch.autograd.grad`, which writes no ``.grad``. With ``parameters`` False
+    none takes a gradient in the block, so that layers make no graph for them.
 
     Raises:
         ModelError: for weights made inside ``inference_mode``, which no gradient can pass.
     """
-    check_hookable(model)
-    state = chain(model.named_parameters(), model.named_buffers())
-    fixed = next((name for name, tensor in state if not is_lazy(tensor) and tensor.is_inference()), None)
-    if fixed is not None:
-        asked = f"'{fixed}' was made inside torch.inference_mode: no gradient can pass it"
-        raise ModelError(asked, do="build and load the model outside")
-    modes = [(module, module.training) for module in model.modules()]
+    named = list(model.named_modules())
+    check_hookable(model, named)
+    taking = []
+    for name, module in named:
+        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None:
+                continue
+            if not is_lazy(tensor) and tensor.is_inference():
+                asked = f"'{name and name + '.'}{own}' was made inside torch.inference_mode: no gradient can pass it"
+                raise ModelError(asked, do="build and load the model outside")
+            if not parameters and tensor.requires_grad and tensor.is_leaf:
+                taking.append(tensor)
+    modes = [(module, module.training) for _, module in named]
     with torch.inference_mode(False), torch.enable_grad(), random_states_kept(), buffers_kept(model):
         try:
-            model.eval()
+            if any(training for _, training in modes):  # eval() alone takes longer than the rest
+                model.eval()
+            for tensor in taking:
+                tensor.requires_grad_(False)
             yield
         finally:
+            for tensor in taking:
+                tensor.requires_grad_()
             for module, training in modes:
-                module.training = training
+                if module.training != training:
+                    module.training = training
 
 
 @contextmanager

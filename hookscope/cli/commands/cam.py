@@ -169,6 +169,7 @@ def _maps(
             types=options.types or None,
             categories=explanation.categories,
             batch_size=options.batch_size,
+            ordered=True,
             on_progress=on_progress,
             on_skip=lambda call, error: skipped.append(call.key),
         )
