@@ -63,12 +63,11 @@ def layers_with_maps(
     on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[MapLayer]:
     """The captured calls in order of execution, each with the part of its output that the score depends on."""
-    modules = dict(model.named_modules())
     selection = Selection.of(layers)
     chosen, skipped = [], []
     for call in activations.calls:
         try:
-            parts = _parts_with_maps(call, modules[call.name], activations[call.key], shown)
+            parts = _parts_with_maps(call, model.get_submodule(call.name), activations[call.key], shown)
         except NoMapError as error:
             if on_skip is None or selection.is_explicit(call):
                 raise

@@ -20,7 +20,8 @@ def class_names(module: nn.Module) -> list[str]:
 def types_of(model: nn.Module, types: Iterable[Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The class names that indices count, and those that ``all`` means, where the user has chosen ``types`` or none."""
     if types is None:
-        return usual_types(map(class_names, model.modules())), ("all",)
+        of_each = {type(module): module for module in model.modules()}
+        return usual_types(map(class_names, of_each.values())), ("all",)
     names = select_types(types)
     return names, names
 
@@ -30,7 +31,8 @@ _OWN_PARTS = {"parametrizations", "_packed_params"}  # of torch.nn.utils.paramet
 
 def is_leaf(module: nn.Module) -> bool:
     """Whether the layer has no children but those that hold its own weights."""
-    return all(name in _OWN_PARTS or child is None for name, child in module._modules.items())
+    children = module._modules
+    return not children or all(name in _OWN_PARTS or child is None for name, child in children.items())
 
 
 def is_single(name: str, module: nn.Module) -> bool:

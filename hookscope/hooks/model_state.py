@@ -179,13 +179,14 @@ def differentiable(model: nn.Module, parameters: bool = True) -> Iterator[None]:
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put back the buffers of ``model``, both the tensors and their values, when the block is left."""
     buffers_of = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [
-        (buffer, buffer.detach().clone())
-        for _, buffers in buffers_of
-        for buffer in buffers.values()
-        # of a tensor without values to compare, such as a sparse one, only the object is put back
-        if buffer is not None and not is_lazy(buffer) and buffer.layout == torch.strided and not buffer.is_meta
-    ]
+    with torch.no_grad():
+        values = [
+            (buffer, buffer.clone())
+            for _, buffers in buffers_of
+            for buffer in buffers.values()
+            # of a tensor without values to compare, such as a sparse one, only the object is put back
+            if buffer is not None and not is_lazy(buffer) and buffer.layout == torch.strided and not buffer.is_meta
+        ]
     try:
         yield
     finally:

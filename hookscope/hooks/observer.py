@@ -212,8 +212,9 @@ class Observer:
         self.selection.check_names([name for name, _ in walked], type(self.model).__name__, self.operations is not None)
         fits: dict[tuple[type, bool], tuple[bool, bool]] = {}
         watched = []
+        asks_single = self._ordered or self.selection.has_all or "all" in self.types
         for module, names in named.values():
-            kind = (type(module), is_single(names[0], module))
+            kind = (type(module), asks_single and is_single(names[0], module))
             if kind not in fits:
                 classes = class_names(module)
                 fits[kind] = (

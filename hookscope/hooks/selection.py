@@ -62,6 +62,8 @@ class _Names:
         return name in self.exact or (self.pattern is not None and self.pattern.search(name) is not None)
 
     def names_any(self, names: Iterable[str]) -> bool:
+        if self.pattern is None:
+            return not self.exact.isdisjoint(names)
         return any(self.names(name) for name in names)
 
     def wants(self, name: str, call: int) -> bool:
@@ -281,8 +283,8 @@ class Selection:
 
         ``in_all`` says whether ``all`` means this layer.
         """
-        named = (term.call for term in self._names if term.names_any(names))
-        return frozenset([*named, *([None] if in_all and self.has_all else [])])
+        named = [term.call for term in self._names if term.names_any(names)]
+        return frozenset(named + [None] * (in_all and self.has_all))
 
     def wants_index(self, index: int, total: int | None = None) -> bool:
         """Whether the call with this index is wanted in a pass with ``total`` calls, None while the pass runs."""

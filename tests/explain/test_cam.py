@@ -738,3 +738,19 @@ def test_quantized_models_have_maps_by_the_methods_without_gradient() -> None:
             assert only(net, x, method=method).call.name == "layer4"
         with pytest.raises(LayerError, match="does not depend on layer3"):
             class_activation_maps(net, x, "layer3")
+
+
+def test_a_graph_begins_at_the_layer_and_parameters_are_as_before() -> None:
+    net, seen = small(), []
+    flags = {name: parameter.requires_grad for name, parameter in net.named_parameters()}
+    net.first.register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
+    net.head.register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
+    class_activation_maps(net, picture(), "second", 1)
+    assert seen == [False, True]
+    assert {name: parameter.requires_grad for name, parameter in net.named_parameters()} == flags
+
+
+def test_counts_the_order_of_calls_only_on_demand() -> None:
+    [plain], [ordered] = (class_activation_maps(small(), picture(), "second", 1, ordered=on) for on in (False, True))
+    assert (plain.call.index, plain.call.order) == (1, None)
+    assert (ordered.call.index, ordered.call.order) == (1, 5)
