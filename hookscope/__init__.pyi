@@ -101,6 +101,7 @@ from .statistics import (
     diagnose as diagnose,
     plot_statistics as plot_statistics,
 )
+from .structure import TreeRow as TreeRow, layer_tree as layer_tree
 from .tracing import (
     LayerTotals as LayerTotals,
     layer_totals as layer_totals,

@@ -60,6 +60,15 @@ Cells = Mapping[str, Any]
 """What a result says of itself, by name: texts, numbers, shapes, `Picture`; None and empty ones say nothing."""
 
 
+def engineering(number: int) -> str:
+    """A number to three or four digits with the prefix of its size: ``3.7 G``; small ones as they are."""
+    if abs(number) < 10_000:
+        return f"{number:,}"
+    shares = ((number / 1000**power, prefix) for power, prefix in enumerate("kMGTPE", 1))
+    share, prefix = next(((share, prefix) for share, prefix in shares if abs(share) < 999.95), (number / 1e18, "E"))
+    return f"{share:.1f} {prefix}"
+
+
 class Shown:
     """A result that shows its cells, and the rows in it, if any: as tables in a notebook, as text at a prompt."""
 

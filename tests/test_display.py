@@ -18,7 +18,7 @@ from PIL import Image
 from torch import nn
 
 import hookscope
-from hookscope.display import Picture, Rows, Shown
+from hookscope.display import Picture, Rows, Shown, engineering
 from hookscope.drawing import colours, map_png
 from hookscope.findings import Finding
 
@@ -213,3 +213,18 @@ def test_the_picture_of_a_map_has_its_levels(side: int) -> None:
 def test_the_picture_of_a_map_marks_nan() -> None:
     pixels = np.asarray(Image.open(io.BytesIO(map_png(np.array([[np.nan, 0, np.inf, 1]], np.float32)))))
     assert [*pixels[0, ::56]] == [colours.NAN, 0, colours.LEVELS - 1, colours.LEVELS - 1]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (9_999, "9,999"),
+        (10_000, "10.0 k"),
+        (3_664_000_000, "3.7 G"),
+        (999_999, "1.0 M"),
+        (-12_345, "-12.3 k"),
+    ],
+)
+def test_large_numbers_are_rounded(number, text):
+    assert engineering(number) == text

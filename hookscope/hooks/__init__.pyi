@@ -72,6 +72,7 @@ from .operations import (
     Operation as Operation,
     OperationCounter as OperationCounter,
     Operations as Operations,
+    is_closed as is_closed,
     without_check as without_check,
 )
 from .registration import (

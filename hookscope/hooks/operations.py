@@ -52,7 +52,7 @@ class OpenModules:
         check_hookable(model)
         self._model, self._mode = model, mode
         # the functions that a layer of torch itself calls are that layer's work
-        self._places = {id(module): None if _is_closed(module) else name for name, module in model.named_modules()}
+        self._places = {id(module): None if is_closed(module) else name for name, module in model.named_modules()}
         self._open: list[int] = []
         self._on = False
 
@@ -97,7 +97,7 @@ class OpenModules:
         self._on = on
 
 
-def _is_closed(module: nn.Module) -> bool:
+def is_closed(module: nn.Module) -> bool:
     """Whether the layer has no children, and a forward of torch's own."""
     return is_leaf(module) and type(module).forward.__module__.startswith("torch.")
 

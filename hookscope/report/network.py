@@ -6,14 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from matplotlib.ticker import EngFormatter
-
 from hookscope.drawing import shape_text
 from hookscope.inspection import CallFacts, Inspection
 from hookscope.report.pictures import small_cam
 from hookscope.report.tree import ModuleRow, module_rows
 
-_ENGINEERING = EngFormatter(places=1)
 _HEIGHT = 20  # of a distribution, in units of its drawing
 
 
@@ -92,11 +89,6 @@ def network_rows(inspection: Inspection) -> list[Row]:
             for shown in (row, *(rows[parent] for parent in row.parents if rows[parent].layer is None)):
                 shown.cam, shown.cam_of = cam, row.name
     return rows
-
-
-def engineering(number: int) -> str:
-    """A number to three or four digits with the prefix of its size: ``3.7 G``; small ones as they are."""
-    return f"{number:,}" if abs(number) < 10_000 else _ENGINEERING(number)
 
 
 def outline(histogram: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hookscope.display import engineering
 from hookscope.errors import WriteError
 from hookscope.exemplars import Crops, LayerExemplars
 from hookscope.explain import why_empty
@@ -13,7 +14,7 @@ from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.exemplars import exemplar_views
 from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
-from hookscope.report.network import Row, engineering, network_rows, outline
+from hookscope.report.network import Row, network_rows, outline
 from hookscope.report.pictures import jpeg_address, map_or_cam, over_image, png_address, seen_image
 from hookscope.report.template import MAX_SIZE, render
 

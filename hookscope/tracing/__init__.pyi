@@ -9,13 +9,16 @@ from .facts import (
     totals_of_type as totals_of_type,
 )
 from .macs import MacCounter as MacCounter
+from .sources import INPUT as INPUT
 from .summary import (
     CallRecorder as CallRecorder,
+    Inputs as Inputs,
     check_traceable as check_traceable,
     everything_as_before as everything_as_before,
     layer_totals as layer_totals,
     list_layers as list_layers,
     named as named,
     trace as trace,
+    trace_at as trace_at,
 )
 from .tensor_summary import Facts as Facts, TensorSummary as TensorSummary

@@ -15,20 +15,20 @@ from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
 if TYPE_CHECKING:  # a cached list of layers needs no torch
     from torch import nn
 
-_VERSION = 4  # of what is stored: raise it when `Trace` changes
+_VERSION = 5  # of what is stored: raise it when `Trace` changes
 Listing = tuple[tuple[int, ...], Trace]
 
 
-def listing(name: str, input_size: tuple[int, ...] | None = None) -> Listing:
+def listing(name: str, input_size: tuple[int, ...] | None = None, sources: bool = False) -> Listing:
     """The input size and the trace of the model ``name``, from the cache if it is there.
 
-    A model that a factory builds is traced anew each time.
+    A model that a factory builds is traced anew each time. With ``sources`` each call knows what it read.
 
     Raises:
         ModelError: no such model.
         InputError: the model refuses the size.
     """
-    cached = cached_listing(name, input_size)
+    cached = cached_listing(name, input_size, sources)
     if cached is not None:
         return cached
     from hookscope.tracing.summary import first_accepted
@@ -41,40 +41,41 @@ def listing(name: str, input_size: tuple[int, ...] | None = None) -> Listing:
         channels, *sides = net.preprocess.input_shape
         counts = dict.fromkeys([channels, models.first_channels(net.model)])
         pictures = (torch.zeros(count, *sides, dtype=net.preprocess.dtype) for count in counts)
-        traced = first_accepted(net.model, map(net.inputs, pictures), name, fields=True)
+        traced = first_accepted(net.model, map(net.inputs, pictures), name, fields=True, sources=sources)
         return tuple(sides if len(input_size or ()) == 3 else sides[-2:]), replace(traced, notes=net.notes)
     models.check_size(skeleton.model, input_size)
     size = input_size or skeleton.size
-    listed = size, _traced(name, skeleton.model, size)
-    cache.store("layers", _key(name, input_size), _packed(*listed))
+    listed = size, _traced(name, skeleton.model, size, sources)
+    cache.store("layers", _key(name, input_size, sources), _packed(*listed))
     return listed
 
 
-def cached_listing(name: str, input_size: tuple[int, ...] | None = None) -> Listing | None:
+def cached_listing(name: str, input_size: tuple[int, ...] | None = None, sources: bool = False) -> Listing | None:
     """The size and the trace from the cache alone, None if they are not there; never imports torch."""
-    stored = cache.load("layers", _key(name, input_size))
+    stored = cache.load("layers", _key(name, input_size, sources))
     try:
         return None if stored is None else _unpacked(stored)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # damaged
         return None
 
 
-def _key(name: str, input_size: tuple[int, ...] | None) -> dict[str, Any]:
+def _key(name: str, input_size: tuple[int, ...] | None, sources: bool) -> dict[str, Any]:
     size = list(input_size) if input_size else None
-    return {"model": name, "input_size": size, "trace": _VERSION, **models.package_versions()}
+    return {"model": name, "input_size": size, "sources": sources, "trace": _VERSION, **models.package_versions()}
 
 
-def _traced(name: str, model: nn.Module, size: tuple[int, ...]) -> Trace:
+def _traced(name: str, model: nn.Module, size: tuple[int, ...], sources: bool) -> Trace:
     from hookscope.tracing.summary import trace
 
     inputs = models.example_inputs(model, size)
     if models.family_of(model) != "detection":  # detectors need values in the middle of a pass
         try:
-            return trace(model, inputs, name=name, fields=True)
+            return trace(model, inputs, name=name, fields=True, sources=sources)
         except InputError as error:
             if not _wants_values(error.__cause__):
                 raise
-    return trace(models.load_model(name, weights="none", device="cpu").model, inputs, dry=False, fields=True)
+    net = models.load_model(name, weights="none", device="cpu")
+    return trace(net.model, inputs, dry=False, fields=True, sources=sources)
 
 
 def _wants_values(error: BaseException | None) -> bool:
@@ -84,7 +85,14 @@ def _wants_values(error: BaseException | None) -> bool:
 
 def _packed(size: tuple[int, ...], traced: Trace) -> dict[str, Any]:
     layers, calls = [astuple(layer) for layer in traced.layers], [astuple(call) for call in traced.calls]
-    return {"size": list(size), "layers": layers, "calls": calls, "sizes": traced.sizes, "real": traced.real}
+    return {
+        "size": list(size),
+        "layers": layers,
+        "calls": calls,
+        "sizes": traced.sizes,
+        "real": traced.real,
+        "answer": traced.answer,
+    }
 
 
 def _unpacked(stored: dict[str, Any]) -> Listing:
@@ -93,10 +101,12 @@ def _unpacked(stored: dict[str, Any]) -> Listing:
         for name, types, leaf, parameters, shared in stored["layers"]
     )
     calls = tuple(
-        TracedCall(layer, depth, _shape(i), _shape(o), macs, by, None if field is None else _field(*field))
-        for layer, depth, i, o, macs, by, field in stored["calls"]
+        TracedCall(
+            layer, depth, _shape(i), _shape(o), macs, by, None if field is None else _field(*field), tuple(reads)
+        )
+        for layer, depth, i, o, macs, by, field, reads in stored["calls"]
     )
-    traced = Trace(layers, calls, tuple(stored["sizes"]), stored["real"])
+    traced = Trace(layers, calls, tuple(stored["sizes"]), stored["real"], answer=tuple(stored["answer"]))
     if not all(0 <= call.layer < len(layers) for call in calls):
         raise IndexError("a call of no layer")
     if traced.params != traced.params_of(range(len(layers))):

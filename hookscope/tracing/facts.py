@@ -32,7 +32,10 @@ class TracedLayer:
 @dataclass(frozen=True, slots=True)
 class TracedCall:
     """One call: the position of its layer in `Trace.layers`, how many calls it runs in, shapes, MACs without those of
-    calls inside it, the layer that overwrote its output, and what its units see of the input, if that was followed."""
+    calls inside it, the layer that overwrote its output, and what its units see of the input, if that was followed.
+
+    ``reads`` are positions of the calls that made the values that it read, -1 for the input of the model; only calls
+    without calls in them have some, and only where sources were followed."""
 
     layer: int
     depth: int
@@ -41,6 +44,7 @@ class TracedCall:
     macs: int
     overwritten_by: str | None
     field: ReceptiveField | None = None
+    reads: tuple[int, ...] = ()
 
     @property
     def seen(self) -> tuple[Pixels | None, Pixels | None]:
@@ -55,7 +59,8 @@ class Trace:
     """A pass as facts: every module under its first name, and every call in the order in which the layers returned.
 
     ``sizes`` are the numbers of values of the parameters, each once. ``real`` says that the pass calculated, because a
-    pass without values was not possible. ``notes`` are those on the model, such as which factory was taken.
+    pass without values was not possible. ``notes`` are those on the model, such as which factory was taken. ``answer``
+    are the positions of the calls that made the output of the model, where sources were followed.
     """
 
     layers: tuple[TracedLayer, ...]
@@ -63,6 +68,7 @@ class Trace:
     sizes: tuple[int, ...]
     real: bool = False
     notes: tuple[str, ...] = ()
+    answer: tuple[int, ...] = ()
 
     @property
     def params(self) -> int:

@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from hookscope.hooks import (
     buffers_kept,
     check_hookable,
     class_names,
+    is_closed,
     is_single,
     named_inputs,
     other_hooks_set_aside,
@@ -37,6 +38,7 @@ from hookscope.hooks import (
 from hookscope.models import example_inputs, first_channels, forward_error, meta_forward
 from hookscope.tracing.facts import LayerTotals, Trace, TracedCall, TracedLayer, rows_of_type, totals_of_type
 from hookscope.tracing.macs import MacCounter
+from hookscope.tracing.sources import INPUT, SourceTracker
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
 
@@ -72,7 +74,14 @@ def everything_as_before(model: nn.Module, training: bool = False) -> Iterator[N
 
 
 def trace(
-    model: nn.Module, inputs: Inputs, *, dry: bool = True, name: str = "", ops: bool = True, fields: bool = False
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    dry: bool = True,
+    name: str = "",
+    ops: bool = True,
+    fields: bool = False,
+    sources: bool = False,
 ) -> Trace:
     """Run ``model`` without arithmetic, or with it where the model needs values, and record every call.
 
@@ -80,8 +89,8 @@ def trace(
     model are as before afterwards. Only hooks that are part of the model fire meanwhile, see `other_hooks_set_aside`; a
     model that needs another one to take the input is refused. ``dry=False`` goes straight to the real pass. Without
     ``ops`` no operations are recorded, which saves a quarter of the time. With ``fields`` each call knows what its
-    units see of the input, as far as the operations before it are known. Errors call the model ``name``, by default
-    that of its class.
+    units see of the input, as far as the operations before it are known. With ``sources``, and operations, each call
+    knows which calls made what it read. Errors call the model ``name``, by default that of its class.
 
     Raises:
         InputError: when the model refuses the input, or needs values and is on the meta device.
@@ -93,13 +102,14 @@ def trace(
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     for real in [False] * dry + [True] * (not on_meta or not dry):
         tracker = FieldTracker() if fields else None
-        recorder = CallRecorder(model, tracker=tracker)
+        recorder = CallRecorder(model, tracker=tracker, sources=sources)
         try:
             with (
                 everything_as_before(model),
                 recorder.watching(ops),
                 MacCounter(recorder.count),
                 tracker or nullcontext(),
+                recorder.sources or nullcontext(),
             ):
                 _ = model(*args, **kwargs) if real else meta_forward(model, args, kwargs)
             return recorder.trace(real)
@@ -179,7 +189,7 @@ def list_layers(
         >>> rows[0].name, rows[0].output_shape, rows[0].macs
         ('0', (1, 8, 7, 7), 10976)
     """
-    return rows_of_type(_traced(model, input_size, inputs), types, ops)
+    return rows_of_type(trace_at(model, input_size, inputs, fields=True), types, ops)
 
 
 def layer_totals(
@@ -198,7 +208,7 @@ def layer_totals(
         >>> totals.params, totals.type_params, totals.macs
         (240, 224, 10976)
     """
-    return totals_of_type(_traced(model, input_size, inputs), types)
+    return totals_of_type(trace_at(model, input_size, inputs, fields=True), types)
 
 
 def named(model: nn.Module, layers: Selection, input_size: Sequence[int]) -> Selection:
@@ -212,19 +222,20 @@ def named(model: nn.Module, layers: Selection, input_size: Sequence[int]) -> Sel
     return Selection([*(term for term in layers.terms if not term.counts), Selection.of_names(names)])
 
 
-def _traced(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None) -> Trace:
+def trace_at(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None = None, **options: bool) -> Trace:
+    """The trace of one pass; ``input_size`` and ``inputs`` are those of `list_layers`, the options those of `trace`."""
     if inputs is not None:
-        return trace(model, inputs, fields=True)
+        return trace(model, inputs, **options)
     counts = dict.fromkeys([None, first_channels(model)]) if len(input_size) == 2 else [None]
-    return first_accepted(model, (example_inputs(model, input_size, channels) for channels in counts), fields=True)
+    return first_accepted(model, (example_inputs(model, input_size, channels) for channels in counts), **options)
 
 
-def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "", *, fields: bool = False) -> Trace:
+def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "", **options: bool) -> Trace:
     """The trace with the first inputs that the model takes; the error is that of the first of all."""
     refusals = []
     for inputs in candidates:
         try:
-            return trace(model, inputs, name=name, fields=fields)
+            return trace(model, inputs, name=name, **options)
         except InputError as error:
             refusals.append(error)
     raise refusals[0]
@@ -234,12 +245,17 @@ def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "
 class OpenCall:
     """A call that has begun: its layer, how many calls had returned, and what was counted in it itself so far.
 
-    That are MACs, and for a plan of memory the bytes that it moved and those that autograd keeps.
+    That are MACs, and for a plan of memory the bytes that it moved and those that autograd keeps. ``computes`` says
+    that what it calls itself is its own work, unlike that of a block of other layers; ``reads`` are the calls, by the
+    order in which they began, that made what it read.
     """
 
     layer: int
     input_shape: Shape
     returned: int
+    number: int = 0
+    computes: bool = False
+    reads: set[int] = field(default_factory=set)
     macs: int = 0
     moved: int = 0
     saved: int = 0
@@ -262,24 +278,31 @@ class CallRecorder:
     """Hooks of modules and operations, `before`, `after` and `around`; calls in the order in which they returned.
 
     With ``writes`` outputs that a later layer overwrites are noted; they are kept alive for that. With a ``tracker``,
-    which runs around the pass, each call knows what its units see of the input.
+    which runs around the pass, each call knows what its units see of the input. With ``sources``, which run around the
+    pass too, it knows which calls made what it read.
     """
 
-    def __init__(self, model: nn.Module, writes: bool = True, tracker: FieldTracker | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, writes: bool = True, tracker: FieldTracker | None = None, sources: bool = False
+    ) -> None:
         self._model, self._writes, self._tracker = model, writes, tracker
         named = list(model.named_modules())
         self._positions = {id(module): position for position, (_, module) in enumerate(named)}
-        self._names = [name for name, _ in named]
+        self._names, self._modules = [name for name, _ in named], len(named)
         self._left = {  # of a pruned weight: what its mask leaves, and all
             position: (int(mask.sum()), mask.numel())
             for position, (_, module) in enumerate(named)
             if (mask := module._buffers.get("weight_mask")) is not None and not mask.is_meta
         }
+        self._closed = {position for position, (_, module) in enumerate(named) if is_closed(module)}
+        self._begun = 0
+        self.sources = SourceTracker(self._reading) if sources else None
         self._open: list[OpenCall] = []
         self._watched: list[_WatchedOutput] = []
         self.calls: list[TracedCall] = []
         self.counted: list[OpenCall] = []  # what was counted in each of `calls`
         self.operations: dict[str, int] = {}
+        self._answer: Iterable[int] = ()
 
     @contextmanager
     def watching(self, ops: bool = True) -> Iterator[None]:
@@ -298,7 +321,14 @@ class CallRecorder:
         parameters = {id(parameter): parameter.numel() for parameter in self._model.parameters()}
         layers = [*_traced_layers(self._model, {key: position for position, key in enumerate(parameters)})]
         layers += [TracedLayer(name, (name.rpartition(OPERATION)[2],), True, (), "") for name in self.operations]
-        return Trace(tuple(layers), tuple(self.calls), tuple(parameters.values()), real)
+        positions = {opened.number: position for position, opened in enumerate(self.counted)} | {INPUT: INPUT}
+
+        def known(sources: Iterable[int]) -> tuple[int, ...]:
+            return tuple(sorted(positions[number] for number in sources if number in positions))
+
+        both = zip(self.calls, self.counted, strict=True)
+        calls = tuple(replace(call, reads=known(opened.reads)) if opened.reads else call for call, opened in both)
+        return Trace(tuple(layers), calls, tuple(parameters.values()), real, answer=known(self._answer))
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._begin(self._positions[id(module)], args, kwargs)
@@ -306,8 +336,18 @@ class CallRecorder:
     def _begin(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._tracker is not None and not self._open and not self.calls:
             self._tracker.follow([args, kwargs])
+        if self.sources is not None and not self._open and not self.calls:
+            self.sources.made([args, kwargs], [INPUT])
         self._look_for_writes()
-        self._open.append(OpenCall(layer, shape_of(named_inputs(args, kwargs)), len(self.calls)))
+        computes = layer in self._closed or layer >= self._modules
+        shape = shape_of(named_inputs(args, kwargs))
+        self._open.append(OpenCall(layer, shape, len(self.calls), self._begun, computes))
+        self._begun += 1
+
+    def _reading(self) -> tuple[int, set[int]] | None:
+        """The number of the call that computes now, and what it read so far."""
+        opened = self.innermost
+        return (opened.number, opened.reads) if opened is not None and opened.computes else None
 
     @property
     def innermost(self) -> OpenCall | None:
@@ -356,6 +396,8 @@ class CallRecorder:
             TracedCall(opened.layer, len(self._open), *shapes, opened.macs, None, self._field(output, module))
         )
         self.counted.append(opened)
+        if self.sources is not None and not self._open:
+            self._answer = self.sources.of(output)
 
     def _field(self, output: Any, module: nn.Module | None) -> ReceptiveField | None:
         """What the units of an output see, if it is one tensor and every operation before it is known."""

@@ -233,3 +233,43 @@ def test_the_factory_that_was_taken_is_named(run: Run, here: Path) -> None:
     status, out, errors = run(model="one.py")
     assert (status, errors) == (0, "Note: one.py has one factory: one.py:only is taken\n") and json.loads(out)
     assert run(model="one.py:only") == (0, out, "")
+
+
+TREE = """\
+layer           type    output    params     macs         values
+stem            Conv2d  1x4x8x10  108 ███▉   8,640 ███▋   320 █▎
+relu            ReLU    1x4x8x10    0            0        320 █▎
+head (2 calls)  Conv2d  1x4x8x10   20 ▊      3,200 █▍     640 ██▌
+
+did not run: aux, 10 parameters
+nets.py:Net at 8x10: 138 parameters, 11,840 MACs, 1,280 output values
+"""
+
+
+def test_a_tree_has_bars_and_totals(run: Run) -> None:
+    assert printed(run, "--tree", "--input-size", "8x10", format="table") == TREE
+
+
+def test_a_tree_is_flat_rows_with_a_depth_for_programs(run: Run) -> None:
+    first, second, *_ = printed(run, "--tree", "--depth", "1", "--input-size", "8x10", format="csv").splitlines()[1:]
+    assert first == "0,,Net,1,,1,1x3x8x10,1x4x8x10,138,11840,1280"
+    assert second == "1,stem,Conv2d,1,stem,1,1x3x8x10,1x4x8x10,108,8640,320"
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--tree", "--type", "ReLU"], "--tree has all modules; leave --type out"),
+        (["--tree", "--total"], "--tree has all modules; leave --total out"),
+        (["--depth", "2"], "--depth is for --tree; add --tree"),
+    ],
+)
+def test_a_tree_takes_no_types(run: Run, words: list[str], wrong: str) -> None:
+    one_error(run(*words), 2, wrong)
+
+
+def test_a_second_tree_needs_no_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = printed(run, "--tree", model="shapes", format="table")
+    assert "(2 calls)" not in first and "727,626 parameters" in first
+    monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
+    assert printed(run, "--tree", model="shapes", format="table") == first

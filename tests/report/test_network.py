@@ -8,7 +8,7 @@ from PIL import Image
 import hookscope
 from hookscope.hooks import Call
 from hookscope.inspection import CallFacts
-from hookscope.report.network import Row, engineering, network_rows, outline
+from hookscope.report.network import Row, network_rows, outline
 from tests.helpers import seeded
 from tests.report.example import example
 
@@ -85,13 +85,6 @@ def test_a_block_is_the_head_of_the_calls_in_it():
         ("(model)", False, True, 3, 1),
     ]
     assert rows[0].facts is block
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0"), (9_999, "9,999"), (10_000, "10.0 k"), (3_664_000_000, "3.7 G"), (999_999, "1.0 M")]
-)
-def test_large_numbers_are_rounded(number, text):
-    assert engineering(number) == text
 
 
 def test_the_outline_of_a_distribution_has_square_roots_of_its_numbers():

@@ -45,7 +45,7 @@ def test_the_second_answer_is_the_first(traced: list[Any]) -> None:
     first = listed(NAME)
     assert first[0] == (224, 224)
     assert cached_listing(NAME) == listed(NAME) == first
-    assert [(name, size) for name, _, size in traced] == [(NAME, (224, 224))]
+    assert [(name, size) for name, _, size, _ in traced] == [(NAME, (224, 224))]
 
 
 def test_the_size_is_in_the_key(traced: list[Any]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
-from hookscope import hooks, models, tracing
+from hookscope import hooks, models, structure, tracing
 from hookscope.cli import process
 from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.output.report import Columns, Report, call_row, row_of
+from hookscope.cli.output.tree_rows import tree_report
 from hookscope.cli.shared.options import format_option, model_argument, ops_option, size_option, type_option
-from hookscope.findings import counted, operations_in_words
+from hookscope.errors import UsageError
+from hookscope.findings import counted, listed, operations_in_words
 
 FIELDS = (
     "index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "receptive_field",
@@ -40,9 +42,18 @@ TOTAL_FIELDS = (
 @size_option
 @ops_option
 @click.option("--total", is_flag=True, help="Print one row with the totals of the types and of the model.")
+@click.option("--tree", is_flag=True, help="Print the modules as a tree, equal neighbours in one row.")
+@click.option("--depth", type=click.IntRange(1), help="Levels of modules of --tree.")
 @format_option
 def command(
-    model: str, types: tuple[str, ...], input_size: tuple[int, ...] | None, ops: bool | None, total: bool, format: str
+    model: str,
+    types: tuple[str, ...],
+    input_size: tuple[int, ...] | None,
+    ops: bool | None,
+    total: bool,
+    tree: bool,
+    depth: int | None,
+    format: str,
 ) -> None:
     """List the layers of a model, in order of execution.
 
@@ -53,6 +64,7 @@ def command(
       hookscope list-layers resnet18 --ops --type '*add*'
       hookscope list-layers vit_b_32 --total --format json | jq '.[0].macs'
       hookscope list-layers inception_v3 --input-size 299x299 --format json
+      hookscope list-layers resnet50 --tree --depth 2
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
 
     MODEL is resnet34 by default. The index is what --layer takes in other commands: the position among the calls of
@@ -74,13 +86,26 @@ def command(
     function. With --ops and without --type all calls are listed, and order counts operations too. Without --ops a line
     says how many operations there are.
 
+    --tree prints the modules as they run in each other. Neighbours of the same class, shapes and parameters share a
+    row, which says how many they are (×2); the numbers of a row are of all of them, with all that runs in them. values
+    are those that the layers without layers in them put out. The bars are shares of the whole model. Without --depth
+    the tree is as deep as 40 rows show.
+
     The lines under the table are the totals of the types and of the whole model, in which shared parameters count once.
     --total prints them as one row. Shapes come from a pass without arithmetic if the model allows it, else from a real
     pass.
     """
+    if tree and (types or total):
+        raise UsageError("--tree has all modules", do=f"leave {'--type' if types else '--total'} out")
+    if depth is not None and not tree:
+        raise UsageError("--depth is for --tree", do="add --tree")
     size, trace = _trace(model, input_size)
     for text in trace.notes:
         note(f"Note: {text}")
+    whole = f"{model} at {'x'.join(map(str, size))}"
+    if tree:
+        write_report(_tree(trace, depth, bool(ops), whole), format)
+        return
     usual = hooks.usual_types(layer.types for layer in trace.layers)
     has_usual = any(set(usual).intersection(layer.types) for layer in trace.layers)
     if total and not has_usual:
@@ -92,7 +117,7 @@ def command(
         write_report(Report.of_rows([row], TOTAL_FIELDS), format)
     else:
         rows = [call_row(FIELDS, call) for call in tracing.rows_of_type(trace, types or None, bool(ops))]
-        lines = _lines(totals, shown, f"{model} at {'x'.join(map(str, size))}")
+        lines = _lines(totals, shown, whole)
         lines[-1] += " (by a real pass)" if trace.real else ""
         if not ops and (words := operations_in_words(trace.operations)):
             lines = [f"not listed: {words}; --ops lists them", *lines]
@@ -105,6 +130,14 @@ def _trace(model: str, input_size: tuple[int, ...] | None) -> tuple[tuple[int, .
     models.find_source(model)  # an unknown name fails before torch is imported
     with process.prints_to_standard_error():
         return tracing.listing(model, input_size)
+
+
+def _tree(trace: tracing.Trace, depth: int | None, ops: bool, whole: str) -> Report:
+    tree = structure.module_tree(trace, depth, ops)
+    model, idle = tree[0], structure.Structure(trace).not_called()
+    lines = [f"did not run: {listed(list(idle), 3)}, {sum(idle.values()):,} parameters"] if idle else []
+    numbers = f"{model.params:,} parameters, {model.macs:,} MACs, {model.values:,} output values"
+    return tree_report(tree, [*lines, f"{whole}: {numbers}{' (by a real pass)' if trace.real else ''}"])
 
 
 def _lines(totals: tracing.LayerTotals, types: tuple[str, ...], size: str) -> list[str]:

@@ -1,0 +1,48 @@
+"""The structure of any module by one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from hookscope.display import Rows
+from hookscope.structure.tree import TreeRow, module_tree
+from hookscope.tracing import Inputs, trace_at
+
+
+def layer_tree(
+    model: nn.Module,
+    input_size: Sequence[int] = (224, 224),
+    depth: int | None = None,
+    inputs: Inputs | None = None,
+    *,
+    ops: bool = False,
+) -> Rows[TreeRow]:
+    """The modules of ``model`` as they run in each other, in order of execution, with what each costs.
+
+    Neighbours of the same class, shapes and parameters share a row, whose numbers are of all of them.
+
+    Args:
+        model: Any eager module.
+        input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
+            ``(1, 1, 28, 28)``.
+        depth: How many levels of modules below the model, at least 1; None for as many as 40 rows show.
+        inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
+        ops: Whether operations that are not modules, such as `torch.relu` and ``+``, have rows too.
+
+    Returns:
+        The row of the model itself, whose depth is 0, then each module before those in it.
+
+    Raises:
+        InputError: when the model refuses the input.
+        ModelError: for scripted and compiled models, and lazy ones that never ran.
+
+    Example:
+        >>> from torch import nn
+        >>> block = lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())
+        >>> rows = layer_tree(nn.Sequential(block(), block()), (1, 4, 8, 8), depth=1)
+        >>> [(row.name, row.last, row.repeats, row.params) for row in rows]
+        [('', '', 1, 40), ('0', '1', 2, 40)]
+    """
+    return module_tree(trace_at(model, input_size, inputs), depth, ops)
