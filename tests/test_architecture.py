@@ -22,7 +22,7 @@ ROWS = [
     "models",
     "geometry jobs",
     "drawing scores",
-    "gradients interventions parameters statistics",
+    "attention gradients interventions parameters statistics",
     "comparison exemplars explain extraction tracing training",
     "inspection planning structure verification",
     "report",

@@ -1,3 +1,4 @@
+from .attention_methods import ATTENTION_METHODS as ATTENTION_METHODS
 from .cam import (
     ClassActivationMap as ClassActivationMap,
     class_activation_maps as class_activation_maps,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError
+from hookscope.explain.attention_methods import ATTENTION_METHODS, AttentionMethod, follow_relevance
 from hookscope.explain.cam_layers import (
     MapLayer,
     candidates,
@@ -32,7 +33,9 @@ from hookscope.hooks import (
     Layers,
     capture,
     differentiable,
+    leaves_of,
     map_tensors,
+    passed_on,
     tensors_in,
 )
 from hookscope.scores import Score, check_finite_score, objectives
@@ -45,10 +48,10 @@ class ClassActivationMap(Shown):
     Attributes:
         call: The call of the layer; for fused maps the names and types of all.
         prediction: What is explained: mostly a class, its score and probability.
-        method: One of `CAM_METHODS`.
+        method: One of `CAM_METHODS` or `ATTENTION_METHODS`.
         values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` for a layer with several frames; without
             normalisation, after the ReLU if the method has one.
-        channels: Number of channels in the sum.
+        channels: Number of channels in the sum; of a map of attention the number of heads in all its layers.
         seen: ``(H, W)`` of the network's input.
         unreached: Whether the gradient, and so the map, is 0 everywhere; False for methods without gradient.
         fused: Whether it is the mean of the maps of several layers, see `fuse_maps`.
@@ -118,10 +121,12 @@ def class_activation_maps(
         model: Any eager module with a score for each class.
         inputs: The image ``(1, 3, H, W)``, or the tuple of positional inputs.
         layers: A selection, see `Selection`. By default the last non-pooling layer with a map of more than one
-            position that the score depends on.
+            position that the score depends on. For the methods of attention the calls of attention up to which it is
+            followed, by default the last.
         target: A class index, a class name or ``top:K``; or a `ScoreTarget`, or a function from the model's output for
             ``N`` images to ``N`` numbers.
-        method: One of `CAM_METHODS`; the docstrings of their functions give paper and formula.
+        method: One of `CAM_METHODS`, or of `ATTENTION_METHODS` for transformers; the docstrings of their functions give
+            paper and formula.
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         categories: Names of the classes.
         batch_size: Channels in one pass of the methods that run the model once per channel.
@@ -145,11 +150,13 @@ def class_activation_maps(
         >>> cam.call.name, cam.values.shape, cam.prediction.index
         ('0', (6, 6), 2)
     """
-    how = method_named(method, CAM_METHODS)
+    how = method_named(method, {**CAM_METHODS, **ATTENTION_METHODS})
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     size = _input_size(inputs)
+    if isinstance(how, AttentionMethod):
+        return Rows(_maps_of_attention(model, inputs, layers, target, method, categories, size))
     with differentiable(model, parameters=False):
         with capture(model, "*" if layers is None else layers, types, ordered=ordered, leaves=True) as activations:
             output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
@@ -260,6 +267,31 @@ def _map_of(
     return ClassActivationMap(
         layer.call, prediction, method, array, len(activation), (size.height, size.width), unreached
     )
+
+
+def _maps_of_attention(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    layers: Layers | None,
+    target: Any,
+    method: str,
+    categories: Sequence[str] | None,
+    size: InputSize,
+) -> Iterator[ClassActivationMap]:
+    how = ATTENTION_METHODS[method]
+    with differentiable(model, parameters=False), torch.set_grad_enabled(how.gradient):
+        output, follow = follow_relevance(model, passed_on(leaves_of(inputs)), layers, how, size)
+        goals = objectives(target, output, categories, type(model).__name__)
+        for goal in goals:
+            check_finite_score(goal.score)
+        for goal in goals:
+            for found, heads in follow(goal.of(output)[0]):
+                values = found.values[0]
+                if not np.isfinite(values).all():
+                    asked = f"the map of {found.call.key} is not finite"
+                    raise InputError(asked, "its attention holds NaN or Inf", "see gradients --detect-anomaly")
+                unreached = how.gradient and not values.any()
+                yield ClassActivationMap(found.call, goal.score, method, values, heads, found.seen, unreached)
 
 
 def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:

@@ -52,7 +52,8 @@ class OpenModules:
         check_hookable(model)
         self._model, self._mode = model, mode
         # the functions that a layer of torch itself calls are that layer's work
-        self._places = {id(module): None if is_closed(module) else name for name, module in model.named_modules()}
+        self._places = {id(module): name for name, module in model.named_modules()}
+        self._closed = {id(module) for module in model.modules() if is_closed(module)}
         self._open: list[int] = []
         self._on = False
 
@@ -74,7 +75,12 @@ class OpenModules:
     @property
     def place(self) -> str | None:
         """The innermost module that runs; None inside a layer of torch itself, and outside of the model."""
-        return self._places[self._open[-1]] if self._open else None
+        return self._places[self._open[-1]] if self._open and self._open[-1] not in self._closed else None
+
+    @property
+    def block(self) -> str | None:
+        """The innermost module that runs and is no layer of torch itself; None outside of the model."""
+        return next((self._places[module] for module in reversed(self._open) if module not in self._closed), None)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if id(module) in self._places:
@@ -106,13 +112,15 @@ class Operations(TorchFunctionMode):
     """Calls ``around(place, name, function, args, kwargs)`` in the place of each function that the model calls.
 
     The result of ``around`` takes the place of the function's. Functions that ``around`` itself calls are not seen.
+    With ``closed`` those that torch's own layers call are seen too, in the place of the module around the layer.
     """
 
-    def __init__(self, model: nn.Module, around: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module, around: Callable[..., Any], closed: bool = False) -> None:
         super().__init__()
         self.modules = OpenModules(model, self)
         self.used: set[int] = set()
         self._around = around
+        self._closed = closed
         self._paused = False
 
     def paused(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -127,7 +135,7 @@ class Operations(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        place = None if self._paused else self.modules.place
+        place = None if self._paused else self.modules.block if self._closed else self.modules.place
         if place is None:
             return function(*args, **kwargs)
         self.used.update(id(value) for value in (*args, *kwargs.values()) if isinstance(value, nn.Parameter))

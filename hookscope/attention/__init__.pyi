@@ -1,0 +1,7 @@
+from .facts import AttentionMap as AttentionMap
+from .run import Query as Query, attention_maps as attention_maps, map_of as map_of
+from .weights import (
+    Attention as Attention,
+    follow_attention as follow_attention,
+    selected_attention as selected_attention,
+)

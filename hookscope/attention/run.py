@@ -1,0 +1,215 @@
+"""Maps of attention: what each head of each layer looks at, for one query or the mean of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookscope.attention.facts import AttentionMap
+from hookscope.attention.positions import Coordinates
+from hookscope.attention.weights import Attention, follow_attention
+from hookscope.display import Rows
+from hookscope.errors import NoMapError, UsageError
+from hookscope.hooks import MODEL, InputSize, Layers, differentiable, passed_on, tensors_in, token_grid
+
+Query = str | int | tuple[float, float] | None
+_STEP = 1e-4  # of a side: coordinates that are nearer belong to one row or column
+_SPARSE = 4  # cells for each key, at most: else the keys form no grid
+
+
+def attention_maps(
+    model: nn.Module,
+    inputs: Any,
+    layers: Layers | None = None,
+    query: Query = None,
+    *,
+    weights: bool = False,
+) -> list[AttentionMap]:
+    """Compute what each head of each layer of attention looks at in one image, the layers in order of execution.
+
+    The weights are ``softmax(Q K^T / sqrt(d))``, with the scale, bias and mask of the model. They are those of the pass
+    itself, or computed from its queries and keys where a fused kernel hides them: attention of torch, torchvision, timm
+    and transformers, and any that weighs values with a softmax. Windows stand in their place in the picture, whatever
+    their shift and padding. The model runs in eval mode, and stays as it is.
+
+    Args:
+        model: Any eager module with attention.
+        inputs: The image ``(1, 3, H, W)`` or clip ``(1, 3, T, H, W)``, or the tuple of positional inputs.
+        layers: A selection, see `Selection`: names of modules that compute attention or of blocks around them; indices
+            count the calls of attention. By default all calls whose keys have positions in the picture.
+        query: What looks: ``class`` for the class token, ``mean`` for the mean of all positions, a position ``(y, x)``
+            as shares 0..1 of the input's height and width, or the number of a token from 0. By default the class
+            token, and where there is none, the mean.
+        weights: Also keep the weights of all queries, ``(windows, heads, L, S)``.
+
+    Raises:
+        NoMapError: for a model without attention; for calls of ``layers`` whose keys have no positions, or that have no
+            such query.
+        LayerError: for a layer that does not exist or has no attention.
+        UsageError: for a query that cannot be read.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4, 4), torch.nn.Flatten(2))
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.patches, self.attention = torch.nn.Conv2d(3, 8, 4, 4), torch.nn.MultiheadAttention(8, 2)
+        ...     def forward(self, x):
+        ...         tokens = self.patches(x).flatten(2).permute(2, 0, 1)
+        ...         return self.attention(tokens, tokens, tokens)[0]
+        >>> [attention] = attention_maps(Net(), torch.ones(1, 3, 16, 16))
+        >>> attention.call.name, attention.values.shape, attention.query
+        ('attention', (2, 4, 4), 'mean of 16 queries')
+    """
+    _check_query(query)
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    picture = next((tensor for tensor in tensors_in(inputs).values() if tensor.dim() > 2), None)
+    if picture is None:
+        raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")
+    shown = InputSize(picture.shape[-2], picture.shape[-1], picture.shape[-3] if picture.dim() == 5 else 1)
+    with differentiable(model), torch.no_grad():
+        reduce = partial(map_of, query=query, shown=shown, weights=weights)
+        _, found = follow_attention(model, passed_on(inputs), "0:" if layers is None else layers, reduce)
+    maps = [value for _, value in found if isinstance(value, AttentionMap)]
+    errors = [value for _, value in found if isinstance(value, NoMapError)]
+    if errors and (layers is not None or not maps):
+        raise errors[-1]
+    return Rows(maps)
+
+
+def _check_query(query: Query) -> None:
+    good = query is None or query in ("class", "mean") or (type(query) is int and query >= 0)
+    if isinstance(query, tuple) and len(query) == 2:
+        good = all(isinstance(share, int | float) and 0 <= share <= 1 for share in query)
+    if not good:
+        asked = f"query {query!r} cannot be read"
+        raise UsageError(asked, do="give class, mean, (y, x) as shares 0..1 of the sides, or the number of a token")
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """Where the queries and keys of a call of attention lie in the picture.
+
+    Attributes:
+        sizes: ``(h, w)`` or ``(T, h, w)``, the rows and columns of the keys.
+        keys: ``(N, S)``, the cell of each key in the flat grid; -1 for a key without one.
+        queries: Coordinates of the queries, each ``(N, L)``; of one without a position not within 0..1.
+        apart: ``(N, L)``: whether a query has no position, as a class token; padding has an outside one.
+    """
+
+    sizes: tuple[int, ...]
+    keys: Tensor
+    queries: Coordinates
+    apart: Tensor
+
+    @property
+    def class_token(self) -> int | None:
+        """The first query without a position, where others have one; or an only query."""
+        alone = self.apart[0].nonzero()
+        is_class = len(self.apart) == 1 and len(alone) and (not self.apart.all() or self.apart.numel() == 1)
+        return int(alone[0]) if is_class else None
+
+
+def grid_of(attention: Attention, shown: InputSize) -> TokenGrid:
+    """The grid of a call of attention; where the pass did not show it, that of the tokens in a row.
+
+    Raises:
+        NoMapError: for keys that form no grid.
+    """
+    keys, queries = attention.keys, attention.queries
+    count, _, length, width = attention.weights.shape
+    if not any(bool((axis >= 0).any()) for axis in keys):
+        grid = token_grid(width, shown) if count == 1 else None
+        if grid is None or keys:
+            asked = f"the keys of {attention.call.key or MODEL} have no positions in the picture"
+            raise NoMapError(asked, do="choose another call of attention")
+        extra, *sizes = grid
+        keys = _folded(extra, sizes[1:] if sizes[0] == 1 else sizes, attention.weights)
+        queries = keys if length == width else ()
+    edges = [_edges(axis) for axis in keys]
+    sizes = [len(axis) + 1 for axis in edges]
+    if np.prod(sizes) > _SPARSE * keys[0].numel():
+        asked = f"the keys of {attention.call.key or MODEL} form no grid"
+        raise NoMapError(asked, f"{keys[0].numel():,} keys lie in {'x'.join(map(str, sizes))} rows and columns")
+    cells = torch.zeros_like(keys[0], dtype=torch.long)
+    for axis, edge, size in zip(keys, edges, sizes, strict=True):
+        cells = cells * size + torch.bucketize(axis.contiguous(), edge)
+    cells = torch.where(keys[0] >= 0, cells, -1)
+    queries = queries or (keys[0].new_full((count, length), torch.nan),) * len(keys)
+    return TokenGrid(tuple(sizes), cells, queries, queries[0].isnan())
+
+
+def _folded(extra: int, sizes: list[int], weights: Tensor) -> Coordinates:
+    """Coordinates ``(1, S)`` of tokens in a row: ``extra`` without a position, then a grid."""
+    axes = [(torch.arange(size) + 0.5) / size for size in sizes]
+    nowhere = torch.full((extra,), torch.nan)
+    return tuple(torch.cat([nowhere, axis.flatten()])[None] for axis in torch.meshgrid(*axes, indexing="ij"))
+
+
+def _edges(values: Tensor) -> Tensor:
+    """The limits between the rows, or columns, at which ``values`` lie."""
+    levels = values[values >= 0].unique()
+    apart = levels.diff() > _STEP
+    return (levels[:-1][apart] + levels[1:][apart]) / 2
+
+
+def map_of(attention: Attention, query: Query, shown: InputSize, weights: bool = False) -> AttentionMap | NoMapError:
+    """The map of one call, or why it has none."""
+    try:
+        grid = grid_of(attention, shown)
+        share, name, at = _shares(attention, grid, query)
+    except NoMapError as error:
+        return error
+    rows = torch.einsum("nl,nhls->hns", share.to(attention.weights.device), attention.weights.float())
+    looked = rows.flatten(1).cpu()
+    cells = grid.keys.flatten()
+    inside, flat = cells >= 0, looked.new_zeros(len(looked), int(np.prod(grid.sizes)))
+    flat.index_add_(1, cells[inside], looked[:, inside])
+    return AttentionMap(
+        attention.call,
+        flat.reshape(-1, *grid.sizes).numpy(),
+        looked[:, ~inside].sum(1).numpy(),
+        name,
+        at,
+        len(attention.weights),
+        (shown.height, shown.width),
+        attention.weights.detach().clone() if weights else None,
+    )
+
+
+def _shares(attention: Attention, grid: TokenGrid, query: Query) -> tuple[Tensor, str, tuple[float, float] | None]:
+    """The share ``(N, L)`` of each query in what is shown, its name, and its ``(y, x)``."""
+    key, valid = attention.call.key or MODEL, grid.queries[0] >= 0
+    share = torch.zeros(valid.shape)
+    if query is None:
+        query = "mean" if grid.class_token is None else "class"
+    if query == "mean":
+        chosen = valid if valid.any() else ~valid
+        return chosen / chosen.sum(), f"mean of {int(chosen.sum()):,} queries", None
+    if query == "class":
+        if grid.class_token is None:
+            raise NoMapError(f"{key} has no class token", do="choose the mean of all queries, or a position")
+        share[0, grid.class_token] = 1
+        return share, "class token", None
+    if isinstance(query, int):
+        if len(share) > 1 or query >= share.shape[1]:
+            exists = f"it has {share.shape[1]:,} in each of {len(share):,} windows" if len(share) > 1 else ""
+            exists = exists or f"it has {share.shape[1]:,}: 0 to {share.shape[1] - 1}"
+            raise NoMapError(f"{key} has no single query {query}", exists, "choose a position (y, x)")
+        share[0, query] = 1
+        *_, y, x = (float(axis[0, query]) for axis in grid.queries)
+        return share, f"token {query}", (y, x) if valid[0, query] else None
+    assert isinstance(query, tuple)
+    if not valid.any():
+        raise NoMapError(f"the queries of {key} have no positions", do="choose the mean, or the number of a query")
+    distance = sum((axis - to) ** 2 for axis, to in zip(grid.queries[-2:], query, strict=True))
+    nearest = int(torch.where(valid, distance, torch.inf).argmin())
+    share.view(-1)[nearest] = 1
+    y, x = (float(axis.flatten()[nearest]) for axis in grid.queries[-2:])
+    return share, f"position at {100 * x:.3g} %, {100 * y:.3g} % of the width and height", (y, x)

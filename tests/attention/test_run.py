@@ -1,0 +1,209 @@
+"""Maps of attention, judged by weights that a net of the same parameters computes without a fused kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hookscope.attention.run import attention_maps
+from hookscope.attention.weights import follow_attention
+from hookscope.errors import LayerError, NoMapError, UsageError
+from hookscope.hooks.model_state import ModelSnapshot
+from tests.attention.nets import Vit, Windows, by_letters, fused, picture, plain, swin, transposed, vit, vit_of_torch
+from tests.helpers import hooks_on
+from tests.nets import Function
+
+
+def reference(net: Vit, x: Tensor) -> list[Tensor]:
+    """The weights ``(1, heads, L, L)`` of each block, from the input that a hook sees."""
+    found = []
+
+    def keep(layer: Any, args: tuple[Tensor, ...]) -> None:
+        if isinstance(layer, nn.MultiheadAttention):
+            found.append(layer(*args, need_weights=True, average_attn_weights=False)[1])
+        else:
+            q, k, _ = layer.split(args[0])
+            found.append(torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1))
+
+    layers = [getattr(block.attention, "inner", block.attention) for block in net.blocks]
+    with torch.no_grad():
+        seen: list[Any] = []
+        handles = [layer.register_forward_pre_hook(lambda layer, args: seen.append((layer, args))) for layer in layers]
+        net(x)
+        for handle in handles:
+            handle.remove()
+        for layer, args in seen:
+            keep(layer, args)
+    return found
+
+
+ATTEND = {"fused": fused, "plain": plain, "einsum": by_letters, "transposed": transposed}
+NETS = {name: lambda attend=attend, **options: vit(attend, **options) for name, attend in ATTEND.items()}
+NETS |= {"torch": lambda **options: vit_of_torch(False, **options)}
+NETS |= {"torch with weights": lambda **options: vit_of_torch(True, **options)}
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_weights_are_those_of_an_unfused_pass_and_the_class_token_looks_at_patches(kind: str) -> None:
+    net, x = NETS[kind](), picture()
+    expected, maps = reference(net, x), attention_maps(net, x, weights=True)
+    place = ".inner" if "torch" in kind else ""
+    assert [each.call.name for each in maps] == [f"blocks.{at}.attention{place}" for at in range(2)]
+    for weights, found in zip(expected, maps, strict=True):
+        assert found.weights is not None and (found.weights - weights).abs().max() < 1e-6
+        assert found.values == pytest.approx(weights[0, :, 0, 1:].reshape(2, 4, 6).numpy(), abs=1e-6)
+        assert found.elsewhere == pytest.approx(weights[0, :, 0, 0].numpy(), abs=1e-6)
+        assert (found.query, found.windows, found.seen, found.at) == ("class token", 1, (16, 24), None)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_without_a_class_token_the_mean_of_all_positions_looks(kind: str) -> None:
+    net, x = NETS[kind](class_token=False), picture()
+    for weights, found in zip(reference(net, x), attention_maps(net, x), strict=True):
+        assert found.values == pytest.approx(weights[0].mean(1).reshape(2, 4, 6).numpy(), abs=1e-6)
+        assert found.query == "mean of 24 queries" and not found.elsewhere.any()
+    with pytest.raises(NoMapError, match=r"blocks.0.attention\S* has no class token"):
+        attention_maps(net, x, query="class")
+
+
+def test_a_position_or_a_token_can_be_the_query() -> None:
+    net, x = vit(), picture()
+    weights = reference(net, x)[0][0].numpy()
+    # the cell in row 2 of 4 and column 5 of 6 is token 1 + 2 * 6 + 5
+    for query, number, at in (((0.6, 0.99), 18, (0.625, 5.5 / 6)), (18, 18, (0.625, 5.5 / 6)), (0, 0, None)):
+        found = attention_maps(net, x, 0, query=query)[0]
+        assert found.values.reshape(2, -1) == pytest.approx(weights[:, number, 1:], abs=1e-6)
+        assert found.at == (None if at is None else pytest.approx(at))
+    mean = attention_maps(net, x, 0, query="mean")[0]
+    assert mean.values.reshape(2, -1) == pytest.approx(weights[:, 1:, 1:].mean(1), abs=1e-6)
+    for bad in ((2, 0.5), "token", -1, 0.5, (1, 2, 3), True):
+        with pytest.raises(UsageError, match="cannot be read; give class, mean"):
+            attention_maps(net, x, query=bad)  # type: ignore[arg-type]
+    with pytest.raises(NoMapError, match="has no single query 25; it has 25: 0 to 24"):
+        attention_maps(net, x, query=25)
+
+
+@pytest.mark.parametrize("mask", ["bool", "float", "causal", "grouped", "scale"])
+def test_masks_scale_and_grouped_keys_of_the_fused_kernel_count(mask: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 6, 8, generator=generator) for _ in range(3))
+    allowed = torch.rand(6, 6, generator=generator) > 0.4
+    allowed[2] = False  # a query that may see nothing
+    options: dict[str, dict[str, Any]] = {
+        "bool": {"attn_mask": allowed},
+        "float": {"attn_mask": torch.zeros(6, 6).masked_fill(~allowed, -torch.inf)},
+        "causal": {"is_causal": True},
+        "grouped": {"enable_gqa": True},
+        "scale": {"scale": 0.1},
+    }
+    k, v = (k[:, :2], v[:, :2]) if mask == "grouped" else (k, v)
+    net = Function(lambda x: F.scaled_dot_product_attention(q, k, x, **options[mask]))
+    output, [(_, weights)] = follow_attention(net, (v,), 0, lambda attention: attention.weights)
+    values = v.repeat_interleave(2, 1) if mask == "grouped" else v
+    assert torch.allclose(weights @ values, output, atol=1e-6) and not weights.isnan().any()
+
+
+def test_tokens_without_a_position_have_no_map_and_are_left_out_unless_they_are_named() -> None:
+    """As in DETR: three learned queries look at each other, then at the picture."""
+    queries = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
+
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        own = fused(queries, queries, queries)
+        tokens = net.conv(x).flatten(2).mT
+        return fused(own, tokens, tokens)
+
+    net = Function(forward, conv=nn.Conv2d(3, 4, 4, 4))
+    [found] = attention_maps(net, picture())
+    assert (found.call.index, found.call.key, found.query) == (1, "#1", "mean of 3 queries")
+    assert attention_maps(net, picture(), query=2)[0].values.shape == (1, 4, 6)
+    with pytest.raises(NoMapError, match=r"the keys of \(model\) have no positions in the picture"):
+        attention_maps(net, picture(), "0:")
+    with pytest.raises(NoMapError, match="the queries of #1 have no positions; choose the mean, or the number"):
+        attention_maps(net, picture(), query=(0.5, 0.5))
+
+
+def windows_by_hand(net: Windows, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights ``(heads, H * W, H * W)`` between positions of the map, and those spent on padding ``(heads, H * W)``."""
+    height, width = x.shape[1:3]
+    h, w = height + -height % 4, width + -width % 4
+    padded = torch.zeros(h, w, 8)
+    padded[:height, :width] = x[0]
+    full, spent = torch.zeros(2, height * width, height * width), torch.zeros(2, height * width)
+    for top in range(0, h, 4):
+        for left in range(0, w, 4):
+            places = [((top + y + net.shift) % h, (left + a + net.shift) % w) for y in range(4) for a in range(4)]
+            q, k, _ = net.attention.split(torch.stack([padded[place] for place in places])[None])
+            weights = torch.softmax(q @ k.mT / 2, -1)[0]
+            for i, (y, a) in enumerate(places):
+                for j, (z, b) in enumerate(places):
+                    if y < height and a < width:
+                        if z < height and b < width:
+                            full[:, y * width + a, z * width + b] = weights[:, i, j]
+                        else:
+                            spent[:, y * width + a] += weights[:, i, j]
+    return full, spent
+
+
+@pytest.mark.parametrize("layer", ["first", "second"])
+def test_windows_stand_in_their_place_whatever_their_shift_and_padding(layer: str) -> None:
+    net, x = swin(), picture(12, 20)
+    inputs: list[Tensor] = []
+    handle = net.get_submodule(layer).register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    with torch.no_grad():
+        net(x)
+        handle.remove()
+        full, spent = windows_by_hand(net.get_submodule(layer), inputs[0])  # type: ignore[arg-type]
+    height, width = inputs[0].shape[1:3]
+    [mean] = attention_maps(net, x, layer)
+    assert mean.values == pytest.approx(full.mean(1).reshape(2, height, width).numpy(), abs=1e-6)
+    assert mean.elsewhere == pytest.approx(spent.mean(1).numpy(), abs=1e-6) and spent.any()
+    row, column = 1, width - 1
+    [one] = attention_maps(net, x, layer, query=((row + 0.4) / height, (column + 0.6) / width))
+    assert one.values == pytest.approx(full[:, row * width + column].reshape(2, height, width).numpy(), abs=1e-6)
+    assert one.at == pytest.approx(((row + 0.5) / height, (column + 0.5) / width))
+
+
+def test_a_selection_counts_calls_of_attention_and_names_blocks_around_them() -> None:
+    net, x = vit(), picture()
+    for layers, expected in (("blocks.1", [1]), (-1, [1]), ("0:", [0, 1]), ("blocks.*", [0, 1]), ("all", [0, 1])):
+        assert [found.call.index for found in attention_maps(net, x, layers)] == expected
+    exists = r"there are 2 calls of attention: 0 \(blocks.0.attention\) to 1 \(blocks.1.attention\)"
+    for layers in ("head", 7):
+        with pytest.raises(LayerError, match=f"no attention in {layers}; {exists}"):
+            attention_maps(net, x, layers)
+    with pytest.raises(LayerError, match="no layer 'block'"):
+        attention_maps(net, x, "block")
+
+
+def test_a_model_without_attention_and_an_input_without_an_image_are_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2), nn.Softmax(-1))
+    with pytest.raises(NoMapError, match="Sequential has no attention"):
+        attention_maps(net, picture())
+    with pytest.raises(UsageError, match="no image among the inputs"):
+        attention_maps(vit(), 3)
+
+
+def test_the_model_stays_as_it_is_and_gives_what_it_gave() -> None:
+    net, x = vit().train(), picture()
+    state = ModelSnapshot(net)
+    with torch.inference_mode():
+        first = attention_maps(net, x)
+    assert np.array_equal(first[0].values, attention_maps(net.eval(), x)[0].values)
+    net.train()
+    assert state.changes() == [] and hooks_on(net) == 0
+
+
+def test_a_head_that_looks_at_all_alike_looks_at_all_positions() -> None:
+    net = vit()
+    for block in net.blocks:
+        nn.init.zeros_(block.attention.qkv.weight)
+    [found, _] = attention_maps(net, picture())
+    assert found.positions == pytest.approx([24, 24], rel=1e-5) and found.values == pytest.approx(1 / 25, rel=1e-5)
+    assert repr(found) == (
+        "AttentionMap(layer=blocks.0.attention, heads=2, query=class token, map=4x6, windows=1, elsewhere=0.04)"
+    )
