@@ -59,7 +59,8 @@ class AttentionMap(Shown):
         flat = self.values.reshape(self.heads, -1).astype(np.float64)
         shares = flat / np.maximum(flat.sum(1, keepdims=True), np.finfo(float).tiny)
         entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(1)
-        return np.exp(entropy).astype(np.float32)
+        effective: NDArray[np.float32] = np.exp(entropy).astype(np.float32)
+        return effective
 
     def _cells(self) -> Cells:
         cells = {"layer": self.call.key, "heads": self.heads, "query": self.query, "map": self.values.shape[1:]}

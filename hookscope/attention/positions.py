@@ -124,15 +124,16 @@ class Positions:
         operands = [value for value in args if isinstance(value, Tensor)][-2:]
         if len(operands) != 2:
             return ()
-        a, b = (self.of(operand) for operand in operands)
-        multiply = partial(_multiplied, args[0] if name == "einsum" else None, *operands)
+        left, right = operands
+        a, b = self.of(left), self.of(right)
+        multiply = partial(_multiplied, args[0] if name == "einsum" else None, left, right)
         if len(a) > self.axes:
             return tuple(multiply(each, None) for each in a[: self.axes])
         if len(b) > self.axes:
             return tuple(multiply(None, each) for each in b[: self.axes])
         if not b:
             return tuple(multiply(each, None) for each in a)
-        queries = [multiply(each, None) for each in a or [_nowhere(operands[0])] * self.axes]
+        queries = [multiply(each, None) for each in a or [_nowhere(left)] * self.axes]
         return (*queries, *(multiply(None, each) for each in b))
 
 

@@ -156,7 +156,8 @@ def _edges(values: Tensor) -> Tensor:
     """The limits between the rows, or columns, at which ``values`` lie."""
     levels = values[values >= 0].unique()
     apart = levels.diff() > _STEP
-    return (levels[:-1][apart] + levels[1:][apart]) / 2
+    edges: Tensor = (levels[:-1][apart] + levels[1:][apart]) / 2
+    return edges
 
 
 def map_of(attention: Attention, query: Query, shown: InputSize, weights: bool = False) -> AttentionMap | NoMapError:

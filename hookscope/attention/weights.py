@@ -157,11 +157,13 @@ class _Seen:
     def _keep(self, call: Call, weights: Tensor, queries: Coordinates, keys: Coordinates) -> None:
         heads = self._heads(call.name, weights)
         shape = (-1, heads, *weights.shape[-2:])
-        by_window = [
-            tuple(each.expand(*weights.shape[:-2], -1).reshape(-1, heads, each.shape[-1])[:, 0].cpu() for each in of)
+        lead = weights.shape[:-2]
+        of_queries, of_keys = (
+            tuple(each.expand(*lead, -1).reshape(-1, heads, each.shape[-1])[:, 0].cpu() for each in of)
             for of in (queries, keys)
-        ]
-        self.kept.append((call, self._reduce(Attention(call, weights.reshape(shape), *by_window, weights))))
+        )
+        attention = Attention(call, weights.reshape(shape), of_queries, of_keys, weights)
+        self.kept.append((call, self._reduce(attention)))
 
     def _heads(self, place: str, weights: Tensor) -> int:
         """How many heads there are; without an axis of their own they follow each other in the batch."""

@@ -25,7 +25,7 @@ from hookscope.explain.cam_layers import (
     layers_with_maps,
     outputs_of,
 )
-from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, gradient_free, method_named
+from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod, gradient_free, method_named
 from hookscope.explain.cam_perturbation import Progress, Rerun, progress_counter, resized
 from hookscope.hooks import (
     Call,
@@ -150,7 +150,8 @@ def class_activation_maps(
         >>> cam.call.name, cam.values.shape, cam.prediction.index
         ('0', (6, 6), 2)
     """
-    how = method_named(method, {**CAM_METHODS, **ATTENTION_METHODS})
+    both: dict[str, CamMethod | AttentionMethod] = {**CAM_METHODS, **ATTENTION_METHODS}
+    how = method_named(method, both)
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)

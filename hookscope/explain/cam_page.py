@@ -12,6 +12,7 @@ from torch import nn
 
 from hookscope.drawing import Heading, Heat, Panel, Row, draw_page, with_provenance
 from hookscope.errors import UsageError
+from hookscope.explain.attention_methods import ATTENTION_METHODS
 from hookscope.explain.cam import ClassActivationMap, maps_by_class, shared_tops
 from hookscope.explain.page import ONE_COLOUR, VALUE, OverlaySource, answer_facts, answer_lines, why_unseen
 from hookscope.findings import counted, percent
@@ -146,7 +147,8 @@ def _panel(
 def _shape_line(cam: ClassActivationMap) -> str:
     *frames, height, width = cam.values.shape
     clip = [f"mean of {counted(frames[0], 'frame')}"] if frames else []
-    return ", ".join([cam.call.type, f"{counted(cam.channels, 'channel')} of {height}×{width}", *clip])
+    parts = counted(cam.channels, "head" if cam.method in ATTENTION_METHODS else "channel")
+    return ", ".join([cam.call.type, f"{parts} of {height}×{width}", *clip])
 
 
 def _provenance(

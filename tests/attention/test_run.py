@@ -67,7 +67,7 @@ def test_without_a_class_token_the_mean_of_all_positions_looks(kind: str) -> Non
     for weights, found in zip(reference(net, x), attention_maps(net, x), strict=True):
         assert found.values == pytest.approx(weights[0].mean(1).reshape(2, 4, 6).numpy(), abs=1e-6)
         assert found.query == "mean of 24 queries" and not found.elsewhere.any()
-    with pytest.raises(NoMapError, match=r"blocks.0.attention\S* has no class token"):
+    with pytest.raises(NoMapError, match=r"blocks.1.attention\S* has no class token"):
         attention_maps(net, x, query="class")
 
 

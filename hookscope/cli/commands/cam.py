@@ -41,7 +41,8 @@ class Options(ExplainOptions):
 
 
 def _read_methods() -> Iterator[tuple[str, str]]:
-    return ((name, method.summary) for name, method in explain.CAM_METHODS.items())
+    methods = {**explain.CAM_METHODS, **explain.ATTENTION_METHODS}
+    return ((name, method.summary) for name, method in methods.items())
 
 
 _methods = kept_rows("cam", "explain", _read_methods)
@@ -74,6 +75,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope cam shapes samples/shapes/star.png
       hookscope cam vgg16 cat.jpg --method layercam --layer features.28 --target 281 -o cam.png
       hookscope cam resnet50 cat.jpg --layer layer2,layer3,layer4 --fuse
+      hookscope cam vit_b_16 cat.jpg --method rollout
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
 
     The command draws a class activation map over each image and writes it as PNG. IMAGE is a file, a folder, a glob, or
@@ -85,6 +87,9 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
 
     Without --layer the command takes the last layer with a map that the score depends on, but no pooling layer. If
     --layer is a range, a pattern or `all`, layers without a map are left out.
+
+    rollout and attention-gradient follow the attention of a transformer from the image up to one of its layers, the
+    last by default. --layer then counts the calls of attention.
 
     All maps of an image share one scale. A class with less than 1/50 of the best probability is `unseen`: a note says
     so, and its map has the scale of the best class. A map with no value above 0 is drawn too, with a note.
@@ -98,6 +103,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
         raise UsageError("--fuse needs several layers", "no layer is chosen", "choose layers with --layer")
     if shared.was_given("types") and options.layers is None:
         raise UsageError("--type needs --layer", do="such as --layer all, or -1 for the last layer of that type")
+    if shared.was_given("types") and options.method in explain.ATTENTION_METHODS:
+        raise UsageError(f"--type has no effect on {options.method}", do="--layer counts the calls of attention")
     places = options.check(paths)
     if options.sheet is not None:
         _check_sheet(options.sheet, options, paths, places[0])
@@ -183,7 +190,7 @@ def _write_sheet(
 ) -> None:
     """Write the page of several classes and layers; without --layer and --target it chooses both."""
     layers: hooks.Layers | None = options.layers
-    if layers is None:
+    if layers is None and options.method not in explain.ATTENTION_METHODS:
         net, inputs = explanation.net, explanation.inputs
         with running(net, inputs):
             layers = explain.landmark_layers(net.model, inputs, explanation.target(), categories=explanation.categories)
