@@ -1,0 +1,5 @@
+from .answer import MapComparison as MapComparison, MapScores as MapScores, compare_maps as compare_maps
+from .facts import BASELINES as BASELINES, Faithfulness as Faithfulness
+from .measure import measure_faithfulness as measure_faithfulness, named_maps as named_maps
+from .methods import cam_faithfulness as cam_faithfulness
+from .sanity import RandomizedWeights as RandomizedWeights, sanity_check as sanity_check

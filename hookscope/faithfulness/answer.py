@@ -1,0 +1,200 @@
+"""Which maps are most faithful over several images, and what is within noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.display import Cells, Shown
+from hookscope.errors import UsageError
+from hookscope.faithfulness.facts import BASELINES, Faithfulness
+from hookscope.findings import counted
+
+MEASURES: Mapping[str, int] = {"road": 1, "insertion": 1, "deletion": -1, "drop": -1}
+"""What maps are compared by, and the sign of what is better."""
+FEWEST = 8
+"""With fewer images the resampled means are too narrow to tell maps apart."""
+_RESAMPLES = 10_000
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class MapScores:
+    """One map, such as that of one method, over all images: means, and how sure they are.
+
+    Attributes:
+        name: Name of the map.
+        road: Mean, as all that follow but the intervals; see `Faithfulness`.
+        insertion: Mean.
+        deletion: Mean.
+        drop: Mean: the average drop.
+        increase: Share of the images whose score rises.
+        points: Share of the images with boxes whose highest value lies in a box; None without boxes.
+        in_box: Mean share of the map inside the boxes.
+        randomized: Mean rank correlation with the map of shuffled weights.
+        interval: The 95 % interval of the mean of what maps are compared by, over resampled images; None for one image.
+        behind: The interval of how far it is behind the best map, wide enough for all maps at once; None for the best
+            and for few images.
+        passes: Number of images that the model saw for it.
+    """
+
+    name: str
+    road: float
+    insertion: float
+    deletion: float
+    drop: float
+    increase: float
+    points: float | None
+    in_box: float | None
+    randomized: float | None
+    interval: tuple[float, float] | None
+    behind: tuple[float, float] | None
+    passes: int
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the difference to the best map is within noise."""
+        return self.behind is not None and self.behind[0] <= 0
+
+
+@dataclass(frozen=True, repr=False)
+class MapComparison(Shown):
+    """Maps over images, the best first.
+
+    Attributes:
+        by: What they are compared by, such as ``road``.
+        images: Number of images.
+        maps: The means of each map.
+        verdict: Sentences: which map suits the model, and what is within noise.
+    """
+
+    by: str
+    images: int
+    maps: tuple[MapScores, ...]
+    verdict: tuple[str, ...]
+
+    def _cells(self) -> Cells:
+        return {"images": self.images, "by": self.by, "verdict": " ".join(self.verdict)}
+
+    def _rows(self) -> Sequence[MapScores]:
+        return self.maps
+
+
+def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *, seed: int = 0) -> MapComparison:
+    """Compare maps over images: the means, the best map, and which differences are within noise.
+
+    The images are resampled 10,000 times. A map is behind the best one if the interval of their mean difference is
+    above 0; the interval is widened for the number of maps (Bonferroni), and only given for 8 images or more. The best
+    map was chosen on these images.
+
+    Args:
+        measured: For each image what `cam_faithfulness` or `measure_faithfulness` returns, with the same names.
+        by: What maps are compared by: ``road``, ``insertion``, ``deletion`` or ``drop``.
+        seed: Seed of the resampling.
+
+    Raises:
+        UsageError: for no images, for images with different maps, or for an unknown measure.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import cam_faithfulness
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> images = torch.rand(2, 1, 3, 16, 16)
+        >>> found = compare_maps([cam_faithfulness(net, image, methods=["gradcam"]) for image in images])
+        >>> found.images, len(found.maps)
+        (2, 3)
+    """
+    if by not in MEASURES:
+        raise UsageError(f"maps are not compared by '{by}'", do=f"there are {', '.join(MEASURES)}")
+    images = [{each.name: each for each in image} for image in measured]
+    names = list(images[0]) if images else []
+    if not names:
+        raise UsageError("no map to compare", do="give what measure_faithfulness returns for each image")
+    if other := next((image for image in images if list(image) != names), None):
+        raise UsageError("the images have different maps", f"{', '.join(names)}; {', '.join(other)}", "measure the same")
+    values = MEASURES[by] * np.array([[getattr(image[name], by) for name in names] for image in images])
+    means, intervals, behind = _resampled(values, seed)
+    scores = [
+        _scores([image[name] for image in images], interval, gap, MEASURES[by])
+        for name, interval, gap in zip(names, intervals, behind, strict=True)
+    ]
+    ranked = tuple(scores[at] for at in np.argsort(-means, kind="stable"))
+    return MapComparison(by, len(images), ranked, _verdict(ranked, by, len(images)))
+
+
+Interval = tuple[float, float] | None
+
+
+def _resampled(values: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64], list[Interval], list[Interval]]:
+    """Of ``values`` ``(images, maps)`` the means, their intervals, and the intervals of the distance to the best."""
+    count, maps = values.shape
+    means: NDArray[np.float64] = values.mean(0)
+    none: list[Interval] = [None] * maps
+    if count == 1:
+        return means, none, list(none)
+    best = int(means.argmax())
+    weights = np.random.default_rng(seed).multinomial(count, [1 / count] * count, _RESAMPLES) / count
+    intervals = _interval(weights @ values, 1 - _LEVEL)
+    if count < FEWEST:
+        return means, intervals, none
+    gaps = _interval(weights @ (values[:, best, None] - values), (1 - _LEVEL) / max(1, maps - 1))
+    return means, intervals, [None if at == best else gap for at, gap in enumerate(gaps)]
+
+
+def _interval(resampled: NDArray[np.float64], outside: float) -> list[Interval]:
+    low, high = np.quantile(resampled, [outside / 2, 1 - outside / 2], axis=0)
+    return list(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def _scores(found: Sequence[Faithfulness], interval: Interval, behind: Interval, sign: int) -> MapScores:
+    def mean(name: str) -> float | None:
+        known = [value for each in found if (value := getattr(each, name)) is not None]
+        return float(np.mean(known)) if known else None
+
+    if interval is not None and sign < 0:
+        interval = -interval[1], -interval[0]
+    names = ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized")
+    passes = sum(each.passes for each in found)
+    return MapScores(found[0].name, *(mean(name) for name in names), interval, behind, passes)  # type: ignore[arg-type]
+
+
+def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ...]:
+    """Sentences on maps, the best first; only those that are no baselines are named as the best."""
+    maps = [each for each in ranked if each.name not in BASELINES]
+    baselines = [each for each in ranked if each.name in BASELINES]
+    if not maps:
+        return ()
+    best, what = maps[0], f"{by} {getattr(maps[0], by):.3g}"
+    lines = []
+    if images < FEWEST:
+        few = "One image does not" if images == 1 else f"{images} images do not"
+        on = "this image" if images == 1 else f"these {images} images"
+        lines.append(f"{best.name} has the best {what} on {on}.")
+        lines.append(f"{few} show which map suits the model: give {FEWEST} or more.")
+        ahead = {each.name: [maps_ for maps_ in maps if _before(each, maps_, ranked)] for each in baselines}
+        lines += [f"No better than {BASELINES[name]} here: {_names(behind)}." for name, behind in ahead.items() if behind]
+        return tuple(lines)
+    over = f"over {counted(images, 'image')}"
+    if ranked[0].name in BASELINES or any(each.within_noise for each in baselines):
+        better = next(each.name for each in ranked if each.name in BASELINES and (each is ranked[0] or each.within_noise))
+        lines.append(f"No map is better than {BASELINES[better]} by more than noise {over}, in {by}.")
+        return (*lines, f"The best is {best.name}, with {what}.")
+    level = [each for each in maps if each.within_noise]
+    if level:
+        lines.append(f"{_names([best, *level])} suit this model best {over}: their {by} differs within noise.")
+        lines.append(f"The highest is {best.name}, with {what}.")
+    else:
+        lines.append(f"{best.name} suits this model best {over}: {what}, and all other maps are behind by more than noise.")
+    return tuple(lines)
+
+
+def _before(first: MapScores, second: MapScores, ranked: Sequence[MapScores]) -> bool:
+    return ranked.index(first) < ranked.index(second)
+
+
+def _names(maps: Sequence[MapScores]) -> str:
+    *others, last = [each.name for each in maps]
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,327 @@
+"""Faithfulness of maps: the score of the image with pixels removed or shown in the order of each map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torchvision.transforms.functional import gaussian_blur
+
+from hookscope.display import Rows
+from hookscope.errors import InputError, UsageError
+from hookscope.explain import ClassActivationMap, Saliency
+from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map
+from hookscope.faithfulness.imputation import imputed
+from hookscope.hooks import differentiable
+from hookscope.scores import Objective, Prediction, check_finite_score, class_scores, objectives, probabilities
+
+Box = Sequence[float]
+Progress = Callable[[int, int], None]
+_SHARES = [share / 10 for share in range(1, 10)]  # of the pixels that ROAD removes
+_BLUR = 20  # standard deviations of the blur in the shorter side
+_TOGETHER = 2**22  # values that are imputed at a time
+_COARSEST = 7  # cells of the random map that orders equal values
+
+
+def measure_faithfulness(
+    model: nn.Module,
+    inputs: Any,
+    maps: Any,
+    target: Any = "top:1",
+    *,
+    boxes: Sequence[Box] = (),
+    baselines: bool = True,
+    fill: str | None = None,
+    steps: int = 24,
+    batch_size: int = 16,
+    categories: Sequence[str] | None = None,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> Rows[Faithfulness]:
+    """Measure how faithful maps of one image are to the model: by any method, of hookscope or not.
+
+    Two baselines follow the maps, which a map must beat: ``random``, a random map of the coarsest map's size, and
+    ``centred``, a Gaussian in the middle. Pixels with equal values are taken in the order of a random map. The model
+    runs in eval mode and stays as it is.
+
+    Args:
+        model: Any eager module.
+        inputs: The image ``(1, C, H, W)`` or the clip ``(1, C, T, H, W)``, or a tuple of one of them; for a detector
+            ``([image],)`` with an image ``(C, H, W)``.
+        maps: What to measure: arrays or tensors ``(h, w)`` over the whole input, or ``(T, h, w)`` over a clip, results
+            of `class_activation_maps` or `saliency_maps`; one, several, or a dictionary by name.
+        target: What the maps explain: a class index or name, a `ScoreTarget` or a function, see
+            `class_activation_maps`.
+        boxes: Where the object is: ``(left, top, right, bottom)`` in pixels of the network's input.
+        baselines: Whether to measure the two baselines too.
+        fill: What takes the place of pixels: ``mean``, the mean colour of the image, or ``blur``, the image after a
+            Gaussian whose standard deviation is a 20th of the shorter side. None for ``mean`` in deletion, ``blur`` in
+            insertion.
+        steps: Steps of the deletion and the insertion curve.
+        batch_size: Images in one forward pass.
+        categories: Names of the classes.
+        seed: Seed of the random map and of ROAD's noise.
+        on_progress: Called with images done and in all.
+
+    Raises:
+        UsageError: for several classes, for a map of another shape, or for inputs without one image.
+        InputError: for a map that is not finite, or a score that is no higher than that of the mean colour.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2, bias=False))
+        >>> with torch.no_grad():
+        ...     _ = net[1].weight.copy_(torch.stack([torch.arange(64) < 8, torch.arange(64) > 99]))
+        >>> image = torch.zeros(1, 1, 8, 8)
+        >>> image[..., 0, :] = 1
+        >>> found = measure_faithfulness(net, image, {"truth": image[0, 0], "wrong": -image[0, 0]}, target=0)
+        >>> [each.name for each in sorted(found, key=lambda each: -each.road)][::3]
+        ['truth', 'wrong']
+    """
+    if fill not in (None, "mean", "blur"):
+        raise UsageError(f"no fill '{fill}'", do="there are mean and blur")
+    for name, number in (("steps", steps), ("batch size", batch_size)):
+        if number < 1:
+            raise UsageError(f"{name} {number}", do="give a number from 1")
+    picture, as_inputs = _picture(inputs if isinstance(inputs, tuple) else (inputs,))
+    named = {name: _checked(name, values, picture) for name, values in named_maps(maps).items()}
+    with differentiable(model), torch.no_grad():
+        torch.manual_seed(seed)
+        if baselines:
+            named |= _baselines(min((values.shape[-2:] for values in named.values()), key=math.prod), picture, seed)
+        goals = objectives(target, model(*as_inputs([picture.clone()])), categories, type(model).__name__)
+        if len(goals) != 1:
+            raise UsageError(f"a map explains one score, and the target names {len(goals)}", do="name one class")
+        check_finite_score(goals[0].score)
+        run = _Run(model, as_inputs, _reader(goals[0], type(model).__name__), batch_size, on_progress)
+        fills = {"mean": partial(_mean, picture), "blur": partial(_blurred, picture)}
+        test = _Test(picture, fills[fill or "mean"](), fills[fill or "blur"](), steps, goals[0], boxes, seed)
+        return test.measured(named, run)
+
+
+def named_maps(maps: Any) -> dict[str, Any]:
+    """The maps by name: those of a dictionary, of a sequence of results, or one."""
+    if isinstance(maps, Mapping):
+        return dict(maps)
+    several = maps if isinstance(maps, Sequence) else [maps]
+    named: dict[str, Any] = {}
+    for at, each in enumerate(several):
+        name = getattr(each, "method", f"map {at}" if len(several) > 1 else "map")
+        if name in named and isinstance(each, ClassActivationMap):
+            name = f"{name} {each.call.key}"
+        named[f"{name} {at}" if name in named else name] = each
+    if not named:
+        raise UsageError("no map to measure", do="give at least one")
+    return named
+
+
+def _picture(inputs: tuple[Any, ...]) -> tuple[Tensor, Callable[[Sequence[Tensor]], tuple[Any, ...]]]:
+    """The image ``(C, H, W)`` or the clip ``(C, T, H, W)``, and how several of them become inputs of the model."""
+    if len(inputs) == 1:
+        [given] = inputs
+        if isinstance(given, Tensor) and given.dim() in (4, 5) and len(given) == 1 and given.is_floating_point():
+            return given[0].detach(), lambda pictures: (torch.stack(list(pictures)),)
+        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], Tensor) and given[0].dim() == 3:
+            return given[0].detach(), lambda pictures: (list(pictures),)
+    raise UsageError("faithfulness needs one image (1, C, H, W) as the only input", do="x[None] adds a batch axis")
+
+
+def _checked(name: str, given: Any, picture: Tensor) -> Map:
+    """The map as an array ``(h, w)``, or ``(T, h, w)`` over a clip."""
+    values = given.values if isinstance(given, ClassActivationMap) else given.map if isinstance(given, Saliency) else given
+    array = np.asarray(values.detach().float().cpu() if isinstance(values, Tensor) else values)
+    if array.dtype.kind not in "fiub":
+        raise UsageError(f"{name} has no numbers but {array.dtype}", do="give an array of real numbers")
+    array = array.astype(np.float32)
+    while array.ndim > 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim not in (2, picture.dim() - 1) or not array.size:
+        shape = "x".join(map(str, array.shape)) or "one number"
+        raise UsageError(f"{name} has the shape {shape}", do="give one value for each place of the image: (h, w)")
+    if not np.isfinite(array).all():
+        raise InputError(f"the map {name} is not finite")
+    return array
+
+
+def _baselines(cells: tuple[int, ...], picture: Tensor, seed: int) -> dict[str, Map]:
+    height, width = picture.shape[-2:]
+    y, x = (np.linspace(-1, 1, side, dtype=np.float32) for side in (height, width))
+    centred = np.exp(-2 * (y[:, None] ** 2 + x**2))  # a standard deviation of a quarter of the side
+    return {RANDOM: np.random.default_rng(seed).random(cells, np.float32), CENTRED: centred}
+
+
+def _mean(picture: Tensor) -> Tensor:
+    return picture.flatten(1).mean(1).reshape(-1, *[1] * (picture.dim() - 1)).expand_as(picture)
+
+
+def _blurred(picture: Tensor) -> Tensor:
+    sides = picture.shape[-2:]
+    sigma = max(min(sides) / _BLUR, 0.5)
+    sizes = [min(2 * math.ceil(3 * sigma) + 1, 2 * side - 1) for side in reversed(sides)]  # mirrored once at the edges
+    frames = picture.movedim(0, -3)
+    blurred: Tensor = gaussian_blur(frames, sizes, [sigma, sigma])
+    return blurred.movedim(-3, 0)
+
+
+def _reader(goal: Objective, what: str) -> Callable[[Any], Tensor]:
+    """From an output to what is measured: of a class its probability."""
+    if not isinstance(goal.score, Prediction):
+        return goal.of
+    index = goal.score.index
+    return lambda output: probabilities(class_scores(output, what))[:, index]
+
+
+@dataclass
+class _Run:
+    """Forward passes of pictures in batches, counted; ``read`` takes one number for each from an output."""
+
+    model: nn.Module
+    as_inputs: Callable[[Sequence[Tensor]], tuple[Any, ...]]
+    read: Callable[[Any], Tensor]
+    batch_size: int
+    on_progress: Progress | None
+    done: int = 0
+    total: int = 0
+
+    def values(self, pictures: Iterator[Tensor]) -> NDArray[np.float64]:
+        found, batch = list[Tensor](), list[Tensor]()
+        for picture in pictures:
+            batch.append(picture)
+            if len(batch) == self.batch_size:
+                found.append(self._pass(batch))
+                batch = []
+        if batch:
+            found.append(self._pass(batch))
+        values: NDArray[np.float64] = torch.cat(found).numpy()
+        return values
+
+    def _pass(self, batch: Sequence[Tensor]) -> Tensor:
+        values = self.read(self.model(*self.as_inputs(batch))).detach().cpu().double()
+        if len(values) != len(batch):
+            raise UsageError(f"the target gives {len(values)} numbers for {len(batch)} images", do="give one for each")
+        self.done += len(batch)
+        if self.on_progress is not None:
+            self.on_progress(self.done, self.total)
+        return values
+
+
+@dataclass(frozen=True)
+class _Test:
+    """The pictures of all measures of one image."""
+
+    picture: Tensor
+    removed: Tensor
+    hidden: Tensor
+    steps: int
+    goal: Objective
+    boxes: Sequence[Box]
+    seed: int
+
+    def measured(self, maps: Mapping[str, Map], run: _Run) -> Rows[Faithfulness]:
+        ends = [self.picture, self.removed, self.hidden, _mean(self.picture)]
+        each = 2 * (self.steps - 1) + 2 * len(_SHARES) + 1
+        run.total = len(ends) + len(maps) * each
+        whole, removed, hidden, nothing = run.values(iter(ends))
+        scale = partial(_scaled, self.goal, whole, nothing)
+        rows, known = Rows[Faithfulness](), dict[bytes, NDArray[np.float64]]()
+        for name, values in maps.items():
+            spread = _spread(values, self.picture.shape[1:])
+            # of the same map, whatever its scale and rounding, the same is true
+            spread = (spread / spread.abs().max().clamp_min(1e-30)).round(decimals=5)
+            key = spread.numpy().tobytes()
+            seen = key in known
+            found = known[key] = known[key] if seen else run.values(self._pictures(spread))
+            deletion, insertion, most, least, [masked] = np.split(
+                found, np.cumsum([self.steps - 1, self.steps - 1, len(_SHARES), len(_SHARES)])
+            )
+            curves = {
+                "deletion": scale(np.array([whole, *deletion, removed])),
+                "insertion": scale(np.array([hidden, *insertion, whole])),
+                "most": scale(most),
+                "least": scale(least),
+            }
+            kept, all_of_it = float(scale(masked)), float(scale(whole))
+            rows.append(
+                Faithfulness(
+                    name,
+                    self.goal.score,
+                    values,
+                    float(np.trapezoid(curves["deletion"], dx=1 / self.steps)),
+                    float(np.trapezoid(curves["insertion"], dx=1 / self.steps)),
+                    float((curves["least"] - curves["most"]).mean() / 2),
+                    max(0.0, (all_of_it - kept) / all_of_it) if all_of_it > 0 else 0.0,
+                    kept > all_of_it,
+                    *_in_boxes(spread, self.boxes),
+                    curves,
+                    0 if seen else each,
+                )
+            )
+        return rows
+
+    def _pictures(self, spread: Tensor) -> Iterator[Tensor]:
+        """The image with pixels removed, with pixels shown, without the most and the least important, and masked."""
+        picture, count = self.picture, spread.numel()
+        place = self._places(spread).to(picture.device)
+        marks = [round(count * step / self.steps) for step in range(1, self.steps)]
+        yield from (torch.where(place < mark, self.removed, picture) for mark in marks)
+        yield from (torch.where(place < mark, picture, self.hidden) for mark in marks)
+        gone = [round(count * share) for share in _SHARES]
+        known = [*(place >= number for number in gone), *(place < count - number for number in gone)]
+        frames = picture.movedim(0, -3)
+        together = max(1, _TOGETHER // picture.numel())
+        for at in range(0, len(known), together):
+            masks = torch.stack(known[at : at + together]).unsqueeze(-3)  # (N, 1, H, W), or (N, T, 1, H, W)
+            filled = imputed(frames.expand(len(masks), *frames.shape).flatten(0, -4), masks.flatten(0, -4))
+            yield from filled.reshape(len(masks), *frames.shape).movedim(-3, 1)
+        positive = spread.clamp_min(0).to(picture)
+        yield picture * positive / positive.max().clamp_min(1e-30)
+
+    def _places(self, spread: Tensor) -> Tensor:
+        """The place of each pixel in the order of the map, 0 for the most important; equal ones in a random order."""
+        coarse = np.random.default_rng(self.seed).random((_COARSEST, _COARSEST), np.float32)
+        ties = _spread(coarse, tuple(spread.shape))
+        order = np.lexsort((ties.flatten().numpy(), -spread.flatten().numpy()))
+        places = torch.empty(spread.numel(), dtype=torch.int64)
+        places[torch.from_numpy(order)] = torch.arange(spread.numel())
+        return places.reshape(spread.shape)
+
+
+def _scaled(goal: Objective, whole: float, nothing: float, values: Any) -> Any:
+    """Probabilities as they are; other scores as shares of the way from the mean colour to the image."""
+    if isinstance(goal.score, Prediction):
+        return values
+    if not whole > nothing:
+        exists = f"it is {whole:.4g} for the image, and {nothing:.4g} for an image of its mean colour"
+        raise InputError(f"the score of {goal.score.name} has nothing to lose", exists, "explain another target")
+    return (values - nothing) / (whole - nothing)
+
+
+def _spread(values: Map, shape: Sequence[int]) -> Tensor:
+    """The map at every pixel of the input ``(H, W)`` or ``(T, H, W)``, linear between the centres of its cells."""
+    cells = torch.from_numpy(np.ascontiguousarray(values))
+    if len(shape) == 3:
+        cells = cells if cells.dim() == 3 else cells[None]
+        return F.interpolate(cells[None, None], tuple(shape), mode="trilinear", align_corners=False)[0, 0]
+    return F.interpolate(cells[None, None], tuple(shape), mode="bilinear", align_corners=False)[0, 0]
+
+
+def _in_boxes(spread: Tensor, boxes: Sequence[Box]) -> tuple[float | None, bool | None]:
+    """The share of the positive values inside the boxes, and whether the highest lies there; None without boxes."""
+    if not boxes:
+        return None, None
+    still = (spread.mean(0) if spread.dim() == 3 else spread).clamp_min(0).double()
+    y, x = torch.arange(still.shape[0])[:, None] + 0.5, torch.arange(still.shape[1]) + 0.5
+    inside = torch.zeros(still.shape, dtype=torch.bool)
+    for left, top, right, bottom in boxes:
+        inside |= (left <= x) & (x < right) & (top <= y) & (y < bottom)
+    total = float(still.sum())
+    points = total > 0 and bool(inside.flatten()[still.argmax()])
+    return (float(still[inside].sum()) / total if total else 0.0), points

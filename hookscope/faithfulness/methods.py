@@ -1,0 +1,94 @@
+"""All methods of class activation mapping on one image, each with its faithfulness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from hookscope.display import Rows
+from hookscope.errors import HookscopeError, UsageError
+from hookscope.explain import CAM_METHODS, ClassActivationMap, class_activation_maps
+from hookscope.faithfulness.facts import BASELINES, Faithfulness
+from hookscope.faithfulness.measure import Progress, measure_faithfulness
+from hookscope.faithfulness.sanity import rank_correlation, shuffled_weights
+from hookscope.hooks import Layers
+
+
+def cam_faithfulness(
+    model: nn.Module,
+    inputs: Any,
+    layers: Layers | None = None,
+    target: Any = "top:1",
+    methods: Iterable[str] | None = None,
+    *,
+    maps: Mapping[str, Any] | None = None,
+    types: Iterable[Any] | None = None,
+    categories: Sequence[str] | None = None,
+    batch_size: int = 16,
+    on_progress: Progress | None = None,
+    **options: Any,
+) -> Rows[Faithfulness]:
+    """Measure the maps of all methods of `class_activation_maps` for one image, and the two baselines.
+
+    Each map also has `Faithfulness.randomized`: its rank correlation with that of the same model with shuffled weights.
+
+    Args:
+        model: Any eager module with a score for each class.
+        inputs: The image, see `measure_faithfulness`.
+        layers: The layers, as in `class_activation_maps`; with several, each method has a map of each.
+        target: What is explained: one class, a `ScoreTarget` or a function.
+        methods: Names of the methods; None for all.
+        maps: Further maps by name, see `measure_faithfulness`.
+        types: Class names that indices in ``layers`` count.
+        categories: Names of the classes.
+        batch_size: Images in one forward pass.
+        on_progress: Called with images done and in all, once the maps are there.
+        **options: ``boxes``, ``baselines``, ``fill``, ``steps`` and ``seed`` of `measure_faithfulness`.
+
+    Raises:
+        UsageError: for an unknown method, for several classes, or for no map at all.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> found = cam_faithfulness(net, torch.rand(1, 3, 16, 16), methods=["gradcam", "layercam"])
+        >>> [each.name for each in found]
+        ['gradcam', 'layercam', 'random', 'centred']
+    """
+    chosen = list(CAM_METHODS) if methods is None else list(methods)
+    more = {"types": types, "categories": categories, "batch_size": batch_size}
+
+    def computed(method: str, of: Any) -> list[ClassActivationMap]:
+        return class_activation_maps(model, inputs, layers, of, method, **more)
+
+    cams = {method: computed(method, target) for method in chosen}
+    if any(len({cam.prediction.key for cam in found}) > 1 for found in cams.values()):
+        raise UsageError("a map explains one score, and the target names several", do="name one class")
+    several = any(len(found) > 1 for found in cams.values())
+    named: dict[str, Any] = {f"{cam.method} {cam.call.key}" if several else cam.method: cam for each in cams.values() for cam in each}
+    if clash := [name for name in maps or {} if name in named or name in BASELINES]:
+        raise UsageError(f"a map is named {clash[0]}", "a method has this name", "name it otherwise")
+    explained = next((cam.prediction for cam in named.values()), None)
+    of = target if explained is None or explained.target else explained.index  # the best class changes with the weights
+    correlations: dict[str, float] = {}
+    with shuffled_weights(model, seed=options.get("seed", 0)):
+        for method in chosen:
+            with suppress(HookscopeError):  # such as a score that is not finite
+                for cam, other in zip(cams[method], computed(method, of), strict=True):
+                    name = f"{cam.method} {cam.call.key}" if several else cam.method
+                    correlations[name] = rank_correlation(cam.values, other.values)
+    measured = measure_faithfulness(
+        model,
+        inputs,
+        {**(maps or {}), **named},
+        target,
+        categories=categories,
+        batch_size=batch_size,
+        on_progress=on_progress,
+        **options,
+    )
+    return Rows(replace(each, randomized=correlations.get(each.name)) for each in measured)
