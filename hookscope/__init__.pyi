@@ -37,6 +37,15 @@ from .extraction import (
     WrittenFeatures as WrittenFeatures,
     extract as extract,
 )
+from .faithfulness import (
+    Faithfulness as Faithfulness,
+    MapComparison as MapComparison,
+    cam_faithfulness as cam_faithfulness,
+    compare_maps as compare_maps,
+    draw_faithfulness as draw_faithfulness,
+    measure_faithfulness as measure_faithfulness,
+    sanity_check as sanity_check,
+)
 from .findings import Finding as Finding
 from .geometry import ReceptiveField as ReceptiveField
 from .gradients import (

@@ -24,7 +24,7 @@ ROWS = [
     "drawing scores",
     "attention gradients interventions parameters statistics",
     "comparison exemplars explain extraction tracing training",
-    "inspection planning structure verification",
+    "faithfulness inspection planning structure verification",
     "report",
     "__init__",
     "cli",

@@ -2,4 +2,5 @@ from .answer import MapComparison as MapComparison, MapScores as MapScores, comp
 from .facts import BASELINES as BASELINES, Faithfulness as Faithfulness
 from .measure import measure_faithfulness as measure_faithfulness, named_maps as named_maps
 from .methods import cam_faithfulness as cam_faithfulness
+from .page import draw_faithfulness as draw_faithfulness
 from .sanity import RandomizedWeights as RandomizedWeights, sanity_check as sanity_check

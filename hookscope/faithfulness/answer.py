@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from hookscope.findings import counted
 
 MEASURES: Mapping[str, int] = {"road": 1, "insertion": 1, "deletion": -1, "drop": -1}
 """What maps are compared by, and the sign of what is better."""
-FEWEST = 8
+_WORDS = {"road": "ROAD"} | {name: name for name in ("insertion", "deletion", "drop")}
+FEWEST = 10
 """With fewer images the resampled means are too narrow to tell maps apart."""
 _RESAMPLES = 10_000
 _LEVEL = 0.95
@@ -34,7 +36,7 @@ class MapScores:
         increase: Share of the images whose score rises.
         points: Share of the images with boxes whose highest value lies in a box; None without boxes.
         in_box: Mean share of the map inside the boxes.
-        randomized: Mean rank correlation with the map of shuffled weights.
+        randomized: Mean rank correlation with the map of random weights.
         interval: The 95 % interval of the mean of what maps are compared by, over resampled images; None for one image.
         behind: The interval of how far it is behind the best map, wide enough for all maps at once; None for the best
             and for few images.
@@ -76,6 +78,15 @@ class MapComparison(Shown):
     maps: tuple[MapScores, ...]
     verdict: tuple[str, ...]
 
+    @property
+    def word(self) -> str:
+        """What they are compared by, in words."""
+        return _WORDS[self.by]
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether ``value`` of what maps are compared by is better than ``other``."""
+        return MEASURES[self.by] * (value - other) > 0
+
     def _cells(self) -> Cells:
         return {"images": self.images, "by": self.by, "verdict": " ".join(self.verdict)}
 
@@ -87,7 +98,7 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     """Compare maps over images: the means, the best map, and which differences are within noise.
 
     The images are resampled 10,000 times. A map is behind the best one if the interval of their mean difference is
-    above 0; the interval is widened for the number of maps (Bonferroni), and only given for 8 images or more. The best
+    above 0; the interval is widened for the number of maps (Bonferroni), and only given for 10 images or more. The best
     map was chosen on these images.
 
     Args:
@@ -114,7 +125,9 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     if not names:
         raise UsageError("no map to compare", do="give what measure_faithfulness returns for each image")
     if other := next((image for image in images if list(image) != names), None):
-        raise UsageError("the images have different maps", f"{', '.join(names)}; {', '.join(other)}", "measure the same")
+        raise UsageError(
+            "the images have different maps", f"{', '.join(names)}; {', '.join(other)}", "measure the same"
+        )
     values = MEASURES[by] * np.array([[getattr(image[name], by) for name in names] for image in images])
     means, intervals, behind = _resampled(values, seed)
     scores = [
@@ -150,15 +163,14 @@ def _interval(resampled: NDArray[np.float64], outside: float) -> list[Interval]:
 
 
 def _scores(found: Sequence[Faithfulness], interval: Interval, behind: Interval, sign: int) -> MapScores:
-    def mean(name: str) -> float | None:
+    means = dict[str, Any]()
+    for name in ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized"):
         known = [value for each in found if (value := getattr(each, name)) is not None]
-        return float(np.mean(known)) if known else None
-
+        means[name] = float(np.mean(known)) if known else None
     if interval is not None and sign < 0:
         interval = -interval[1], -interval[0]
-    names = ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized")
     passes = sum(each.passes for each in found)
-    return MapScores(found[0].name, *(mean(name) for name in names), interval, behind, passes)  # type: ignore[arg-type]
+    return MapScores(found[0].name, **means, interval=interval, behind=behind, passes=passes)
 
 
 def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ...]:
@@ -167,32 +179,34 @@ def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ..
     baselines = [each for each in ranked if each.name in BASELINES]
     if not maps:
         return ()
-    best, what = maps[0], f"{by} {getattr(maps[0], by):.3g}"
-    lines = []
+    best, what = maps[0], f"{_WORDS[by]} {getattr(maps[0], by):.3g}"
+    equal = [each for each in maps[1:] if getattr(each, by) == getattr(best, by)]
     if images < FEWEST:
+        place = "this image" if images == 1 else f"these {images} images"
         few = "One image does not" if images == 1 else f"{images} images do not"
-        on = "this image" if images == 1 else f"these {images} images"
-        lines.append(f"{best.name} has the best {what} on {on}.")
+        have = "have" if equal else "has"
+        lines = [f"{_names([best, *equal])} {have} the best {what} on {place}."]
         lines.append(f"{few} show which map suits the model: give {FEWEST} or more.")
-        ahead = {each.name: [maps_ for maps_ in maps if _before(each, maps_, ranked)] for each in baselines}
-        lines += [f"No better than {BASELINES[name]} here: {_names(behind)}." for name, behind in ahead.items() if behind]
+        for base in baselines:
+            if behind := [each for each in maps if ranked.index(each) > ranked.index(base)]:
+                lines.append(f"No better than {BASELINES[base.name]} here: {_names(behind)}.")
         return tuple(lines)
     over = f"over {counted(images, 'image')}"
-    if ranked[0].name in BASELINES or any(each.within_noise for each in baselines):
-        better = next(each.name for each in ranked if each.name in BASELINES and (each is ranked[0] or each.within_noise))
-        lines.append(f"No map is better than {BASELINES[better]} by more than noise {over}, in {by}.")
-        return (*lines, f"The best is {best.name}, with {what}.")
     level = [each for each in maps if each.within_noise]
-    if level:
-        lines.append(f"{_names([best, *level])} suit this model best {over}: their {by} differs within noise.")
-        lines.append(f"The highest is {best.name}, with {what}.")
+    close = [each for each in baselines if each is ranked[0] or each.within_noise]
+    if close:
+        lines = [f"No map is better than {BASELINES[close[0].name]} by more than noise {over}, in {_WORDS[by]}."]
+        lines.append(f"The best is {best.name}: {what}.")
+    elif level:
+        lines = [f"{_names([best, *level])} suit this model best {over}: they differ within noise in {_WORDS[by]}."]
+        lines.append(f"The first is {best.name}: {what}.")
     else:
-        lines.append(f"{best.name} suits this model best {over}: {what}, and all other maps are behind by more than noise.")
+        lines = [f"{best.name} suits this model best {over}: {what}; all others are behind by more than noise."]
+    for other in (name for name in ("insertion", "deletion") if name != by):
+        first = max(maps, key=lambda each: MEASURES[other] * getattr(each, other))
+        if first not in (best, *level):
+            lines.append(f"By {other} the first is {first.name}: {getattr(first, other):.3g}.")
     return tuple(lines)
-
-
-def _before(first: MapScores, second: MapScores, ranked: Sequence[MapScores]) -> bool:
-    return ranked.index(first) < ranked.index(second)
 
 
 def _names(maps: Sequence[MapScores]) -> str:

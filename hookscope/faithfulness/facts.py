@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hookscope.display import Cells, Picture, Shown
 from hookscope.drawing import map_png
+from hookscope.explain import ClassActivationMap, Saliency
 from hookscope.scores import Score
 
 RANDOM, CENTRED = "random", "centred"
@@ -18,6 +21,13 @@ BASELINES = {RANDOM: "a random map", CENTRED: "a bright spot in the middle"}
 """The maps that know nothing of the model, and what they are."""
 
 Map = NDArray[np.float32]
+
+
+def as_array(given: Any) -> NDArray[Any]:
+    """The values of a map: an array, a tensor, or a result of `class_activation_maps` or `saliency_maps`."""
+    values = given.map if isinstance(given, Saliency) else given
+    values = given.values if isinstance(given, ClassActivationMap) else values
+    return np.asarray(values.detach().cpu().float() if isinstance(values, Tensor) else values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +51,7 @@ class Faithfulness(Shown):
         increase: Whether the score rises instead.
         in_box: Share of the map inside the boxes, 0 to 1; None without boxes.
         points: Whether the highest value of the map lies in a box (pointing game, arXiv:1608.00507).
-        randomized: Rank correlation, -1 to 1, with the map of the same model with shuffled weights: a map near 1 does
+        randomized: Rank correlation, -1 to 1, with the map of the same model with random weights: a map near 1 does
             not depend on what the model has learned (arXiv:1810.03292). None where it was not computed.
         curves: The score at each step by name: ``deletion`` and ``insertion`` ``(steps + 1,)``; ``most`` and ``least``
             ``(9,)``, without the most and the least important pixels.

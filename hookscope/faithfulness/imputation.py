@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _NOISE = 0.01  # standard deviation, in units of the network's input: the authors' choice
-_CLOSE = 0.5  # of the noise: a step of the solver below this ends it
+_CLOSE = 0.2  # of the noise: a step of the solver below this ends it
 _MOST_STEPS = 100  # about 8 are usual
 _DAMPING = 0.8  # of Jacobi's method
 
@@ -18,7 +18,8 @@ def imputed(pictures: Tensor, known: Tensor, noise: float = _NOISE) -> Tensor:
     It is their weighted mean, 1/6 for the four nearest and 1/12 for the diagonal ones, plus ``noise``. Without any
     known pixel every pixel is the mean of the picture.
     """
-    pictures = torch.where(known.flatten(1).any(1)[:, None, None, None], pictures, pictures.mean((2, 3), keepdim=True))
+    empty = ~known.flatten(1).any(1)[:, None, None, None]
+    pictures, known = torch.where(empty, pictures.mean((2, 3), keepdim=True), pictures), known | empty
     hole = (~known).to(pictures)
     right = hole * _spread(pictures * known)
     # conjugate gradients; multigrid, which needs about 8 steps for a hole of any size, is the preconditioner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +18,8 @@ from torchvision.transforms.functional import gaussian_blur
 
 from hookscope.display import Rows
 from hookscope.errors import InputError, UsageError
-from hookscope.explain import ClassActivationMap, Saliency
-from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map
+from hookscope.explain import ClassActivationMap
+from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
 from hookscope.faithfulness.imputation import imputed
 from hookscope.hooks import differentiable
 from hookscope.scores import Objective, Prediction, check_finite_score, class_scores, objectives, probabilities
@@ -27,6 +28,7 @@ Box = Sequence[float]
 Progress = Callable[[int, int], None]
 _SHARES = [share / 10 for share in range(1, 10)]  # of the pixels that ROAD removes
 _BLUR = 20  # standard deviations of the blur in the shorter side
+_SAME = 1e-5  # of the largest value
 _TOGETHER = 2**22  # values that are imputed at a time
 _COARSEST = 7  # cells of the random map that orders equal values
 
@@ -94,7 +96,7 @@ def measure_faithfulness(
     picture, as_inputs = _picture(inputs if isinstance(inputs, tuple) else (inputs,))
     named = {name: _checked(name, values, picture) for name, values in named_maps(maps).items()}
     with differentiable(model), torch.no_grad():
-        torch.manual_seed(seed)
+        seed += zlib.crc32(picture.cpu().float().numpy().tobytes())  # another random map for each image
         if baselines:
             named |= _baselines(min((values.shape[-2:] for values in named.values()), key=math.prod), picture, seed)
         goals = objectives(target, model(*as_inputs([picture.clone()])), categories, type(model).__name__)
@@ -109,17 +111,17 @@ def measure_faithfulness(
 
 def named_maps(maps: Any) -> dict[str, Any]:
     """The maps by name: those of a dictionary, of a sequence of results, or one."""
-    if isinstance(maps, Mapping):
-        return dict(maps)
-    several = maps if isinstance(maps, Sequence) else [maps]
+    several = maps if isinstance(maps, Sequence | Mapping) else [maps]
+    if not several:
+        raise UsageError("no map to measure", do="give at least one")
+    if isinstance(several, Mapping):
+        return dict(several)
     named: dict[str, Any] = {}
     for at, each in enumerate(several):
         name = getattr(each, "method", f"map {at}" if len(several) > 1 else "map")
         if name in named and isinstance(each, ClassActivationMap):
             name = f"{name} {each.call.key}"
         named[f"{name} {at}" if name in named else name] = each
-    if not named:
-        raise UsageError("no map to measure", do="give at least one")
     return named
 
 
@@ -136,8 +138,7 @@ def _picture(inputs: tuple[Any, ...]) -> tuple[Tensor, Callable[[Sequence[Tensor
 
 def _checked(name: str, given: Any, picture: Tensor) -> Map:
     """The map as an array ``(h, w)``, or ``(T, h, w)`` over a clip."""
-    values = given.values if isinstance(given, ClassActivationMap) else given.map if isinstance(given, Saliency) else given
-    array = np.asarray(values.detach().float().cpu() if isinstance(values, Tensor) else values)
+    array = as_array(given)
     if array.dtype.kind not in "fiub":
         raise UsageError(f"{name} has no numbers but {array.dtype}", do="give an array of real numbers")
     array = array.astype(np.float32)
@@ -231,14 +232,16 @@ class _Test:
         run.total = len(ends) + len(maps) * each
         whole, removed, hidden, nothing = run.values(iter(ends))
         scale = partial(_scaled, self.goal, whole, nothing)
-        rows, known = Rows[Faithfulness](), dict[bytes, NDArray[np.float64]]()
+        rows, known = Rows[Faithfulness](), list[tuple[Tensor, NDArray[np.float64]]]()
         for name, values in maps.items():
             spread = _spread(values, self.picture.shape[1:])
-            # of the same map, whatever its scale and rounding, the same is true
-            spread = (spread / spread.abs().max().clamp_min(1e-30)).round(decimals=5)
-            key = spread.numpy().tobytes()
-            seen = key in known
-            found = known[key] = known[key] if seen else run.values(self._pictures(spread))
+            spread = spread / spread.abs().max().clamp_min(1e-30)
+            # methods often give the same map in other units
+            same = next((found for other, found in known if torch.allclose(spread, other, rtol=0, atol=_SAME)), None)
+            if same is None:
+                torch.manual_seed(self.seed)  # the same noise for each map
+                known.append((spread, run.values(self._pictures(spread))))
+            found = known[-1][1] if same is None else same
             deletion, insertion, most, least, [masked] = np.split(
                 found, np.cumsum([self.steps - 1, self.steps - 1, len(_SHARES), len(_SHARES)])
             )
@@ -261,7 +264,7 @@ class _Test:
                     kept > all_of_it,
                     *_in_boxes(spread, self.boxes),
                     curves,
-                    0 if seen else each,
+                    each if same is None else 0,
                 )
             )
         return rows
@@ -288,7 +291,7 @@ class _Test:
         """The place of each pixel in the order of the map, 0 for the most important; equal ones in a random order."""
         coarse = np.random.default_rng(self.seed).random((_COARSEST, _COARSEST), np.float32)
         ties = _spread(coarse, tuple(spread.shape))
-        order = np.lexsort((ties.flatten().numpy(), -spread.flatten().numpy()))
+        order = np.lexsort((-ties.flatten().numpy(), -spread.flatten().numpy()))
         places = torch.empty(spread.numel(), dtype=torch.int64)
         places[torch.from_numpy(order)] = torch.arange(spread.numel())
         return places.reshape(spread.shape)

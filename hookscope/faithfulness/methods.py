@@ -14,7 +14,7 @@ from hookscope.errors import HookscopeError, UsageError
 from hookscope.explain import CAM_METHODS, ClassActivationMap, class_activation_maps
 from hookscope.faithfulness.facts import BASELINES, Faithfulness
 from hookscope.faithfulness.measure import Progress, measure_faithfulness
-from hookscope.faithfulness.sanity import rank_correlation, shuffled_weights
+from hookscope.faithfulness.sanity import random_weights, rank_correlation
 from hookscope.hooks import Layers
 
 
@@ -34,7 +34,7 @@ def cam_faithfulness(
 ) -> Rows[Faithfulness]:
     """Measure the maps of all methods of `class_activation_maps` for one image, and the two baselines.
 
-    Each map also has `Faithfulness.randomized`: its rank correlation with that of the same model with shuffled weights.
+    Each map also has `Faithfulness.randomized`: its rank correlation with that of the same model with random weights.
 
     Args:
         model: Any eager module with a score for each class.
@@ -60,7 +60,7 @@ def cam_faithfulness(
         ['gradcam', 'layercam', 'random', 'centred']
     """
     chosen = list(CAM_METHODS) if methods is None else list(methods)
-    more = {"types": types, "categories": categories, "batch_size": batch_size}
+    more: dict[str, Any] = {"types": types, "categories": categories, "batch_size": batch_size}
 
     def computed(method: str, of: Any) -> list[ClassActivationMap]:
         return class_activation_maps(model, inputs, layers, of, method, **more)
@@ -69,18 +69,21 @@ def cam_faithfulness(
     if any(len({cam.prediction.key for cam in found}) > 1 for found in cams.values()):
         raise UsageError("a map explains one score, and the target names several", do="name one class")
     several = any(len(found) > 1 for found in cams.values())
-    named: dict[str, Any] = {f"{cam.method} {cam.call.key}" if several else cam.method: cam for each in cams.values() for cam in each}
+
+    def name_of(cam: ClassActivationMap) -> str:
+        return f"{cam.method} {cam.call.key}" if several else cam.method
+
+    named: dict[str, Any] = {name_of(cam): cam for found in cams.values() for cam in found}
     if clash := [name for name in maps or {} if name in named or name in BASELINES]:
         raise UsageError(f"a map is named {clash[0]}", "a method has this name", "name it otherwise")
     explained = next((cam.prediction for cam in named.values()), None)
     of = target if explained is None or explained.target else explained.index  # the best class changes with the weights
     correlations: dict[str, float] = {}
-    with shuffled_weights(model, seed=options.get("seed", 0)):
+    with random_weights(model, seed=options.get("seed", 0)):
         for method in chosen:
             with suppress(HookscopeError):  # such as a score that is not finite
                 for cam, other in zip(cams[method], computed(method, of), strict=True):
-                    name = f"{cam.method} {cam.call.key}" if several else cam.method
-                    correlations[name] = rank_correlation(cam.values, other.values)
+                    correlations[name_of(cam)] = rank_correlation(cam.values, other.values)
     measured = measure_faithfulness(
         model,
         inputs,

@@ -1,4 +1,4 @@
-"""Does a map depend on what the model has learned? The weights are shuffled, layer by layer from the top."""
+"""Does a map depend on what the model has learned? The weights become random, layer by layer from the top."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from hookscope.display import Rows
 from hookscope.errors import HookscopeError, ModelError, UsageError
+from hookscope.faithfulness.facts import as_array
 from hookscope.hooks import Observer, enclosing, random_states_kept
 
 
 @dataclass(frozen=True, slots=True)
 class RandomizedWeights:
-    """How far a map is still the same when the weights of the last layers are shuffled.
+    """How far a map is still the same when the weights of the last layers are random.
 
     Attributes:
-        layer: The first of the layers whose weights are shuffled: it and all after it.
+        layer: The first of the layers whose weights are random: it and all after it.
         layers: How many these are.
         correlation: Spearman's rank correlation of the map with the model's own, -1 to 1; 0 for a map of equal values.
     """
@@ -35,18 +36,19 @@ class RandomizedWeights:
 def sanity_check(
     model: nn.Module, explain: Callable[[], Any], steps: int = 8, *, seed: int = 0
 ) -> Rows[RandomizedWeights]:
-    """Shuffle the weights of ``model`` layer by layer from the last one, and compare the map after each step.
+    """Randomise the weights of ``model`` layer by layer from the last one, and compare the map after each step.
 
     This is the cascading randomisation of Adebayo et al. (arXiv:1810.03292). A map that stays the same does not show
-    what the model has learned. The values of each parameter are shuffled, which keeps their scale. Then the model has
-    its weights back, also after an error.
+    what the model has learned. Weights are drawn from a normal distribution with mean 0 and the root mean square of
+    the parameter's own values; vectors, such as biases, are shuffled. Afterwards the model has its weights back, also
+    after an error.
 
     Args:
         model: Any eager module.
         explain: Returns the map of the model as it is now: an array, a tensor, or a result of
             `class_activation_maps` or `saliency_maps`. Name one class in it: the best class changes with the weights.
-        steps: Number of steps; each shuffles about as many layers.
-        seed: Seed of the shuffling.
+        steps: Number of steps; each randomises about as many layers.
+        seed: Seed of the random weights.
 
     Raises:
         ModelError: for a model without parameters in layers that run.
@@ -66,30 +68,27 @@ def sanity_check(
     with Observer(model, "*", ("all",), lambda call, *rest: ran.update({call.name: len(ran)})):
         first = _values(explain())
     layers = [name for name, layer in model.named_modules() if any(True for _ in layer.parameters(recurse=False))]
-    # a layer whose weights another uses without calling it stands where that one does
-    order = {name: next((ran[each] for each in enclosing(name) if each in ran), None) for name in layers}
+    # a layer whose weights the one around it uses without calling it stands where that one does
+    around = {name: [each for each in enclosing(name) if each in ran and (each or not name)] for name in layers}
+    order = {name: ran[found[0]] if found else None for name, found in around.items()}
     layers = sorted((name for name in layers if order[name] is not None), key=lambda name: -(order[name] or 0))
     if not layers:
-        raise ModelError(f"{type(model).__name__} has no weights to shuffle", do="give a model with parameters")
+        raise ModelError(f"{type(model).__name__} has no weights to randomise", do="give a model with parameters")
     rows, done = Rows[RandomizedWeights](), 0
     for part in np.array_split(np.arange(len(layers)), min(steps, len(layers))):
         done += len(part)
-        with shuffled_weights(model, layers[:done], seed):
+        with random_weights(model, layers[:done], seed):
             rows.append(RandomizedWeights(layers[done - 1], done, rank_correlation(first, _values(explain()))))
     return rows
 
 
 def _values(result: Any) -> NDArray[np.float32]:
-    result = result[0] if isinstance(result, list) and len(result) == 1 else result
-    values = getattr(result, "map", getattr(result, "values", result))
-    if isinstance(values, Tensor):
-        return np.asarray(values.detach().float().cpu())
-    return np.asarray(values, np.float32)
+    return as_array(result[0] if isinstance(result, list) and len(result) == 1 else result).astype(np.float32)
 
 
 @contextmanager
-def shuffled_weights(model: nn.Module, layers: Sequence[str] | None = None, seed: int = 0) -> Iterator[None]:
-    """The values of each parameter of ``layers``, by default all, in a random order; afterwards as before."""
+def random_weights(model: nn.Module, layers: Sequence[str] | None = None, seed: int = 0) -> Iterator[None]:
+    """Random values of the same size in each parameter of ``layers``, by default all; afterwards as before."""
     chosen = [model] if layers is None else [model.get_submodule(name) for name in layers]
     parameters = {id(each): each for layer in chosen for each in layer.parameters(recurse=layers is None)}
     before = [(each, each.detach().clone()) for each in parameters.values()]
@@ -97,8 +96,10 @@ def shuffled_weights(model: nn.Module, layers: Sequence[str] | None = None, seed
         with torch.no_grad(), random_states_kept():
             torch.manual_seed(seed)
             for each, values in before:
-                order = torch.randperm(values.numel()).to(values.device)
-                each.copy_(values.flatten()[order].reshape(values.shape))
+                if values.dim() > 1:
+                    each.normal_().mul_(values.float().square().mean().sqrt().to(values.dtype))
+                else:
+                    each.copy_(values[torch.randperm(values.numel())] if values.dim() else values)
         yield
     finally:
         with torch.no_grad():

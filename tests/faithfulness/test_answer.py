@@ -1,0 +1,105 @@
+"""The verdict over images: what is ahead, and what is noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from hookscope import Faithfulness, compare_maps
+from hookscope.errors import UsageError
+from hookscope.scores import Prediction
+
+CAT = Prediction(0, "cat", 1.0, 0.5)
+
+
+def fact(name: str, road: float, insertion: float = 0.5, deletion: float = 0.5) -> Faithfulness:
+    values = np.zeros((1, 1), np.float32)
+    return Faithfulness(name, CAT, values, deletion, insertion, road, 0.1, False, None, None, {}, 7)
+
+
+def images(count: int, seed: int = 0, noise: float = 0.05, **means: float) -> list[list[Faithfulness]]:
+    random = np.random.default_rng(seed)
+    return [[fact(name, mean + noise * random.normal()) for name, mean in means.items()] for _ in range(count)]
+
+
+def verdict(measured: Sequence[Sequence[Faithfulness]], by: str = "road") -> str:
+    return " ".join(compare_maps(measured, by).verdict)
+
+
+def test_a_map_that_is_ahead_by_more_than_noise_is_named_alone() -> None:
+    found = compare_maps(images(30, good=0.4, fair=0.2, random=0.0, centred=0.1))
+    assert [row.name for row in found.maps] == ["good", "fair", "centred", "random"]
+    assert found.verdict[0].startswith("good suits this model best over 30 images: ROAD 0.")
+    assert found.maps[0].behind is None and not any(row.within_noise for row in found.maps)
+
+
+def test_differences_within_noise_are_said() -> None:
+    text = verdict(images(30, good=0.4, alike=0.401, random=0.0, centred=0.1))
+    assert "good and alike suit this model best" in text or "alike and good suit this model best" in text
+    assert "they differ within noise in ROAD" in text
+
+
+def test_no_map_is_named_when_a_baseline_is_as_good() -> None:
+    text = verdict(images(30, good=0.2, random=0.0, centred=0.21))
+    assert text.startswith("No map is better than a bright spot in the middle by more than noise over 30 images")
+
+
+def test_one_image_shows_no_more_than_itself() -> None:
+    text = verdict([[fact("good", 0.4), fact("bad", 0.1), fact("random", 0.2), fact("centred", 0.0)]])
+    assert text.startswith(
+        "good has the best ROAD 0.4 on this image. One image does not show which map suits the model"
+    )
+    assert "No better than a random map here: bad." in text and "middle" not in text
+
+
+def test_a_few_images_are_not_enough_whatever_they_show() -> None:
+    found = compare_maps(images(9, good=0.9, random=0.0, centred=0.0, noise=0.0))
+    assert "9 images do not show which map suits the model" in found.verdict[1]
+    assert all(row.behind is None and row.interval is not None for row in found.maps)
+
+
+def test_equal_maps_are_named_together() -> None:
+    assert verdict([[fact("a", 0.4), fact("b", 0.4), fact("random", 0.2)]]).startswith("a and b have the best ROAD 0.4")
+
+
+def test_another_measure_that_names_another_map_is_said() -> None:
+    measured = [[fact("a", 0.4, 0.5, 0.2), fact("b", 0.1, 0.9, 0.3), fact("random", 0.0)]] * 12
+    assert verdict(measured).endswith("By insertion the first is b: 0.9.")
+
+
+def test_of_deletion_the_lowest_is_the_best() -> None:
+    measured = [[fact("a", 0.4, 0.5, 0.3), fact("b", 0.1, 0.5, 0.1 + at / 1000)] for at in range(12)]
+    found = compare_maps(measured, "deletion")
+    assert [row.name for row in found.maps] == ["b", "a"]
+    low, high = found.maps[0].interval or (0, 0)
+    assert 0.1 <= low < found.maps[0].deletion < high <= 0.111
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    values = np.random.default_rng(2).normal(0.3, 0.1, 400)
+    low, high = compare_maps([[fact("a", value)] for value in values]).maps[0].interval or (0, 0)
+    wide = 1.96 * values.std() / 20
+    assert (low, high) == (pytest.approx(values.mean() - wide, abs=1e-3), pytest.approx(values.mean() + wide, abs=1e-3))
+
+
+def test_equal_methods_are_told_apart_as_seldom_as_it_says() -> None:
+    names = {f"map {at}": 0.3 for at in range(8)} | {"random": 0.3}
+    wrong = sum(
+        not compare_maps(images(12, seed, **names)).verdict[0].startswith("No map is better") for seed in range(30)
+    )
+    assert wrong <= 6  # one in ten, and chance
+
+
+@pytest.mark.parametrize(
+    ("measured", "by", "words"),
+    [
+        ([], "road", "no map to compare"),
+        ([[fact("a", 0)], [fact("b", 0)]], "road", "the images have different maps"),
+        ([[fact("a", 0)]], "score", "maps are not compared by 'score'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(measured: list[list[Faithfulness]], by: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        compare_maps(measured, by)

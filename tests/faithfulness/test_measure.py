@@ -1,0 +1,195 @@
+"""Faithfulness on a linear net, whose curves follow on paper, and against grad-cam's metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_grad_cam.metrics.cam_mult_image import DropInConfidence, IncreaseInConfidence
+from pytorch_grad_cam.metrics.road import ROADCombined
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget
+from torch import Tensor, nn
+
+import hookscope
+from hookscope import measure_faithfulness
+from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.faithfulness import BASELINES
+from tests.helpers import hooks_on, same_values, seeded
+from tests.nets import Function
+
+WEIGHTS = torch.tensor([[8.0, 1, -2, 4], [0, 2, -1, 3]])
+PICTURE = torch.tensor([[3.0, 1, 2, 5], [2, 7, 1, 4]])[None, None]
+pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__")  # grad-cam gives tensors to NumPy
+LINEAR = Function(lambda x: (x[:, 0] * WEIGHTS).sum((1, 2)))
+
+
+def total(output: Tensor) -> Tensor:
+    return output
+
+
+def small() -> nn.Module:
+    """A classifier with scores of ordinary size."""
+    net = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+    return seeded(lambda: nn.Sequential(*net, nn.Flatten(), nn.Linear(24, 4)))
+
+
+def photo(size: int = 24) -> Tensor:
+    return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_curves_of_a_linear_net_are_those_on_paper() -> None:
+    values = WEIGHTS.numpy()
+    [found] = measure_faithfulness(LINEAR, PICTURE, values, total, fill="mean", steps=8, baselines=False)
+    mean = float(PICTURE.mean())
+    gains = (WEIGHTS * (PICTURE[0, 0] - mean)).flatten()
+    most_first = gains[torch.argsort(WEIGHTS.flatten(), descending=True)].double().numpy()
+    whole = float(gains.sum())
+    shown = np.concatenate([[0], np.cumsum(most_first)]) / whole
+    assert np.allclose(found.curves["insertion"], shown, atol=1e-6)
+    assert np.allclose(found.curves["deletion"], 1 - shown, atol=1e-6)
+    area = sum((shown[at] + shown[at + 1]) / 2 / 8 for at in range(8))
+    assert found.insertion == pytest.approx(area, abs=1e-6)
+    assert found.deletion == pytest.approx(1 - area, abs=1e-6)
+    assert found.prediction.score == pytest.approx(float((WEIGHTS * PICTURE[0, 0]).sum()))
+
+
+def test_average_drop_is_that_of_the_paper() -> None:
+    values = torch.tensor([[1.0, -5, 0.5, 0], [0, 0, 0, 0.25]])
+    [found] = measure_faithfulness(LINEAR, PICTURE, values, total, baselines=False)
+    nothing = float((WEIGHTS * PICTURE.mean()).sum())
+    whole = found.prediction.score - nothing
+    masked = 8 * 3 - 2 * 2 * 0.5 + 3 * 4 * 0.25 - nothing
+    assert found.drop == pytest.approx(1 - masked / whole) and not found.increase
+
+
+def test_road_and_drop_are_those_of_grad_cam() -> None:
+    net, x = small(), photo()
+    index = int(net(x)[0].argmax())
+    cells = torch.rand(24, 24, generator=torch.Generator().manual_seed(3)).numpy()
+    [found] = measure_faithfulness(net, x, cells, index, baselines=False)
+    judge = [x, cells[None] / cells.max(), [ClassifierOutputSoftmaxTarget(index)], net]
+    with torch.random.fork_rng():
+        assert found.road == pytest.approx(float(ROADCombined()(*judge)[0]), abs=2e-4)
+    change = float(DropInConfidence()(*judge)[0])
+    probability = float(net(x).softmax(1)[0, index].detach())
+    assert found.drop * probability == pytest.approx(change, abs=1e-6)
+    assert found.increase == bool(IncreaseInConfidence()(*judge)[0])
+
+
+def test_the_score_of_a_class_is_its_probability() -> None:
+    net, x = small(), photo()
+    with torch.no_grad():
+        expected = float(net(x).softmax(1)[0, 2])
+    found = measure_faithfulness(net, x, np.ones((3, 3)), 2)
+    for each in found:
+        assert each.curves["deletion"][0] == each.curves["insertion"][-1] == pytest.approx(expected)
+    assert {each.curves["deletion"][-1] for each in found} == {found[0].curves["deletion"][-1]}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 300.0])
+def test_the_scale_of_a_map_changes_nothing_and_costs_nothing(scale: float) -> None:
+    net, x = small(), photo()
+    values = np.random.default_rng(0).random((5, 5))
+    first, second = measure_faithfulness(net, x, [values, values * scale], baselines=False)
+    assert (first.road, first.deletion) == (second.road, second.deletion)
+    assert (first.passes, second.passes) == (2 * 23 + 18 + 1, 0)
+
+
+def test_a_constant_map_is_as_good_as_any_random_one() -> None:
+    found = {each.name: each for each in measure_faithfulness(small(), photo(), {"flat": np.zeros((7, 7))}, 1)}
+    assert list(found) == ["flat", *BASELINES]
+    assert found["flat"].curves["most"].tolist() == found["random"].curves["most"].tolist()
+
+
+def test_progress_counts_every_image_once() -> None:
+    seen: list[tuple[int, int]] = []
+    maps = {"a": np.eye(4), "b": np.eye(5)}
+    found = measure_faithfulness(
+        small(), photo(), maps, 0, steps=3, batch_size=4, on_progress=lambda *at: seen.append(at)
+    )
+    assert seen[-1] == (4 + sum(each.passes for each in found),) * 2
+
+
+@pytest.mark.parametrize(
+    ("inputs", "values"),
+    [
+        (torch.rand(1, 3, 4, 16, 16), np.random.default_rng(0).random((2, 4, 4))),
+        (torch.rand(1, 3, 4, 16, 16), np.eye(4)),
+        (([torch.rand(3, 16, 20)],), np.eye(4)),
+        ((torch.rand(1, 3, 16, 16).double(),), torch.eye(4).bfloat16()),
+    ],
+)
+def test_clips_detectors_and_other_precisions_are_measured(inputs: Any, values: Any) -> None:
+    net = Function(lambda x: torch.stack([each.float().sum() + each.max() for each in x]))
+    [found] = measure_faithfulness(net, inputs, values, lambda output: output + 1e4, steps=4, baselines=False)
+    assert all(np.isfinite(curve).all() for curve in found.curves.values())
+    assert len(found.curves["most"]) == 9 and len(found.curves["deletion"]) == 5
+
+
+def test_of_a_clip_each_place_of_each_frame_has_its_turn() -> None:
+    clip = torch.zeros(1, 1, 3, 4, 4)
+    clip[0, 0, 1, 2, 2] = 1.0
+    net = Function(lambda x: x[:, 0, 1, 2, 2])
+    values = np.zeros((3, 4, 4))
+    values[1, 2, 2] = 1
+    [found] = measure_faithfulness(net, clip, values, total, fill="mean", steps=48, baselines=False)
+    assert np.allclose(found.curves["insertion"], [0] + [1] * 48)
+    assert np.allclose(found.curves["deletion"], [1] + [0] * 48)
+
+
+def test_boxes_are_in_pixels_of_the_input() -> None:
+    values = np.zeros((8, 8), np.float32)
+    values[2, 5], values[6, 6] = 3, 1
+    found = measure_faithfulness(LINEAR, PICTURE, np.eye(2), total, baselines=False)[0]
+    assert (found.in_box, found.points) == (None, None)
+    net, x = Function(lambda x: x.mean((2, 3))), torch.rand(1, 3, 8, 8)
+    for boxes, share, points in [
+        ([(5, 2, 6, 3)], 0.75, True),
+        ([(0, 0, 5, 8)], 0.0, False),
+        ([(5, 2, 6, 3), (6, 6, 7, 7)], 1.0, True),
+        ([(6, 6, 9, 9)], 0.25, False),
+    ]:
+        [found] = measure_faithfulness(net, x, values, 0, boxes=boxes, baselines=False)
+        assert (found.in_box, found.points) == (pytest.approx(share, abs=1e-5), points)
+    [empty] = measure_faithfulness(net, x, -np.ones((2, 2)), 0, boxes=[(0, 0, 8, 8)], baselines=False)
+    assert (empty.in_box, empty.points) == (0.0, False)
+
+
+def test_the_model_the_image_and_the_random_state_stay_as_they_are() -> None:
+    net, x = small().train(), photo()
+    state, before = {name: tensor.clone() for name, tensor in net.state_dict().items()}, torch.get_rng_state()
+    first = measure_faithfulness(net, x, np.eye(5), 1)
+    again = measure_faithfulness(net, x, np.eye(5), 1)
+    assert [each.road for each in first] == [each.road for each in again]
+    assert net.training and not hooks_on(net) and same_values(net, state)
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(x, photo())
+
+
+def test_maps_of_the_library_have_their_names() -> None:
+    net, x = small(), photo()
+    cams = hookscope.class_activation_maps(net, x, "0,1", 1)
+    named = measure_faithfulness(net, x, [*cams, *hookscope.saliency_maps(net, x, 1)], 1, steps=1, baselines=False)
+    assert [each.name for each in named] == ["gradcam", "gradcam 2", "gradient"]
+    assert "gradcam 2" in repr(named) and "<img" in named._repr_html_()
+
+
+BAD: list[tuple[dict[str, Any], type[HookscopeError], str]] = [
+    ({"maps": np.zeros((2, 3, 4))}, UsageError, "map has the shape 2x3x4"),
+    ({"maps": np.full((3, 3), np.nan)}, InputError, "the map map is not finite"),
+    ({"maps": np.full((3, 3), "x")}, UsageError, "no numbers"),
+    ({"maps": {}}, UsageError, "no map to measure"),
+    ({"target": "top:2"}, UsageError, "the target names 2"),
+    ({"inputs": torch.rand(2, 3, 24, 24)}, UsageError, "needs one image"),
+    ({"fill": "grey"}, UsageError, "no fill 'grey'"),
+    ({"steps": 0}, UsageError, "steps 0"),
+    ({"target": lambda output: -(output * 0 + 1)[:, 0]}, InputError, "has nothing to lose"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "words"), BAD)
+def test_what_cannot_be_measured_is_refused(given: dict[str, Any], error: type[HookscopeError], words: str) -> None:
+    usual = {"inputs": photo(), "maps": np.eye(3), "target": 0}
+    with pytest.raises(error, match=words):
+        measure_faithfulness(small(), **{**usual, **given})
