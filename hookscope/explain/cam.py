@@ -119,7 +119,8 @@ def class_activation_maps(
 
     Args:
         model: Any eager module with a score for each class.
-        inputs: The image ``(1, 3, H, W)``, or the tuple of positional inputs.
+        inputs: The image ``(1, 3, H, W)``, or the tuple of positional inputs; for detectors of torchvision a list of
+            the image ``(3, H, W)``.
         layers: A selection, see `Selection`. By default the last non-pooling layer with a map of more than one
             position that the score depends on. For the methods of attention the calls of attention up to which it is
             followed, by default the last.
@@ -161,12 +162,13 @@ def class_activation_maps(
     with differentiable(model, parameters=False):
         with capture(model, "*" if layers is None else layers, types, ordered=ordered, leaves=True) as activations:
             output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
-        goals = objectives(target, output, categories, type(model).__name__)
+        goals = objectives(target, output, categories, type(model).__name__, (size.height, size.width))
         for goal in goals:
             check_finite_score(goal.score)
         scores = [goal.of(output)[0] for goal in goals]
         if layers is None:
-            chosen = [default_layer(model, activations, scores[0], size, how.gradient)]
+            of_box = goals[0].score.box is not None
+            chosen = [default_layer(model, activations, scores[0], size, how.gradient, of_box)]
         else:
             chosen = layers_with_maps(model, activations, layers, scores[0], size, on_skip)
         total = sum(len(layer.maps.values) for layer in chosen)
@@ -204,8 +206,8 @@ def landmark_layers(
     with differentiable(model, parameters=False):
         with capture(model, "*", leaves=True) as activations:
             output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
-        first = objectives(target, output, categories, type(model).__name__)[0]
-        layers = candidates(model, outputs_of(activations), shown)
+        first = objectives(target, output, categories, type(model).__name__, (shown.height, shown.width))[0]
+        layers = candidates(model, outputs_of(activations), shown, first.score.box is not None)
         connected = list(connected_layers(model, layers, first.of(output)[0], shown))
         # as `default_layer` does
         reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]

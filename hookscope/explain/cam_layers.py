@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, S
 _LAST_FEW = 8
 _EDGE = 6
 _PROPORTIONS = ((0.475, 0.525), (0.7, 1.4), (1.9, 2.1))
+_DETECTION_HEADS = ("Head", "Heads", "Detect")  # ends of class names in torchvision and ultralytics
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,13 @@ def layers_with_maps(
 
 
 def default_layer(
-    model: nn.Module, activations: Activations, score: Tensor, shown: InputSize, needs_gradient: bool
+    model: nn.Module, activations: Activations, score: Tensor, shown: InputSize, needs_gradient: bool, of_box: bool
 ) -> MapLayer:
-    """Last non-pooling call whose map has a non-zero gradient, else the last that is connected to the score."""
-    layers = candidates(model, outputs_of(activations), shown)
+    """Last non-pooling call whose map has a non-zero gradient, else the last that is connected to the score.
+
+    ``of_box`` says that the score is that of a detected box.
+    """
+    layers = candidates(model, outputs_of(activations), shown, of_box)
     if layers and not score.requires_grad and not needs_gradient:
         return layers[0]  # scores of a quantized model have no gradient
     connected = None
@@ -131,8 +136,16 @@ def outputs_of(activations: Activations) -> list[tuple[Call, Any]]:
     return [(call, activations[call.key]) for call in reversed(activations.calls)]
 
 
-def candidates(model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: InputSize) -> list[MapLayer]:
-    """The calls with a map, in the order of ``outputs``; maps by shape alone only if there are no others."""
+def candidates(
+    model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: InputSize, of_box: bool = False
+) -> list[MapLayer]:
+    """The calls with a map, in the order of ``outputs``; maps by shape alone only if there are no others.
+
+    ``of_box`` leaves out those in a detection head, if there are others: a box depends on one position of its output.
+    A layer that runs several times may be in the head too.
+    """
+    outputs = list(outputs)
+    runs = Counter(call.name for call, _ in outputs)
     modules = dict(model.named_modules())
     layers: list[MapLayer] = []
     for call, output in outputs:
@@ -142,7 +155,15 @@ def candidates(model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: Inp
             continue
         with suppress(NoMapError):
             layers += _parts_with_maps(call, module, output, shown)
+    if of_box:
+        heads = tuple(f"{name}." for name, module in modules.items() if name and _is_detection_head(module))
+        outside = [layer for layer in layers if not f"{layer.call.name}.".startswith(heads)]
+        layers = [layer for layer in outside if runs[layer.call.name] == 1] or outside or layers
     return [layer for layer in layers if layer.is_of_places(shown)] or layers
+
+
+def _is_detection_head(module: nn.Module) -> bool:
+    return any(kind.__name__.endswith(_DETECTION_HEADS) for kind in type(module).__mro__)
 
 
 def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import UsageError
 from hookscope.explain.cam_layers import MapLayer
+from hookscope.explain.pictures import in_place_of, picture_of
 from hookscope.interventions import channel_scores
 
 Progress = Callable[[int, int], None]
@@ -72,16 +73,17 @@ class Rerun:
         return self._scores[id(layer)]
 
     def _masked(self, channels: Tensor) -> Tensor:
-        if len(self.inputs) != 1 or not isinstance(self.inputs[0], torch.Tensor) or self.inputs[0].dim() != 4:
+        picture = picture_of(self.inputs)
+        if picture is None or picture.dim() != 4:
             raise UsageError("masks need one picture (1, C, H, W)", do="use a method without masks")
-        picture = self.inputs[0].detach()
+        picture = picture.detach()
         scores = []
         for part in channels.split(self.batch_size):
             whole = resized(part[:, None], (picture.shape[-2], picture.shape[-1]))
             low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
             masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
             with torch.no_grad():
-                scores.append(self.read(self.model(picture * masks)).float())
+                scores.append(self.read(self.model(*in_place_of(self.inputs, picture * masks))).float())
             self.advance(len(part))
         return torch.cat(scores)
 

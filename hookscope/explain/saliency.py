@@ -19,6 +19,7 @@ from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError
 from hookscope.explain.cam_methods import gradient_free, method_named
 from hookscope.explain.cam_perturbation import progress_counter
+from hookscope.explain.pictures import in_place_of, picture_of
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.gradients import ClampGradientSign, change_gradients
@@ -108,7 +109,7 @@ def _still(values: Tensor) -> NDArray[np.float32]:
 
 def saliency_maps(
     model: nn.Module,
-    inputs: Tensor | tuple[Tensor],
+    inputs: Tensor | list[Tensor] | tuple[Any],
     target: Any = "top:1",
     method: str = "gradient",
     *,
@@ -126,7 +127,8 @@ def saliency_maps(
 
     Args:
         model: Any eager module with a score for each class.
-        inputs: The image ``(1, C, H, W)``, or a clip ``(1, C, T, H, W)``; or a tuple of one of them.
+        inputs: The image ``(1, C, H, W)``, or a clip ``(1, C, T, H, W)``; or a tuple of one of them. For detectors of
+            torchvision a list of the image ``(C, H, W)``.
         target: A class index, a class name or ``top:K``; or a `ScoreTarget`, or a function from the model's output for
             ``N`` images to ``N`` numbers.
         method: One of `SALIENCY_METHODS`.
@@ -151,20 +153,28 @@ def saliency_maps(
         ([1.0, 2.0, 3.0], [[3.0]])
     """
     how, settings = method_named(method, SALIENCY_METHODS), settings or Settings()
-    picture = _picture(inputs if isinstance(inputs, tuple) else (inputs,))
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    picture = _picture(inputs)
+
+    def run(pictures: Tensor) -> Any:
+        return model(*in_place_of(inputs, pictures))
+
     with differentiable(model):
         picture = picture.detach().clone()
-        goals = objectives(target, _output(model, picture), categories, type(model).__name__)
+        goals = objectives(target, _output(run, picture), categories, type(model).__name__, _size(picture))
         for goal in goals:
             check_finite_score(goal.score)
-        zeros = _output(model, torch.zeros_like(picture)) if how.completes else None
+        zeros = _output(run, torch.zeros_like(picture)) if how.completes else None
         advance = progress_counter(on_progress, len(goals) * how.total(settings))
         guide = _Guide(ClampGradientSign("positive"))
         maps = Rows[Saliency]()
         with change_gradients(model, {_relus(model): guide} if how.guided else {}):
             for goal in goals:
                 expected = None if zeros is None else goal.score.score - float(goal.of(zeros)[0])
-                gradient, chosen = _gradient_of(model, goal.of, advance, guide), settings
+                gradient, chosen = (
+                    _gradient_of(type(model).__name__, run, goal.of, advance, guide),
+                    settings,
+                )
                 while True:
                     values = how.attribute(gradient, picture, chosen)[0]
                     if not bool(torch.isfinite(values).all()):
@@ -182,42 +192,51 @@ def saliency_maps(
     return maps
 
 
-def _output(model: nn.Module, picture: Tensor) -> Any:
+def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:
     with torch.no_grad():
-        return model(picture.clone())
+        return run(picture.clone())
+
+
+def _size(picture: Tensor) -> tuple[int, int]:
+    return picture.shape[-2], picture.shape[-1]
 
 
 def _picture(inputs: tuple[Any, ...]) -> Tensor:
-    if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
+    picture = picture_of(inputs)
+    if picture is None:
         types = ", ".join(type(value).__name__ for value in inputs[:3]) or "nothing"
         raise UsageError(f"expected one picture (1, C, H, W), got {types}")
-    if not inputs[0].is_floating_point():
+    if not picture.is_floating_point():
         raise UsageError(
-            f"expected a picture of floating-point numbers, got {inputs[0].dtype}", do="prepare the picture first"
+            f"expected a picture of floating-point numbers, got {picture.dtype}", do="prepare the picture first"
         )
-    if inputs[0].dim() not in (4, 5):
-        shape = "x".join(map(str, inputs[0].shape))
+    if picture.dim() not in (4, 5):
+        shape = "x".join(map(str, picture.shape))
         raise UsageError(
             f"expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
         )
-    return inputs[0]
+    return picture
 
 
 def _gradient_of(
-    model: nn.Module, score_of: Callable[[Any], Tensor], advance: Callable[[int], None], guide: _Guide
+    what: str,
+    run: Callable[[Tensor], Any],
+    score_of: Callable[[Any], Tensor],
+    advance: Callable[[int], None],
+    guide: _Guide,
 ) -> Callable[[Tensor], Tensor]:
     """A function from images ``(N, C, H, W)`` to the gradients of their scores."""
 
     def gradient(pictures: Tensor) -> Tensor:
         leaf = leaves_of(pictures)
-        score = score_of(model(passed_on(leaf))).sum()
+        score = score_of(run(passed_on(leaf))).sum()
         slopes: Tensor | None = None
         guide.met = 0
         if score.requires_grad:
             [slopes] = torch.autograd.grad(score, leaf, allow_unused=True)
         if slopes is None:
             raise ModelError(
-                f"no gradient leads from the score of {type(model).__name__} to the picture",
+                f"no gradient leads from the score of {what} to the picture",
                 "the score is detached, computed under no_grad, quantized or constant",
                 f"use cam with a method without gradient: {gradient_free()}",
             )

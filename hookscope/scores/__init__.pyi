@@ -1,3 +1,4 @@
+from .boxes import BoxTarget as BoxTarget
 from .categories import read_categories as read_categories
 from .choice import TargetChoice as TargetChoice, parse_target as parse_target
 from .logits import (

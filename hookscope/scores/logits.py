@@ -90,7 +90,7 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
             return logits.mean((2, 3))
     of_places = isinstance(output, Tensor) and output.dim() == 4
     do = f"{_INSTEAD}; a segmentation model returns {{'out': scores}}" if of_places else _INSTEAD
-    raise ModelError(f"{what} gives {_described(output)}, no score for each class", do=do)
+    raise ModelError(f"{what} gives {described(output)}, no score for each class", do=do)
 
 
 def _first(output: Any) -> Tensor | None:
@@ -106,12 +106,28 @@ def _first(output: Any) -> Tensor | None:
     return None if isinstance(output, Mapping) and first is not None and first.dim() != 2 else first
 
 
+def gives_boxes(output: Any) -> bool:
+    """Whether it has the form of a detector's output: of torchvision, transformers or ultralytics."""
+    if isinstance(output, list):
+        return _is_a_list_of_records(output) and {"boxes", "labels", "scores"} <= output[0].keys()
+    if isinstance(output, Mapping):
+        return {"logits", "pred_boxes"} <= output.keys() and output["logits"].dim() == 3
+    if not isinstance(output, tuple) or len(output) != 2:
+        return False
+    _, raw = output
+    if isinstance(raw, tuple):  # RT-DETR
+        return len(raw) == 5 and isinstance(output[0], Tensor) and output[0].dim() == 3 and output[0].shape[2] == 6
+    raw = raw.get("one2many") or raw.get("one2one") or raw if isinstance(raw, dict) else {}
+    return {"boxes", "scores", "feats"} <= raw.keys() and "angle" not in raw  # boxes with an angle are not read
+
+
 def _is_a_list_of_records(output: Any) -> bool:
     """Whether it is a detector's output: boxes, labels and scores of each picture."""
     return isinstance(output, list) and bool(output) and isinstance(output[0], dict)
 
 
-def _described(output: Any) -> str:
+def described(output: Any) -> str:
+    """What a model's output holds, in a few words."""
     if _is_a_list_of_records(output):
         return " and ".join(output[0])
     if isinstance(output, list):

@@ -11,8 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.scores.logits import Score, class_scores, one_picture, predictions
+from hookscope.scores.logits import Score, class_scores, described, gives_boxes, one_picture, predictions
 from hookscope.scores.target import Target
+
+Size = tuple[int, int]
+
+ASK_FOR_A_BOX = "name a box: --target box:0, in Python BoxTarget(0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,10 @@ class ScoreTarget(ABC):
     """A target that is more than a class: it says what numbers are explained."""
 
     @abstractmethod
-    def objectives(self, output: Any, categories: Sequence[str] | None, what: str) -> list[Objective]:
-        """The numbers to explain; ``output`` is that of the model called ``what`` for one image."""
+    def objectives(
+        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
+    ) -> list[Objective]:
+        """The numbers to explain; ``output`` is that of the model called ``what`` for one image of ``size``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,9 @@ class FunctionTarget(ScoreTarget):
     def name(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
-    def objectives(self, output: Any, categories: Sequence[str] | None, what: str) -> list[Objective]:
+    def objectives(
+        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
+    ) -> list[Objective]:
         value = self.values(output)
         if len(value) != 1:
             do = "return a tensor with one floating-point number for each image"
@@ -72,7 +80,9 @@ class DifferenceTarget(ScoreTarget):
     target: Target | str | int
     against: Target | str | int
 
-    def objectives(self, output: Any, categories: Sequence[str] | None, what: str) -> list[Objective]:
+    def objectives(
+        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
+    ) -> list[Objective]:
         [other] = objectives(self.against, output, categories, what)
         return [_difference(goal, other) for goal in objectives(self.target, output, categories, what)]
 
@@ -84,12 +94,19 @@ def _difference(goal: Objective, other: Objective) -> Objective:
     return Objective(score, lambda output: goal.of(output) - other.of(output))
 
 
-def objectives(target: Any, output: Any, categories: Sequence[str] | None, what: str = "the model") -> list[Objective]:
-    """The numbers that ``target`` names: a `Target` or what `Target.of` takes, a `ScoreTarget`, or a function."""
+def objectives(
+    target: Any, output: Any, categories: Sequence[str] | None, what: str = "the model", size: Size | None = None
+) -> list[Objective]:
+    """The numbers that ``target`` names: a `Target` or what `Target.of` takes, a `ScoreTarget`, or a function.
+
+    ``output`` is that for one image, ``size`` the height and width of the image, where it is known.
+    """
     if isinstance(target, ScoreTarget):
-        return target.objectives(output, categories, what)
+        return target.objectives(output, categories, what, size)
     if callable(target):
-        return FunctionTarget(target).objectives(output, categories, what)
+        return FunctionTarget(target).objectives(output, categories, what, size)
+    if gives_boxes(output):
+        raise ModelError(f"{what} gives {described(output)}, no score for each class", do=ASK_FOR_A_BOX)
     scores = one_picture(class_scores(output, what))
     return [
         Objective(prediction, partial(_of_class, index=prediction.index, what=what))

@@ -80,7 +80,8 @@ def test_a_model_without_classes_is_refused_with_what_works_on_it(output: Any, t
     net = seeded(lambda: Gives(output))
     options = {"layers": "conv"} if method == "gradcam" else {}
     refuses(method, net, picture(), ModelError, text, **options)
-    refuses(method, net, picture(), ModelError, "visualize, stats and `gradients --loss mse` work on it", **options)
+    works = "name a box: --target box:0" if "boxes" in text else "visualize, stats and `gradients --loss mse`"
+    refuses(method, net, picture(), ModelError, works, **options)
 
 
 @METHODS

@@ -364,7 +364,7 @@ NAN_SLOPE = Gives(lambda maps: (maps * 0).abs().mean((2, 3)).sqrt())  # the slop
     ("inputs", "error", "text"),
     [
         ((picture(), picture()), UsageError, "expected one picture (1, C, H, W), got Tensor, Tensor"),
-        ([picture()[0]], UsageError, "expected one picture (1, C, H, W), got list"),
+        ([picture()[0]] * 2, UsageError, "expected one picture (1, C, H, W), got list"),
         ((), UsageError, "expected one picture (1, C, H, W), got nothing"),
         (picture()[0], UsageError, "expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got 3x16x16; x[None]"),
         ((picture()[0],), UsageError, "got 3x16x16"),
