@@ -102,7 +102,15 @@ from .report import (
     draw_weights_page as draw_weights_page,
     read_page as read_page,
 )
-from .scores import Loss as Loss, Prediction as Prediction
+from .scores import (
+    DifferenceTarget as DifferenceTarget,
+    Loss as Loss,
+    Prediction as Prediction,
+    RegionTarget as RegionTarget,
+    Score as Score,
+    ScoreTarget as ScoreTarget,
+    SimilarityTarget as SimilarityTarget,
+)
 from .statistics import (
     LayerStatistics as LayerStatistics,
     RunningStatistics as RunningStatistics,

@@ -18,6 +18,7 @@ from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError,
 from hookscope.explain.attention_methods import ATTENTION_METHODS, AttentionMethod, follow_relevance
 from hookscope.explain.cam_layers import (
     MapLayer,
+    before_head,
     candidates,
     connected_layers,
     default_layer,
@@ -122,8 +123,8 @@ def class_activation_maps(
         inputs: The image ``(1, 3, H, W)``, or the tuple of positional inputs; for detectors of torchvision a list of
             the image ``(3, H, W)``.
         layers: A selection, see `Selection`. By default the last non-pooling layer with a map of more than one
-            position that the score depends on. For the methods of attention the calls of attention up to which it is
-            followed, by default the last.
+            position that the score depends on; in models of segmentation and detection, the last before the head.
+            For the methods of attention the calls of attention up to which it is followed, by default the last.
         target: A class index, a class name or ``top:K``; or a `ScoreTarget`, or a function from the model's output for
             ``N`` images to ``N`` numbers.
         method: One of `CAM_METHODS`, or of `ATTENTION_METHODS` for transformers; the docstrings of their functions give
@@ -168,7 +169,8 @@ def class_activation_maps(
         scores = [goal.of(output)[0] for goal in goals]
         if layers is None:
             of_box = goals[0].score.box is not None
-            chosen = [default_layer(model, activations, scores[0], size, how.gradient, of_box)]
+            found = before_head(candidates(model, outputs_of(activations), size, of_box), output)
+            chosen = [default_layer(model, found, scores[0], size, how.gradient)]
         else:
             chosen = layers_with_maps(model, activations, layers, scores[0], size, on_skip)
         total = sum(len(layer.maps.values) for layer in chosen)
@@ -207,7 +209,8 @@ def landmark_layers(
         with capture(model, "*", leaves=True) as activations:
             output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         first = objectives(target, output, categories, type(model).__name__, (shown.height, shown.width))[0]
-        layers = candidates(model, outputs_of(activations), shown, first.score.box is not None)
+        found = candidates(model, outputs_of(activations), shown, first.score.box is not None)
+        layers = before_head(found, output)
         connected = list(connected_layers(model, layers, first.of(output)[0], shown))
         # as `default_layer` does
         reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]

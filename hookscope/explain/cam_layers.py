@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from hookscope.errors import LayerError, NoMapError
 from hookscope.explain.cam_methods import gradient_free
 from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
+from hookscope.scores import class_maps
 
+_BACKBONES = frozenset(("backbone", "encoder"))
 _LAST_FEW = 8
 _EDGE = 6
 _PROPORTIONS = ((0.475, 0.525), (0.7, 1.4), (1.9, 2.1))
@@ -88,13 +91,9 @@ def layers_with_maps(
 
 
 def default_layer(
-    model: nn.Module, activations: Activations, score: Tensor, shown: InputSize, needs_gradient: bool, of_box: bool
+    model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize, needs_gradient: bool
 ) -> MapLayer:
-    """Last non-pooling call whose map has a non-zero gradient, else the last that is connected to the score.
-
-    ``of_box`` says that the score is that of a detected box.
-    """
-    layers = candidates(model, outputs_of(activations), shown, of_box)
+    """The first of ``layers`` whose map has a non-zero gradient, else the first that is connected to the score."""
     if layers and not score.requires_grad and not needs_gradient:
         return layers[0]  # scores of a quantized model have no gradient
     connected = None
@@ -154,7 +153,7 @@ def candidates(
         if module is model or "Pool" in kind or kind.endswith(("Pad2d", "Pad3d")):
             continue
         with suppress(NoMapError):
-            layers += _parts_with_maps(call, module, output, shown)
+            layers += reversed(_parts_with_maps(call, module, output, shown))
     if of_box:
         heads = tuple(f"{name}." for name, module in modules.items() if name and _is_detection_head(module))
         outside = [layer for layer in layers if not f"{layer.call.name}.".startswith(heads)]
@@ -164,6 +163,19 @@ def candidates(
 
 def _is_detection_head(module: nn.Module) -> bool:
     return any(kind.__name__.endswith(_DETECTION_HEADS) for kind in type(module).__mro__)
+
+
+def before_head(layers: list[MapLayer], output: Any) -> list[MapLayer]:
+    """The ``layers``, the last first; of a segmentation model those of the backbone or the encoder.
+
+    Behind it are the maps of the classes, which are the same whatever pixels are asked about. Without a module of that
+    name, the last layer of the lowest resolution is the last.
+    """
+    if not layers or class_maps(output, bare=True) is None:
+        return layers
+    inside = [layer for layer in layers if not _BACKBONES.isdisjoint(layer.call.name.split("."))]
+    lowest = min(range(len(layers)), key=lambda at: math.prod(layers[at].resolution))
+    return inside or layers[lowest:]
 
 
 def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:

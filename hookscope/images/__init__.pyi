@@ -9,6 +9,7 @@ from .reader import (
     ImageWarning as ImageWarning,
     InputImage as InputImage,
     open_image as open_image,
+    read_mask as read_mask,
     read_picture as read_picture,
     read_pipe as read_pipe,
 )

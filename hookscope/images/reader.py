@@ -10,10 +10,13 @@ import re
 import stat
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from hookscope.errors import ImageError, UsageError, nearest, printable
@@ -27,6 +30,8 @@ MAX_PIXELS = 100_000_000
 """The most pixels of all frames taken from one file."""
 MAX_SIDE_RATIO = 100
 """The largest ratio of the sides: resizing the shorter one to 256 then stays below 7 megapixels."""
+
+_T = TypeVar("_T")
 
 
 class ImageWarning(UserWarning):
@@ -68,7 +73,7 @@ def read_picture(
     # Pillow's warnings become notes; they must not reach users as Python warnings.
     with warnings.catch_warnings(record=True) as from_pillow:
         warnings.simplefilter("always")
-        decoded, notes = _decode(content, name, frames)
+        decoded, notes = _decode(content, name, partial(_take_frames, count=frames))
     notes += [printable(f"Pillow: {warning.message}") for warning in from_pillow if warning.category is UserWarning]
     return InputImage(decoded[0], name, hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(notes)), decoded)
 
@@ -90,6 +95,25 @@ def open_image(source: str | os.PathLike[str] | bytes | BinaryIO) -> Image.Image
     for note in picture.notes:
         warnings.warn(note, ImageWarning, stacklevel=2)
     return picture.image
+
+
+def read_mask(source: str | os.PathLike[str] | bytes | BinaryIO) -> Image.Image:
+    """The mask in ``source``, upright, in mode ``L``: 255 where it is neither black (0) nor transparent, else 0."""
+    name = _name(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pillow: a mask has no colours that matter
+        return _decode(_content(source, name), name, _take_mask)[0]
+
+
+def _take_mask(image: ImageFile.ImageFile, name: str) -> tuple[Image.Image, list[str]]:
+    if image.format in ("JPEG", "MPO"):
+        raise ImageError(f"'{name}' is a JPEG, which does not keep zeros", do="save the mask as PNG")
+    _check_shape(image.size, name)
+    image.load()
+    grey = image.mode in ("1", "L", "F") or image.mode.startswith("I")
+    values = np.asarray(image if grey and not image.has_transparency_data else image.convert("RGBA"))
+    inside = values != 0 if values.ndim == 2 else (values[..., :3] != 0).any(-1) & (values[..., 3] != 0)
+    return _upright(Image.fromarray(inside.astype(np.uint8) * 255), image, []), []
 
 
 def _name(source: Any) -> str:
@@ -181,12 +205,15 @@ def _missing(path: str, name: str) -> ImageError:
     return ImageError(asked, near, "check the path")
 
 
-def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, ...], list[str]]:
+def _decode(
+    content: bytes, name: str, take: Callable[[ImageFile.ImageFile, str], tuple[_T, list[str]]]
+) -> tuple[_T, list[str]]:
+    """What ``take`` makes of the opened file, and its notes."""
     if not content:
         raise ImageError(f"'{name}' is empty", do="save or download the picture again")
     try:
         with _open(content, name) as image:
-            return _take_frames(image, name, count)
+            return take(image, name)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
@@ -198,7 +225,7 @@ def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, .
         raise ImageError(f"'{name}' does not fit into memory", do="make it smaller first") from error
     except Exception as error:  # Pillow's decoders raise any kind of exception
         if len(plain := _without_text(content)) < len(content):
-            decoded, notes = _decode(plain, name, count)
+            decoded, notes = _decode(plain, name, take)
             return decoded, [*notes, "its text or colour profile is damaged or too large, and was left out"]
         reason = str(error) or type(error).__name__
         exists = f"its {len(content):,} bytes are damaged, cut short or of a rare kind"
@@ -285,17 +312,22 @@ def _upright_rgb(image: ImageFile.ImageFile, name: str, notes: list[str]) -> Ima
     image.load()
     rgb = _to_rgb(image, raw_mode, name, notes)
     rgb.info.clear()
-    if image.format == "TIFF":  # load() has turned it
-        return rgb
+    return _upright(rgb, image, notes)
+
+
+def _upright(picture: Image.Image, file: ImageFile.ImageFile, notes: list[str]) -> Image.Image:
+    """``picture``, turned as the ``file`` that it was made from says."""
+    if file.format == "TIFF":  # load() has turned it
+        return picture
     try:
-        orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
+        orientation = int(file.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # Pillow's parser raises any kind of exception
         notes.append("EXIF data cannot be read: the picture is not rotated")
-        return rgb
+        return picture
     # The orientation alone: `exif_transpose` writes all EXIF data anew, which fails on damaged data.
-    rgb.getexif()[ExifTags.Base.Orientation] = orientation
-    ImageOps.exif_transpose(rgb, in_place=True)
-    return rgb
+    picture.getexif()[ExifTags.Base.Orientation] = orientation
+    ImageOps.exif_transpose(picture, in_place=True)
+    return picture
 
 
 def _to_rgb(image: Image.Image, raw_mode: str, name: str, notes: list[str]) -> Image.Image:

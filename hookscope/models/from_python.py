@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, nearest
+from hookscope.findings import listed
 from hookscope.models.factory_text import FactoryText, is_module_name
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.model_source import ModelSource, Progress
@@ -65,14 +67,15 @@ class PythonSource(ModelSource):
         return replace(loaded, preprocess=loaded.preprocess.changed(choice))
 
 
-def find_in_source(spec: str) -> tuple[Any, ModuleType]:
-    """What ``package.module:name`` or ``path/to/file.py:name`` names, and its module."""
-    from hookscope.models.factories import named
-
+def find_in_source(spec: str) -> Any:
+    """What ``package.module:name`` or ``path/to/file.py:name`` names."""
     source, _, name = spec.rpartition(":")
     with _importable(source):
         module = _import_source(source, spec)
-    return named(module, FactoryText(source, name)), module
+    if not hasattr(module, name):
+        functions = [key for key, value in vars(module).items() if isfunction(value) and not key.startswith("_")]
+        raise ModelError(f"no '{name}' in {source}", f"it has {listed(functions)}" if functions else "")
+    return getattr(module, name)
 
 
 @contextmanager

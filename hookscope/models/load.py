@@ -98,7 +98,7 @@ def _with_function(choice: PreprocessChoice) -> PreprocessChoice:
     """``choice`` with what its function means, or the name of one in ``file.py:function``."""
     if isinstance(choice.base, str) and ":" not in choice.base:
         return choice
-    function = find_in_source(choice.base)[0] if isinstance(choice.base, str) else choice.base
+    function = find_in_source(choice.base) if isinstance(choice.base, str) else choice.base
     found = preprocess_of(function, choice.name)
     if not isinstance(found, PreprocessChoice):
         return replace(choice, base=found)

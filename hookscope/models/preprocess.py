@@ -204,6 +204,25 @@ class Preprocess:
         picture = self.denormalise(tensor)
         return picture, (0.0, 0.0, float(picture.width), float(picture.height))
 
+    def region(self, mask: Image.Image) -> Tensor:
+        """How much of each pixel of the input lies in ``mask``, ``(H, W)`` in 0..1.
+
+        The mask has the size of the photograph, of which it goes through resize and crop; with the user's own function
+        it has the size of the input. Its pixels are in where they are not 0.
+
+        Example:
+            >>> from hookscope.models.transforms import imagenet_transforms
+            >>> preprocess = Preprocess("segmentation", imagenet_transforms(224, 256))
+            >>> region = preprocess.region(Image.new("L", (512, 512), 255))
+            >>> region.shape, region.mean().item()
+            (torch.Size([224, 224]), 1.0)
+        """
+        inside = (F.pil_to_tensor(mask) != 0).any(0).float()
+        if isinstance(self.transforms, OwnTransforms):
+            return inside
+        resize = replace(self.transforms.resize, interpolation="box", fill=())
+        return F.pil_to_tensor(resize(Image.fromarray(inside.numpy())))[0]
+
     def visible_box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a photograph that the network sees: ``(left, top, right, bottom)`` in pixels, not rounded.
 

@@ -1,12 +1,13 @@
 from .boxes import BoxTarget as BoxTarget
 from .categories import read_categories as read_categories
-from .choice import TargetChoice as TargetChoice, parse_target as parse_target
+from .choice import Region as Region, TargetChoice as TargetChoice, parse_target as parse_target
 from .logits import (
     Prediction as Prediction,
     Score as Score,
     check_categories as check_categories,
     check_family as check_family,
     check_finite_score as check_finite_score,
+    class_maps as class_maps,
     class_scores as class_scores,
     one_picture as one_picture,
     predictions as predictions,
@@ -18,8 +19,10 @@ from .objectives import (
     DifferenceTarget as DifferenceTarget,
     FunctionTarget as FunctionTarget,
     Objective as Objective,
+    RegionTarget as RegionTarget,
     ScoreTarget as ScoreTarget,
     objectives as objectives,
 )
 from .prediction import predict as predict
+from .similarity import SimilarityTarget as SimilarityTarget
 from .target import Target as Target, class_label as class_label

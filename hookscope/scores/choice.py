@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.errors import UsageError
+from PIL import Image
+
+from hookscope.errors import InputError, ModelError, UsageError
+from hookscope.images import InputImage, read_mask
 from hookscope.scores.target import Target
 
 if TYPE_CHECKING:
-    from hookscope.images import InputImage
     from hookscope.models import LoadedModel
 
+_POINT = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")
 _FUNCTION = re.compile(r"(?!(top|box):).*(\.py|\w):[^\W\d]\w*")
 
 
@@ -22,28 +26,81 @@ def parse_target(text: str) -> Target | str:
     return text if _FUNCTION.fullmatch(text) and "," not in text else Target(text)
 
 
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A part of a photograph: ``point`` ``(x, y)``, or a ``mask`` that is not 0 there; ``text`` is how it was named."""
+
+    text: str
+    point: tuple[int, int] | None = None
+    mask: Image.Image | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Region:
+        """Read ``X,Y``, or the name of a file with a mask.
+
+        Raises:
+            ImageError: the mask cannot be read.
+            UsageError: the mask is empty.
+        """
+        if match := _POINT.fullmatch(text):
+            return cls(text, (int(match[1]), int(match[2])))
+        mask = read_mask(text)
+        if mask.getbbox() is None:
+            raise UsageError(f"the mask {text} is empty", "all its pixels are 0", "make the pixels of the region white")
+        return cls(text, mask=mask)
+
+    @property
+    def where(self) -> str:
+        """The words for it: ``at 20,30`` or ``in mask.png``."""
+        return f"at {self.text}" if self.point else f"in {os.path.basename(self.text)}"
+
+    def drawn(self, size: tuple[int, int]) -> Image.Image:
+        """A mask ``(W, H)``, 0 outside the region; InputError for a region of another photograph."""
+        if self.mask is not None:
+            if self.mask.size != size:
+                sizes = ["x".join(map(str, each)) for each in (self.mask.size, size)]
+                asked = f"the mask {self.text} is {sizes[0]}, and the image {sizes[1]}"
+                raise InputError(asked, do="give a mask of the image's size")
+            return self.mask
+        assert self.point is not None
+        if self.point[0] >= size[0] or self.point[1] >= size[1]:
+            exists = f"x is 0 to {size[0] - 1}, y 0 to {size[1] - 1}"
+            raise InputError(f"the point {self.text} is outside the image", exists)
+        mask = Image.new("L", size)
+        mask.putpixel(self.point, 255)
+        return mask
+
+
 @dataclass(frozen=True, slots=True)
 class TargetChoice:
     """What ``--target`` and the options beside it name.
 
     Attributes:
         target: What `parse_target` returns; None for the best class.
+        region: The pixels of a segmentation that count.
         against: The class whose score is subtracted.
+        similar_to: A photograph to whose embedding the similarity is explained.
     """
 
     target: Target | str | None = None
+    region: Region | None = None
     against: Target | None = None
+    similar_to: InputImage | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.target, str) and self.against:
-            raise UsageError(f"--target {self.target} takes no --against", do="leave one of them out")
+        if self.classes is None:
+            what = "--similar-to" if self.similar_to else f"--target {self.target}"
+            given = {"--region": self.region, "--against": self.against}
+            given |= {"--target": self.target} if self.similar_to else {}
+            if others := [option for option, value in given.items() if value]:
+                raise UsageError(f"{what} takes no {others[0]}", do="leave one of them out")
         if self.against is not None and (self.against.count != 1 or self.against.has_top):
             raise UsageError(f"--against {self.against} is not one class", do="give a class number or name")
 
     @property
     def classes(self) -> Target | None:
         """The classes that are explained; None if it is something else."""
-        if isinstance(self.target, str):
+        if isinstance(self.target, str) or self.similar_to:
             return None
         return self.target or Target()
 
@@ -64,18 +121,37 @@ class TargetChoice:
         """
         from hookscope.models import find_in_source
         from hookscope.scores.logits import check_family
-        from hookscope.scores.objectives import DifferenceTarget, FunctionTarget
+        from hookscope.scores.objectives import DifferenceTarget, RegionTarget, ScoreTarget
+        from hookscope.scores.similarity import SimilarityTarget
 
         if isinstance(self.target, str):
-            function = FunctionTarget(find_in_source(self.target)[0])
-            return lambda image, classes=None: function
+            found = find_in_source(self.target)
+            if not isinstance(found, ScoreTarget) and not callable(found):
+                raise ModelError(f"{self.target} is no function but {type(found).__name__}", do="name a function")
+            return _always(found)
+        if self.similar_to:
+            check_family(net.family, net.name, "embedding")
+            return _always(SimilarityTarget.of_picture(net, self.similar_to))
         check_family(net.family, net.name)
         for classes in (self.classes, self.against):
             if classes is not None:
                 classes.check(categories)
 
         def target(image: InputImage, classes: Target | None = None) -> Any:
-            chosen = classes or self.classes
-            return chosen if self.against is None else DifferenceTarget(chosen, self.against)
+            chosen: Any = classes or self.classes
+            if self.against is not None:
+                chosen = DifferenceTarget(chosen, self.against)
+            if self.region is None:
+                return chosen
+            photograph, _ = net.preprocess.shown(image.image, net.prepare(image))
+            region = net.preprocess.region(self.region.drawn(photograph.size))
+            if not region.any():
+                asked = f"the network does not see the region {self.region.where}"
+                raise InputError(asked, "the preprocessing cuts it off", "choose other pixels, or --resize stretch")
+            return RegionTarget(region, chosen, self.region.where)
 
         return target
+
+
+def _always(target: Any) -> Callable[..., Any]:
+    return lambda image, classes=None: target

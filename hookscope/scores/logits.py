@@ -82,34 +82,48 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
     Other outputs (boxes, flow, embeddings) raise a ModelError, which calls the model ``what``.
     """
     logits = _first(output)
-    if logits is not None:
-        logits = logits.dequantize() if logits.is_quantized else logits
-        if logits.is_floating_point() and logits.dim() == 2:
-            return logits
-        if logits.is_floating_point() and logits.dim() == 4 and isinstance(output, Mapping):
-            return logits.mean((2, 3))
-    of_places = isinstance(output, Tensor) and output.dim() == 4
-    do = f"{_INSTEAD}; a segmentation model returns {{'out': scores}}" if of_places else _INSTEAD
+    if logits is not None and logits.is_floating_point() and logits.dim() == 2:
+        return logits
+    maps = class_maps(output)
+    if maps is not None:
+        return maps.mean((2, 3))
+    bare = class_maps(output, bare=True) is not None
+    hint = "a segmentation model returns {'out': scores}; in cam and saliency naming a class is enough"
+    do = f"{_INSTEAD}; {hint}" if bare else _INSTEAD
     raise ModelError(f"{what} gives {described(output)}, no score for each class", do=do)
+
+
+def class_maps(output: Any, bare: bool = False) -> Tensor | None:
+    """The scores ``(N, K, h, w)`` of ``K`` classes at each position; None for the output of other models.
+
+    A mapping holds them under ``out`` or ``logits``. With ``bare`` a tensor alone counts too.
+    """
+    logits = _first(output)
+    return logits if _is_map(logits) and (isinstance(output, Mapping) or (bare and output is logits)) else None
+
+
+def _is_map(logits: Tensor | None) -> bool:
+    return logits is not None and logits.dim() == 4 and logits.is_floating_point()
 
 
 def _first(output: Any) -> Tensor | None:
     """The tensor that may hold the logits; None for the output of a detector or a feature pyramid."""
-    if _is_a_list_of_records(output):
+    if is_a_list_of_records(output):
         return None
     tensors = tensors_in(output)
     logits = next((tensors[name] for name in _LOGITS if name in tensors), None)
-    if logits is not None:
-        return logits
-    first = next(iter(tensors.values()), None)
-    # Maps under another name may be features: only vectors can be scores.
-    return None if isinstance(output, Mapping) and first is not None and first.dim() != 2 else first
+    if logits is None:
+        logits = next(iter(tensors.values()), None)
+        # Maps under another name may be features: only vectors can be scores.
+        if isinstance(output, Mapping) and logits is not None and logits.dim() != 2:
+            return None
+    return logits.dequantize() if logits is not None and logits.is_quantized else logits
 
 
 def gives_boxes(output: Any) -> bool:
     """Whether it has the form of a detector's output: of torchvision, transformers or ultralytics."""
     if isinstance(output, list):
-        return _is_a_list_of_records(output) and {"boxes", "labels", "scores"} <= output[0].keys()
+        return is_a_list_of_records(output) and {"boxes", "labels", "scores"} <= output[0].keys()
     if isinstance(output, Mapping):
         return {"logits", "pred_boxes"} <= output.keys() and output["logits"].dim() == 3
     if not isinstance(output, tuple) or len(output) != 2:
@@ -121,14 +135,14 @@ def gives_boxes(output: Any) -> bool:
     return {"boxes", "scores", "feats"} <= raw.keys() and "angle" not in raw  # boxes with an angle are not read
 
 
-def _is_a_list_of_records(output: Any) -> bool:
+def is_a_list_of_records(output: Any) -> bool:
     """Whether it is a detector's output: boxes, labels and scores of each picture."""
     return isinstance(output, list) and bool(output) and isinstance(output[0], dict)
 
 
 def described(output: Any) -> str:
     """What a model's output holds, in a few words."""
-    if _is_a_list_of_records(output):
+    if is_a_list_of_records(output):
         return " and ".join(output[0])
     if isinstance(output, list):
         return f"a list of {len(output)} tensors"
@@ -142,10 +156,10 @@ def described(output: Any) -> str:
     return f"{'x'.join(map(str, shape))} values" if shape else "one value"
 
 
-def check_family(family: str, what: str = "the model") -> None:
-    """Raise a ModelError, before a forward pass, for a family without a score for each class."""
+def check_family(family: str, what: str = "the model", needs: str = "score for each class") -> None:
+    """Raise a ModelError, before a forward pass, for a family without what the caller ``needs``."""
     if family in _GIVES:
-        raise ModelError(f"{what} gives {_GIVES[family]}, no score for each class", do=_INSTEAD)
+        raise ModelError(f"{what} gives {_GIVES[family]}, no {needs}", do=_INSTEAD)
 
 
 def without_scores(output: Any, family: str, what: str = "the model") -> str:

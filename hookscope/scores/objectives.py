@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
-from hookscope.errors import ModelError, UsageError
-from hookscope.scores.logits import Score, class_scores, described, gives_boxes, one_picture, predictions
-from hookscope.scores.target import Target
+from hookscope.errors import ModelError, TargetError, UsageError
+from hookscope.hooks import tensors_in
+from hookscope.models import describe_error
+from hookscope.scores.logits import (
+    Prediction,
+    Score,
+    check_categories,
+    class_maps,
+    class_scores,
+    described,
+    gives_boxes,
+    one_picture,
+    predictions,
+)
+from hookscope.scores.target import Target, class_label
 
 Size = tuple[int, int]
 
@@ -63,35 +77,116 @@ class FunctionTarget(ScoreTarget):
         return [Objective(Score(None, None, float(value.detach()[0]), None, target=self.name), self.values)]
 
     def values(self, output: Any) -> Tensor:
-        value = self.function(output)
+        try:
+            value = self.function(output)
+        except Exception as error:  # a function of the user raises any kind of exception
+            raise ModelError(f"{self.name} raised {describe_error(error)}") from error
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() > 1:
             found = f"{type(value).__name__}"
             if isinstance(value, Tensor):
                 found = f"a tensor of {value.dtype} with shape {tuple(value.shape)}"
             do = "return a tensor with one floating-point number for each image"
             raise ModelError(f"{self.name} returns {found}", do=do)
-        return value.reshape(-1)
+        value = value.reshape(-1)
+        images = {len(tensor) for tensor in tensors_in(output).values() if tensor.dim()}
+        if len(value) == 1 and len(images) == 1 and images != {1}:
+            do = "compute a number for each image, such as output[:, 3] and not output[0, 3]"
+            raise ModelError(f"{self.name} returns one number for {images.pop()} images", do=do)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
 class DifferenceTarget(ScoreTarget):
-    """The logit of each class of ``target`` minus that of the one class ``against``."""
+    """What speaks for a class and not for another: the difference of their logits.
+
+    Of a segmentation, the difference at the pixels where the class is the best; `RegionTarget` says other pixels.
+
+    Args:
+        target: A class index, a class name or ``top:K``.
+        against: The one class whose logit is subtracted.
+
+    Raises:
+        UsageError: ``against`` is not one class, or the same class.
+
+    Example:
+        >>> import torch, hookscope
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> [cam] = hookscope.class_activation_maps(net, torch.ones(1, 3, 8, 8), target=DifferenceTarget(2, 0))
+        >>> cam.prediction.name
+        'class 2 against class 0'
+    """
 
     target: Target | str | int
     against: Target | str | int
 
+    def __post_init__(self) -> None:
+        against = Target.of(self.against)
+        if against.count != 1 or against.has_top:
+            raise UsageError(f"'{against}' is not one class to subtract", do="give a class number or name")
+
     def objectives(
         self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
     ) -> list[Objective]:
-        [other] = objectives(self.against, output, categories, what)
-        return [_difference(goal, other) for goal in objectives(self.target, output, categories, what)]
+        return self.in_region(None, output, categories, what)
+
+    def in_region(
+        self, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
+    ) -> list[Objective]:
+        """The differences over the pixels of ``region`` ``(H, W)``."""
+        found = _regions(self.target, output, categories, what, region)
+        maps = class_maps(output, bare=True)
+        classes = (class_scores(output, what) if maps is None else maps).shape[1]
+        [other] = Target.of(self.against).indices([0.0] * classes, categories)
+        pairs = [
+            [_objective(each, place, output, categories, what) for each in (at, other)]
+            for at, place in found.items()
+            if at != other
+        ]
+        if not pairs:
+            raise UsageError(f"'{self.against}' is subtracted from itself", do="give two classes")
+        return [_difference(*pair) for pair in pairs]
 
 
-def _difference(goal: Objective, other: Objective) -> Objective:
-    score = Score(
-        None, None, goal.score.score - other.score.score, None, target=f"{goal.score.name} against {other.score.name}"
-    )
-    return Objective(score, lambda output: goal.of(output) - other.of(output))
+@dataclass(frozen=True, slots=True)
+class RegionTarget(ScoreTarget):
+    """The mean logit of a class over some pixels of a segmentation.
+
+    Args:
+        region: A mask ``(H, W)`` of the network's input, of booleans or of weights from 0; it is averaged to the size
+            of the logits. ``Preprocess.region`` makes it of a mask of the photograph.
+        target: A class index, a class name or ``top:K``, the best in the region; or a `DifferenceTarget`.
+        where: The words after the class, in tables and on pages.
+
+    Raises:
+        UsageError: the mask is empty, or no mask of two dimensions.
+        ModelError: for a model that is no segmentation model.
+
+    Example:
+        >>> import torch, hookscope
+        >>> net, mask = torch.nn.Conv2d(3, 4, 3, padding=1), torch.zeros(8, 8)
+        >>> mask[2:4, 5] = 1
+        >>> [saliency] = hookscope.saliency_maps(net, torch.ones(1, 3, 8, 8), RegionTarget(mask, 2))
+        >>> saliency.prediction.name, saliency.map.nonzero().amin(0).tolist()
+        ('class 2 in the region', [1, 4])
+    """
+
+    region: Tensor
+    target: Target | str | int | DifferenceTarget = "top:1"
+    where: str = "in the region"
+
+    def __post_init__(self) -> None:
+        if self.region.dim() != 2:
+            shape = "x".join(map(str, self.region.shape))
+            raise UsageError(f"a region is a mask (H, W), not {shape or 'one number'}")
+        if not bool((self.region > 0).any()) or bool((self.region < 0).any()):
+            raise UsageError("the region is empty", do="give a mask that is above 0 at one pixel at least")
+
+    def objectives(
+        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
+    ) -> list[Objective]:
+        of = self.target.in_region if isinstance(self.target, DifferenceTarget) else partial(_of_classes, self.target)
+        goals = of(self.region, output, categories, what)
+        return [replace(goal, score=replace(goal.score, target=f"{goal.score.name} {self.where}")) for goal in goals]
 
 
 def objectives(
@@ -107,11 +202,73 @@ def objectives(
         return FunctionTarget(target).objectives(output, categories, what, size)
     if gives_boxes(output):
         raise ModelError(f"{what} gives {described(output)}, no score for each class", do=ASK_FOR_A_BOX)
-    scores = one_picture(class_scores(output, what))
-    return [
-        Objective(prediction, partial(_of_class, index=prediction.index, what=what))
-        for prediction in predictions(scores, categories, Target.of(target))
-    ]
+    return _of_classes(target, None, output, categories, what)
+
+
+def _of_classes(
+    target: Any, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
+) -> list[Objective]:
+    found = _regions(target, output, categories, what, region)
+    return [_objective(at, place, output, categories, what) for at, place in found.items()]
+
+
+def _difference(first: Objective, second: Objective) -> Objective:
+    words = f"{first.score.name} against {second.score.name}"
+    score = Score(None, None, first.score.score - second.score.score, None, target=words)
+    return Objective(score, lambda output: first.of(output) - second.of(output))
+
+
+def _regions(
+    target: Any, output: Any, categories: Sequence[str] | None, what: str, region: Tensor | None
+) -> dict[int, Tensor | None]:
+    """The classes that ``target`` names, each with the pixels ``(h, w)`` that count; None for all there is.
+
+    Of a segmentation without a ``region``, they are the pixels where the class is the best.
+    """
+    target = Target.of(target)
+    maps = class_maps(output, bare=region is not None or not target.has_top)
+    if maps is None and region is not None:
+        asked = f"{what} gives {described(output)}, no scores of classes at each pixel"
+        raise ModelError(asked, do="a region needs a segmentation model")
+    scores = class_scores(output, what) if maps is None else maps.mean((2, 3))
+    values = one_picture(scores).tolist()
+    if categories:
+        check_categories(categories, len(values))
+    if maps is None:
+        return dict.fromkeys(target.indices(values, categories))
+    if region is not None:
+        region = adaptive_avg_pool2d(region.to(maps.device, torch.float32)[None, None], maps.shape[-2:])[0, 0]
+        return dict.fromkeys(target.indices(_means(maps, region)[0].tolist(), categories), region)
+    numbers = torch.arange(len(values), device=maps.device)[:, None, None]
+    is_best = maps[0] > 0 if len(values) == 1 else numbers == maps[0].argmax(0)
+    pixels = is_best.sum((1, 2)).tolist()
+    chosen = target.indices([count or None for count in pixels], categories)
+    for at in chosen:
+        if not pixels[at]:
+            present = Target("top:5").indices([count or None for count in pixels], None)
+            exists = "it has " + ", ".join(class_label(each, categories) or str(each) for each in present)
+            asked = f"the segmentation has no pixel of {class_label(at, categories) or f'class {at}'}"
+            raise TargetError(asked, exists if present else "", "choose one of these, or a region")
+    return {at: is_best[at].float() for at in chosen}
+
+
+def _objective(
+    index: int, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
+) -> Objective:
+    """The score of a class, of a segmentation its mean over ``region``."""
+    if region is None:
+        [prediction] = predictions(one_picture(class_scores(output, what)), categories, Target(str(index)))
+        return Objective(prediction, partial(_of_class, index=index, what=what))
+    maps = class_maps(output, bare=True).detach()
+    shares = _means(maps.sigmoid() if maps.shape[1] == 1 else maps.softmax(1), region)[0].tolist()
+    value = float(_means(maps, region)[0, index])
+    prediction = Prediction(index, class_label(index, categories), value, shares[index], max(shares))
+    return Objective(prediction, lambda output: _means(class_maps(output, bare=True), region)[:, index])
+
+
+def _means(maps: Tensor, region: Tensor) -> Tensor:
+    """The means ``(N, K)`` of ``maps`` ``(N, K, h, w)``, weighted by ``region`` ``(h, w)``."""
+    return (maps * (region / region.sum())).sum((2, 3))
 
 
 def _of_class(output: Any, index: int, what: str) -> Tensor:

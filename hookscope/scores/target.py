@@ -65,13 +65,16 @@ class Target:
             elif categories:
                 _by_index(term, len(categories))
 
-    def indices(self, scores: Sequence[float], categories: Sequence[str] | None) -> tuple[int, ...]:
-        """The indices of the classes, each once, in the order of the terms; ``top:K`` by descending score."""
+    def indices(self, scores: Sequence[float | None], categories: Sequence[str] | None) -> tuple[int, ...]:
+        """The indices of the classes, each once, in the order of the terms; ``top:K`` by descending score.
+
+        ``top:K`` leaves out a class whose score is None.
+        """
         classes: dict[int, None] = {}
         for term in self._terms(categories):
             if top := _top(term):
-                order = sorted(range(len(scores)), key=lambda at: (-_rank(scores[at]), at))
-                classes |= dict.fromkeys(order[:top])
+                ranks = {at: _rank(score) for at, score in enumerate(scores) if score is not None}
+                classes |= dict.fromkeys(sorted(ranks, key=lambda at: (-ranks[at], at))[:top])
             else:
                 classes[_by_index(term, len(scores)) if _is_index(term) else _by_name(term, categories)] = None
         return tuple(classes)

@@ -21,6 +21,7 @@ from hookscope.explain.cam_methods import CAM_METHODS
 from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.logits import Prediction
+from hookscope.scores.objectives import RegionTarget
 from tests.explain.nets import Gives, picture, small
 from tests.helpers import hooks_on, seeded
 from tests.nets import named as chain
@@ -71,7 +72,7 @@ DEFAULTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, tuple[i
     "vit": (vit, (32, 32), "encoder.layers.encoder_layer_1.ln_1", (4, 4)),
     "swin": (swin, (64, 64), "permute", (8, 8)),
     "lraspp_mobilenet_v3_large": (
-        torchvisions("lraspp_mobilenet_v3_large", weights_backbone=None), (64, 64), "classifier", (8, 8)
+        torchvisions("lraspp_mobilenet_v3_large", weights_backbone=None), (64, 64), "backbone", (4, 4)
     ),
 }  # fmt: skip
 
@@ -82,6 +83,15 @@ def test_the_default_is_the_last_layer_with_a_map_that_the_score_depends_on(fami
     cam = only(build(), picture(*size))
     assert (cam.call.name, cam.values.shape, cam.seen, cam.unreached) == (name, shape, size, False)
     assert np.isfinite(cam.values).all()
+
+
+def test_the_default_of_a_segmentation_without_a_backbone_is_the_last_layer_of_the_lowest_resolution() -> None:
+    up, down = nn.Upsample(scale_factor=2), nn.Conv2d(4, 4, 3, stride=2, padding=1)
+    layers = nn.Conv2d(3, 4, 1), down, nn.GELU(), up, nn.Conv2d(4, 3, 1)
+    net = seeded(lambda: nn.Sequential(*layers))
+    region = torch.ones(8, 8)
+    assert only(net, picture(8, 8), target=RegionTarget(region, 1)).call.name == "2"
+    assert landmark_layers(net, picture(8, 8), RegionTarget(region)) == ["0", "2"]
 
 
 class Attends(nn.Module):

@@ -22,7 +22,7 @@ from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, features
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.images import reader as images
-from hookscope.images.reader import ImageWarning, open_image, read_picture
+from hookscope.images.reader import ImageWarning, open_image, read_mask, read_picture
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 ORIENTED = {  # EXIF orientation -> how a viewer turns the stored array, (H, W, C)
@@ -132,6 +132,35 @@ def test_lossless_formats(form):
     options = {"lossless": True} if form == "WEBP" else {"sizes": [(24, 24)]} if form == "ICO" else {}
     array = quarters(24, 24)
     assert np.array_equal(pixels(encoded(array, form, **options)), array)
+
+
+MASK = np.array([[0, 1, 255], [0, 0, 7]])
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.fromarray(MASK.astype(np.uint8)),
+        Image.fromarray(MASK.astype(np.uint16)),
+        Image.fromarray(MASK > 0),
+        Image.fromarray(np.dstack([MASK * 0, MASK * 0, MASK]).astype(np.uint8)),
+        Image.fromarray(np.dstack([MASK * 0 + 9] * 3 + [MASK]).astype(np.uint8)),
+        Image.fromarray(MASK.astype(np.uint8)).convert("P"),
+    ],
+    ids=["L", "I;16", "1", "RGB", "RGBA", "P"],
+)
+def test_a_mask_is_where_a_picture_is_neither_black_nor_transparent(image):
+    mask = read_mask(encoded(image, "PNG"))
+    assert mask.mode == "L" and np.asarray(mask).tolist() == [[0, 255, 255], [0, 0, 255]]
+
+
+def test_a_mask_is_upright():
+    assert np.asarray(read_mask(oriented(MASK.astype(np.uint8), "PNG", 6))).tolist() == [[0, 0], [0, 255], [255, 255]]
+
+
+def test_a_mask_with_losses_is_refused():
+    with pytest.raises(ImageError, match="'<bytes>' is a JPEG, which does not keep zeros; save the mask as PNG"):
+        read_mask(encoded(Image.new("L", (4, 4)), "JPEG"))
 
 
 def test_the_result_outlives_its_stream_and_carries_no_metadata():

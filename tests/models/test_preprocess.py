@@ -15,7 +15,7 @@ from torchvision.transforms import functional as F
 from hookscope.errors import InputError, UsageError
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.preprocess_choice import PreprocessChoice
-from hookscope.models.transforms import Normalisation, Transforms, imagenet_transforms, usual_transforms
+from hookscope.models.transforms import Normalisation, OwnTransforms, Transforms, imagenet_transforms, usual_transforms
 
 
 @pytest.fixture(scope="module")
@@ -356,3 +356,39 @@ def test_a_picture_smaller_than_the_crop_is_padded():
 @pytest.mark.parametrize("family", ["detection", "segmentation", "optical_flow"])
 def test_the_box_of_families_without_a_crop_is_the_whole_picture(family):
     assert Preprocess(family, usual_transforms(family)).visible_box(30, 20) == (0, 0, 30, 20)
+
+
+@pytest.mark.parametrize("name", ["center", "wide", "pad", "stretch", "none"])
+def test_a_region_is_where_the_input_shows_the_mask(name: str) -> None:
+    """The judge: a photograph with values only inside the mask, prepared as any other."""
+    resize = {"center": "shorter:64", "wide": "shorter", "pad": "pad", "stretch": "stretch"}.get(name)
+    size = None if name == "none" else (48, 64) if name == "wide" else (48, 48)
+    preprocess = chosen(size, preprocess="none") if name == "none" else chosen(size, mean=0, std=1, resize=resize)
+    mask = Image.new("L", (160, 120))
+    mask.paste(1, (40, 32, 110, 90))
+    region = preprocess.region(mask)
+    assert region.shape == preprocess(mask.convert("RGB")).shape[1:]
+    left, top, right, bottom = preprocess.visible_box(160, 120)
+    high, wide = region.shape
+    x, y = (
+        (torch.arange(wide) + 0.5) * (right - left) / wide + left,
+        (torch.arange(high) + 0.5) * (bottom - top) / high + top,
+    )
+    inside = ((x > 40) & (x < 110))[None] & ((y > 32) & (y < 90))[:, None]
+    assert ((region > 0.5) != inside).float().mean() < 0.03 and region.max() == 1 and region.min() == 0
+    cell = (right - left) / wide * (bottom - top) / high
+    assert float(region.sum()) * cell == pytest.approx(70 * 58, rel=0.03)
+
+
+def test_one_pixel_of_a_large_photograph_stays_in_a_region() -> None:
+    mask = Image.new("L", (4000, 3000))
+    mask.putpixel((2000, 1500), 255)
+    region = chosen((32, 32)).region(mask)
+    assert float(region.sum()) > 0 and region.nonzero().tolist() in ([[16, 16]], [[16, 15]], [[15, 16]], [[15, 15]])
+
+
+def test_a_region_of_an_own_function_has_the_size_of_the_input() -> None:
+    own = Preprocess("segmentation", OwnTransforms(lambda image: torch.zeros(3, 8, 8), "own"))
+    mask = Image.new("L", (8, 8))
+    mask.putpixel((2, 5), 1)
+    assert own.region(mask).nonzero().tolist() == [[5, 2]]

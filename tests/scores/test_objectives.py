@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hookscope import class_activation_maps, saliency_maps
-from hookscope.errors import HookscopeError
-from hookscope.scores import Score, objectives
+from hookscope.errors import HookscopeError, ModelError, UsageError
+from hookscope.scores import DifferenceTarget, RegionTarget, Score, objectives
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of libraries that grad-cam imports
+    import pytorch_grad_cam as judge
+    from pytorch_grad_cam.utils.model_targets import SemanticSegmentationTarget
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0]])
 
@@ -40,6 +48,7 @@ def test_a_function_of_the_output_is_a_target() -> None:
         (lambda output: output, "returns a tensor of torch.float32 with shape (1, 3)"),
         (lambda output: output[0].long(), "returns a tensor of torch.int64"),
         (lambda output: output[0], "<lambda> returns 3 numbers for one image"),
+        (lambda output: output["out"], "<lambda> raised IndexError: "),
     ],
 )
 def test_a_function_that_returns_something_else_is_one_line(function: Any, says: str) -> None:
@@ -48,10 +57,20 @@ def test_a_function_that_returns_something_else_is_one_line(function: Any, says:
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_function_that_looks_at_the_first_image_only_is_one_line() -> None:
+    [goal] = objectives(lambda output: output[0, 1], LOGITS, None)
+    assert goal.of(LOGITS).tolist() == [3.0]
+    with pytest.raises(ModelError, match="<lambda> returns one number for 2 images; compute a number for each image"):
+        goal.of(torch.ones(2, 3))
+
+
+def classifier() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
 def test_maps_of_a_function_are_those_of_the_class_that_it_reads() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    image = torch.rand(1, 3, 8, 8)
+    net, image = classifier(), torch.rand(1, 3, 8, 8)
     second = lambda output: output[:, 1]  # noqa: E731
     for method in ("gradcam", "scorecam", "ablationcam"):
         maps = [class_activation_maps(net, image, "0", target, method)[0] for target in (1, second)]
@@ -63,3 +82,126 @@ def test_maps_of_a_function_are_those_of_the_class_that_it_reads() -> None:
 def test_names_of_files_come_from_the_target() -> None:
     assert Score(3, "dog", 0.9, 0.9, target="box 0: dog").key == "box-0-dog"
     assert Score(3, "dog", 0.9, 0.9).key == "3"
+
+
+def test_one_class_against_another_is_the_difference_of_logits() -> None:
+    found = objectives(DifferenceTarget("top:3", "c"), LOGITS, ("a", "b", "c"))
+    assert [(goal.score.name, goal.score.key, goal.score.score) for goal in found] == [
+        ("b against c", "b-against-c", 2.0),
+        ("a against c", "a-against-c", -1.0),
+    ]
+    assert found[0].of(torch.tensor([[0.0, 3.0, 1.0], [1.0, 1.0, 5.0]])).tolist() == [2.0, -4.0]
+    torch.manual_seed(0)
+    net, image = classifier(), torch.rand(1, 3, 8, 8)
+    [first, second, both] = [
+        saliency_maps(net, image, target)[0].values for target in (1, 2, DifferenceTarget(target=1, against=2))
+    ]
+    assert torch.allclose(both, first - second, atol=1e-7) and both.any()
+
+
+def segmented(values: Any = None) -> dict[str, Tensor]:
+    """Two rows of three pixels, whose best classes are 0, 1, 1 and 0, 0, 2; the fourth class is nowhere."""
+    maps = torch.full((4, 2, 3), -1.0)
+    maps[0], maps[1, 0, 1:], maps[2, 1, 2] = 1.0, torch.tensor([3.0, 5.0]), 4.0
+    return {"out": maps[None], "aux": torch.zeros(1, 4, 2, 3)}
+
+
+NAMES = ("sky", "cat", "dog", "bus")
+
+
+def test_a_class_of_a_segmentation_is_its_mean_logit_where_it_is_the_best() -> None:
+    found = objectives("cat,top:9", segmented(), NAMES)
+    assert [(goal.score.name, goal.score.score, goal.score.target) for goal in found] == [
+        ("cat", 4.0, ""),
+        ("sky", 1.0, ""),
+        ("dog", 4.0, ""),
+    ]
+    share = sum(math.exp(best) / (math.exp(best) + math.e + 2 / math.e) for best in (3, 5)) / 2
+    assert found[0].score.probability == pytest.approx(share)
+    # the pixels stay, whatever the copy shows there
+    assert found[0].of({"out": -segmented()["out"].repeat(2, 1, 1, 1)}).tolist() == [-4.0, -4.0]
+    [goal] = objectives(DifferenceTarget("cat", "sky"), segmented(), NAMES)
+    assert (goal.score.score, goal.of(segmented()).tolist()) == (3.0, [3.0])
+
+
+def test_a_region_is_averaged_to_the_size_of_the_logits() -> None:
+    region = torch.zeros(4, 12, dtype=torch.bool)
+    region[1, 4:10] = True  # four of the cells (0, 1), two of (0, 2)
+    [cat, sky] = objectives(RegionTarget(region, "top:2", "in m.png"), segmented(), NAMES)
+    assert (cat.score.name, cat.score.key, cat.score.index) == ("cat in m.png", "cat-in-m-png", 1)
+    assert cat.score.score == pytest.approx((4 * 3 + 2 * 5) / 6) and sky.score.score == 1
+    [goal] = objectives(RegionTarget(region, DifferenceTarget("cat", "bus")), segmented(), NAMES)
+    assert goal.score.name == "cat against bus in the region"
+    assert goal.score.score == pytest.approx((4 * 3 + 2 * 5) / 6 + 1) == float(goal.of(segmented()))
+
+
+def test_a_segmentation_of_one_class_is_explained_where_its_score_is_above_zero() -> None:
+    maps = torch.tensor([[[[-1.0, 3.0], [1.0, -5.0]]]])
+    [goal] = objectives(0, maps, None)
+    assert goal.score.score == 2.0
+    assert goal.score.probability == pytest.approx(sum(1 / (1 + math.exp(-logit)) for logit in (3, 1)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "says"),
+    [
+        ("bus", segmented(), "the segmentation has no pixel of bus; it has sky, cat, dog; choose one of these"),
+        (0, -torch.ones(1, 1, 2, 2), "the segmentation has no pixel of sky"),
+        (
+            "top:1",
+            torch.ones(1, 4, 2, 3),
+            "the model gives 1x4x2x3 values, no score for each class; visualize",
+        ),
+        (RegionTarget(torch.ones(2, 2)), LOGITS, "gives 1x3 values, no scores of classes at each pixel; a region"),
+        (DifferenceTarget("cat", "1"), LOGITS[:, :2], "'1' is subtracted from itself; give two classes"),
+    ],
+)
+def test_a_target_that_the_output_does_not_have_is_one_line(target: Any, output: Any, says: str) -> None:
+    names = NAMES[: (output["out"] if isinstance(output, dict) else output).shape[1]]
+    with pytest.raises(HookscopeError) as error:
+        objectives(target, output, names if len(names) != 3 else None)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RegionTarget(torch.ones(1, 2, 2)), "a region is a mask (H, W), not 1x2x2"),
+        (lambda: RegionTarget(torch.zeros(2, 2)), "the region is empty; give a mask that is above 0"),
+        (lambda: DifferenceTarget(1, "top:2"), "'top:2' is not one class to subtract; give a class number"),
+    ],
+)
+def test_targets_that_cannot_be(make: Any, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        make()
+    assert says in str(error.value)
+
+
+class Segments(nn.Module):
+    """Scores of three classes at each pixel, which see their neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.act, self.head = nn.Conv2d(3, 5, 3, stride=2), nn.GELU(), nn.Conv2d(5, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.act(self.features(x)))
+        return {"out": nn.functional.interpolate(logits, x.shape[-2:], mode="bilinear")}
+
+
+def test_maps_of_a_region_are_those_of_autograd_and_of_grad_cam() -> None:
+    torch.manual_seed(0)
+    net, image, region = Segments().eval(), torch.rand(1, 3, 17, 21), torch.zeros(17, 21)
+    region[4:9, 3:8] = 1
+    target = RegionTarget(region, 2)
+    leaf = image.clone().requires_grad_()
+    [slopes] = torch.autograd.grad(net(leaf)["out"][0, 2][region > 0].mean(), leaf)
+    assert torch.allclose(saliency_maps(net, image, target)[0].values, slopes[0], atol=1e-8)
+    [ours] = class_activation_maps(net, image, "act", target)
+    bare = nn.Sequential(net)
+    bare.forward = lambda x: net(x)["out"]
+    with judge.GradCAM(bare, [net.act]) as cam:
+        theirs = cam(image, [SemanticSegmentationTarget(2, region.numpy())])[0]
+    whole = nn.functional.interpolate(torch.tensor(ours.values)[None, None], (17, 21), mode="bilinear")[0, 0]
+    whole = (whole - whole.min()) / (whole.max() - whole.min())
+    assert theirs.max() > 0.9 and np.abs(whole.numpy() - theirs).max() < 2e-2

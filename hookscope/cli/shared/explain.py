@@ -29,7 +29,9 @@ class ExplainOptions:
     """The options of both commands; ``output`` and ``raw`` are checked before a model is loaded."""
 
     target: scores.Target | str | None
+    region: scores.Region | None
     against: scores.Target | None
+    similar_to: images.InputImage | None
     categories: tuple[str, ...] | None
     output: str | None
     raw: str | None
@@ -39,7 +41,7 @@ class ExplainOptions:
     @property
     def choice(self) -> scores.TargetChoice:
         """What is explained."""
-        return scores.TargetChoice(self.target, self.against)
+        return scores.TargetChoice(self.target, self.region, self.against, self.similar_to)
 
     def check(self, paths: Sequence[str]) -> tuple[OutputPath, ArrayFile]:
         """The places of the pictures and the arrays; refuse what cannot be written there."""
@@ -66,6 +68,20 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
             callback=parsed(scores.Target),
             shell_complete=complete_classes,
             help="Subtract the score of this class: what speaks for --target and not for it.",
+        ),
+        click.option(
+            "--region",
+            metavar="FILE|X,Y",
+            callback=parsed(scores.Region.parse),
+            help="Of a segmentation, the pixels to explain: a mask of the image's size, non-zero inside, or a point."
+            "  [default: where the class is the best]",
+        ),
+        click.option(
+            "--similar-to",
+            metavar="IMAGE",
+            type=click.Path(),
+            callback=parsed(images.read_picture),
+            help="Explain the cosine similarity of the output to that of another image, instead of a class.",
         ),
         categories_option,
         output_option("picture"),

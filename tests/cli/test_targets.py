@@ -1,0 +1,133 @@
+"""What cam and saliency explain beside a class: regions, differences, similarities, functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hookscope
+from hookscope.scores import DifferenceTarget, RegionTarget, SimilarityTarget
+from tests.cli.helpers import Run, files, one_error, rows
+
+NETS = """
+
+class Segments(Small):
+    def forward(self, x):
+        return {"out": self.conv2(self.relu(self.conv1(x)))}
+
+class Bare(Segments):
+    def forward(self, x):
+        return super().forward(x)["out"]
+
+def margin(output):
+    return output[:, 1] - output[:, 2]
+
+def wrong(output):
+    return output
+
+def fails(output):
+    return output[:, 9]
+
+number = 3
+"""
+PICTURES = {"cat.jpg": (160, 120), "dog.png": (120, 160)}
+
+
+def command_line(*words: str, model: str = "nets.py:Small", command: str = "saliency") -> list[str]:
+    return [command, model, "cat.jpg", "--input-size", "32", "--resize", "stretch", "--format", "ndjson", *words]
+
+
+def net_and_inputs(model: str = "nets.py:Small", image: str = "cat.jpg") -> tuple[Any, Any]:
+    net = hookscope.load_model(model, "none", input_size=(32, 32), resize="stretch")
+    return net, net.inputs(net.prepare(hookscope.open_image(image)))
+
+
+def expected(target: Any, model: str = "nets.py:Small") -> Any:
+    net, inputs = net_and_inputs(model)
+    return hookscope.saliency_maps(net.model, inputs, target)[0]
+
+
+def check(outcome: tuple[int, str, str], name: str, target: Any, model: str = "nets.py:Small") -> None:
+    """Check the row, the file and the numbers of ``x.npy`` against a call of the library."""
+    status, out, errors = outcome
+    [row], result = rows(out), expected(target, model)
+    assert (status, errors, row["target"], result.prediction.name) == (0, "", name, name)
+    assert row["score"] == pytest.approx(result.prediction.score)
+    assert np.allclose(np.load("x.npy"), result.values, atol=1e-7) and result.values.any()
+    assert Path(row["file"]).is_file() and f"-{result.prediction.key}.png" in row["file"]
+
+
+def test_one_class_against_another(run: Run) -> None:
+    words = ("--target", "2", "--against", "1", "--raw", "x.npy")
+    check(run(*words), "class 2 against class 1", DifferenceTarget(2, 1))
+
+
+@pytest.mark.parametrize("where", ["nets.py:margin", "nets:margin"])
+def test_a_function_of_the_output(run: Run, where: str) -> None:
+    def margin(output: Any) -> Any:
+        return output[:, 1] - output[:, 2]
+
+    check(run("--target", where, "--raw", "x.npy"), "margin", margin)
+
+
+def test_the_similarity_to_another_picture(run: Run) -> None:
+    net, inputs = net_and_inputs(image="dog.png")
+    target = SimilarityTarget(net.model(*inputs), "dog.png")
+    check(run("--similar-to", "dog.png", "--raw", "x.npy"), "similarity to dog.png", target)
+
+
+@pytest.mark.parametrize("model", ["nets.py:Segments", "nets.py:Bare"])
+def test_a_region_is_in_pixels_of_the_photograph(run: Run, model: str) -> None:
+    mask = Image.new("L", (160, 120))  # a pixel of the input is 5 x 3.75 of them
+    mask.paste(1, (50, 30, 80, 60))
+    mask.save("mask.png")
+    square, cell = torch.zeros(2, 32, 32)
+    square[8:16, 10:16] = cell[8, 10] = 1
+    words = ("--region", "mask.png", "--target", "1", "--raw", "x.npy")
+    check(run(*words, model=model), "class 1 in mask.png", RegionTarget(square, 1, "in mask.png"), model)
+    words = ("--region", "52,32", "--target", "1", "--against", "0", "--raw", "x.npy")
+    name, target = "class 1 against class 0 at 52,32", RegionTarget(cell, DifferenceTarget(1, 0), "at 52,32")
+    check(run(*words, model=model), name, target, model)
+
+
+def test_cam_draws_the_classes_of_a_region(run: Run) -> None:
+    words = ("--region", "80,60", "--target", "top:2", "--method", "ablationcam")
+    status, out, _ = run(*words, model="nets.py:Segments", command="cam")
+    assert status == 0 and [row["target"].split()[2:] for row in rows(out)] == [["at", "80,60"]] * 2
+    assert [Path(row["file"]).is_file() for row in rows(out)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ("--target nets.py:none", 1, "no 'none' in nets.py; it has interrupted, features, margin, wrong, fails"),
+        ("--target nets.py:number", 1, "nets.py:number is no function but int"),
+        ("--target nets.py:wrong", 1, "wrong returns a tensor of torch.float32 with shape (1, 4)"),
+        ("--target nets.py:fails", 1, "fails raised IndexError: index 9 is out of bounds"),
+        ("--target net.py:margin", 1, "no file 'net.py' for net.py:margin; nearest: nets.py"),
+        ("--target nothing.here:margin", 1, "cannot import nothing.here"),
+        ("--region 80,60", 1, "Small gives 1x4 values, no scores of classes at each pixel; a region needs"),
+        ("--region 1,130", 1, "the point 1,130 is outside the image; x is 0 to 159, y 0 to 119"),
+        (
+            "--region 3,60 --resize shorter",
+            1,
+            "the network does not see the region at 3,60; the preprocessing cuts it off",
+        ),
+        ("--against 1 --target 1", 2, "'1' is subtracted from itself; give two classes"),
+        ("--against 9", 1, "no class 9; the model has 4 classes"),
+        ("--against top:1", 2, "--against top:1 is not one class"),
+        ("--similar-to no.png", 1, "no picture 'no.png'"),
+        ("--similar-to dog.png --target 1", 2, "--similar-to takes no --target; leave one of them out"),
+    ],
+)
+@pytest.mark.parametrize("command", ["cam", "saliency"])
+def test_targets_that_do_not_exist_are_one_line(
+    run: Run, here: Path, command: str, words: str, status: int, says: str
+) -> None:
+    one_error(run(*words.split(), command=command), status, says)
+    assert files(here) == []
