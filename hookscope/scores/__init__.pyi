@@ -15,7 +15,7 @@ from .logits import (
     without_scores as without_scores,
 )
 from .losses import AnyLoss as AnyLoss, Loss as Loss, LossLike as LossLike, OwnLoss as OwnLoss, as_loss as as_loss
-from .objectives import (
+from .objective import (
     DifferenceTarget as DifferenceTarget,
     FunctionTarget as FunctionTarget,
     Objective as Objective,

@@ -13,7 +13,7 @@ from torchvision.ops import box_iou
 from hookscope.errors import TargetError, UsageError
 from hookscope.scores.detections import Detections, detections
 from hookscope.scores.logits import Score
-from hookscope.scores.objectives import Objective, ScoreTarget, Size
+from hookscope.scores.objective import Objective, ScoreTarget, Size
 from hookscope.scores.target import class_label
 
 _MOST_NAMED = 5

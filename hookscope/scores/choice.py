@@ -121,7 +121,7 @@ class TargetChoice:
         """
         from hookscope.models import find_in_source
         from hookscope.scores.logits import check_family
-        from hookscope.scores.objectives import DifferenceTarget, RegionTarget, ScoreTarget
+        from hookscope.scores.objective import DifferenceTarget, RegionTarget, ScoreTarget
         from hookscope.scores.similarity import SimilarityTarget
 
         if isinstance(self.target, str):

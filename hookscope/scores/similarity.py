@@ -16,7 +16,7 @@ from hookscope.hooks import tensors_in
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel, model_errors_as_input_errors
 from hookscope.scores.logits import Score, described, is_a_list_of_records
-from hookscope.scores.objectives import Objective, ScoreTarget, Size
+from hookscope.scores.objective import Objective, ScoreTarget, Size
 
 _EMBEDDINGS = ("image_embeds", "pooler_output")  # as transformers calls them
 

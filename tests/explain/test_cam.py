@@ -21,7 +21,7 @@ from hookscope.explain.cam_methods import CAM_METHODS
 from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.logits import Prediction
-from hookscope.scores.objectives import RegionTarget
+from hookscope.scores.objective import RegionTarget
 from tests.explain.nets import Gives, picture, small
 from tests.helpers import hooks_on, seeded
 from tests.nets import named as chain
