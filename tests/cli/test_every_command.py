@@ -268,7 +268,8 @@ def test_a_model_without_classes_has_other_commands(
     assert (status, out, errors.count("Error: ")) == (1, "", 1)
     message = "no score for each class; visualize, stats and `gradients --loss mse` work on it"
     name = "Conv2d" if ":" in model else model
-    more = "; a segmentation model returns {'out': scores}" if ":" in model else ""
+    hint = "; a segmentation model returns {'out': scores}; in cam and saliency naming a class is enough"
+    more = hint if ":" in model else ""
     assert errors.splitlines()[-1] == f"Error: {name} gives {output}, {message}{more}"
     assert files(here) == []
 

@@ -199,5 +199,5 @@ def test_what_a_model_without_scores_gives_is_named() -> None:
     loss = {"loss": torch.tensor(1.0), "maps": torch.zeros(1, 3, 4, 4)}
     with pytest.raises(ModelError, match="mynet gives loss of one value, maps of 1x3x4x4, no score for each class"):
         class_scores(loss, "mynet")
-    with pytest.raises(ModelError, match=r"gives 1x3x4x4 values.*; a segmentation model returns \{'out': scores\}$"):
+    with pytest.raises(ModelError, match=r"gives 1x3x4x4 values.*; a segmentation model returns \{'out': scores\};"):
         class_scores(torch.zeros(1, 3, 4, 4))

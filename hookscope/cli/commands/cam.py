@@ -21,8 +21,8 @@ from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
 FIELDS = (
-    "image", "index", "layer", "type", "call", "order", "method", "target", "class", "label", "score", "probability",
-    "shape", "max", "peak_x", "peak_y", "weights", "file", "unseen",
+    "image", "index", "layer", "type", "call", "order", "method", "class", "label", "score", "probability",
+    "shape", "max", "peak_x", "peak_y", "weights", "file", "unseen", "target",
 )  # fmt: skip
 _SHEET_TARGET, _MOST_CLASSES = scores.Target("top:3"), 20
 _CELL = 300  # width of a map on the page of --sheet, in pixels

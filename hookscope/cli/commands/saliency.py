@@ -19,8 +19,8 @@ from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.findings import counted
 
 FIELDS = (
-    "image", "method", "target", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x",
-    "peak_y", "weights", "file", "unseen", "steps",
+    "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x",
+    "peak_y", "weights", "file", "unseen", "steps", "target",
 )  # fmt: skip
 _DEFAULTS = explain.Settings()
 
