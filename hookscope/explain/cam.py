@@ -108,7 +108,7 @@ def class_activation_maps(
     *,
     types: Iterable[Any] | None = None,
     categories: Sequence[str] | None = None,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     ordered: bool = False,
     on_progress: Progress | None = None,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
@@ -131,7 +131,8 @@ def class_activation_maps(
             paper and formula.
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         categories: Names of the classes.
-        batch_size: Channels in one pass of the methods that run the model once per channel.
+        batch_size: Channels in one pass of the methods that run the model once per channel; None for as many as fit
+            well: ablationcam as `ablate_each`, scorecam 16, on a GPU doubled while its memory is free.
         ordered: Also count `Call.order`, which takes a hook on every layer, as for `capture`.
         on_progress: Called by these methods with channels done and in all.
         on_skip: Called with calls without a map that a pattern, a range or ``all`` selects; without it they are errors.
@@ -154,7 +155,7 @@ def class_activation_maps(
     """
     both: dict[str, CamMethod | AttentionMethod] = {**CAM_METHODS, **ATTENTION_METHODS}
     how = method_named(method, both)
-    if batch_size < 1:
+    if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     size = _input_size(inputs)

@@ -85,8 +85,10 @@ def xgradcam(inputs: CamInputs) -> Tensor:
     ``w_k = sum(G_k A_k) / (sum(A_k) + 1e-7)``; the paper has no 1e-7, grad-cam does. Sensitivity and conservation hold
     as far as weights of channels allow.
     """
-    total = inputs.activation.sum((1, 2))
-    return (inputs.gradient * inputs.activation).sum((1, 2)) / (total + 1e-7)
+    # values of both signs cancel in the sums; MPS has no double precision
+    wide = torch.float32 if inputs.activation.device.type == "mps" else torch.float64
+    activation, gradient = inputs.activation.to(wide), inputs.gradient.to(wide)
+    return ((gradient * activation).sum((1, 2)) / (activation.sum((1, 2)) + 1e-7)).to(inputs.activation)
 
 
 def eigencam(inputs: CamInputs) -> Tensor:

@@ -15,6 +15,7 @@ from hookscope.explain.pictures import in_place_of, picture_of
 from hookscope.interventions import channel_scores
 
 Progress = Callable[[int, int], None]
+_FIRST = 16  # images in the first pass
 
 
 def progress_counter(on_progress: Progress | None, total: int) -> Callable[..., None]:
@@ -43,7 +44,7 @@ class Rerun:
     model: nn.Module
     inputs: tuple[Any, ...]
     read: Callable[[Any], Tensor]
-    batch_size: int
+    batch_size: int | None
     advance: Callable[[int], None]
     _scores: dict[int, Tensor] = field(default_factory=dict)
 
@@ -77,15 +78,29 @@ class Rerun:
         if picture is None or picture.dim() != 4:
             raise UsageError("masks need one picture (1, C, H, W)", do="use a method without masks")
         picture = picture.detach()
-        scores = []
-        for part in channels.split(self.batch_size):
+        scores, begin, size = list[Tensor](), 0, self.batch_size or _FIRST
+        while begin < len(channels):
+            part = channels[begin : begin + size]
             whole = resized(part[:, None], (picture.shape[-2], picture.shape[-1]))
             low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
             masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
             with torch.no_grad():
                 scores.append(self.read(self.model(*in_place_of(self.inputs, picture * masks))).float())
             self.advance(len(part))
+            begin += size
+            if self.batch_size is None and has_room(picture.device):
+                size *= 2
         return torch.cat(scores)
+
+
+def has_room(device: torch.device) -> bool:
+    """Whether a batch of twice the images fits: a GPU's free memory is twice what torch took so far; never on a CPU.
+
+    On a CPU larger batches are no faster.
+    """
+    if device.type != "cuda":
+        return False
+    return torch.cuda.mem_get_info(device)[0] >= 2 * torch.cuda.memory_reserved(device)
 
 
 def resized(values: Tensor, size: tuple[int, int]) -> Tensor:

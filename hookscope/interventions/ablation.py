@@ -115,7 +115,7 @@ def ablate_each(
         target: One class: its index, its name or ``top:1``.
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         categories: Names of the classes.
-        batch_size: Channels in one pass; None for as many as fit well, 8 to 256.
+        batch_size: Channels in one pass; None for as many as fit well, 8 to 1,024.
         seed: Seed of the random numbers in each pass; None continues from the current random state.
         keep: Number of channels, the most worth first, whose maps are kept for `draw_ablation`, in one more pass.
         on_progress: Called with channels done and in all.

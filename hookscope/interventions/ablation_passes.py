@@ -40,8 +40,8 @@ from hookscope.interventions.elementwise import Zero
 from hookscope.scores import class_scores
 
 # copies of a late layer's maps are small, and more copies mean fewer passes of the layers before it
-_BYTES = 2**24
-_FEWEST, _MOST = 8, 256
+_BYTES = 2**26
+_FEWEST, _MOST = 8, 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.explain.cam import class_activation_maps
-from hookscope.explain.cam_methods import CAM_METHODS
+from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, xgradcam
 from tests.explain.nets import picture, small
 from tests.helpers import seeded
 from tests.nets import named
@@ -291,3 +291,26 @@ def test_the_model_runs_once_for_a_layer_whatever_the_number_of_classes(method: 
     for cam in maps:
         [alone] = class_activation_maps(apart, x, cam.call.name, cam.prediction.index, method)
         assert np.allclose(cam.values, alone.values, rtol=0, atol=1e-5 * np.abs(alone.values).max())
+
+
+def test_xgradcam_sums_channels_whose_values_cancel_in_double_precision() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    activation, gradient = torch.randn(2, 4, 3000, 10, generator=numbers) * 1000
+    activation[:, 1::2] = 0.01 - activation[:, ::2]
+    given = CamInputs(activation, gradient, 1.0, lambda masks: masks, lambda: activation)
+    ours, a, g = xgradcam(given), activation.double().numpy(), gradient.double().numpy()
+    assert ours.dtype == torch.float32
+    assert off(ours.numpy(), ((a * g).sum((1, 2)) / (a.sum((1, 2)) + 1e-7))) < 1e-6
+
+
+def test_masked_images_come_in_larger_batches_while_there_is_room(
+    apart: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookscope.explain.cam_perturbation._FIRST", 1)
+    rooms, pictures = iter([True, True, False]), list[int]()
+    monkeypatch.setattr("hookscope.explain.cam_perturbation.has_room", lambda device: next(rooms))
+    apart.get_submodule("first").register_forward_hook(lambda module, args, output: pictures.append(len(args[0])))
+    [grown] = class_activation_maps(apart, picture(), "first", 1, "scorecam")
+    assert pictures == [1, 1, 2, 4]  # the pass of the activations, then 7 channels
+    [fixed] = class_activation_maps(apart, picture(), "first", 1, "scorecam", batch_size=3)
+    assert off(grown.values, fixed.values) < 1e-6

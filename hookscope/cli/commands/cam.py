@@ -37,7 +37,7 @@ class Options(ExplainOptions):
     method: str
     fuse: bool
     sheet: str | None
-    batch_size: int
+    batch_size: int | None
 
 
 def _read_methods() -> Iterator[tuple[str, str]]:
@@ -63,7 +63,9 @@ _methods = kept_rows("cam", "explain", _read_methods)
     " and the last layers of three resolutions.",
 )
 @image_inputs
-@shared.count_option("--batch-size", "Masked images in one forward pass of scorecam and ablationcam.", 16)
+@shared.count_option(
+    "--batch-size", "Images in one forward pass of scorecam and ablationcam.  [default: as many as fit well]"
+)
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
