@@ -67,8 +67,8 @@ class Heat:
     """A map of finite values ``(h, w)`` over the part ``box`` (left, top, right, bottom) of a photograph.
 
     0 is transparent, ``top`` has full strength. Values below 0 are transparent too, or if the map is ``signed``, have
-    the colours of the other half of the colour map, down to ``-top``. ``peak`` ``(x, y)`` is marked; positions are in
-    pixels of the photograph.
+    the colours of the other half of the colour map, down to ``-top``. ``peak`` ``(x, y)`` is marked, and ``frame`` is
+    outlined; positions are in pixels of the photograph.
     """
 
     values: NDArray[np.float32]
@@ -76,6 +76,7 @@ class Heat:
     top: float
     peak: tuple[float, float] | None = None
     signed: bool = False
+    frame: Box | None = None
 
     @property
     def mark(self) -> tuple[float, float] | None:
@@ -321,6 +322,8 @@ def _picture(
         clear = np.where(covered[strip, :, None], np.float32(1), np.float32(_OUTSIDE)) * pixels[strip]
         pixels[strip] = _laid_over(clear, strength[strip], heat.signed, cmap, ground)
     shown = Image.fromarray(pixels)
+    if heat.frame is not None:
+        _outline(shown, [side * factor[at % 2] for at, side in enumerate(heat.frame)])
     if (mark := heat.mark) is not None:
         _mark(ImageDraw.Draw(shown), mark[0] * factor[0], mark[1] * factor[1], max(5.0, size[0] / 64))
     return shown
@@ -356,6 +359,18 @@ def _laid_over(
     alpha = (ground.strongest * np.abs(strength) ** 0.7)[..., None]
     mixed: NDArray[np.uint8] = (pixels * (1 - alpha) + colour * alpha).round().clip(0, 255).astype(np.uint8)
     return mixed
+
+
+def _outline(picture: Image.Image, sides: Sequence[float]) -> None:
+    """Draw a rectangle on ``picture``, white between black edges, visible on any colour; all of it lies inside."""
+    width = max(1, round(picture.width / 320))
+    low, (across, down) = 2 * width, (max(2 * width, side - 1 - 2 * width) for side in picture.size)
+    left, top, right, bottom = (
+        min(max(round(side), low), high) for side, high in zip(sides, (across, down) * 2, strict=True)
+    )
+    pen = ImageDraw.Draw(picture)
+    for grow, colour, wide in ((2 * width, (0, 0, 0), 3 * width), (width, (255, 255, 255), width)):
+        pen.rectangle((left - grow, top - grow, right + grow, bottom + grow), outline=colour, width=wide)
 
 
 def _mark(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float) -> None:

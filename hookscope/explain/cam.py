@@ -288,7 +288,7 @@ def _maps_of_attention(
     how = ATTENTION_METHODS[method]
     with differentiable(model, parameters=False), torch.set_grad_enabled(how.gradient):
         output, follow = follow_relevance(model, passed_on(leaves_of(inputs)), layers, how, size)
-        goals = objectives(target, output, categories, type(model).__name__)
+        goals = objectives(target, output, categories, type(model).__name__, (size.height, size.width))
         for goal in goals:
             check_finite_score(goal.score)
         for goal in goals:

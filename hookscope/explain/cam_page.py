@@ -21,6 +21,7 @@ from hookscope.models import LoadedModel
 
 _BESIDE = 4  # more panels than this make several rows
 _CLASSES = 5  # classes of a layer in a row, at most
+_OF_POSITIONS = ("hirescam", "layercam")
 _SHARE = "share of the layer's highest value"
 
 
@@ -100,7 +101,8 @@ def _page_of_classes(
         for at in range(0, len(panels), columns):
             rows.append(Row(panels[at : at + columns], () if at else words))
     classes = len(maps_by_class(maps))
-    title = f"{maps[0].method} of {classes} classes in {counted(len(by_layer), 'layer')}"
+    things = "targets" if any(cam.prediction.target for cam in maps) else "classes"
+    title = f"{maps[0].method} of {classes} {things} in {counted(len(by_layer), 'layer')}"
     heading = source.heading([title], maps[0].method, photograph=True, scale=_SHARE)
     return _drawn(source, heading, rows, cmap, width, len(maps) + 1)
 
@@ -124,6 +126,19 @@ def why_empty(cam: ClassActivationMap) -> str:
     return f"{zero}: no position of this layer raises the score of this class"
 
 
+def why_outside(cam: ClassActivationMap) -> str:
+    """That the highest cell of the map of a detected box lies outside the box; empty if it does not."""
+    if cam.peak is None or cam.prediction.box is None:
+        return ""
+    (height, width), (high, wide) = cam.seen, cam.values.shape[-2:]
+    y, x, half = cam.peak[0] * height, cam.peak[1] * width, (height / high / 2, width / wide / 2)
+    left, top, right, bottom = cam.prediction.box
+    if left <= x + half[1] and x - half[1] <= right and top <= y + half[0] and y - half[0] <= bottom:
+        return ""
+    do = "" if cam.method in _OF_POSITIONS else f"; {' and '.join(_OF_POSITIONS)} keep to what its score depends on"
+    return f"the highest value lies outside the box{do}"
+
+
 def _class_lines(cam: ClassActivationMap) -> list[str]:
     highest = float(cam.still.max()) + 0.0  # no -0
     return [*answer_lines(cam.prediction), f"highest {highest:.3g}"]
@@ -139,7 +154,7 @@ def _panel(
     extremes += [f"lowest {low:.3g}, not drawn"] if low < 0 else []
     alarm = why_empty(cam) or (why_unseen(cam.prediction) if of_classes else "")
     unit = "mean, each map 0..1" if cam.fused else VALUE
-    heat = Heat(values, source.box, top, source.peak_in(values))
+    heat = Heat(values, source.box, top, source.peak_in(values), frame=source.frame_of(cam.prediction, cam.seen))
     extremes += ["hardly visible on this scale"] if heat.peak and not heat.mark else []
     return Panel(heat, [*words, *extremes], alarm, unit if high > 0 and not of_classes else "")
 

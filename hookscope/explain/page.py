@@ -73,6 +73,15 @@ class OverlaySource:
         peak = peak_of(values)
         return peak and (left + peak[1] * (right - left), top + peak[0] * (bottom - top))
 
+    def frame_of(self, answer: Score, seen: tuple[int, int]) -> tuple[float, float, float, float] | None:
+        """The box of ``answer`` in pixels of the photograph; the network saw ``seen`` ``(H, W)``. None without one."""
+        if answer.box is None:
+            return None
+        left, top, right, bottom = self.box
+        across, down = (right - left) / seen[1], (bottom - top) / seen[0]
+        x, y, x_end, y_end = answer.box
+        return left + x * across, top + y * down, left + x_end * across, top + y_end * down
+
     def provenance(self, method: str, cmap: str, size: tuple[int, int]) -> dict[str, Any]:
         return {
             **self.origin.facts(),
@@ -97,6 +106,7 @@ def answer_facts(answer: Score) -> dict[str, Any]:
         "score": answer.score if math.isfinite(answer.score) else None,
         "probability": answer.probability if math.isfinite(answer.probability or 0) else None,
         **({"target": answer.target} if answer.target else {}),
+        **({"box": list(answer.box)} if answer.box else {}),
     }
 
 

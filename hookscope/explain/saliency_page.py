@@ -102,7 +102,8 @@ def _panel(
 ) -> Panel:
     signed, any_value = SALIENCY_METHODS[saliency.method].signed, bool(values.any())
     alarm = "" if any_value else "all zero: the score does not depend on any pixel"
-    heat = Heat(values, source.box, top, source.peak_in(np.abs(values)), signed)
+    frame = source.frame_of(saliency.prediction, (saliency.values.shape[-2], saliency.values.shape[-1]))
+    heat = Heat(values, source.box, top, source.peak_in(np.abs(values)), signed, frame)
     return Panel(heat, words, alarm, VALUE if any_value else "")
 
 

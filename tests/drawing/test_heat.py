@@ -278,3 +278,19 @@ def test_an_unknown_colour_map_is_refused() -> None:
 def test_a_page_without_end_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a page of 4000 panels is too large; it would have .* pixels; choose fewer"):
         draw_page(noise(400, 300), Heading([]), [Row([Panel(None, [])] * 4000)])
+
+
+@pytest.mark.parametrize("frame", [(50.2, 20, 150, 60), (-20, 10, 700, 90), (330, 99, 340, 110)])
+def test_a_frame_is_white_between_black_edges_and_lies_inside(frame: tuple[float, float, float, float]) -> None:
+    photograph, values = Image.new("RGB", (330, 100), (128, 128, 128)), np.zeros((2, 2), np.float32)
+    plain = panel_pixels(photograph, Heat(values, (0, 0, 330, 100), 1.0))
+    framed = panel_pixels(photograph, Heat(values, (0, 0, 330, 100), 1.0, frame=frame))
+    white = np.argwhere((framed == 255).all(-1))
+    (top, left), (bottom, right) = white.min(0), white.max(0)
+    expected = [min(max(round(side), 2), end) for side, end in zip(frame, (327, 97, 327, 97), strict=True)]
+    assert [left + 1, top + 1, right - 1, bottom - 1] == expected
+    for y in (top, bottom):
+        assert (framed[y, left : right + 1] == 255).all()
+    changed = np.argwhere((framed != plain).any(-1))
+    assert changed.min(0).tolist() == [top - 1, left - 1] and changed.max(0).tolist() == [bottom + 1, right + 1]
+    assert (framed[top - 1, left - 1 : right + 2] == 0).all() and (framed[top - 1 : bottom + 2, right + 1] == 0).all()

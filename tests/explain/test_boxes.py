@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from torch import Tensor, nn
 
+from hookscope.drawing import Origin
 from hookscope.explain.cam import class_activation_maps, landmark_layers
+from hookscope.explain.cam_page import draw_cam, why_outside
+from hookscope.explain.page import OverlaySource
 from hookscope.explain.saliency import saliency_maps
+from hookscope.explain.saliency_page import draw_saliency
 from hookscope.explain.saliency_settings import Settings
 from hookscope.scores import BoxTarget
 from tests.helpers import hooks_on
@@ -164,3 +172,37 @@ def test_gradients_of_torchvisions_detectors_are_those_of_autograd() -> None:
     assert saliency.prediction.box == cam.prediction.box == tuple(found["boxes"][1].tolist())
     torch.testing.assert_close(saliency.values, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
     assert cam.call.key == "backbone" and (cam.values > 0).any()
+
+
+def test_a_map_that_is_highest_outside_the_box_says_so() -> None:
+    maps = {}
+    for method in ("gradcam", "layercam"):
+        for target in (LEFT, RIGHT):
+            [maps[method, target]] = class_activation_maps(FindsCells(), [street()], "relu", target, method)
+    assert why_outside(maps["gradcam", RIGHT]) == (
+        "the highest value lies outside the box; hirescam and layercam keep to what its score depends on"
+    )
+    assert not any(why_outside(maps[key]) for key in maps if key != ("gradcam", RIGHT))
+    [coarse] = class_activation_maps(FindsCells(), [street()], "head.mean", RIGHT)
+    assert why_outside(coarse)  # the cell of the left square
+    narrow = replace(coarse, values=coarse.values[:, 2:], prediction=replace(coarse.prediction, box=(17, 9, 18, 15)))
+    assert not why_outside(narrow)  # the box lies in the highest cell, beside its centre
+
+
+def test_the_box_is_drawn_where_the_network_saw_it() -> None:
+    photograph = Image.new("RGB", (640, 480), (128, 128, 128))
+    [cam] = class_activation_maps(FindsCells(), [street()], "relu", RIGHT)
+    [saliency] = saliency_maps(FindsCells(), [street()], RIGHT)
+    for draw, answer in (
+        (lambda one: draw_cam([one], photograph), cam),
+        (partial(draw_saliency, photograph=photograph), saliency),
+    ):
+        framed, plain = draw(answer), draw(replace(answer, prediction=replace(answer.prediction, box=None)))
+        facts = json.loads(framed.info["hookscope"])
+        assert facts.get("maps", [facts])[0]["box"] == [24, 8, 32, 16]
+        changed = np.argwhere((np.asarray(framed) != np.asarray(plain)).any(-1))
+        # 160 pixels from the top of the box to its foot, and the outline of three lines of two pixels
+        assert np.ptp(changed[:, 0]) == 160 + 2 * 4
+    source = OverlaySource(photograph, (-10.0, 20.0, 630.0, 260.0), Origin.of(None, photograph))
+    assert source.frame_of(cam.prediction, cam.seen) == (470, 100, 630, 180)
+    assert source.frame_of(replace(cam.prediction, box=None), cam.seen) is None

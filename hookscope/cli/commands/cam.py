@@ -156,7 +156,7 @@ def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
 
 def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str) -> Row:
     call = result.call
-    if reason := explain.why_empty(result):
+    if reason := explain.why_empty(result) or explain.why_outside(result):
         explanation.note(f"the map of {call.key} for {result.prediction.name}: {reason}")
     explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.key}", result.values)
     number = None if result.fused else call.call
