@@ -12,20 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.gradients.autograd_flow import (
-    WatchedPass,
-    node_of,
-    operation_name,
-    place_of_code,
-    refuse_reentrant_checkpoints,
-)
+from hookscope.gradients.autograd_flow import node_of, refuse_reentrant_checkpoints
 from hookscope.hooks import (
     HookHandles,
+    WatchedPass,
     call_key,
     differentiable,
     leaf_tensors,
     leaves_of,
+    operation_name,
     passed_on,
+    place_of_code,
     storage_key,
     tensors_in,
 )

@@ -92,3 +92,8 @@ from .tensors import (
     tensors_in as tensors_in,
 )
 from .threads import one_thread as one_thread
+from .watched_pass import (
+    WatchedPass as WatchedPass,
+    operation_name as operation_name,
+    place_of_code as place_of_code,
+)
