@@ -1,4 +1,4 @@
-from .anomaly import Anomaly as Anomaly, first_anomaly as first_anomaly, made_by as made_by
+from .anomaly import first_anomaly as first_anomaly, made_by as made_by
 from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
 from .backward_pass import layer_gradients as layer_gradients, select_parameters as select_parameters
 from .cut_points import gradient_stops as gradient_stops

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from hookscope.gradients.autograd_flow import node_of, refuse_reentrant_checkpoints
 from hookscope.hooks import (
+    UNKNOWN,
+    Anomaly,
     HookHandles,
-    WatchedPass,
-    call_key,
+    NonFiniteSearch,
     differentiable,
+    kinds_of,
     leaf_tensors,
     leaves_of,
     operation_name,
     passed_on,
-    place_of_code,
-    storage_key,
     tensors_in,
 )
 from hookscope.scores import LossLike, as_loss
@@ -47,43 +47,6 @@ _REPEATABLE: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 _MOST_NODES = 50
 _MOST_BEHIND = 200
-_KINDS = ("NaN", "Inf")
-_UNKNOWN = "a tensor of unknown origin"
-
-
-@dataclass(frozen=True, slots=True)
-class Anomaly:
-    """The operation after which values are not finite.
-
-    ``phase`` is ``forward`` or ``backward``; ``operation`` is ``sqrt``, or in the backward pass the node
-    ``SqrtBackward0`` with ``forward`` ``sqrt``. ``layer`` is the key of the innermost running layer, empty for the
-    model. ``place`` is the line of code, ``net.py:17``. ``source`` names the parameter or tensor that already held the
-    NaN, empty if the operation made it. ``infinite`` is the origin of the Inf that became NaN.
-    """
-
-    phase: str
-    kind: str
-    operation: str
-    layer: str
-    place: str
-    source: str = ""
-    infinite: Anomaly | None = None
-    forward: str = ""
-
-    def __str__(self) -> str:
-        where = f" in '{self.layer}'" if self.layer else ""
-        return f"{self.operation_and_place}{where}"
-
-    @property
-    def operation_and_place(self) -> str:
-        """``SqrtBackward0 of sqrt at net.py:17``."""
-        name = self.operation or "an unnamed operation"
-        name += f" of {self.forward}" if self.forward else ""
-        return f"{name} at {self.place}" if self.place else name
-
-    @property
-    def origin(self) -> Anomaly:
-        return self.infinite or self
 
 
 def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anomaly | None:
@@ -108,132 +71,57 @@ def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anoma
         return search.backward_anomaly(value, trained + leaf_tensors(leaves))
 
 
-class _Search(WatchedPass):
+class _Search(NonFiniteSearch):
     """Tests the result of every operation inside a ``with`` block, then of every node of the autograd graph."""
 
     def __init__(self, model: nn.Module, leaves: Any) -> None:
-        super().__init__(model)
+        super().__init__(model, leaves)
         self._origins: dict[Any, Anomaly] = {}  # by node of the autograd graph
-        self._first: dict[str, Anomaly] = {}  # by kind
-        self._brought: Anomaly | None = None  # Inf that no watched operation made
-        self._owners = {
-            id(value): f"attribute '{name}.{attribute}'" if name else f"attribute '{attribute}'"
-            for module, name in self._names.items()
-            for attribute, value in vars(module).items()
-            if isinstance(value, torch.Tensor)
-        }
-        self._owners |= {id(tensor): f"parameter '{name}'" for name, tensor in model.named_parameters()}
-        self._owners |= {id(tensor): f"buffer '{name}'" for name, tensor in model.named_buffers()}
-        self._owners |= {id(tensor): "the input" for tensor in tensors_in(leaves).values()}
-        self._blank: dict[int | None, Tensor] = {}  # uninitialised memory
-        self._constants: dict[int | None, tuple[Tensor, Anomaly]] = {}
-        self._running: list[tuple[nn.Module, str]] = []
-        self._times: dict[nn.Module, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``, test its result, and remember which nodes of the graph are its own."""
+        # nodes of custom functions do not belong to this operation
+        self._note_nodes(tensors_in((args, kwargs)).values(), self._here("", located=False))
+        result = super().__torch_function__(func, types, args, kwargs)
+        results = [tensor for value in (result, args[:1]) for tensor in tensors_in(value).values()]
+        if any(tensor.requires_grad for tensor in results):
+            self._note_nodes(results, self._here(operation_name(func)))
+        return result
 
     def forward_anomaly(self, value: Tensor, output: Any) -> Anomaly | None:
         """The anomaly of the forward pass; an Inf only counts if the loss ``value`` of ``output`` is not finite."""
         if value.requires_grad:
             self._note_nodes([value], Anomaly("forward", "NaN", "", "", ""))
-        if "NaN" in self._first:
-            return self._first["NaN"]
-        kind = next((kind for kind in _KINDS if _holds([value], kind)), None)
+        if self.nan is not None:
+            return self.nan
+        kinds = kinds_of([value])
+        kind = next((kind for kind in ("NaN", "Inf") if kinds[kind]), None)
         if kind is None:
             return None
-        at_end = "the output" if _holds(tensors_in(output).values(), kind) else "the loss"
-        source = _UNKNOWN if at_end == "the output" else ""
-        return self._first.get("Inf") or self._brought or Anomaly("forward", kind, at_end, "", "", source)
+        spoiled = kinds_of(tensors_in(output).values())[kind]
+        at_end, source = ("the output", UNKNOWN) if spoiled else ("the loss", "")
+        return self._inf(spoiled) or Anomaly("forward", kind, at_end, "", "", source)
+
+    def _inf(self, tensors: Sequence[Tensor] = ()) -> Anomaly | None:
+        """The origin of the Inf in ``tensors``, else the first that no mask explains."""
+        known = self.origin_of_inf(tensors)
+        return known or min(self.infinite, key=lambda origin: origin.deliberate, default=None)
 
     def backward_anomaly(self, value: Tensor, leaves: Sequence[Tensor]) -> Anomaly | None:
         """The anomaly of the gradients of ``leaves``."""
-        self._first, self._brought = {}, None
+        self.infinite = []
         with HookHandles() as handles:
             for node, origin in list(self._origins.items()):
                 here = replace(origin, phase="backward", operation=node.name(), forward=origin.operation)
                 handles.node(node, partial(self._test_node, here))
             gradients = torch.autograd.grad(value, leaves, allow_unused=True)
-        if "NaN" in self._first:
-            return self._first["NaN"]
+        if self.nan is not None:
+            return self.nan
         # a NaN without an origin is the sum of Inf and -Inf from two paths
-        return (
-            None if _is_finite([gradient for gradient in gradients if gradient is not None]) else self._first.get("Inf")
-        )
+        return None if _is_finite([gradient for gradient in gradients if gradient is not None]) else self._inf()
 
     def _test_node(self, here: Anomaly, input_gradients: Any, output_gradients: Any) -> None:
         self._test(list(tensors_in(input_gradients).values()), list(tensors_in(output_gradients).values()), here)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` and test its result."""
-        kwargs = kwargs or {}
-        name = operation_name(func)
-        arguments = list(tensors_in((args, kwargs)).values())
-        targets = arguments[:1] if _writes(name) else list(tensors_in(kwargs.get("out")).values())
-        carriers = _carriers(arguments) if targets else None
-        # nodes of custom functions do not belong to this operation
-        self._note_nodes(arguments, self._here("", located=False))
-        result = func(*args, **kwargs)
-        results = [*tensors_in(result).values(), *targets]
-        if "empty" in name:
-            self._note_blank(results)
-        elif not arguments:
-            self._note_constants(results, name)
-        elif results and ("NaN" not in self._first or any(tensor.requires_grad for tensor in results)):
-            here = self._here(name)
-            self._note_nodes(results, here)
-            self._test(results, arguments, here, targets, carriers)
-        return result
-
-    def _here(self, name: str, located: bool = True) -> Anomaly:
-        layer = self._running[-1][1] if self._running else ""
-        return Anomaly("forward", "NaN", name, layer, place_of_code() if located else "")
-
-    def _note_blank(self, tensors: Iterable[Tensor]) -> None:
-        self._blank |= {storage_key(tensor): tensor for tensor in tensors}
-
-    def _note_constants(self, constants: Iterable[Tensor], name: str) -> None:
-        """Constants with NaN count once an operation uses them: they may be overwritten first."""
-        spoiled = [tensor for tensor in constants if any(_holds([tensor], kind) for kind in _KINDS)]
-        self._constants |= {storage_key(tensor): (tensor, self._here(name)) for tensor in spoiled}
-
-    def _test(
-        self,
-        results: Sequence[Tensor],
-        arguments: Sequence[Tensor],
-        here: Anomaly,
-        targets: Sequence[Tensor] = (),
-        carriers: dict[str, list[Tensor]] | None = None,
-    ) -> None:
-        """Record ``here`` if ``results`` hold the first NaN or Inf.
-
-        ``carriers`` are the ``arguments`` that already held it, by kind, before an operation wrote to ``targets``.
-        """
-        for kind in ("Inf", "NaN"):
-            if kind in self._first or "NaN" in self._first or not _holds(results, kind):
-                continue
-            carriers = carriers or _carriers(arguments)
-            if not carriers[kind]:
-                infinite = (self._first.get("Inf") or self._brought) if kind == "NaN" and carriers["Inf"] else None
-                self._first[kind] = replace(here, kind=kind, infinite=infinite)
-            elif here.phase == "forward":
-                self._test_carriers(kind, carriers[kind], results, here, targets)
-
-    def _test_carriers(
-        self, kind: str, carriers: Sequence[Tensor], results: Sequence[Tensor], here: Anomaly, targets: Sequence[Tensor]
-    ) -> None:
-        """Record who brought NaN or Inf into the pass: no operation with tensors made it."""
-        if any(_is_among(tensor, self._blank) for tensor in carriers):
-            self._note_blank(results)
-            return
-        if any(tensor is target for tensor in carriers for target in targets):
-            return  # the other elements may be overwritten too
-        if _is_among(carriers[0], self._constants):
-            origin = self._constants[storage_key(carriers[0])][1]
-        else:
-            origin = replace(here, source=self._owners.get(id(carriers[0]), _UNKNOWN))
-        origin = replace(origin, kind=kind, infinite=None)
-        if kind == "NaN" or (origin.operation == here.operation and origin.source != _UNKNOWN):
-            self._first[kind] = origin
-        else:  # most likely a mask: it counts if nothing else explains the loss
-            self._brought = self._brought or origin
 
     def _note_nodes(self, tensors: Iterable[Tensor], origin: Anomaly) -> None:
         """Assign the unknown nodes behind ``tensors`` to this operation."""
@@ -244,41 +132,15 @@ class _Search(WatchedPass):
                 self._origins[node] = origin
                 waiting += [before for before, _ in node.next_functions]
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        times = self._times.get(module, 0)
-        self._times[module] = times + 1
-        self._running.append((module, call_key(self._names[module], times)))
-
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # nodes of custom functions only appear here
         self._note_nodes(tensors_in(output).values(), self._here("", located=False))
-        while self._running and self._running.pop()[0] is not module:
-            pass
-
-
-def _writes(name: str) -> bool:
-    return name.startswith("__i") or name in ("__set__", "__setitem__") or (name[-1:] == "_" and name[-2:] != "__")
-
-
-def _carriers(arguments: Iterable[Tensor]) -> dict[str, list[Tensor]]:
-    return {kind: [tensor for tensor in arguments if _holds([tensor], kind)] for kind in _KINDS}
-
-
-def _is_among(tensor: Tensor, marked: Container[int | None]) -> bool:
-    key = storage_key(tensor)
-    return key is not None and key in marked
-
-
-def _holds(tensors: Iterable[Tensor], kind: str) -> bool:
-    test = torch.isnan if kind == "NaN" else torch.isinf
-    with torch.no_grad(), torch._C.DisableTorchFunction():
-        return any(bool(test(tensor).any()) for tensor in tensors if tensor.is_floating_point() or tensor.is_complex())
+        super()._after(module, args, kwargs, output)
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether no tensor in ``value`` holds NaN or Inf; of a distributed tensor only the local part counts."""
-    tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors_in(value).values()]
-    return not any(_holds(tensors, kind) for kind in _KINDS)
+    """Whether no tensor in ``value`` holds NaN or Inf."""
+    return not any(kinds_of(tensors_in(value).values()).values())
 
 
 def made_by(tensor: Tensor) -> str:

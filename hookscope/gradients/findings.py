@@ -24,11 +24,11 @@ from hookscope.findings import (
     nonfinite_words,
     ranked,
 )
-from hookscope.gradients.anomaly import Anomaly, first_anomaly
+from hookscope.gradients.anomaly import first_anomaly
 from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.cut_points import Stop, gradient_stops
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
-from hookscope.hooks import GradientSize
+from hookscope.hooks import Anomaly, GradientSize
 from hookscope.scores import LossLike
 
 _MOST_CHAINS = 3
@@ -212,7 +212,7 @@ def _non_finite(report: GradientReport, anomaly: Anomaly | None, searched: bool)
 def _of_anomaly(anomaly: Anomaly) -> Finding:
     """The finding names the origin first, then the NaN that came of it."""
     origin = anomaly.origin
-    if origin.source and origin.operation == "the output":
+    if origin.source and origin.operation in ("", "the output"):
         text = f"the output holds {origin.kind} from an operation that torch does not report"
     elif origin.source:
         text = f"{origin.source} holds {origin.kind}, which {origin.operation_and_place} uses"

@@ -61,6 +61,13 @@ from .model_state import (
     random_states_kept as random_states_kept,
 )
 from .moments import merge_moments as merge_moments, value_numbers as value_numbers
+from .non_finite import (
+    UNKNOWN as UNKNOWN,
+    Anomaly as Anomaly,
+    NonFiniteSearch as NonFiniteSearch,
+    kinds_of as kinds_of,
+    may_write as may_write,
+)
 from .norms import (
     GradientSize as GradientSize,
     norm_and_nonfinite as norm_and_nonfinite,

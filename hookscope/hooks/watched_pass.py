@@ -51,8 +51,11 @@ def place_of_code() -> str:
     while frame is not None and frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
     frame = frame and frame.f_back
-    while frame is not None and not frame.f_code.co_filename.startswith(_OWN):
-        if not frame.f_code.co_filename.startswith(library):
+    while frame is not None:
+        own = frame.f_code.co_filename.startswith(_OWN)
+        if own and frame.f_code.co_name != "__torch_function__":
+            return ""
+        if not own and not frame.f_code.co_filename.startswith(library):
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

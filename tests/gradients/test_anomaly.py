@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.gradients.anomaly import Anomaly, first_anomaly
+from hookscope.gradients.anomaly import first_anomaly
 from hookscope.hooks.model_state import ModelSnapshot
+from hookscope.hooks.non_finite import Anomaly
 from hookscope.scores.losses import Loss
 from tests.nets import Function
 

@@ -1,0 +1,264 @@
+"""The search for the first NaN or Inf of a pass: which operation makes it, and which only pass it on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hookscope.hooks.finite import as_plain
+from hookscope.hooks.operations import without_check
+from hookscope.hooks.selection import call_key
+from hookscope.hooks.tensors import storage_key, tensors_in
+from hookscope.hooks.watched_pass import WatchedPass, operation_name, place_of_code
+
+UNKNOWN = "a tensor of unknown origin"
+_KINDS = ("Inf", "NaN")  # an Inf often comes before the NaN that it becomes
+_MASKS = ("buffer", "attribute", UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """The operation after which values are not finite.
+
+    ``phase`` is ``forward`` or ``backward``; ``operation`` is ``sqrt``, or in the backward pass the node
+    ``SqrtBackward0`` with ``forward`` ``sqrt``. ``layer`` is the key of the innermost running layer, empty for the
+    model. ``place`` is the line of code, ``net.py:17``. ``source`` names the parameter or tensor that already held the
+    NaN, empty if the operation made it. ``infinite`` is the origin of the Inf that became NaN. ``deliberate``: an Inf
+    that the code writes as a number, or holds as a constant, such as a mask.
+    """
+
+    phase: str
+    kind: str
+    operation: str
+    layer: str
+    place: str
+    source: str = ""
+    infinite: Anomaly | None = None
+    forward: str = ""
+    deliberate: bool = False
+
+    def __str__(self) -> str:
+        where = f" in '{self.layer}'" if self.layer else ""
+        return f"{self.operation_and_place}{where}"
+
+    @property
+    def operation_and_place(self) -> str:
+        """``SqrtBackward0 of sqrt at net.py:17``."""
+        name = self.operation or "an unnamed operation"
+        name += f" of {self.forward}" if self.forward else ""
+        return f"{name} at {self.place}" if self.place else name
+
+    @property
+    def origin(self) -> Anomaly:
+        return self.infinite or self
+
+
+class NonFiniteSearch(WatchedPass):
+    """Tests the result of every operation of torch inside a ``with`` block.
+
+    ``nan`` is the origin of the first NaN, ``infinite`` has every Inf that an operation made or the pass was given.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any) -> None:
+        super().__init__(model)
+        self.nan: Anomaly | None = None
+        self.infinite: list[Anomaly] = []
+        self._behind = WeakTensorKeyDictionary()  # the origin of the Inf in a tensor
+        self._owners = {
+            id(value): f"attribute '{name}.{attribute}'" if name else f"attribute '{attribute}'"
+            for module, name in self._names.items()
+            for attribute, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        }
+        self._owners |= {id(tensor): f"parameter '{name}'" for name, tensor in model.named_parameters()}
+        self._owners |= {id(tensor): f"buffer '{name}'" for name, tensor in model.named_buffers()}
+        self._owners |= {id(tensor): "the input" for tensor in tensors_in(inputs).values()}
+        self._blank: dict[int | None, Tensor] = {}  # uninitialised memory
+        self._constants: dict[int | None, tuple[Tensor, Anomaly]] = {}
+        self._running: list[tuple[nn.Module, str]] = []
+        self._times: dict[nn.Module, int] = {}
+        self._latest: Sequence[Tensor] = ()  # results that were tested last
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` and test its result."""
+        kwargs = kwargs or {}
+        name = operation_name(func)
+        if name == "multi_head_attention_forward":  # a layer in a function
+            TorchFunctionMode.__enter__(self)  # type: ignore[no-untyped-call]
+            try:
+                return without_check(func)(*args, **kwargs)
+            finally:
+                TorchFunctionMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
+        arguments = list(tensors_in((args, kwargs)).values())
+        targets = list(tensors_in(kwargs.get("out")).values())
+        if may_write(name, args, kwargs):
+            targets = arguments[:1] or targets
+        carriers = kinds_of(arguments) if targets else None
+        result = func(*args, **kwargs)
+        results = [*tensors_in(result).values(), *targets]
+        if "empty" in name:
+            self._note_blank(results)
+        elif not arguments:
+            self._note_constants(results, name)
+        elif results:
+            given = any(_is_non_finite(value) for value in (*args, *kwargs.values()))
+            self._test(results, arguments, name, targets, carriers, given)
+            self._latest = results
+        return result
+
+    def origin_of_inf(self, tensors: Iterable[Tensor]) -> Anomaly | None:
+        """Where the Inf in one of ``tensors`` comes from, as far as it was followed."""
+        return next((self._behind[tensor] for tensor in tensors if tensor in self._behind), None)
+
+    def _here(self, name: str, located: bool = True) -> Anomaly:
+        layer = self._running[-1][1] if self._running else ""
+        return Anomaly("forward", "NaN", name, layer, place_of_code() if located else "")
+
+    def _add(self, anomaly: Anomaly, results: Sequence[Tensor]) -> None:
+        """Record an origin; ``results`` hold what it made or brought."""
+        if anomaly.kind == "Inf":
+            self.infinite.append(anomaly)
+            self._follow(results, anomaly)
+        else:
+            self.nan = self.nan or anomaly
+
+    def _follow(self, results: Iterable[Tensor], anomaly: Anomaly) -> None:
+        for tensor in results:
+            self._behind[tensor] = anomaly
+
+    def _note_blank(self, tensors: Iterable[Tensor]) -> None:
+        self._blank |= {storage_key(tensor): tensor for tensor in tensors}
+
+    def _note_constants(self, constants: Iterable[Tensor], name: str) -> None:
+        """Constants with NaN or Inf count once an operation uses them: they may be overwritten first."""
+        spoiled = [tensor for tensor in constants if any(kinds_of([tensor]).values())]
+        self._constants |= {storage_key(tensor): (tensor, self._here(name)) for tensor in spoiled}
+
+    def _test(
+        self,
+        results: Sequence[Tensor],
+        arguments: Sequence[Tensor],
+        here: Anomaly | str,
+        targets: Sequence[Tensor] = (),
+        carriers: dict[str, list[Tensor]] | None = None,
+        given: bool = False,
+    ) -> None:
+        """Record who made the NaN or Inf in ``results``, if their ``arguments`` did not hold it.
+
+        ``here`` is the operation, or its name. ``carriers`` are the ``arguments`` that already held NaN or Inf, by
+        kind, before an operation wrote to ``targets``. ``given``: a number among its arguments is not finite.
+        """
+        held = kinds_of(results)
+        for kind in _KINDS:
+            if not held[kind]:
+                continue
+            here = self._here(here) if isinstance(here, str) else here
+            carriers = carriers or kinds_of(arguments)
+            if not carriers[kind]:
+                infinite = None
+                if kind == "NaN" and carriers["Inf"]:
+                    infinite = self.origin_of_inf(carriers["Inf"]) or next(iter(self.infinite), None)
+                    if infinite is None and here.phase == "forward":
+                        infinite = self._origin(replace(here, kind="Inf"), carriers["Inf"][0])
+                made = replace(here, kind=kind, infinite=infinite, deliberate=given and kind == "Inf")
+                self._add(made, held[kind])
+            elif here.phase == "forward":
+                self._test_carriers(replace(here, kind=kind), carriers[kind], held[kind], targets)
+
+    def _test_carriers(
+        self, here: Anomaly, carriers: Sequence[Tensor], results: Sequence[Tensor], targets: Sequence[Tensor]
+    ) -> None:
+        """Record who brought NaN or Inf into the pass, if no operation with tensors made it."""
+        if here.kind == "Inf" and (known := self.origin_of_inf(carriers)):
+            self._follow(results, known)
+        elif any(_is_among(tensor, self._blank) for tensor in carriers):
+            self._note_blank(results)
+        elif any(tensor is target for tensor in carriers for target in targets):
+            return  # the other elements may be overwritten too
+        elif here.kind == "Inf" or self.nan is None:
+            self._add(self._origin(here, carriers[0]), [*results, *carriers])
+
+    def _origin(self, here: Anomaly, carrier: Tensor) -> Anomaly:
+        """Who brought ``carrier``, which no operation with tensors made."""
+        if _is_among(carrier, self._constants):
+            constant = self._constants[storage_key(carrier)][1]
+            return replace(constant, kind=here.kind, deliberate=here.kind == "Inf")
+        source = self._owners.get(id(carrier), UNKNOWN)
+        return replace(here, source=source, deliberate=here.kind == "Inf" and source.startswith(_MASKS))
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        times = self._times.get(module, 0)
+        self._times[module] = times + 1
+        self._running.append((module, call_key(self._names[module], times)))
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        while self._running and self._running[-1][0] is not module:
+            self._running.pop()
+        with torch._C.DisableTorchFunction():  # what NumPy or an extension made appears here
+            results = [
+                tensor
+                for tensor in tensors_in(output).values()
+                if not any(tensor is tested for tested in self._latest) and tensor not in self._behind
+            ]
+            self._test_unseen(results, (args, kwargs))
+            self._latest = results or self._latest
+        if self._running:
+            self._running.pop()
+
+    def _test_unseen(self, results: Sequence[Tensor], arguments: Any) -> None:
+        held = kinds_of(results)
+        if not any(held.values()):
+            return
+        carriers = kinds_of(tensors_in(arguments).values())
+        for kind in _KINDS:
+            if held[kind] and not carriers[kind] and (kind == "Inf" or self.nan is None):
+                self._test_carriers(replace(self._here("", False), kind=kind), held[kind], held[kind], ())
+
+
+def may_write(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a function of torch may write to its first argument."""
+    in_place = name.startswith("__i") or name in ("__set__", "__setitem__") or (name[-1:] == "_" and name[-2:] != "__")
+    return in_place or kwargs.get("inplace") is True or any(value is True for value in args)
+
+
+def kinds_of(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
+    """Those of ``tensors`` that hold Inf, and those that hold NaN."""
+    kinds: dict[str, list[Tensor]] = {"Inf": [], "NaN": []}
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        for tensor in tensors:
+            nan, inf = _holds(tensor)
+            kinds["NaN"] += [tensor] * nan
+            kinds["Inf"] += [tensor] * inf
+    return kinds
+
+
+def _holds(tensor: Tensor) -> tuple[bool, bool]:
+    """Whether a tensor holds NaN, and whether it holds Inf; of a distributed one only the local part counts."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return False, False
+    tensor = as_plain(tensor)
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.element_size() < 2:  # not every small type has a lowest value
+        tensor = tensor.float()
+    low, high = torch.aminmax(tensor)  # one pass over finite values, in which every NaN and Inf shows
+    if math.isfinite(low) and math.isfinite(high):
+        return False, False
+    return bool(torch.isnan(tensor).any()), bool(torch.isinf(tensor).any())
+
+
+def _is_among(tensor: Tensor, marked: Container[int | None]) -> bool:
+    key = storage_key(tensor)
+    return key is not None and key in marked
+
+
+def _is_non_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
