@@ -121,6 +121,8 @@ from .statistics import (
 from .structure import TreeRow as TreeRow, layer_tree as layer_tree
 from .tracing import (
     LayerTotals as LayerTotals,
+    NonFiniteReport as NonFiniteReport,
+    find_non_finite as find_non_finite,
     layer_totals as layer_totals,
     list_layers as list_layers,
     trace_events as trace_events,

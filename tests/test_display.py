@@ -101,6 +101,7 @@ RESULTS: dict[str, Callable[[hookscope.LoadedModel, torch.Tensor], Any]] = {
     "layer_gradients": lambda net, x: hookscope.layer_gradients(net.model, x),
     "inspect": lambda net, x: hookscope.inspect(net, [STAR]),
     "trace_events": lambda net, x: hookscope.trace_events(net.model, (x,)),
+    "find_non_finite": lambda net, x: hookscope.find_non_finite(net.model, x * float("nan")),
 }
 
 

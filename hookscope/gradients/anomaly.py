@@ -22,7 +22,6 @@ from hookscope.hooks import (
     kinds_of,
     leaf_tensors,
     leaves_of,
-    operation_name,
     passed_on,
     tensors_in,
 )
@@ -81,11 +80,11 @@ class _Search(NonFiniteSearch):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``, test its result, and remember which nodes of the graph are its own."""
         # nodes of custom functions do not belong to this operation
-        self._note_nodes(tensors_in((args, kwargs)).values(), self._here("", located=False))
+        self._note_nodes(tensors_in((args, kwargs)).values(), self._here(located=False))
         result = super().__torch_function__(func, types, args, kwargs)
         results = [tensor for value in (result, args[:1]) for tensor in tensors_in(value).values()]
         if any(tensor.requires_grad for tensor in results):
-            self._note_nodes(results, self._here(operation_name(func)))
+            self._note_nodes(results, self._here(func))
         return result
 
     def forward_anomaly(self, value: Tensor, output: Any) -> Anomaly | None:
@@ -134,7 +133,7 @@ class _Search(NonFiniteSearch):
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # nodes of custom functions only appear here
-        self._note_nodes(tensors_in(output).values(), self._here("", located=False))
+        self._note_nodes(tensors_in(output).values(), self._here(located=False))
         super()._after(module, args, kwargs, output)
 
 

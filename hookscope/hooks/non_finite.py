@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hookscope.hooks.finite import as_plain
-from hookscope.hooks.operations import without_check
-from hookscope.hooks.selection import call_key
+from hookscope.hooks.layer_types import is_single
+from hookscope.hooks.operations import is_closed, type_of_operation, without_check
+from hookscope.hooks.selection import OPERATION, Call, call_key
 from hookscope.hooks.tensors import storage_key, tensors_in
 from hookscope.hooks.watched_pass import WatchedPass, operation_name, place_of_code
 
@@ -31,7 +33,8 @@ class Anomaly:
     ``SqrtBackward0`` with ``forward`` ``sqrt``. ``layer`` is the key of the innermost running layer, empty for the
     model. ``place`` is the line of code, ``net.py:17``. ``source`` names the parameter or tensor that already held the
     NaN, empty if the operation made it. ``infinite`` is the origin of the Inf that became NaN. ``deliberate``: an Inf
-    that the code writes as a number, or holds as a constant, such as a mask.
+    that the code writes as a number, or holds as a constant, such as a mask. ``call`` is that of a layer of torch, else
+    of the operation.
     """
 
     phase: str
@@ -43,6 +46,7 @@ class Anomaly:
     infinite: Anomaly | None = None
     forward: str = ""
     deliberate: bool = False
+    call: Call | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         where = f" in '{self.layer}'" if self.layer else ""
@@ -84,12 +88,16 @@ class NonFiniteSearch(WatchedPass):
         self._constants: dict[int | None, tuple[Tensor, Anomaly]] = {}
         self._running: list[tuple[nn.Module, str]] = []
         self._times: dict[nn.Module, int] = {}
+        self._operations: Counter[str] = Counter()
+        self._order = 0
         self._latest: Sequence[Tensor] = ()  # results that were tested last
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and test its result."""
         kwargs = kwargs or {}
         name = operation_name(func)
+        if func is Tensor.__iter__:
+            return iter(self.__torch_function__(Tensor.unbind, types, args))
         if name == "multi_head_attention_forward":  # a layer in a function
             TorchFunctionMode.__enter__(self)  # type: ignore[no-untyped-call]
             try:
@@ -106,26 +114,51 @@ class NonFiniteSearch(WatchedPass):
         if "empty" in name:
             self._note_blank(results)
         elif not arguments:
-            self._note_constants(results, name)
+            self._note_constants(results, func)
         elif results:
             given = any(_is_non_finite(value) for value in (*args, *kwargs.values()))
-            self._test(results, arguments, name, targets, carriers, given)
+            self._test(results, arguments, func, targets, carriers, given)
             self._latest = results
+        kind = type_of_operation(func)
+        if kind and self._place is not None and (tensors_in(result) or kind == "setitem"):
+            self._operations[f"{self._place}{OPERATION}{kind}"] += 1
+            self._order += 1
         return result
+
+    @property
+    def _place(self) -> str | None:
+        """The innermost module that runs; None inside a layer of torch itself, and outside of the model."""
+        if not self._running or is_closed(self._running[-1][0]):
+            return None
+        return self._names[self._running[-1][0]]
 
     def origin_of_inf(self, tensors: Iterable[Tensor]) -> Anomaly | None:
         """Where the Inf in one of ``tensors`` comes from, as far as it was followed."""
         return next((self._behind[tensor] for tensor in tensors if tensor in self._behind), None)
 
-    def _here(self, name: str, located: bool = True) -> Anomaly:
+    def _here(self, func: Any = None, located: bool = True) -> Anomaly:
+        """The call of ``func`` that runs; without a function, the innermost call of a layer."""
         layer = self._running[-1][1] if self._running else ""
-        return Anomaly("forward", "NaN", name, layer, place_of_code() if located else "")
+        name, place = "" if func is None else operation_name(func), place_of_code() if located else ""
+        return Anomaly("forward", "NaN", name, layer, place, call=self._call_of(func))
 
-    def _add(self, anomaly: Anomaly, results: Sequence[Tensor]) -> None:
-        """Record an origin; ``results`` hold what it made or brought."""
+    def _call_of(self, func: Any) -> Call | None:
+        if not self._running:
+            return None
+        if func is not None and self._place is not None:
+            kind = type_of_operation(func) or operation_name(func)
+            name = f"{self._place}{OPERATION}{kind}"
+            return Call(name, kind, self._operations[name], None, self._order)
+        module = self._running[-1][0]
+        name = self._names[module]
+        order = self._order if is_single(name, module) else None
+        return Call(name, type(module).__name__, self._times[module] - 1, None, order)
+
+    def _add(self, anomaly: Anomaly, results: Sequence[Tensor], carrier: Tensor | None = None) -> None:
+        """Record an origin; ``results`` hold what it made, or what ``carrier`` brought."""
         if anomaly.kind == "Inf":
             self.infinite.append(anomaly)
-            self._follow(results, anomaly)
+            self._follow(results if carrier is None else [*results, carrier], anomaly)
         else:
             self.nan = self.nan or anomaly
 
@@ -136,30 +169,31 @@ class NonFiniteSearch(WatchedPass):
     def _note_blank(self, tensors: Iterable[Tensor]) -> None:
         self._blank |= {storage_key(tensor): tensor for tensor in tensors}
 
-    def _note_constants(self, constants: Iterable[Tensor], name: str) -> None:
+    def _note_constants(self, constants: Iterable[Tensor], func: Any) -> None:
         """Constants with NaN or Inf count once an operation uses them: they may be overwritten first."""
         spoiled = [tensor for tensor in constants if any(kinds_of([tensor]).values())]
-        self._constants |= {storage_key(tensor): (tensor, self._here(name)) for tensor in spoiled}
+        self._constants |= {storage_key(tensor): (tensor, self._here(func)) for tensor in spoiled}
 
     def _test(
         self,
         results: Sequence[Tensor],
         arguments: Sequence[Tensor],
-        here: Anomaly | str,
+        here: Any,
         targets: Sequence[Tensor] = (),
         carriers: dict[str, list[Tensor]] | None = None,
         given: bool = False,
-    ) -> None:
-        """Record who made the NaN or Inf in ``results``, if their ``arguments`` did not hold it.
+    ) -> bool:
+        """Whether ``results`` hold NaN or Inf; record who made it, if their ``arguments`` did not hold it.
 
-        ``here`` is the operation, or its name. ``carriers`` are the ``arguments`` that already held NaN or Inf, by
-        kind, before an operation wrote to ``targets``. ``given``: a number among its arguments is not finite.
+        ``here`` is where that was, or the function that ran. ``carriers`` are the ``arguments`` that already held NaN
+        or Inf, by kind, before an operation wrote to ``targets``. ``given``: a number among its arguments is not
+        finite.
         """
         held = kinds_of(results)
         for kind in _KINDS:
             if not held[kind]:
                 continue
-            here = self._here(here) if isinstance(here, str) else here
+            here = here if isinstance(here, Anomaly) else self._here(here)
             carriers = carriers or kinds_of(arguments)
             if not carriers[kind]:
                 infinite = None
@@ -171,6 +205,7 @@ class NonFiniteSearch(WatchedPass):
                 self._add(made, held[kind])
             elif here.phase == "forward":
                 self._test_carriers(replace(here, kind=kind), carriers[kind], held[kind], targets)
+        return any(held.values())
 
     def _test_carriers(
         self, here: Anomaly, carriers: Sequence[Tensor], results: Sequence[Tensor], targets: Sequence[Tensor]
@@ -183,7 +218,7 @@ class NonFiniteSearch(WatchedPass):
         elif any(tensor is target for tensor in carriers for target in targets):
             return  # the other elements may be overwritten too
         elif here.kind == "Inf" or self.nan is None:
-            self._add(self._origin(here, carriers[0]), [*results, *carriers])
+            self._add(self._origin(here, carriers[0]), results, carriers[0])
 
     def _origin(self, here: Anomaly, carrier: Tensor) -> Anomaly:
         """Who brought ``carrier``, which no operation with tensors made."""
@@ -211,6 +246,7 @@ class NonFiniteSearch(WatchedPass):
             self._latest = results or self._latest
         if self._running:
             self._running.pop()
+        self._order += is_single(self._names[module], module)
 
     def _test_unseen(self, results: Sequence[Tensor], arguments: Any) -> None:
         held = kinds_of(results)
@@ -219,7 +255,7 @@ class NonFiniteSearch(WatchedPass):
         carriers = kinds_of(tensors_in(arguments).values())
         for kind in _KINDS:
             if held[kind] and not carriers[kind] and (kind == "Inf" or self.nan is None):
-                self._test_carriers(replace(self._here("", False), kind=kind), held[kind], held[kind], ())
+                self._test_carriers(replace(self._here(None, False), kind=kind), held[kind], held[kind], ())
 
 
 def may_write(name: str, args: Any, kwargs: Any) -> bool:

@@ -144,7 +144,7 @@ class Operations(TorchFunctionMode):
                 return without_check(function)(*args, **kwargs)
         if function is Tensor.__iter__:
             return iter(self.__torch_function__(Tensor.unbind, types, args))
-        name = _name_of(function)
+        name = type_of_operation(function)
         return self._around(place, name, function, args, kwargs) if name else function(*args, **kwargs)
 
 
@@ -202,7 +202,7 @@ def operation_of(
     return Operation(name, kind, args, kwargs, hands_on, in_place), output
 
 
-def _name_of(function: Any) -> str:
+def type_of_operation(function: Any) -> str:
     """``add`` for ``Tensor.__radd__``, ``T`` for the property, empty for what gives no tensor."""
     name = getattr(function, "__name__", "")
     if name == "__get__":

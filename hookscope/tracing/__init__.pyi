@@ -9,6 +9,11 @@ from .facts import (
     totals_of_type as totals_of_type,
 )
 from .macs import MacCounter as MacCounter
+from .non_finite import (
+    NonFinite as NonFinite,
+    NonFiniteReport as NonFiniteReport,
+    find_non_finite as find_non_finite,
+)
 from .sources import INPUT as INPUT
 from .summary import (
     CallRecorder as CallRecorder,

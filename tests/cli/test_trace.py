@@ -198,3 +198,33 @@ def test_wrong_usage_is_one_line(run: Run, words: tuple[str, ...], status: int, 
 def test_a_model_that_raises_is_one_line(run: Run) -> None:
     outcome = run("nets.py:Raises", "tiny.png", "--preprocess", "none", "--events")
     one_error(outcome, 1, "nets.py:Raises: forward() failed on 3x3x3: RuntimeError: no way on, at ")
+
+
+def test_what_makes_nan_is_status_3_and_a_sound_pass_names_what_was_looked_at(run: Run) -> None:
+    line = ("nets.py:Parts", "tiny.png", "--preprocess", "none", "--non-finite", "--format")
+    status, out, _ = run(*line, "table")
+    assert status == 3
+    assert out.splitlines()[:6] == [
+        "NaN and Inf made by join::div (nets.py:131): 0 / 0: 27 of 27 divisors are 0",
+        "  input 0: 1x3x3x3 float32, 0 to 2",
+        "  input 1: 1x3x3x3 float32, 0 to 0",
+        "  output: 1x3x3x3 float32, 27 NaN or Inf",
+        "The output holds 27 NaN or Inf; no operation passes it on.",
+        "Looked at 6 operations in 3 calls of modules, 108 values, in one forward pass in eval mode.",
+    ]
+    assert "Not looked at, because they did not run: idle." in out
+    status, out, _ = run(*line, "json")
+    printed = json.loads(out)
+    assert (status, printed["output"], printed["did_not_run"]) == (3, {"": 27}, ["idle"])
+    [call] = printed["calls"]
+    assert (call["name"], call["order"], call["nonfinite"]) == ("join::div", 6, 27)
+    assert call["inputs"]["1"] == {"shape": [1, 3, 3, 3], "dtype": "float32", "min": 0, "max": 0, "nonfinite": 0}
+    status, out, errors = run(*ONES, "--non-finite", "--format", "tsv")
+    assert (status, len(out.splitlines())) == (0, 1)
+    assert errors.startswith("Note: No NaN and no Inf. Looked at 4 operations in 5 calls of modules, 14 values, in one")
+
+
+@pytest.mark.parametrize("word", ["--layer=1", "--type=all", "--ops", "--events", "--values"])
+def test_non_finite_looks_at_every_call(run: Run, word: str) -> None:
+    name = word.partition("=")[0]
+    one_error(run(*ONES, "--non-finite", word), 2, f"--non-finite takes no {name}; it looks at every call")

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from hookscope import hooks, scores, tracing
+from hookscope.cli import process
 from hookscope.cli.output import formats as output
+from hookscope.cli.output.non_finite_rows import non_finite_report
 from hookscope.cli.output.report import Report
 from hookscope.cli.output.trace_rows import section, tensors_left_out, value_lines
 from hookscope.cli.shared import options as shared
@@ -27,6 +29,7 @@ class Options:
     types: tuple[str, ...]
     ops: bool | None
     events: bool
+    non_finite: bool
     target: scores.Target
     categories: tuple[str, ...] | None
     values: bool
@@ -41,6 +44,7 @@ class Options:
 @shared.type_option
 @shared.ops_option
 @click.option("--events", is_flag=True, help="Print a row for each event: each hook as it runs.")
+@click.option("--non-finite", is_flag=True, help="Find the calls that make NaN or Inf; status 3 if there are any.")
 @target_option(help="With --events, the class whose score is differentiated")
 @categories_option
 @click.option("--values", is_flag=True, help="Show small tensors whole.")
@@ -57,6 +61,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope trace resnet18 cat.jpg --ops --layer 'layer1.0*'
       hookscope trace resnet18 cat.jpg --events --type BasicBlock --type ReLU --target tabby
       hookscope trace nets.py:ones tiny.png --preprocess none --values --events
+      hookscope trace my.py:net cat.jpg --non-finite
       hookscope trace raft_small first.png second.png --layer 'feature_encoder*'
 
     IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward pass in eval mode.
@@ -80,11 +85,20 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     output_values, or values with --events: nested numbers, and null for larger tensors. In tsv and csv these fields
     hold JSON.
 
+    With --non-finite the command prints the calls that make NaN or Inf, not those that only pass it on: the operation
+    and its line of code, why (0 / 0, the logarithm of a negative number, an overflow), and the range of its inputs. It
+    looks at every operation and module. An Inf that the code writes itself, such as a mask, counts if it becomes NaN
+    or reaches the output. The exit status is 3 if there is such a call, and 0 if not; layers that did not run are
+    named, because nothing is known of them.
+
     A table leaves out columns that are empty, are constant or do not fit the terminal. Other formats have all columns.
     """
     options = Options(**values)
     _check(paths, options)
     subject = ModelAndImages.load(model, paths)
+    if options.non_finite:
+        _find_non_finite(subject, options.format)
+        return
     net, categories = subject.net, categories_of(subject.net, options.categories)
     check_choice(net, options.types, options.layers)
     loss = None  # the model's output decides
@@ -110,8 +124,21 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     output.write_report(Report([rows], caption=subject.caption), options.format)
 
 
+def _find_non_finite(subject: ModelAndImages, format: str) -> None:
+    with subject.run():
+        found = tracing.find_non_finite(subject.net.model, subject.inputs)
+    with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
+        output.write_report(non_finite_report(found, subject.net.weights, subject.caption), format)
+    if found.made:
+        raise click.exceptions.Exit(3)
+
+
 def _check(paths: Sequence[str], options: Options) -> None:
     """Refuse what cannot work before a model is loaded."""
+    for name in ("layers", "types", "ops", "events", "values", "most"):
+        if options.non_finite and shared.was_given(name):
+            word = {"layers": "layer", "types": "type"}.get(name, name)
+            raise UsageError(f"--non-finite takes no --{word}", "it looks at every call", f"leave --{word} out")
     for name in ("target", "categories"):
         if shared.was_given(name) and not options.events:
             raise UsageError(f"--{name} needs --events", "there is no backward pass", "add --events")

@@ -1,0 +1,81 @@
+"""What ``trace --non-finite`` prints: the calls that make NaN or Inf, and what was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from hookscope import hooks, tracing
+from hookscope.cli.output.report import Report, Section, call_row
+from hookscope.cli.output.styles import styled
+from hookscope.cli.output.table import Page, caption_lines, wrapped
+from hookscope.errors import printable
+from hookscope.findings import counted, listed
+
+FIELDS = (
+    "kind", "name", "type", "call", "order", "operation", "place", "cause", "source", "deliberate", "nonfinite",
+    "inputs", "output", "weights",
+)  # fmt: skip
+
+
+def non_finite_report(found: tracing.NonFiniteReport, weights: str, caption: Mapping[str, Any]) -> Report:
+    """A row for each call that makes NaN or Inf; a table says it in words."""
+    about = asdict(found) | {"contained": [call.call.key for call in found.contained]}
+    del about["made"]
+    rows = [
+        call_row(FIELDS, call.call, call, weights=weights, inputs=_plain(call.inputs), output=_plain(call.output))
+        for call in found.made
+    ]
+    section = Section(rows, FIELDS, "call", as_json=("inputs", "output"))
+    words = partial(_in_words, found, caption)
+    return Report([section], about=about, flat_note="Note: " + " ".join(_seen(found)), in_words=words)
+
+
+def _plain(facts: tracing.Facts) -> dict[str, Any]:
+    names = ("shape", "dtype", "min", "max", "nonfinite")
+    return {part: {name: getattr(tensor, name) for name in names} for part, tensor in facts.items()}
+
+
+def _in_words(found: tracing.NonFiniteReport, caption: Mapping[str, Any], page: Page) -> Iterator[str]:
+    for call in found.made:
+        where = (call.call.key or hooks.MODEL) + (f" ({call.place})" if call.place else "")
+        line = printable(f"{call.kind} {'brought into' if call.source else 'made by'} {where}: {call.cause}")
+        yield from (styled(part, "" if call.deliberate else "error", page.colours) for part in _wrapped(line, page))
+        for part, tensor in call.inputs.items():
+            yield from _wrapped(printable(f"  input {part}: {_tensor(tensor)}"), page)
+        for part, tensor in call.output.items():
+            yield from _wrapped(printable(f"  output {part}".rstrip() + f": {_tensor(tensor)}"), page)
+    for line in _seen(found):
+        yield from _wrapped(printable(line), page)
+    yield from ["", *caption_lines(caption, [], page)]
+
+
+def _wrapped(line: str, page: Page) -> list[str]:
+    return wrapped(line, page.columns, later="    ")
+
+
+def _tensor(tensor: tracing.TensorSummary) -> str:
+    shape = "x".join(map(str, tensor.shape)) or "one value"
+    ends = "" if tensor.min is None else f", {tensor.min:.4g} to {tensor.max:.4g}"
+    return f"{shape} {tensor.dtype}{ends}" + (f", {tensor.nonfinite:,} NaN or Inf" if tensor.nonfinite else "")
+
+
+def _seen(found: tracing.NonFiniteReport) -> Iterator[str]:
+    """What became of NaN and Inf, what was looked at, and what was not."""
+    if found.made:
+        end = f"The output holds {sum(found.output.values()):,} NaN or Inf" if found.output else "The output is finite"
+        number = found.passed_on
+        later = (
+            f"{counted(number, 'later result')} of operations hold it too" if number else "no operation passes it on"
+        )
+        yield f"Then the model raised {found.error}." if found.error else f"{end}; {later}."
+    if found.contained:
+        keys = listed([call.call.key for call in found.contained], 3)
+        yield f"Inf written on purpose, such as a mask, stays in bounds: {keys}."
+    looked = f"{counted(found.operations, 'operation')} in {counted(found.layers, 'call')} of modules"
+    none = "" if found.made else "No NaN and no Inf. "
+    yield f"{none}Looked at {looked}, {counted(found.values, 'value')}, in one forward pass in eval mode."
+    if found.did_not_run:
+        yield f"Not looked at, because they did not run: {listed(found.did_not_run, 3)}."
