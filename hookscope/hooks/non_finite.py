@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hookscope.hooks.calls import OPERATION, Call, call_key
 from hookscope.hooks.finite import as_plain
 from hookscope.hooks.layer_types import is_single
 from hookscope.hooks.operations import is_closed, type_of_operation, without_check
-from hookscope.hooks.selection import OPERATION, Call, call_key
 from hookscope.hooks.tensors import storage_key, tensors_in
 from hookscope.hooks.watched_pass import WatchedPass, operation_name, place_of_code
 

@@ -39,6 +39,7 @@ _FIELDS = {
     "weights": "commands.weights:FIELDS",
     "trace": "output.trace_rows:FIELDS",
     "trace --events": "output.trace_rows:EVENT_FIELDS",
+    "trace --non-finite": "output.non_finite_rows:FIELDS",
     "watch --show": "commands.watch_show:FIELDS",
     "verify": "commands.verify:FIELDS",
     "list-models": "commands.list_models:FIELDS",
