@@ -110,7 +110,7 @@ class NonFiniteSearch(WatchedPass):
             targets = arguments[:1] or targets
         carriers = kinds_of(arguments) if targets else None
         result = func(*args, **kwargs)
-        results = [*tensors_in(result).values(), *targets]
+        results = list({id(tensor): tensor for tensor in (*tensors_in(result).values(), *targets)}.values())
         if "empty" in name:
             self._note_blank(results)
         elif not arguments:

@@ -195,8 +195,7 @@ class _Search(NonFiniteSearch):
             cause = cause_of(function, args, kwargs, results)
         else:
             cause = f"the code writes {anomaly.kind} as a constant"
-        different = list({id(tensor): tensor for tensor in results}.values())  # in place, result and target are one
-        output = facts_of(different[0] if len(different) == 1 else different)
+        output = facts_of(results[0] if len(results) == 1 else results)
         about = anomaly.operation, anomaly.place, cause, anomaly.source, anomaly.deliberate
         return NonFinite(call, anomaly.kind, *about, inputs, output)
 
