@@ -90,7 +90,7 @@ class TargetChoice:
     def __post_init__(self) -> None:
         if self.classes is None:
             what = "--similar-to" if self.similar_to else f"--target {self.target}"
-            given = {"--region": self.region, "--against": self.against}
+            given: dict[str, Any] = {"--region": self.region, "--against": self.against}
             given |= {"--target": self.target} if self.similar_to else {}
             if others := [option for option, value in given.items() if value]:
                 raise UsageError(f"{what} takes no {others[0]}", do="leave one of them out")
@@ -120,7 +120,7 @@ class TargetChoice:
             TargetError: no such class.
         """
         from hookscope.models import find_in_source
-        from hookscope.scores.logits import check_family
+        from hookscope.scores.logits import EXPLAIN_SIMILARITY, check_family
         from hookscope.scores.objective import DifferenceTarget, RegionTarget, ScoreTarget
         from hookscope.scores.similarity import SimilarityTarget
 
@@ -133,6 +133,8 @@ class TargetChoice:
             check_family(net.family, net.name, "embedding")
             return _always(SimilarityTarget.of_picture(net, self.similar_to))
         check_family(net.family, net.name)
+        if getattr(net.model, "num_classes", None) == 0:  # so timm says that there is no classifier
+            raise ModelError(f"{net.name} gives an embedding, no score for each class", do=EXPLAIN_SIMILARITY)
         for classes in (self.classes, self.against):
             if classes is not None:
                 classes.check(categories)

@@ -18,7 +18,9 @@ from hookscope.scores.target import Target, class_label
 
 _SEEN = 0.02  # of the best probability
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
+_EMBEDDINGS = ("image_embeds", "pooler_output")
 _GIVES = {"detection": "boxes, labels and scores of objects", "optical_flow": "the flow of pixels"}
+EXPLAIN_SIMILARITY = "explain the similarity to another image: --similar-to IMAGE, in Python SimilarityTarget"
 _INSTEAD = "visualize, stats and `gradients --loss mse` work on it"
 
 
@@ -84,6 +86,8 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
     logits = _first(output)
     if logits is not None and logits.is_floating_point() and logits.dim() == 2:
         return logits
+    if embeddings(output):
+        raise ModelError(f"{what} gives {described(output)}, no score for each class", do=EXPLAIN_SIMILARITY)
     maps = class_maps(output)
     if maps is not None:
         return maps.mean((2, 3))
@@ -113,11 +117,16 @@ def _first(output: Any) -> Tensor | None:
     tensors = tensors_in(output)
     logits = next((tensors[name] for name in _LOGITS if name in tensors), None)
     if logits is None:
-        logits = next(iter(tensors.values()), None)
+        logits = None if embeddings(output) else next(iter(tensors.values()), None)
         # Maps under another name may be features: only vectors can be scores.
         if isinstance(output, Mapping) and logits is not None and logits.dim() != 2:
             return None
     return logits.dequantize() if logits is not None and logits.is_quantized else logits
+
+
+def embeddings(output: Any) -> list[Tensor]:
+    """The vectors ``(N, D)`` that a model of transformers calls the embedding of an image."""
+    return [output[name] for name in _EMBEDDINGS if name in output] if isinstance(output, Mapping) else []
 
 
 def gives_boxes(output: Any) -> bool:

@@ -237,7 +237,9 @@ def _regions(
     if maps is None:
         return dict.fromkeys(target.indices(values, categories))
     if region is not None:
-        region = adaptive_avg_pool2d(region.to(maps.device, torch.float32)[None, None], maps.shape[-2:])[0, 0]
+        region = adaptive_avg_pool2d(
+            region.to(maps.device, torch.float32)[None, None], (maps.shape[-2], maps.shape[-1])
+        )[0, 0]
         return dict.fromkeys(target.indices(_means(maps, region)[0].tolist(), categories), region)
     numbers = torch.arange(len(values), device=maps.device)[:, None, None]
     is_best = maps[0] > 0 if len(values) == 1 else numbers == maps[0].argmax(0)
@@ -259,11 +261,17 @@ def _objective(
     if region is None:
         [prediction] = predictions(one_picture(class_scores(output, what)), categories, Target(str(index)))
         return Objective(prediction, partial(_of_class, index=index, what=what))
-    maps = class_maps(output, bare=True).detach()
+    maps = _maps(output).detach()
     shares = _means(maps.sigmoid() if maps.shape[1] == 1 else maps.softmax(1), region)[0].tolist()
     value = float(_means(maps, region)[0, index])
     prediction = Prediction(index, class_label(index, categories), value, shares[index], max(shares))
-    return Objective(prediction, lambda output: _means(class_maps(output, bare=True), region)[:, index])
+    return Objective(prediction, lambda output: _means(_maps(output), region)[:, index])
+
+
+def _maps(output: Any) -> Tensor:
+    maps = class_maps(output, bare=True)
+    assert maps is not None  # as in the output for the first image
+    return maps
 
 
 def _means(maps: Tensor, region: Tensor) -> Tensor:

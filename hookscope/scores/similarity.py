@@ -15,10 +15,8 @@ from hookscope.errors import InputError, ModelError
 from hookscope.hooks import tensors_in
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel, model_errors_as_input_errors
-from hookscope.scores.logits import Score, described, is_a_list_of_records
+from hookscope.scores.logits import Score, described, embeddings, is_a_list_of_records
 from hookscope.scores.objective import Objective, ScoreTarget, Size
-
-_EMBEDDINGS = ("image_embeds", "pooler_output")  # as transformers calls them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,7 @@ def _similarity(reference: Tensor, what: str, output: Any) -> Tensor:
 def _embedding(output: Any, what: str) -> Tensor:
     """The embeddings ``(N, D)`` in a model's output."""
     tensors = {} if is_a_list_of_records(output) else tensors_in(output)
-    named = [tensors[name] for name in _EMBEDDINGS if name in tensors]
-    tensor = next(iter([*named, *tensors.values()]), None)
+    tensor = next(iter([*embeddings(output), *tensors.values()]), None)
     if tensor is None or tensor.dim() not in (2, 3, 4) or not (tensor.is_floating_point() or tensor.is_quantized):
         do = "use a model that returns a vector for each image"
         raise ModelError(f"{what} gives {described(output)}, no embedding", do=do)

@@ -34,6 +34,9 @@ def fails(output):
     return output[:, 9]
 
 number = 3
+
+class Embeds(Small):
+    num_classes = 0
 """
 PICTURES = {"cat.jpg": (160, 120), "dog.png": (120, 160)}
 
@@ -100,6 +103,11 @@ def test_cam_draws_the_classes_of_a_region(run: Run) -> None:
     status, out, _ = run(*words, model="nets.py:Segments", command="cam")
     assert status == 0 and [row["target"].split()[2:] for row in rows(out)] == [["at", "80,60"]] * 2
     assert [Path(row["file"]).is_file() for row in rows(out)] == [True, True]
+
+
+def test_an_embedding_has_no_class(run: Run, here: Path) -> None:
+    says = "nets.py:Embeds gives an embedding, no score for each class; explain the similarity to another image"
+    one_error(run("--target", "1", model="nets.py:Embeds"), 1, says)
 
 
 @pytest.mark.parametrize(

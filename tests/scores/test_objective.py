@@ -152,12 +152,14 @@ def test_a_segmentation_of_one_class_is_explained_where_its_score_is_above_zero(
             torch.ones(1, 4, 2, 3),
             "the model gives 1x4x2x3 values, no score for each class; visualize",
         ),
+        (0, {"tokens": torch.ones(1, 4, 2), "pooler_output": torch.ones(1, 2)}, "no score for each class; explain the"),
+        (0, {"image_embeds": torch.ones(1, 4)}, "gives image_embeds of 1x4, no score for each class; explain the"),
         (RegionTarget(torch.ones(2, 2)), LOGITS, "gives 1x3 values, no scores of classes at each pixel; a region"),
         (DifferenceTarget("cat", "1"), LOGITS[:, :2], "'1' is subtracted from itself; give two classes"),
     ],
 )
 def test_a_target_that_the_output_does_not_have_is_one_line(target: Any, output: Any, says: str) -> None:
-    names = NAMES[: (output["out"] if isinstance(output, dict) else output).shape[1]]
+    names = NAMES[: (next(iter(output.values())) if isinstance(output, dict) else output).shape[1]]
     with pytest.raises(HookscopeError) as error:
         objectives(target, output, names if len(names) != 3 else None)
     assert says in str(error.value) and "\n" not in str(error.value)
