@@ -17,6 +17,7 @@ from torchvision.transforms.functional import gaussian_blur
 from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError
+from hookscope.explain.cam import class_activation_maps
 from hookscope.explain.cam_methods import gradient_free, method_named
 from hookscope.explain.cam_perturbation import progress_counter
 from hookscope.explain.pictures import in_place_of, picture_of
@@ -24,7 +25,7 @@ from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import Selection, differentiable, leaves_of, passed_on
-from hookscope.scores import Score, check_finite_score, objectives
+from hookscope.scores import Objective, Score, check_finite_score, objectives
 
 _GAP = 0.05  # relative difference of the sum of the shares and the score
 _ROUNDING = 1e-5  # relative rounding error of the score difference
@@ -121,6 +122,8 @@ def saliency_maps(
 
     The model runs in eval mode, with gradients even under ``no_grad``, and stays as it is.
 
+    Occlusion (Zeiler and Fergus, arXiv:1311.2901) needs no gradient, so that any target and model will do.
+
     Guided backpropagation (Springenberg et al., arXiv:1412.6806) passes only positive gradients at every ReLU layer,
     by hooks that are removed afterwards. It does not act on ReLU functions in a ``forward`` (``F.relu``), which
     `Saliency.unguided` counts, nor on other activations such as GELU.
@@ -133,8 +136,8 @@ def saliency_maps(
             ``N`` images to ``N`` numbers.
         method: One of `SALIENCY_METHODS`.
         categories: Names of the classes.
-        settings: Samples, noise, steps, batch size and seed. Integrated Gradients doubles its steps, up to a limit,
-            while the shares miss the score by more than 5 %; `Saliency.steps` says where it ended.
+        settings: Samples, noise, steps, windows, layer, batch size and seed. Integrated Gradients doubles its steps, up
+            to a limit, while the shares miss the score by more than 5 %; `Saliency.steps` says where it ended.
         on_progress: Called with images done and in all.
 
     Raises:
@@ -165,20 +168,24 @@ def saliency_maps(
         for goal in goals:
             check_finite_score(goal.score)
         zeros = _output(run, torch.zeros_like(picture)) if how.completes else None
-        advance = progress_counter(on_progress, len(goals) * how.total(settings))
+        advance = progress_counter(on_progress, len(goals) * how.pictures(settings, picture))
         guide = _Guide(ClampGradientSign("positive"))
+        places = [_place(model, inputs, goal, settings) if how.localised else None for goal in goals]
         maps = Rows[Saliency]()
         with change_gradients(model, {_relus(model): guide} if how.guided else {}):
-            for goal in goals:
+            for goal, place in zip(goals, places, strict=True):
                 expected = None if zeros is None else goal.score.score - float(goal.of(zeros)[0])
-                gradient, chosen = (
-                    _gradient_of(type(model).__name__, run, goal.of, advance, guide),
-                    settings,
-                )
+                if how.gradient:
+                    evaluate = _gradient_of(type(model).__name__, run, goal.of, advance, guide)
+                else:
+                    evaluate = _scores_of(run, goal.of, advance)
+                chosen = settings
                 while True:
-                    values = how.attribute(gradient, picture, chosen)[0]
+                    values = how.attribute(evaluate, picture, chosen)[0]
+                    values = values if place is None else values * place
                     if not bool(torch.isfinite(values).all()):
-                        asked = f"the gradient of {goal.score.name} is not finite"
+                        what = "gradient" if how.gradient else "score of changed images"
+                        asked = f"the {what} of {goal.score.name} is not finite"
                         raise InputError(asked, do="see gradients --detect-anomaly")
                     unguided, steps = guide.missed if how.guided else 0, chosen.steps if how.completes else None
                     saliency = Saliency(goal.score, method, values.to(wide(picture)), expected, unguided, steps)
@@ -195,6 +202,33 @@ def saliency_maps(
 def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:
     with torch.no_grad():
         return run(picture.clone())
+
+
+def _scores_of(
+    run: Callable[[Tensor], Any], score_of: Callable[[Any], Tensor], advance: Callable[[int], None]
+) -> Callable[[Tensor], Tensor]:
+    """A function from images ``(N, C, H, W)`` to their scores ``(N,)``."""
+
+    def scores(pictures: Tensor) -> Tensor:
+        values = score_of(_output(run, pictures)).to(wide(pictures))
+        advance(len(pictures))
+        return values
+
+    return scores
+
+
+def _place(model: nn.Module, inputs: tuple[Any, ...], goal: Objective, settings: Settings) -> Tensor:
+    """The Grad-CAM of a layer for ``goal``, ``(H, W)`` or ``(T, H, W)``, in the size of the picture."""
+    cams = class_activation_maps(model, inputs, settings.layer, goal.of)
+    if len(cams) != 1:
+        raise UsageError(f"'{settings.layer}' chooses {len(cams)} calls", do="choose one for guided-gradcam")
+    picture = _picture(inputs)
+    values = torch.from_numpy(cams[0].values).to(picture.device)
+    mode = "bilinear"
+    if picture.dim() == 5:
+        values, mode = values if values.dim() == 3 else values[None], "trilinear"
+    resized: Tensor = torch.nn.functional.interpolate(values[None, None], picture.shape[2:], mode=mode)
+    return resized[0, 0]
 
 
 def _size(picture: Tensor) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Saliency methods: functions from an image, and the gradient of a score at images, to values.
+"""Saliency methods: functions from an image, and the gradient of a score at images or the score itself, to values.
 
 In the formulas ``X`` is the image ``(1, C, H, W)`` and ``dS/dX`` the gradient of the score of a class.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 from hookscope.explain.saliency_settings import Settings
 
 Gradient = Callable[["Tensor"], "Tensor"]
+Scores = Callable[["Tensor"], "Tensor"]
 
 
 def vanilla(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
@@ -59,6 +60,35 @@ def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings
     return picture * total
 
 
+def occlusion(scores: Scores, picture: Tensor, settings: Settings) -> Tensor:
+    """Occlusion (Zeiler and Fergus, arXiv:1311.2901): the score lost without the surroundings of each pixel.
+
+    The mean of ``S(X) - S(X without w)`` over the square windows ``w`` that hold the pixel, which are set to 0 in all
+    colours and frames. Each colour gets the same part of it. The last windows of a row end at the edge.
+    """
+    places = windows(settings, picture)
+    lost = torch.zeros(picture.shape[-2:], dtype=wide(picture), device=picture.device)
+    times, whole = torch.zeros_like(lost), scores(picture)
+    for begin in range(0, len(places), settings.batch_size):
+        part = places[begin : begin + settings.batch_size]
+        hidden = picture.repeat(len(part), *[1] * (picture.dim() - 1))
+        for image, place in zip(hidden, part, strict=True):
+            image[(..., *place)] = 0
+        for place, drop in zip(part, whole - scores(hidden), strict=True):
+            lost[place] += drop
+            times[place] += 1
+    return (lost / times / picture.shape[1]).expand_as(picture)
+
+
+def windows(settings: Settings, picture: Tensor) -> list[tuple[slice, slice]]:
+    """The rows and columns of each window of occlusion."""
+    height, width = picture.shape[-2:]
+    side = settings.window or max(2, settings.stride or 0, min(height, width) // 8)
+    stride = settings.stride or max(1, side // 2)
+    rows, columns = (range(0, max(full - side, 0) + stride, stride) for full in (height, width))
+    return [(slice(y, y + side), slice(x, x + side)) for y in rows for x in columns]
+
+
 def wide(picture: Tensor) -> torch.dtype:
     """The type of sums of many gradients: at least single precision."""
     return torch.promote_types(picture.dtype, torch.float32)
@@ -73,13 +103,16 @@ class SaliencyMethod:
     """A method, and how to read its values.
 
     Attributes:
-        attribute: From a function picture -> gradient, the picture ``(1, C, H, W)`` and settings to its values.
+        attribute: From a function pictures -> gradients, the picture ``(1, C, H, W)`` and settings to its values; the
+            function of a method without gradient gives the scores ``(N,)`` of pictures ``(N, C, H, W)``.
         summary: What is computed, in a line of the help.
         caption: What a value of the map is, under its picture.
-        signed: Whether the values include the factor of the image, so that the colours of a pixel are summed.
+        signed: Whether the values have signs that mean something, and those of the colours of a pixel are summed.
         completes: Whether the values sum to the score minus that of an image of zeros.
         guided: Whether negative gradients are set to 0 at every ReLU.
-        pictures: The setting with its number of images, empty for one image.
+        pictures: From settings and the picture to the number of images that the model runs on.
+        gradient: Whether the method needs the gradient.
+        localised: Whether the values are multiplied by the Grad-CAM of a layer.
     """
 
     attribute: Callable[[Gradient, Tensor, Settings], Tensor]
@@ -88,11 +121,9 @@ class SaliencyMethod:
     signed: bool = False
     completes: bool = False
     guided: bool = False
-    pictures: str = ""
-
-    def total(self, settings: Settings) -> int:
-        """The number of images that the model runs on."""
-        return int(getattr(settings, self.pictures)) if self.pictures else 1
+    pictures: Callable[[Settings, Tensor], int] = lambda settings, picture: 1
+    gradient: bool = True
+    localised: bool = False
 
 
 SALIENCY_METHODS = {
@@ -106,7 +137,7 @@ SALIENCY_METHODS = {
         smoothgrad,
         "mean dS/dx of noisy copies; --seed sets the noise too",
         "how strongly the score of noisy copies reacts to each pixel: |mean dS/dx|, largest of its colour channels",
-        pictures="samples",
+        pictures=lambda settings, picture: settings.samples,
     ),
     "integrated-gradients": SaliencyMethod(
         integrated_gradients,
@@ -114,7 +145,7 @@ SALIENCY_METHODS = {
         "share of the score, summed over the colour channels",
         signed=True,
         completes=True,
-        pictures="steps",
+        pictures=lambda settings, picture: settings.steps,
     ),
     "guided-backprop": SaliencyMethod(
         vanilla,
@@ -122,5 +153,23 @@ SALIENCY_METHODS = {
         "|guided dS/dx|, largest of its colour channels",
         guided=True,
     ),
+    "guided-gradcam": SaliencyMethod(
+        vanilla,
+        "guided-backprop times the Grad-CAM of a layer",
+        "|guided dS/dx| x Grad-CAM, largest of its colour channels",
+        guided=True,
+        localised=True,
+    ),
+    "occlusion": SaliencyMethod(
+        occlusion,
+        "score lost while a square of zeros hides the pixel; many passes",
+        "score lost while the pixel is hidden, mean over the windows that hide it",
+        signed=True,
+        pictures=lambda settings, picture: len(windows(settings, picture)) + 1,
+        gradient=False,
+    ),
 }
-"""Every method by the name that ``--method`` takes; guided backpropagation is arXiv:1412.6806."""
+"""Every method by the name that ``--method`` takes.
+
+Guided backpropagation is arXiv:1412.6806. Guided Grad-CAM is arXiv:1610.02391, with the map resized bilinearly.
+"""

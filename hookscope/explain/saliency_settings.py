@@ -18,9 +18,13 @@ class Settings:
         most_steps: Points up to which they are doubled while the shares miss the score by more than 5 %.
         batch_size: Images in one pass.
         seed: Seed of the noise.
+        window: Side of the square that occlusion hides, in pixels; None for an eighth of the shorter side.
+        stride: Distance of its windows in pixels, at most ``window``; None for half of it.
+        layer: The layer of guided-gradcam, see `Selection`; None for the default of `class_activation_maps`.
 
     Raises:
-        UsageError: for less than one sample, step or image in a pass, and for negative or infinite noise.
+        UsageError: for less than one sample, step, pixel or image in a pass, for negative or infinite noise, and for
+            windows with pixels between them.
     """
 
     samples: int = 25
@@ -29,10 +33,16 @@ class Settings:
     most_steps: int = 800
     batch_size: int = 10
     seed: int = 0
+    window: int | None = None
+    stride: int | None = None
+    layer: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "steps", "most_steps", "batch_size"):
-            if getattr(self, name) < 1:
+        for name in ("samples", "steps", "most_steps", "batch_size", "window", "stride"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}", do="give a number from 1")
         if not 0 <= self.noise < float("inf"):
             raise UsageError(f"noise {self.noise:g}", do="give a number from 0, as a share of the range of values")
+        if self.window is not None and (self.stride or 1) > self.window:
+            asked = f"a stride of {self.stride} pixels for windows of {self.window}"
+            raise UsageError(asked, do="give a stride up to the window, so that each pixel is hidden")

@@ -422,3 +422,53 @@ def test_the_picture_is_not_written_to_by_a_model_that_works_in_place() -> None:
         assert torch.equal(x, before)
         if method == "gradient":
             close(values, (net.conv.weight.detach()[1] * (before[0] > 0))[None])
+
+
+@pytest.mark.parametrize(("window", "stride", "size"), [(4, 2, (12, 16)), (5, 3, (11, 13)), (30, 30, (12, 12))])
+def test_captum_agrees_on_occlusion(window: int, stride: int, size: tuple[int, int]) -> None:
+    net, x = small(), picture(*size)
+    shape = (3, min(window, size[0]), min(window, size[1]))
+    theirs = captum.Occlusion(net).attribute(x, shape, target=2, strides=(3, min(stride, *size), min(stride, *size)))
+    steps: list[tuple[int, int]] = []
+    [ours] = saliency_maps(
+        net, x, 2, "occlusion", settings=Settings(window=window, stride=stride, batch_size=7),
+        on_progress=lambda *at: steps.append(at),
+    )  # fmt: skip
+    close(ours.values.sum(0), theirs[0, 0])
+    assert ours.values.unique(dim=0).shape[0] == 1 and steps[-1][0] == steps[-1][1]
+
+
+def test_occlusion_needs_no_gradient_and_takes_any_function_of_the_output() -> None:
+    [ours] = saliency_maps(
+        Gives(lambda maps: maps.detach()), picture(8, 8), lambda output: output[:, 1].amax((1, 2)), "occlusion"
+    )
+    assert ours.prediction.index is None and bool(ours.values.any())
+
+
+def test_a_clip_is_hidden_in_all_frames_at_once() -> None:
+    net, clip = (
+        chain(conv=nn.Conv3d(3, 2, 1), mean=nn.AdaptiveAvgPool3d(1), flat=nn.Flatten()),
+        torch.ones(1, 3, 2, 4, 4),
+    )
+    [ours] = saliency_maps(net, clip, 0, "occlusion", settings=Settings(window=2, stride=2))
+    lost = (net(clip) - net(torch.zeros_like(clip)))[0, 0] / 4
+    close(ours.values, (lost / 3).expand(3, 2, 4, 4))
+
+
+def test_windows_of_occlusion_leave_no_pixel_out() -> None:
+    for options in ({"window": 0}, {"stride": 0}, {"window": 3, "stride": 4}):
+        with pytest.raises(UsageError):
+            Settings(**options)
+
+
+def test_captum_agrees_on_guided_gradcam() -> None:
+    net, apart, x = small(), small(inplace=False), picture()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # captum's guided backpropagation hooks ReLUs
+        theirs = captum.GuidedGradCam(apart, apart.second).attribute(x, 2, interpolate_mode="bilinear")
+    close(only(net, x, 2, "guided-gradcam", settings=Settings(layer="second")), theirs[0])
+
+
+def test_guided_gradcam_takes_one_layer() -> None:
+    with pytest.raises(UsageError, match="chooses 2 calls"):
+        saliency_maps(small(), picture(), 2, "guided-gradcam", settings=Settings(layer="first,second"))

@@ -113,7 +113,7 @@ def test_every_method_has_its_words_and_those_with_signs_two_colours_about_zero(
             False,
             0.25,
         )
-    assert "colour channels" in raw.words[0]
+    assert "colour channels" in raw.words[0] or not SALIENCY_METHODS[method].gradient
     assert np.array_equal(np.abs(found.drawn), found.still)
 
 

@@ -36,6 +36,9 @@ class Options(ExplainOptions):
     most_steps: int
     smooth: float | None
     batch_size: int
+    window: int | None
+    stride: int | None
+    layer: str | None
 
 
 def _read_methods() -> Iterator[tuple[str, str]]:
@@ -74,9 +77,10 @@ _methods = kept_rows("saliency", "explain", _read_methods)
     help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
     "  [default: 1/64 of the shorter side]",
 )
-@shared.count_option(
-    "--batch-size", "Images in one forward pass of smoothgrad and integrated-gradients.", _DEFAULTS.batch_size
-)
+@shared.count_option("--window", "Side of occlusion's square in pixels.  [default: 1/8 of the shorter side]")
+@shared.count_option("--stride", "Pixels from one square to the next.  [default: half of --window]")
+@click.option("--layer", metavar="LAYER", help="Layer of guided-gradcam.  [default: that of cam]")
+@shared.count_option("--batch-size", "Images in one forward pass of methods with several.", _DEFAULTS.batch_size)
 @image_inputs
 @model_options
 @shared.format_option
@@ -91,8 +95,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
 
     The command writes a PNG with three pictures: the image, the map over the grey image, and the same map smoothed.
-    IMAGE is a file, a folder, a glob, or - for standard input. The maps of gradient-input and integrated-gradients have
-    signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
+    IMAGE is a file, a folder, a glob, or - for standard input. The maps of gradient-input, integrated-gradients and
+    occlusion have signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
 
     \b
     Methods, where S is the score and x the image:
@@ -109,8 +113,9 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """
     options = Options(**values)
     settings = explain.Settings(
-        options.samples, options.noise, options.steps, options.most_steps, options.batch_size, model.seed
-    )
+        options.samples, options.noise, options.steps, options.most_steps, options.batch_size, model.seed,
+        options.window, options.stride, options.layer,
+    )  # fmt: skip
     draw = lambda explanation: _draw(explanation, options, settings)  # noqa: E731
     explain_images(model, paths, options, options.check(paths), FIELDS, draw)
 
