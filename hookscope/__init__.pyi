@@ -118,7 +118,16 @@ from .statistics import (
     diagnose as diagnose,
     plot_statistics as plot_statistics,
 )
-from .structure import TreeRow as TreeRow, layer_tree as layer_tree
+from .structure import (
+    GraphEdge as GraphEdge,
+    GraphNode as GraphNode,
+    NetworkGraph as NetworkGraph,
+    TreeRow as TreeRow,
+    draw_graph as draw_graph,
+    layer_graph as layer_graph,
+    layer_tree as layer_tree,
+    write_graph as write_graph,
+)
 from .tracing import (
     LayerTotals as LayerTotals,
     NonFiniteReport as NonFiniteReport,

@@ -1,3 +1,12 @@
 from .blocks import Structure as Structure, folded_name as folded_name
-from .run import layer_tree as layer_tree
+from .dot import dot_text as dot_text
+from .files import check_graph_file as check_graph_file, write_graph as write_graph
+from .graph import (
+    GraphEdge as GraphEdge,
+    GraphNode as GraphNode,
+    NetworkGraph as NetworkGraph,
+    network_graph as network_graph,
+)
+from .picture import draw_graph as draw_graph
+from .run import layer_graph as layer_graph, layer_tree as layer_tree
 from .tree import TreeRow as TreeRow, module_tree as module_tree

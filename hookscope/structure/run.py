@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from hookscope.display import Rows
+from hookscope.structure.graph import NetworkGraph, network_graph
 from hookscope.structure.tree import TreeRow, module_tree
 from hookscope.tracing import Inputs, trace_at
 
@@ -46,3 +47,35 @@ def layer_tree(
         [('', '', 1, 40), ('0', '1', 2, 40)]
     """
     return module_tree(trace_at(model, input_size, inputs), depth, ops)
+
+
+def layer_graph(
+    model: nn.Module,
+    input_size: Sequence[int] = (224, 224),
+    depth: int | None = None,
+    inputs: Inputs | None = None,
+) -> NetworkGraph:
+    """The way of the values through ``model``: which call reads what another put out, followed through every tensor.
+
+    Equal layers that follow each other are one node. Functions of torch that join values, or that do what layers do,
+    are nodes too; layers and functions that only hand values on are left out, such as ``view`` and dropout in eval
+    mode.
+
+    Args:
+        model: Any eager module.
+        input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
+            ``(1, 1, 28, 28)``.
+        depth: How many levels of modules are open, at least 1; None for as many as 40 nodes show.
+        inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
+
+    Raises:
+        InputError: when the model refuses the input.
+        ModelError: for scripted and compiled models, and lazy ones that never ran.
+
+    Example:
+        >>> from torch import nn
+        >>> graph = layer_graph(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (9, 9))
+        >>> [node.type or node.kind for node in graph.nodes], [edge.shapes for edge in graph.edges]
+        (['input', 'Conv2d', 'ReLU', 'output'], [((1, 3, 9, 9),), ((1, 4, 7, 7),), ((1, 4, 7, 7),)])
+    """
+    return network_graph(trace_at(model, input_size, inputs, sources=True), depth)

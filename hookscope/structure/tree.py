@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hookscope.display import Cells, Rows, Shown
 from hookscope.hooks import MODEL, Shape
@@ -44,7 +45,10 @@ class TreeRow(Shown):
     values: int
 
     def _cells(self) -> Cells:
-        shown = {"layer": f"{'  ' * self.depth}{folded_name(self.name, self.last) or MODEL}", "type": self.type}
+        shown: dict[str, Any] = {
+            "layer": f"{'  ' * self.depth}{folded_name(self.name, self.last) or MODEL}",
+            "type": self.type,
+        }
         shown |= {"repeats": self.repeats if self.repeats > 1 else "", "output": self.output_shape}
         return {**shown, "params": self.params, "macs": self.macs, "values": self.values}
 

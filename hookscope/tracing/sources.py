@@ -47,7 +47,8 @@ class SourceTracker(TorchDispatchMode):
             self._made[tensor] = frozenset(sources), len(self._writes[storage_key(tensor)])
 
     def _of(self, tensor: Tensor) -> Sources:
-        sources, seen = self._made.get(tensor, (_NOTHING, 0))
+        known: tuple[Sources, int] = self._made.get(tensor, (_NOTHING, 0))
+        sources, seen = known
         writes = self._writes.get(storage_key(tensor), [])
         if len(writes) > seen:
             begin, end = _extent(tensor)

@@ -222,7 +222,7 @@ def named(model: nn.Module, layers: Selection, input_size: Sequence[int]) -> Sel
     return Selection([*(term for term in layers.terms if not term.counts), Selection.of_names(names)])
 
 
-def trace_at(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None = None, **options: bool) -> Trace:
+def trace_at(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None = None, **options: Any) -> Trace:
     """The trace of one pass; ``input_size`` and ``inputs`` are those of `list_layers`, the options those of `trace`."""
     if inputs is not None:
         return trace(model, inputs, **options)
@@ -230,7 +230,7 @@ def trace_at(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None 
     return first_accepted(model, (example_inputs(model, input_size, channels) for channels in counts), **options)
 
 
-def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "", **options: bool) -> Trace:
+def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "", **options: Any) -> Trace:
     """The trace with the first inputs that the model takes; the error is that of the first of all."""
     refusals = []
     for inputs in candidates:

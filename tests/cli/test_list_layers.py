@@ -261,7 +261,7 @@ def test_a_tree_is_flat_rows_with_a_depth_for_programs(run: Run) -> None:
     [
         (["--tree", "--type", "ReLU"], "--tree has all modules; leave --type out"),
         (["--tree", "--total"], "--tree has all modules; leave --total out"),
-        (["--depth", "2"], "--depth is for --tree; add --tree"),
+        (["--depth", "2"], "--depth is for --tree and --graph; add one of them"),
     ],
 )
 def test_a_tree_takes_no_types(run: Run, words: list[str], wrong: str) -> None:
@@ -273,3 +273,15 @@ def test_a_second_tree_needs_no_torch(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert "(2 calls)" not in first and "727,626 parameters" in first
     monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
     assert printed(run, "--tree", model="shapes", format="table") == first
+
+
+def test_a_graph_is_drawn_beside_the_rows(run: Run, tmp_path: Path) -> None:
+    rows = json.loads(printed(run, "--graph", str(tmp_path / "net.svg"), "--depth", "1", model="shapes"))
+    assert len(rows) == 26
+    picture = (tmp_path / "net.svg").read_text()
+    assert "<title>shapes at 128x128</title>" in picture and ">features<" in picture and ">classifier<" in picture
+
+
+def test_a_graph_of_another_format_is_refused_before_the_model_is_built(run: Run) -> None:
+    wrong = "cannot write net.bmp...name it .svg or .dot"
+    one_error(run("--graph", "net.bmp", model="no_such_model"), 2, wrong)

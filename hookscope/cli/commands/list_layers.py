@@ -9,7 +9,15 @@ from hookscope.cli import process
 from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.output.report import Columns, Report, call_row, row_of
 from hookscope.cli.output.tree_rows import tree_report
-from hookscope.cli.shared.options import format_option, model_argument, ops_option, size_option, type_option
+from hookscope.cli.shared.options import (
+    file_option,
+    format_option,
+    model_argument,
+    ops_option,
+    size_option,
+    type_option,
+)
+from hookscope.cli.shared.written import open_option, wrote
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed, operations_in_words
 
@@ -43,7 +51,9 @@ TOTAL_FIELDS = (
 @ops_option
 @click.option("--total", is_flag=True, help="Print one row with the totals of the types and of the model.")
 @click.option("--tree", is_flag=True, help="Print the modules as a tree, equal neighbours in one row.")
-@click.option("--depth", type=click.IntRange(1), help="Levels of modules of --tree.")
+@click.option("--depth", type=click.IntRange(1), help="Levels of modules of --tree and --graph.")
+@file_option("--graph", "Draw the way of the values as a graph: an SVG or DOT file.")
+@open_option
 @format_option
 def command(
     model: str,
@@ -53,6 +63,7 @@ def command(
     total: bool,
     tree: bool,
     depth: int | None,
+    graph: str | None,
     format: str,
 ) -> None:
     """List the layers of a model, in order of execution.
@@ -64,7 +75,7 @@ def command(
       hookscope list-layers resnet18 --ops --type '*add*'
       hookscope list-layers vit_b_32 --total --format json | jq '.[0].macs'
       hookscope list-layers inception_v3 --input-size 299x299 --format json
-      hookscope list-layers resnet50 --tree --depth 2
+      hookscope list-layers resnet50 --tree --depth 2 --graph resnet50.svg
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
 
     MODEL is resnet34 by default. The index is what --layer takes in other commands: the position among the calls of
@@ -88,8 +99,12 @@ def command(
 
     --tree prints the modules as they run in each other. Neighbours of the same class, shapes and parameters share a
     row, which says how many they are (×2); the numbers of a row are of all of them, with all that runs in them. values
-    are those that the layers without layers in them put out. The bars are shares of the whole model. Without --depth
-    the tree is as deep as 40 rows show.
+    are those that the layers without layers in them put out. The bars are shares of the whole model.
+
+    --graph draws which call reads what another put out, followed through every tensor: blocks, functions that join
+    values, and the shapes between them. A box becomes narrower where the resolution falls. Equal layers that follow
+    each other are one box. What only hands values on is left out. Without --depth, the tree and the graph are as deep
+    as 40 rows or boxes show.
 
     The lines under the table are the totals of the types and of the whole model, in which shared parameters count once.
     --total prints them as one row. Shapes come from a pass without arithmetic if the model allows it, else from a real
@@ -97,12 +112,17 @@ def command(
     """
     if tree and (types or total):
         raise UsageError("--tree has all modules", do=f"leave {'--type' if types else '--total'} out")
-    if depth is not None and not tree:
-        raise UsageError("--depth is for --tree", do="add --tree")
-    size, trace = _trace(model, input_size)
+    if depth is not None and not tree and graph is None:
+        raise UsageError("--depth is for --tree and --graph", do="add one of them")
+    if graph is not None:
+        structure.check_graph_file(graph)
+    size, trace = _trace(model, input_size, graph is not None)
     for text in trace.notes:
         note(f"Note: {text}")
     whole = f"{model} at {'x'.join(map(str, size))}"
+    if graph is not None:
+        structure.write_graph(structure.network_graph(trace, depth), graph, whole)
+        wrote(graph)
     if tree:
         write_report(_tree(trace, depth, bool(ops), whole), format)
         return
@@ -124,12 +144,12 @@ def command(
         write_report(Report.of_rows(rows, FIELDS, lines, columns=_COLUMNS), format)
 
 
-def _trace(model: str, input_size: tuple[int, ...] | None) -> tuple[tuple[int, ...], tracing.Trace]:
-    if (cached := tracing.cached_listing(model, input_size)) is not None:
+def _trace(model: str, input_size: tuple[int, ...] | None, sources: bool) -> tuple[tuple[int, ...], tracing.Trace]:
+    if (cached := tracing.cached_listing(model, input_size, sources)) is not None:
         return cached
     models.find_source(model)  # an unknown name fails before torch is imported
     with process.prints_to_standard_error():
-        return tracing.listing(model, input_size)
+        return tracing.listing(model, input_size, sources)
 
 
 def _tree(trace: tracing.Trace, depth: int | None, ops: bool, whole: str) -> Report:

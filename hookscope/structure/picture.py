@@ -1,0 +1,202 @@
+"""The graph of a network as SVG. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from hookscope.display import engineering, text_width
+from hookscope.errors import printable
+from hookscope.hooks import MODEL
+from hookscope.structure.graph import GraphNode, NetworkGraph
+from hookscope.structure.layout import Layout, Point, lay_out
+
+_NAME, _SMALL = 7.4, 6.3  # width of a character of a name, and of other text
+_HIGH, _PAD, _EDGE = 46.0, 14.0, 24.0  # of a box; beside its text; around the picture
+_SLANT = 9.0  # how much narrower a box is where the resolution falls
+_SIGNS = {
+    "add": "+",
+    "add_": "+",
+    "iadd": "+",
+    "mul": "×",
+    "mul_": "×",
+    "cat": "cat",
+    "concat": "cat",
+    "stack": "stack",
+}
+_TYPES = 3  # names of functions in a box
+
+Marks = Mapping[int, tuple[str, str]]
+"""For positions of nodes a severity and the words that say why."""
+
+
+def draw_graph(
+    graph: NetworkGraph,
+    title: str = "",
+    *,
+    marks: Marks | None = None,
+    links: Mapping[int, str] | None = None,
+) -> str:
+    """The picture of a graph as SVG, from the input at the top to the output.
+
+    A box is a layer or a block of layers, a circle a function that joins values. The text beside a line is the shape of
+    the tensor, without a batch of one. A box that narrows shows where the resolution falls, one that widens where it
+    rises.
+
+    Args:
+        graph: What `layer_graph` returns.
+        title: What the picture shows, for its title.
+        marks: For positions of nodes a severity, ``error``, ``warning`` or ``note``, and the reason, in colour.
+        links: For positions of nodes the address that a click leads to.
+
+    Example:
+        >>> from torch import nn
+        >>> from hookscope import layer_graph
+        >>> draw_graph(layer_graph(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (9, 9)))[:4]
+        '<svg'
+    """
+    marks, links = marks or {}, links or {}
+    texts = [_texts(node) for node in graph.nodes]
+    sizes = [_size(node, *text) for node, text in zip(graph.nodes, texts, strict=True)]
+    layout = lay_out(sizes, [(edge.source, edge.target) for edge in graph.edges])
+    right = max([layout.width, *(layout.nodes[at][0] + len(text) * _SMALL for at, text in _shapes(graph).items())])
+    width, height = right + 2 * _EDGE, layout.height + 2 * _EDGE
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="graph" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'width="{width:.0f}" height="{height:.0f}" font-family="system-ui, sans-serif" font-size="12">',
+        f"<title>{_escaped(title or 'graph of the network')}</title>",
+        f'<rect class="paper" width="{width:.0f}" height="{height:.0f}" fill="#ffffff"/>',
+        f'<g transform="translate({_EDGE} {_EDGE})">',
+        *_lines(graph, layout),
+        *_labels(graph, layout, sizes),
+    ]
+    for at, (node, text, size) in enumerate(zip(graph.nodes, texts, sizes, strict=True)):
+        drawn = _node(node, text, layout.nodes[at], size, marks.get(at))
+        parts.append(f'<a href="{_escaped(links[at])}">{drawn}</a>' if at in links else drawn)
+    return "\n".join([*parts, "</g>", "</svg>", ""])
+
+
+def _texts(node: GraphNode) -> tuple[str, str]:
+    """What stands in a box: above the name, below it what the layer is."""
+    if node.kind in ("input", "output"):
+        return node.kind, ""
+    if node.kind == "junction":
+        return "", ""
+    if node.kind == "operation":
+        kinds = node.type.split(", ")
+        if len(kinds) == 1:
+            return _SIGNS.get(kinds[0], kinds[0]), ""
+        more = ", …" if len(kinds) > _TYPES else ""
+        return ", ".join(kinds[:_TYPES]) + more, f"functions in {node.name or MODEL}"
+    times = f" ×{node.repeats}" if node.repeats > 1 else ""
+    sides = f"  {node.resolution[0]} → {node.resolution[1]}" if node.resolution else ""
+    return node.name or MODEL, f"{node.type}{times}{sides}"
+
+
+def _size(node: GraphNode, above: str, below: str) -> tuple[float, float]:
+    if node.kind == "junction":
+        return 8.0, 8.0
+    if node.kind == "operation" and not below:
+        return max(30.0, text_width(above) * _NAME + 16), 30.0
+    slant = 2 * _SLANT if node.resolution else 0
+    return max(text_width(above) * _NAME, text_width(below) * _SMALL) + 2 * _PAD + slant, _HIGH if below else 30.0
+
+
+def _node(
+    node: GraphNode, texts: tuple[str, str], at: Point, size: tuple[float, float], mark: tuple[str, str] | None
+) -> str:
+    (x, y), (width, height) = at, size
+    classes = f"node {node.kind}" + (f" {mark[0]}" if mark else "")
+    if node.kind == "junction":
+        return f'<g class="{classes}"><circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#59616a"/></g>'
+    fill, line = {
+        "error": ("#fbe0de", "#b3261e"),
+        "warning": ("#fcebcf", "#8a5200"),
+        "note": ("#dcf0f1", "#0a6c74"),
+    }.get(mark[0] if mark else "", ("#f6f7f8" if node.kind == "block" else "#ffffff", "#9aa3ab"))
+    left, right, top, end = x - width / 2, x + width / 2, y - height / 2, y + height / 2
+    paint = f'fill="{fill}" stroke="{line}"'
+    if node.resolution:
+        falls = node.resolution[0] > node.resolution[1]
+        a, b = (0.0, _SLANT) if falls else (_SLANT, 0.0)
+        corners = ((left + a, top), (right - a, top), (right - b, end), (left + b, end))
+        shape = f'<polygon points="{" ".join(f"{px:.1f},{py:.1f}" for px, py in corners)}" {paint}/>'
+    else:
+        radius = 15 if not texts[1] else 6
+        box = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        shape = f'<rect {box} rx="{radius}" {paint}/>'
+    words = [f"<title>{_escaped(_about(node, mark))}</title>", shape]
+    bold = ' font-weight="600"' if texts[1] else ""
+    middle = y - 4 if texts[1] else y + 4
+    words.append(
+        f'<text x="{x:.1f}" y="{middle:.1f}" text-anchor="middle"{bold} fill="#1b1f23">{_escaped(texts[0])}</text>'
+    )
+    if texts[1]:
+        small = f'x="{x:.1f}" y="{y + 13:.1f}" text-anchor="middle" font-size="11" fill="#59616a"'
+        words.append(f'<text class="small" {small}>{_escaped(texts[1])}</text>')
+    return f'<g class="{classes}">{"".join(words)}</g>'
+
+
+def _about(node: GraphNode, mark: tuple[str, str] | None) -> str:
+    """What a reader sees of a node when the pointer rests on it."""
+    facts = [f"{node.name or MODEL}: {node.type}" if node.type else node.kind]
+    facts += [f"{node.repeats} in a row"] if node.repeats > 1 else []
+    facts += [f"{engineering(node.params)} parameters"] if node.params else []
+    facts += [f"{engineering(node.macs)} MACs"] if node.macs else []
+    return "\n".join([", ".join(facts), *([mark[1]] if mark else [])])
+
+
+def _lines(graph: NetworkGraph, layout: Layout) -> list[str]:
+    drawn = []
+    for edge, line in zip(graph.edges, layout.lines, strict=True):
+        to_junction = graph.nodes[edge.target].kind == "junction"
+        (x, y), *rest = line
+        path = f"M{x:.1f} {y:.1f}"
+        for number, (to_x, to_y) in enumerate(rest):
+            if number % 2 and to_x == x:  # along its lane
+                path += f"V{to_y:.1f}"
+            else:
+                middle = (y + to_y) / 2
+                path += (
+                    f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y - (0 if to_junction else 1):.1f}"
+                )
+            x, y = to_x, to_y
+        passes = " skip" if len(line) > 2 else ""
+        drawn.append(f'<path class="edge{passes}" d="{path}" fill="none" stroke="#9aa3ab" stroke-width="1.4"/>')
+        if not to_junction:
+            tip = f"M{x - 4:.1f} {y - 7:.1f}L{x:.1f} {y:.1f}L{x + 4:.1f} {y - 7:.1f}Z"
+            drawn.append(f'<path class="tip" d="{tip}" fill="#9aa3ab"/>')
+    return drawn
+
+
+def _shapes(graph: NetworkGraph) -> dict[int, str]:
+    """For each node the shapes of what others read of it."""
+    found: dict[int, dict[tuple[int, ...], None]] = {}
+    for edge in graph.edges:
+        found.setdefault(edge.source, {}).update(dict.fromkeys(edge.shapes))
+    kinds = [node.kind for node in graph.nodes]
+    return {node: _shape_text(list(shapes)) for node, shapes in found.items() if shapes and kinds[node] != "junction"}
+
+
+def _shape_text(shapes: Sequence[tuple[int, ...]]) -> str:
+    shapes = sorted(shapes, key=math.prod, reverse=True)
+    sides = shapes[0][1:] if len(shapes[0]) > 1 and shapes[0][0] == 1 else shapes[0]
+    text = "×".join(map(str, sides)) or "1 value"
+    return f"{text}, and {len(shapes) - 1} more" if len(shapes) > 1 else text
+
+
+def _labels(graph: NetworkGraph, layout: Layout, sizes: Sequence[tuple[float, float]]) -> list[str]:
+    drawn = []
+    for node, text in _shapes(graph).items():
+        x, y = layout.nodes[node]
+        place = f'x="{x + 6:.1f}" y="{y + sizes[node][1] / 2 + 14:.1f}"'
+        drawn.append(
+            f'<text class="shape" {place} font-size="10" fill="#0a6c74" '
+            f'stroke="#ffffff" stroke-width="3" paint-order="stroke">{_escaped(text)}</text>'
+        )
+    return drawn
+
+
+def _escaped(text: str) -> str:
+    return escape("\n".join(map(printable, text.split("\n"))), quote=True)
