@@ -18,6 +18,7 @@ from tests.docs.running import run_line
 _FIELDS = {
     "list-layers": "commands.list_layers:FIELDS",
     "list-layers --total": "commands.list_layers:TOTAL_FIELDS",
+    "list-layers --tree": "output.tree_rows:FIELDS",
     "visualize": "commands.visualize:FIELDS",
     "inspect": "output.place_rows:FIELDS",
     "stats": "output.stats_rows:FIELDS",
