@@ -35,7 +35,7 @@ class Score:
         probability: Of the class, 0 to 1; None where there is none.
         best: The probability of the best class.
         target: What it is the score of where that is not just a class, such as ``box 0``; else empty.
-        box: ``(left, top, right, bottom)`` of a detected box, in pixels of the network's input.
+        box: ``(left, top, right, bottom)`` of a detected box, or around a region, in pixels of the network's input.
     """
 
     index: int | None

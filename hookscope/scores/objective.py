@@ -186,7 +186,11 @@ class RegionTarget(ScoreTarget):
     ) -> list[Objective]:
         of = self.target.in_region if isinstance(self.target, DifferenceTarget) else partial(_of_classes, self.target)
         goals = of(self.region, output, categories, what)
-        return [replace(goal, score=replace(goal.score, target=f"{goal.score.name} {self.where}")) for goal in goals]
+        around = _bounds(self.region)
+        return [
+            replace(goal, score=replace(goal.score, target=f"{goal.score.name} {self.where}", box=around))
+            for goal in goals
+        ]
 
 
 def objectives(
@@ -272,6 +276,12 @@ def _maps(output: Any) -> Tensor:
     maps = class_maps(output, bare=True)
     assert maps is not None  # as in the output for the first image
     return maps
+
+
+def _bounds(region: Tensor) -> tuple[float, float, float, float]:
+    """``(left, top, right, bottom)`` of the box around the pixels of ``region`` ``(H, W)``."""
+    (top, left), (bottom, right) = (limits.tolist() for limits in region.nonzero().aminmax(dim=0))
+    return float(left), float(top), float(right + 1), float(bottom + 1)
 
 
 def _means(maps: Tensor, region: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ def test_a_region_is_averaged_to_the_size_of_the_logits() -> None:
     region[1, 4:10] = True  # four of the cells (0, 1), two of (0, 2)
     [cat, sky] = objectives(RegionTarget(region, "top:2", "in m.png"), segmented(), NAMES)
     assert (cat.score.name, cat.score.key, cat.score.index) == ("cat in m.png", "cat-in-m-png", 1)
+    assert cat.score.box == (4, 1, 10, 2)
     assert cat.score.score == pytest.approx((4 * 3 + 2 * 5) / 6) and sky.score.score == 1
     [goal] = objectives(RegionTarget(region, DifferenceTarget("cat", "bus")), segmented(), NAMES)
     assert goal.score.name == "cat against bus in the region"
