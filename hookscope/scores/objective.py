@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
@@ -147,18 +148,19 @@ class DifferenceTarget(ScoreTarget):
         return [_difference(*pair) for pair in pairs]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RegionTarget(ScoreTarget):
     """The mean logit of a class over some pixels of a segmentation.
 
     Args:
-        region: A mask ``(H, W)`` of the network's input, of booleans or of weights from 0; it is averaged to the size
-            of the logits. ``Preprocess.region`` makes it of a mask of the photograph.
+        region: A mask ``(H, W)`` of the network's input or of the logits, a tensor or an array of booleans or of
+            weights from 0; it is averaged to the size of the logits. ``LoadedModel.preprocess.region`` makes it of a
+            mask of the photograph.
         target: A class index, a class name or ``top:K``, the best in the region; or a `DifferenceTarget`.
         where: The words after the class, in tables and on pages.
 
     Raises:
-        UsageError: the mask is empty, or no mask of two dimensions.
+        UsageError: the mask is empty, no mask of two dimensions, or of another size.
         ModelError: for a model that is no segmentation model.
 
     Example:
@@ -170,11 +172,13 @@ class RegionTarget(ScoreTarget):
         ('class 2 in the region', [1, 4])
     """
 
-    region: Tensor
+    region: Any
     target: Target | str | int | DifferenceTarget = "top:1"
     where: str = "in the region"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.region, Tensor):
+            object.__setattr__(self, "region", torch.as_tensor(np.asarray(self.region)))
         if self.region.dim() != 2:
             shape = "x".join(map(str, self.region.shape))
             raise UsageError(f"a region is a mask (H, W), not {shape or 'one number'}")
@@ -184,6 +188,11 @@ class RegionTarget(ScoreTarget):
     def objectives(
         self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
     ) -> list[Objective]:
+        maps = class_maps(output, bare=True)
+        if size and maps is not None and self.region.shape not in (size, maps.shape[-2:]):
+            shape, other = ("x".join(map(str, each)) for each in (self.region.shape, size))
+            do = "give a mask of the network's input, such as preprocess.region makes"
+            raise UsageError(f"the region is {shape}, and the input {other}", do=do)
         of = self.target.in_region if isinstance(self.target, DifferenceTarget) else partial(_of_classes, self.target)
         goals = of(self.region, output, categories, what)
         around = _bounds(self.region)

@@ -19,7 +19,7 @@ from hookscope.scores.logits import Score, described, embeddings, is_a_list_of_r
 from hookscope.scores.objective import Objective, ScoreTarget, Size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SimilarityTarget(ScoreTarget):
     """The cosine similarity of a model's embedding of an image to that of a reference image, -1 to 1.
 

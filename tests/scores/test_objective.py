@@ -131,9 +131,16 @@ def test_a_region_is_averaged_to_the_size_of_the_logits() -> None:
     assert (cat.score.name, cat.score.key, cat.score.index) == ("cat in m.png", "cat-in-m-png", 1)
     assert cat.score.box == (4, 1, 10, 2)
     assert cat.score.score == pytest.approx((4 * 3 + 2 * 5) / 6) and sky.score.score == 1
-    [goal] = objectives(RegionTarget(region, DifferenceTarget("cat", "bus")), segmented(), NAMES)
+    target = RegionTarget(region.numpy(), DifferenceTarget("cat", "bus"))
+    [goal] = objectives(target, segmented(), NAMES, size=(4, 12))
     assert goal.score.name == "cat against bus in the region"
     assert goal.score.score == pytest.approx((4 * 3 + 2 * 5) / 6 + 1) == float(goal.of(segmented()))
+
+
+def test_a_region_of_another_size_is_one_line() -> None:
+    assert objectives(RegionTarget(torch.ones(2, 3)), segmented(), NAMES, size=(4, 12))
+    with pytest.raises(UsageError, match="the region is 4x4, and the input 4x12; give a mask of the network's input"):
+        objectives(RegionTarget(torch.ones(4, 4)), segmented(), NAMES, size=(4, 12))
 
 
 def test_a_segmentation_of_one_class_is_explained_where_its_score_is_above_zero() -> None:

@@ -78,6 +78,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope cam vgg16 cat.jpg --method layercam --layer features.28 --target 281 -o cam.png
       hookscope cam resnet50 cat.jpg --layer layer2,layer3,layer4 --fuse
       hookscope cam vit_b_16 cat.jpg --method rollout
+      hookscope cam resnet50 cat.jpg --target tabby --against 282
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
 
     The command draws a class activation map over each image and writes it as PNG. IMAGE is a file, a folder, a glob, or

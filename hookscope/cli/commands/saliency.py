@@ -92,6 +92,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope saliency resnet34 cat.jpg --method smoothgrad
       hookscope saliency shapes samples/shapes/star.png
       hookscope saliency vgg16 cat.jpg --method guided-backprop --target tabby -o cat-guided.png
+      hookscope saliency deeplabv3_resnet50 cat.jpg --target cat --region mask.png
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
 
     The command writes a PNG with three pictures: the image, the map over the grey image, and the same map smoothed.

@@ -72,6 +72,7 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
         click.option(
             "--region",
             metavar="FILE|X,Y",
+            type=click.Path(),
             callback=parsed(scores.Region.parse),
             help="Of a segmentation, the pixels to explain: a mask of the image's size, non-zero inside, or a point."
             "  [default: where the class is the best]",
