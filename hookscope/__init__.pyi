@@ -1,5 +1,10 @@
 from . import interventions as interventions
 from ._version import __version__ as __version__
+from .attention import (
+    AttentionMap as AttentionMap,
+    attention_maps as attention_maps,
+    draw_attention as draw_attention,
+)
 from .comparison import (
     Comparison as Comparison,
     Side as Side,

@@ -1,4 +1,5 @@
 from .facts import AttentionMap as AttentionMap
+from .figure import draw_attention as draw_attention
 from .run import Query as Query, attention_maps as attention_maps, map_of as map_of
 from .weights import (
     Attention as Attention,

@@ -213,4 +213,4 @@ def _shares(attention: Attention, grid: TokenGrid, query: Query) -> tuple[Tensor
     nearest = int(torch.where(valid, distance, torch.inf).argmin())
     share.view(-1)[nearest] = 1
     y, x = (float(axis.flatten()[nearest]) for axis in grid.queries[-2:])
-    return share, f"position at {100 * x:.3g} %, {100 * y:.3g} % of the width and height", (y, x)
+    return share, f"position y {y:.3f}, x {x:.3f}", (y, x)
