@@ -110,7 +110,7 @@ class Positions:
         if _RESAMPLES.search(name):
             own = self.of(given[0])
             fits = given[0].dim() == output.dim() == self.axes + 2 and len(own) == self.axes
-            return tuple(_resampled(each.mean(1, keepdim=True), output) for each in own) if fits else ()
+            return tuple(_resampled(each[:, :1], output, axis) for axis, each in enumerate(own)) if fits else ()
         for tensor in given:
             if tensor.shape == output.shape:
                 return self.of(tensor)
@@ -153,24 +153,28 @@ def _nowhere(tensor: Tensor) -> Tensor:
 
 def _of_rows(coordinates: Tensor, output: Tensor) -> Tensor:
     """Those of the rows ``(..., C)``, the mean over their values, for rows of another length."""
+    if coordinates.stride(-1) == 0:
+        return coordinates[..., :1].expand(output.shape)
     inside = coordinates >= 0
     count = inside.sum(-1, keepdim=True)
     mean = torch.where(inside, coordinates, 0).sum(-1, keepdim=True) / count
     return torch.where(count > 0, mean, coordinates[..., :1]).expand(output.shape)
 
 
-def _resampled(coordinates: Tensor, output: Tensor) -> Tensor:
+def _resampled(coordinates: Tensor, output: Tensor, axis: int) -> Tensor:
     """Those of a grid ``(N, 1, ..., H, W)``, linear along each axis, for a grid of another resolution."""
     if len(coordinates) != len(output):
         return coordinates.new_full((), math.nan).expand(output.shape)
-    for axis in range(2, output.dim()):
-        old, new = coordinates.shape[axis], output.shape[axis]
+    if bool((coordinates < 0).any()):  # a convolution after a border
+        return _even(output, output.dim() - 2)[axis]
+    for along in range(2, output.dim()):
+        old, new = coordinates.shape[along], output.shape[along]
         if old == new or old == 1:
             continue
         points = (torch.arange(new, device=output.device, dtype=torch.float32) + 0.5) * old / new - 0.5
         low = points.long().clamp(0, old - 2)
-        share = (points - low).reshape([-1 if at == axis else 1 for at in range(output.dim())])
-        before, after = coordinates.index_select(axis, low), coordinates.index_select(axis, low + 1)
+        share = (points - low).reshape([-1 if at == along else 1 for at in range(output.dim())])
+        before, after = coordinates.index_select(along, low), coordinates.index_select(along, low + 1)
         coordinates = before + share * (after - before)
     return coordinates.expand(output.shape)
 
@@ -200,6 +204,9 @@ def _only(coordinates: Tensor, axes: set[int]) -> Tensor:
     """The first along each of ``axes``; NaN where the others differ."""
     for axis in axes:
         first = coordinates.narrow(axis, 0, 1)
+        if coordinates.stride(axis) == 0:  # expanded: they are the same
+            coordinates = first
+            continue
         same = torch.isclose(coordinates, first, atol=1e-5, equal_nan=True).all(axis, keepdim=True)
         coordinates = torch.where(same, first, math.nan)
     return coordinates

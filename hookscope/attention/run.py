@@ -74,7 +74,7 @@ def attention_maps(
         raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")
     shown = InputSize(picture.shape[-2], picture.shape[-1], picture.shape[-3] if picture.dim() == 5 else 1)
     with differentiable(model), torch.no_grad():
-        reduce = partial(map_of, query=query, shown=shown, weights=weights)
+        reduce = partial(map_of, query=usual_query(model) if query is None else query, shown=shown, weights=weights)
         _, found = follow_attention(model, passed_on(inputs), "0:" if layers is None else layers, reduce)
     maps = [value for _, value in found if isinstance(value, AttentionMap)]
     errors = [value for _, value in found if isinstance(value, NoMapError)]
@@ -158,6 +158,11 @@ def _edges(values: Tensor) -> Tensor:
     apart = levels.diff() > _STEP
     edges: Tensor = (levels[:-1][apart] + levels[1:][apart]) / 2
     return edges
+
+
+def usual_query(model: nn.Module) -> Query:
+    """None for the class token, if there is one; of a model that says that its other tokens are none, the mean."""
+    return "mean" if getattr(model, "has_class_token", True) is False else None
 
 
 def map_of(attention: Attention, query: Query, shown: InputSize, weights: bool = False) -> AttentionMap | NoMapError:

@@ -79,7 +79,8 @@ def selected_attention(calls: Sequence[Call], selection: Selection) -> list[Call
     chosen = [call for call in calls if _wants(selection, call, len(calls))]
     if not chosen:
         keys = [call.key or MODEL for call in calls]
-        exists = f"there are {counted(len(keys), 'call')} of attention: 0 ({keys[0]}) to {len(keys) - 1} ({keys[-1]})"
+        last = f" to {len(keys) - 1} ({keys[-1]})" if len(keys) > 1 else ""
+        exists = f"the model has {counted(len(keys), 'call')} of attention: 0 ({keys[0]}){last}"
         raise LayerError(f"no attention in {selection}", exists, "choose by index or by name, such as -1")
     return chosen
 
@@ -155,22 +156,35 @@ class _Seen:
         return weights @ value if weights.requires_grad else function(*args, **kwargs)
 
     def _keep(self, call: Call, weights: Tensor, queries: Coordinates, keys: Coordinates) -> None:
-        heads = self._heads(call.name, weights)
-        shape = (-1, heads, *weights.shape[-2:])
         lead = weights.shape[:-2]
+        queries, keys = (tuple(each.expand(*lead, -1) for each in of) for of in (queries, keys))
+        axis, heads = self._heads(call.name, weights, keys)
+        by_window = (lambda t: t.movedim(axis, -3)) if weights.dim() > 3 else (lambda t: t)
         of_queries, of_keys = (
-            tuple(each.expand(*lead, -1).reshape(-1, heads, each.shape[-1])[:, 0].cpu() for each in of)
+            tuple(by_window(each[..., None]).reshape(-1, heads, each.shape[-1])[:, 0].cpu() for each in of)
             for of in (queries, keys)
         )
-        attention = Attention(call, weights.reshape(shape), of_queries, of_keys, weights)
-        self.kept.append((call, self._reduce(attention)))
+        shaped = by_window(weights).reshape(-1, heads, *weights.shape[-2:])
+        self.kept.append((call, self._reduce(Attention(call, shaped, of_queries, of_keys, weights))))
 
-    def _heads(self, place: str, weights: Tensor) -> int:
-        """How many heads there are; without an axis of their own they follow each other in the batch."""
-        if weights.dim() > 3:
-            return weights.shape[-3]
+    def _heads(self, place: str, weights: Tensor, keys: Coordinates) -> tuple[int, int]:
+        """The axis of the heads, and how many there are: keys of all heads have the same positions, of windows not.
+
+        Without an axis of their own they follow each other in the batch.
+        """
+        if weights.dim() == 4:
+            return 1, weights.shape[1]
+        alike = [axis for axis in range(weights.dim() - 2) if _are_alike(keys, axis)]
+        if weights.dim() > 4:
+            axis = alike[-1] if alike else weights.dim() - 3
+            return axis, weights.shape[axis]
         said = (getattr(self._modules[place], name, None) for name in _HEADS)
-        return next((n for n in said if isinstance(n, int) and n > 0 and not len(weights) % n), len(weights))
+        count = next((n for n in said if isinstance(n, int) and n > 0 and not len(weights) % n), None)
+        return 0, count or (len(weights) if alike else 1)
+
+
+def _are_alike(coordinates: Coordinates, axis: int) -> bool:
+    return all(torch.allclose(each, each.narrow(axis, 0, 1), atol=1e-5, equal_nan=True) for each in coordinates)
 
 
 def _weights_of(

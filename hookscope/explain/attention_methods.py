@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.attention import Attention, AttentionMap, follow_attention, map_of, selected_attention
+from hookscope.attention import Attention, AttentionMap, follow_attention, map_of, selected_attention, usual_query
 from hookscope.errors import LayerError, NoMapError
 from hookscope.hooks import MODEL, InputSize, Layers, Selection
 
@@ -97,7 +97,7 @@ def follow_relevance(
             if attention.call in last:
                 rows = joined if how.own else joined - identity
                 with torch.no_grad():
-                    found = map_of(replace(attention, weights=rows[None, None]), None, shown)
+                    found = map_of(replace(attention, weights=rows[None, None]), usual_query(model), shown)
                 if isinstance(found, NoMapError):
                     raise found
                 yield found, heads

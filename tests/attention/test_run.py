@@ -172,7 +172,7 @@ def test_a_selection_counts_calls_of_attention_and_names_blocks_around_them() ->
     net, x = vit(), picture()
     for layers, expected in (("blocks.1", [1]), (-1, [1]), ("0:", [0, 1]), ("blocks.*", [0, 1]), ("all", [0, 1])):
         assert [found.call.index for found in attention_maps(net, x, layers)] == expected
-    exists = r"there are 2 calls of attention: 0 \(blocks.0.attention\) to 1 \(blocks.1.attention\)"
+    exists = r"the model has 2 calls of attention: 0 \(blocks.0.attention\) to 1 \(blocks.1.attention\)"
     for layers in ("head", 7):
         with pytest.raises(LayerError, match=f"no attention in {layers}; {exists}"):
             attention_maps(net, x, layers)

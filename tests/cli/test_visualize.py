@@ -214,3 +214,49 @@ def test_a_variable_without_words_chooses_every_index(run: Run, here: Path, monk
 def test_a_picture_of_infinite_values_is_drawn_without_a_warning(run: Run, here: Path) -> None:
     status, _, errors = run("cat.jpg", "-o", "x.png", "--layer", "0", "--range", "0..1e39")
     assert (status, "Warning" in errors) == (0, False)
+
+
+def test_attention_is_a_page_for_each_image_and_a_row_for_each_head(run: Run, here: Path) -> None:
+    words = ["--attention", "--raw", "x.npz", "--size", "32x48", "--resize", "stretch"]
+    status, out, errors = run("cat.jpg", *words, model="nets.py:Looks")
+    first, second = rows(out)
+    name = "cat-nets.py-Looks-attention.png"
+    assert (status, errors, files(here)) == (0, "", [name, "x.npz"])
+    assert (first["name"], first["type"], first["index"]) == ("attention", "MultiheadAttention", 0)
+    assert (first["query"], first["shape"], first["head"], second["head"]) == ("class token", [4, 6], 0, 1)
+    assert read_provenance(name)["attention"][0]["layer"] == "attention"
+    values = np.load("x.npz")["cat/attention"]
+    assert second["max"] == values[1].max() and first["elsewhere"] == pytest.approx(1 - values[0].sum(), abs=1e-6)
+    row, column = divmod(int(values[0].argmax()), 6)  # cells of 10x10 pixels of the photograph
+    assert (first["peak_x"], first["peak_y"]) == (column * 10 + 5, row * 10 + 5)
+
+
+def test_the_query_of_attention_is_a_position_in_pixels_of_the_image(run: Run, here: Path) -> None:
+    net = hookscope.load_model("nets.py:Looks", preprocess="stretch", input_size=(32, 48))
+    picture = net.prepare(hookscope.open_image("cat.jpg"))[None]
+    [expected] = hookscope.attention_maps(net.model, picture, query=(2.5 / 4, 5.5 / 6))
+    words = ["--attention", "--preprocess", "stretch", "--size", "32x48", "--raw", "x.npy", "-o", "x.png"]
+    assert run("cat.jpg", "--query", "59,21", *words, model="nets.py:Looks")[0] == 0
+    assert np.array_equal(np.load("x.npy"), expected.values)
+    assert run("cat.jpg", "--query", "18", *words, model="nets.py:Looks")[0] == 0
+    assert np.array_equal(np.load("x.npy"), expected.values)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["--attention", "--overlay"], 2, "--overlay has no effect on --attention"),
+        (["--query", "mean"], 2, "--query needs --attention; add --attention"),
+        (["--attention", "--query", "1,2,3"], 2, "--query 1,2,3 cannot be read; give class, mean, X,Y in pixels"),
+        (["--attention", "--query", "70,3"], 2, "the model does not see the position 70,3; it sees 0,0 to 60,40"),
+        (["--attention", "--query", "25"], 1, "attention has no single query 25; it has 25: 0 to 24"),
+        (["--attention", "--layer", "fc"], 1, "no attention in fc; the model has 1 call of attention: 0 (attention)"),
+    ],
+)
+def test_what_attention_cannot_draw_is_said_in_a_line(run: Run, words: list[str], status: int, text: str) -> None:
+    sized = ["--preprocess", "stretch", "--size", "32x48"]
+    one_error(run("cat.jpg", *words, *sized, model="nets.py:Looks"), status, text)
+
+
+def test_a_model_without_attention_is_refused(run: Run) -> None:
+    one_error(run("cat.jpg", "--attention"), 1, "Small has no attention; in its pass no softmax weighs values")

@@ -79,7 +79,7 @@ def test_models_whose_attention_cannot_be_joined_are_refused_in_a_line(method: s
     cases: list[tuple[nn.Module, dict[str, Any], type[Exception], str]] = [
         (nn.Sequential(nn.Conv2d(3, 4, 16), nn.Flatten()), {}, NoMapError, "Sequential has no attention"),
         (swin(), {}, NoMapError, "the attention of first.attention cannot be joined over layers; it looks within 6"),
-        (vit(), {"layers": "head"}, LayerError, "no attention in head; there are 2 calls"),
+        (vit(), {"layers": "head"}, LayerError, "no attention in head; the model has 2 calls"),
         (vit(), {"layers": "nothing"}, LayerError, "no layer 'nothing' in Vit"),
         (vit(), {"target": 4}, TargetError, "no class 4; the model has 4 classes"),
     ]

@@ -223,7 +223,7 @@ def _check_attention() -> None:
 
 def _draw_attention(model: ModelOptions, paths: list[str], options: Options) -> None:
     """Write a page of attention for each image, and print a row for each head."""
-    raw = ArrayFile.parse(options.raw, paths, several=True)
+    raw = ArrayFile.parse(options.raw, paths)
     run = PictureRun.load(model, paths, parse_output(options.output, paths), (), options.layers)
     with raw:
         run.print_rows(lambda read: _attention_of(run, read, options, raw), _ATTENTION_FIELDS, options.format)
@@ -239,6 +239,7 @@ def _attention_of(
     with running(net, inputs):
         maps = attention.attention_maps(net.model, inputs, layers, _in_shares(options.query, source.box))
     word = run.files.words[image.name]
+    raw.expect(len(maps))
     chosen = [str(layers)] * (layers is not None) + [str(options.query)] * (options.query is not None)
     name = "-".join([word, model_word(net.name), "attention", *map(file_word, chosen)])
     path = run.path(f"{name}.png", image.name, run.is_single)
