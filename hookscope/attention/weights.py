@@ -159,12 +159,11 @@ class _Seen:
         lead = weights.shape[:-2]
         queries, keys = (tuple(each.expand(*lead, -1) for each in of) for of in (queries, keys))
         axis, heads = self._heads(call.name, weights, keys)
-        by_window = (lambda t: t.movedim(axis, -3)) if weights.dim() > 3 else (lambda t: t)
         of_queries, of_keys = (
-            tuple(by_window(each[..., None]).reshape(-1, heads, each.shape[-1])[:, 0].cpu() for each in of)
+            tuple(each.movedim(axis, -2).reshape(-1, heads, each.shape[-1])[:, 0].cpu() for each in of)
             for of in (queries, keys)
         )
-        shaped = by_window(weights).reshape(-1, heads, *weights.shape[-2:])
+        shaped = weights.movedim(axis, -3).reshape(-1, heads, *weights.shape[-2:])
         self.kept.append((call, self._reduce(Attention(call, shaped, of_queries, of_keys, weights))))
 
     def _heads(self, place: str, weights: Tensor, keys: Coordinates) -> tuple[int, int]:

@@ -41,8 +41,8 @@ class Options(ExplainOptions):
 
 
 def _read_methods() -> Iterator[tuple[str, str]]:
-    methods = {**explain.CAM_METHODS, **explain.ATTENTION_METHODS}
-    return ((name, method.summary) for name, method in methods.items())
+    for methods in (explain.CAM_METHODS, explain.ATTENTION_METHODS):
+        yield from ((name, method.summary) for name, method in methods.items())
 
 
 _methods = kept_rows("cam", "explain", _read_methods)

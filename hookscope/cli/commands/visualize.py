@@ -243,11 +243,16 @@ def _attention_of(
     chosen = [str(layers)] * (layers is not None) + [str(options.query)] * (options.query is not None)
     name = "-".join([word, model_word(net.name), "attention", *map(file_word, chosen)])
     path = run.path(f"{name}.png", image.name, run.is_single)
-    drawn = {"columns": options.columns, "cell": options.cell, "cmap": options.cmap}
-    run.write(attention.draw_attention(maps, image, net, **drawn), path)
+    columns, cell, cmap = options.columns, options.cell, options.cmap
+    run.write(attention.draw_attention(maps, image, net, columns=columns, cell=cell, cmap=cmap), path)
     for found in maps:
         raw.keep(f"{word}/{found.call.key}", found.values)
-        about = {"image": image.name, "shape": found.values.shape[1:], "weights": net.weights, "file": path}
+        about: dict[str, Any] = {
+            "image": image.name,
+            "shape": found.values.shape[1:],
+            "weights": net.weights,
+            "file": path,
+        }
         for head, still in enumerate(found.stills):
             x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
             about |= {"head": head, "max": float(still.max()), "peak_x": x, "peak_y": y}
