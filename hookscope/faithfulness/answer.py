@@ -19,6 +19,7 @@ MEASURES: Mapping[str, int] = {"road": 1, "insertion": 1, "deletion": -1, "drop"
 _WORDS = {"road": "ROAD"} | {name: name for name in ("insertion", "deletion", "drop")}
 FEWEST = 10
 """With fewer images the resampled means are too narrow to tell maps apart."""
+_EQUAL = 5e-4  # in three digits
 _RESAMPLES = 10_000
 _LEVEL = 0.95
 
@@ -180,7 +181,7 @@ def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ..
     if not maps:
         return ()
     best, what = maps[0], f"{_WORDS[by]} {getattr(maps[0], by):.3g}"
-    equal = [each for each in maps[1:] if getattr(each, by) == getattr(best, by)]
+    equal = [each for each in maps[1:] if abs(getattr(each, by) - getattr(best, by)) < _EQUAL]
     if images < FEWEST:
         place = "this image" if images == 1 else f"these {images} images"
         few = "One image does not" if images == 1 else f"{images} images do not"

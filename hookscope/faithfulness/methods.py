@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from hookscope.display import Rows
-from hookscope.errors import HookscopeError, UsageError
-from hookscope.explain import CAM_METHODS, ClassActivationMap, class_activation_maps
+from hookscope.errors import HookscopeError, InputError, TargetError, UsageError
+from hookscope.explain import ATTENTION_METHODS, CAM_METHODS, ClassActivationMap, class_activation_maps
 from hookscope.faithfulness.facts import BASELINES, Faithfulness
 from hookscope.faithfulness.measure import Progress, measure_faithfulness
 from hookscope.faithfulness.sanity import random_weights, rank_correlation
@@ -30,23 +30,26 @@ def cam_faithfulness(
     categories: Sequence[str] | None = None,
     batch_size: int = 16,
     on_progress: Progress | None = None,
+    on_skip: Callable[[str, HookscopeError], None] = lambda method, error: None,
     **options: Any,
 ) -> Rows[Faithfulness]:
     """Measure the maps of all methods of `class_activation_maps` for one image, and the two baselines.
 
-    Each map also has `Faithfulness.randomized`: its rank correlation with that of the same model with random weights.
+    Each map also has `Faithfulness.randomized`: its rank correlation with that of the same model with random weights,
+    unless its method runs the model once per channel.
 
     Args:
         model: Any eager module with a score for each class.
         inputs: The image, see `measure_faithfulness`.
         layers: The layers, as in `class_activation_maps`; with several, each method has a map of each.
         target: What is explained: one class, a `ScoreTarget` or a function.
-        methods: Names of the methods; None for all.
+        methods: Names of the methods; None for all that the model has a map for.
         maps: Further maps by name, see `measure_faithfulness`.
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.
         batch_size: Images in one forward pass.
         on_progress: Called with images done and in all, once the maps are there.
+        on_skip: Called with a method that the model has no map for, and the reason; not for those of attention.
         **options: ``boxes``, ``baselines``, ``fill``, ``steps`` and ``seed`` of `measure_faithfulness`.
 
     Raises:
@@ -59,13 +62,24 @@ def cam_faithfulness(
         >>> [each.name for each in found]
         ['gradcam', 'layercam', 'random', 'centred']
     """
-    chosen = list(CAM_METHODS) if methods is None else list(methods)
+    chosen = [*CAM_METHODS, *ATTENTION_METHODS] if methods is None else list(methods)
     more: dict[str, Any] = {"types": types, "categories": categories, "batch_size": batch_size}
 
     def computed(method: str, of: Any) -> list[ClassActivationMap]:
         return class_activation_maps(model, inputs, layers, of, method, **more)
 
-    cams = {method: computed(method, target) for method in chosen}
+    cams, errors = dict[str, list[ClassActivationMap]](), list[HookscopeError]()
+    for method in chosen:
+        try:
+            cams[method] = computed(method, target)
+        except HookscopeError as error:
+            if methods is not None or isinstance(error, InputError | TargetError):
+                raise
+            errors.append(error)
+            if method in CAM_METHODS:
+                on_skip(method, error)
+    if errors and not cams:
+        raise errors[0]
     if any(len({cam.prediction.key for cam in found}) > 1 for found in cams.values()):
         raise UsageError("a map explains one score, and the target names several", do="name one class")
     several = any(len(found) > 1 for found in cams.values())
@@ -80,7 +94,7 @@ def cam_faithfulness(
     of = target if explained is None or explained.target else explained.index  # the best class changes with the weights
     correlations: dict[str, float] = {}
     with random_weights(model, seed=options.get("seed", 0)):
-        for method in chosen:
+        for method in (name for name in cams if name not in CAM_METHODS or not CAM_METHODS[name].passes):
             with suppress(HookscopeError):  # such as a score that is not finite
                 for cam, other in zip(cams[method], computed(method, of), strict=True):
                     correlations[name_of(cam)] = rank_correlation(cam.values, other.values)

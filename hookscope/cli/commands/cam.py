@@ -14,6 +14,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.image_options import image_inputs
+from hookscope.cli.shared.map_comparison import MapComparisonOptions, compare_images, comparison_options
 from hookscope.cli.shared.model import ModelOptions, model_options, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file, write_picture
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
@@ -38,6 +39,7 @@ class Options(ExplainOptions):
     fuse: bool
     sheet: str | None
     batch_size: int | None
+    comparison: MapComparisonOptions
 
 
 def _read_methods() -> Iterator[tuple[str, str]]:
@@ -62,6 +64,7 @@ _methods = kept_rows("cam", "explain", _read_methods)
     "Also write one page of several classes and layers: those of --target and --layer, else the three best classes"
     " and the last layers of three resolutions.",
 )
+@comparison_options(_methods)
 @image_inputs
 @shared.count_option(
     "--batch-size", "Images in one forward pass of scorecam and ablationcam.  [default: as many as fit well]"
@@ -80,6 +83,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope cam vit_b_16 cat.jpg --method rollout
       hookscope cam resnet50 cat.jpg --target tabby --against 282
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
+      hookscope cam resnet50 photos/ --compare
+      hookscope cam resnet50 cat.jpg --map mine.npy
 
     The command draws a class activation map over each image and writes it as PNG. IMAGE is a file, a folder, a glob, or
     - for standard input. The picture has the size of the image; a small image is enlarged. Parts that the model did not
@@ -97,6 +102,19 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     All maps of an image share one scale. A class with less than 1/50 of the best probability is `unseen`: a note says
     so, and its map has the scale of the best class. A map with no value above 0 is drawn too, with a note.
 
+    --compare draws all methods side by side with two baselines, a random map and a bright spot in the middle. The
+    verdict over all images names the maps that suit the model; to tell them apart takes 10 images.
+
+    \b
+    Fields of --compare and --map; the score is the probability of the class:
+      road        half of the score without the least important pixels, minus
+                  that without the most important; ROAD, higher is better
+      insertion   mean score while the important pixels appear; higher is better
+      deletion    mean score while they disappear; lower is better
+      drop        share of the score lost under the map as a mask
+      randomized  rank correlation with the map of random weights, near 0 if
+                  the map shows what the model has learned
+
     \b
     Methods, and how they weight the channels:
       {table}
@@ -108,10 +126,14 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
         raise UsageError("--type needs --layer", do="such as --layer all, or -1 for the last layer of that type")
     if shared.was_given("types") and options.method in explain.ATTENTION_METHODS:
         raise UsageError(f"--type has no effect on {options.method}", do="--layer counts the calls of attention")
+    compares = options.comparison.check(paths, options.choice.count)
     places = options.check(paths)
+    choice = options.types, options.layers
+    if compares:
+        compare_images(model, paths, options, places, *choice)
+        return
     if options.sheet is not None:
         _check_sheet(options.sheet, options, paths, places[0])
-    choice = options.types, options.layers
     explain_images(model, paths, options, places, FIELDS, lambda explanation: _draw(explanation, options), *choice)
 
 

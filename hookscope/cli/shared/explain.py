@@ -12,7 +12,7 @@ import click
 
 from hookscope import explain, hooks, images, models, scores
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Row, row_of
+from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
 from hookscope.cli.shared.model import ModelOptions
@@ -170,8 +170,12 @@ def explain_images(
     draw: Callable[[Explanation], Iterator[Row]],
     types: Sequence[str] = (),
     layers: hooks.Selection | None = None,
+    together: Callable[[list[Any], PictureRun], Report] | None = None,
 ) -> None:
-    """Load the model, ``draw`` each image, print the rows as they come, and write the ``--raw`` file at the end."""
+    """Load the model, ``draw`` each image, print the rows as they come, and write the ``--raw`` file at the end.
+
+    With ``together``, print the report that it makes of all that ``draw`` yields.
+    """
     place, raw = places
     run = PictureRun.load(model, paths, place, types, layers)
     net, categories = run.net, categories_of(run.net, options.categories)
@@ -185,5 +189,9 @@ def explain_images(
         yield from draw(Explanation(run, raw, image, net.prepare(image), source, word, target, categories))
 
     with raw:
-        run.print_rows(rows, fields, options.format)
+        if together is None:
+            run.print_rows(rows, fields, options.format)
+        else:
+            run.output.check_count(len(paths))
+            run.print_report(together(list(run.files.rows(net, rows)), run), options.format)
     run.files.exit()

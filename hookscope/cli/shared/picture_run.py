@@ -97,6 +97,12 @@ class PictureRun:
                 deque(drawn, maxlen=0)
                 raise
 
+    def print_report(self, report: Report, format: str) -> None:
+        """Print ``report``, unless a page goes to standard output."""
+        if self.output.kind != "stdout":
+            with process.reader_may_leave():
+                formats.write_report(report, format)
+
     @property
     def is_single(self) -> bool:
         """Whether there is only one forward pass."""
