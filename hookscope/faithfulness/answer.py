@@ -186,10 +186,15 @@ def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ..
         place = "this image" if images == 1 else f"these {images} images"
         few = "One image does not" if images == 1 else f"{images} images do not"
         have = "have" if equal else "has"
-        lines = [f"{_names([best, *equal])} {have} the best {what} on {place}."]
+        ahead = [BASELINES[each.name] for each in baselines if ranked.index(each) < ranked.index(best)]
+        lines = [f"No map is better than {' or '.join(ahead)} on {place}."] if ahead else []
+        lines.append(
+            f"{_names([best, *equal])} {have} the best {what} on {place}{', of the methods' if ahead else ''}."
+        )
         lines.append(f"{few} show which map suits the model: give {FEWEST} or more.")
         for base in baselines:
-            if behind := [each for each in maps if ranked.index(each) > ranked.index(base)]:
+            behind = [each for each in maps if ranked.index(each) > ranked.index(base)]
+            if behind and len(behind) < len(maps):
                 lines.append(f"No better than {BASELINES[base.name]} here: {_names(behind)}.")
         return tuple(lines)
     over = f"over {counted(images, 'image')}"

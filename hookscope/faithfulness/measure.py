@@ -18,7 +18,7 @@ from torchvision.transforms.functional import gaussian_blur
 
 from hookscope.display import Rows
 from hookscope.errors import InputError, UsageError
-from hookscope.explain import ClassActivationMap
+from hookscope.explain import ClassActivationMap, in_place_of, picture_of
 from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
 from hookscope.faithfulness.imputation import imputed
 from hookscope.hooks import differentiable
@@ -30,6 +30,7 @@ _SHARES = [share / 10 for share in range(1, 10)]  # of the pixels that ROAD remo
 _BLUR = 20  # standard deviations of the blur in the shorter side
 _SAME = 1e-5  # of the largest value
 _TOGETHER = 2**22  # values that are imputed at a time
+_BATCH = 16
 _COARSEST = 7  # cells of the random map that orders equal values
 
 
@@ -43,7 +44,7 @@ def measure_faithfulness(
     baselines: bool = True,
     fill: str | None = None,
     steps: int = 24,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     categories: Sequence[str] | None = None,
     seed: int = 0,
     on_progress: Progress | None = None,
@@ -68,7 +69,7 @@ def measure_faithfulness(
             Gaussian whose standard deviation is a 20th of the shorter side. None for ``mean`` in deletion, ``blur`` in
             insertion.
         steps: Steps of the deletion and the insertion curve.
-        batch_size: Images in one forward pass.
+        batch_size: Images in one forward pass; None for 16.
         categories: Names of the classes.
         seed: Seed of the random map and of ROAD's noise.
         on_progress: Called with images done and in all.
@@ -90,20 +91,24 @@ def measure_faithfulness(
     """
     if fill not in (None, "mean", "blur"):
         raise UsageError(f"no fill '{fill}'", do="there are mean and blur")
+    batch_size = _BATCH if batch_size is None else batch_size
     for name, number in (("steps", steps), ("batch size", batch_size)):
         if number < 1:
             raise UsageError(f"{name} {number}", do="give a number from 1")
-    picture, as_inputs = _picture(inputs if isinstance(inputs, tuple) else (inputs,))
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    picture = _picture(inputs)
     named = {name: _checked(name, values, picture) for name, values in named_maps(maps).items()}
     with differentiable(model), torch.no_grad():
         seed += zlib.crc32(picture.cpu().float().numpy().tobytes())  # another random map for each image
         if baselines:
             named |= _baselines(min((values.shape[-2:] for values in named.values()), key=math.prod), picture, seed)
-        goals = objectives(target, model(*as_inputs([picture.clone()])), categories, type(model).__name__)
+        output = model(*in_place_of(inputs, picture[None].clone()))
+        height, width = picture.shape[-2:]
+        goals = objectives(target, output, categories, type(model).__name__, (height, width))
         if len(goals) != 1:
             raise UsageError(f"a map explains one score, and the target names {len(goals)}", do="name one class")
         check_finite_score(goals[0].score)
-        run = _Run(model, as_inputs, _reader(goals[0], type(model).__name__), batch_size, on_progress)
+        run = _Run(model, inputs, _reader(goals[0], type(model).__name__), batch_size, on_progress)
         fills = {"mean": partial(_mean, picture), "blur": partial(_blurred, picture)}
         test = _Test(picture, fills[fill or "mean"](), fills[fill or "blur"](), steps, goals[0], boxes, seed)
         return test.measured(named, run)
@@ -125,15 +130,12 @@ def named_maps(maps: Any) -> dict[str, Any]:
     return named
 
 
-def _picture(inputs: tuple[Any, ...]) -> tuple[Tensor, Callable[[Sequence[Tensor]], tuple[Any, ...]]]:
-    """The image ``(C, H, W)`` or the clip ``(C, T, H, W)``, and how several of them become inputs of the model."""
-    if len(inputs) == 1:
-        [given] = inputs
-        if isinstance(given, Tensor) and given.dim() in (4, 5) and len(given) == 1 and given.is_floating_point():
-            return given[0].detach(), lambda pictures: (torch.stack(list(pictures)),)
-        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], Tensor) and given[0].dim() == 3:
-            return given[0].detach(), lambda pictures: (list(pictures),)
-    raise UsageError("faithfulness needs one image (1, C, H, W) as the only input", do="x[None] adds a batch axis")
+def _picture(inputs: tuple[Any, ...]) -> Tensor:
+    """The image ``(C, H, W)`` or the clip ``(C, T, H, W)``."""
+    picture = picture_of(inputs)
+    if picture is None or picture.dim() not in (4, 5) or len(picture) != 1 or not picture.is_floating_point():
+        raise UsageError("faithfulness needs one image (1, C, H, W) as the only input", do="x[None] adds a batch axis")
+    return picture[0].detach()
 
 
 def _checked(name: str, given: Any, picture: Tensor) -> Map:
@@ -185,7 +187,7 @@ class _Run:
     """Forward passes of pictures in batches, counted; ``read`` takes one number for each from an output."""
 
     model: nn.Module
-    as_inputs: Callable[[Sequence[Tensor]], tuple[Any, ...]]
+    inputs: tuple[Any, ...]
     read: Callable[[Any], Tensor]
     batch_size: int
     on_progress: Progress | None
@@ -205,7 +207,7 @@ class _Run:
         return values
 
     def _pass(self, batch: Sequence[Tensor]) -> Tensor:
-        values = self.read(self.model(*self.as_inputs(batch))).detach().cpu().double()
+        values = self.read(self.model(*in_place_of(self.inputs, torch.stack(list(batch))))).detach().cpu().double()
         if len(values) != len(batch):
             raise UsageError(f"the target gives {len(values)} numbers for {len(batch)} images", do="give one for each")
         self.done += len(batch)

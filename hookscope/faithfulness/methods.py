@@ -28,7 +28,7 @@ def cam_faithfulness(
     maps: Mapping[str, Any] | None = None,
     types: Iterable[Any] | None = None,
     categories: Sequence[str] | None = None,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     on_progress: Progress | None = None,
     on_skip: Callable[[str, HookscopeError], None] = lambda method, error: None,
     **options: Any,
@@ -47,7 +47,7 @@ def cam_faithfulness(
         maps: Further maps by name, see `measure_faithfulness`.
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.
-        batch_size: Images in one forward pass.
+        batch_size: Images in one forward pass; None for as many as fit well.
         on_progress: Called with images done and in all, once the maps are there.
         on_skip: Called with a method that the model has no map for, and the reason; not for those of attention.
         **options: ``boxes``, ``baselines``, ``fill``, ``steps`` and ``seed`` of `measure_faithfulness`.
