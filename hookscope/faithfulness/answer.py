@@ -198,7 +198,9 @@ def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ..
                 lines.append(f"No better than {BASELINES[base.name]} here: {_names(behind)}.")
         return tuple(lines)
     over = f"over {counted(images, 'image')}"
-    level = [each for each in maps if each.within_noise]
+    limit = max((MEASURES[by] * getattr(each, by) for each in baselines), default=-np.inf)
+    level = [each for each in maps if each.within_noise and _worst(each, by) > limit]
+    unsure = [each for each in maps if each.within_noise and each not in level]
     close = [each for each in baselines if each is ranked[0] or each.within_noise]
     if close:
         lines = [f"No map is better than {BASELINES[close[0].name]} by more than noise {over}, in {_WORDS[by]}."]
@@ -207,12 +209,21 @@ def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ..
         lines = [f"{_names([best, *level])} suit this model best {over}: they differ within noise in {_WORDS[by]}."]
         lines.append(f"The first is {best.name}: {what}.")
     else:
-        lines = [f"{best.name} suits this model best {over}: {what}; all others are behind by more than noise."]
+        others = "; all others are behind by more than noise" if not unsure else ""
+        lines = [f"{best.name} suits this model best {over}: {what}{others}."]
+    if unsure and not close:
+        lines.append(f"Undecided, because images differ much: {_names(unsure)}.")
     for other in (name for name in ("insertion", "deletion") if name != by):
         first = max(maps, key=lambda each: MEASURES[other] * getattr(each, other))
         if first not in (best, *level):
             lines.append(f"By {other} the first is {first.name}: {getattr(first, other):.3g}.")
     return tuple(lines)
+
+
+def _worst(each: MapScores, by: str) -> float:
+    """The worse end of the interval of the mean, as a number of which more is better."""
+    low, high = each.interval or (-np.inf, np.inf)
+    return low if MEASURES[by] > 0 else -high
 
 
 def _names(maps: Sequence[MapScores]) -> str:

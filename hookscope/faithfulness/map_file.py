@@ -37,7 +37,10 @@ def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
             with Image.open(path) as image:
                 return {name: np.asarray(image.convert("L"), np.float32)}
         loaded: Any = np.load(path, allow_pickle=False)
-        arrays = dict(loaded) if kind == ".npz" else {name: loaded}
+        if isinstance(loaded, np.ndarray):
+            return {name: loaded}
+        with loaded:
+            arrays = dict(loaded)
     except (OSError, ValueError, EOFError, SyntaxError, zipfile.BadZipFile, UnidentifiedImageError) as error:
         reason = getattr(error, "strerror", None) or f"it is no {kind} file"
         raise InputError(f"the map {path} cannot be read: {reason}", do="check the path") from error
@@ -78,7 +81,7 @@ def read_boxes(path: str) -> dict[str, list[Sequence[float]]]:
     boxes: dict[str, list[Sequence[float]]] = {}
     for image, given in content.items() if isinstance(content, dict) else ():
         found = given.get("box", given.get("boxes")) if isinstance(given, dict) else given
-        several = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
+        several: list[Any] = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
         if not all(map(_is_box, several)):
             raise UsageError(f"'{image}' in {path} has no box", do=do)
         boxes[image] = several

@@ -27,7 +27,7 @@ def draw_faithfulness(
     net: LoadedModel | nn.Module | None = None,
     *,
     comparison: MapComparison | None = None,
-    cmap: str = "inferno",
+    cmap: str | None = None,
     width: int | None = None,
 ) -> Image.Image:
     """Draw the maps of one image side by side over the photograph, each with its numbers, the verdict first.
@@ -40,7 +40,7 @@ def draw_faithfulness(
         photograph: The photograph that the input was made of.
         net: The model, see `draw_cam`.
         comparison: What `compare_maps` says of several images: its verdict and its order; None for that of this image.
-        cmap: A colour map of matplotlib.
+        cmap: A colour map of matplotlib; None for inferno.
         width: Width of a map in pixels; None for 220 to 320.
 
     Raises:
@@ -56,6 +56,7 @@ def draw_faithfulness(
     """
     if not measured:
         raise UsageError("no map to draw")
+    cmap = cmap or "inferno"
     found = compare_maps([measured]) if comparison is None else comparison
     source, answer = OverlaySource.of(photograph, net), measured[0].prediction
     best_first = [each.name for each in found.maps]

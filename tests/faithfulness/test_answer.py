@@ -41,6 +41,13 @@ def test_differences_within_noise_are_said() -> None:
     assert "they differ within noise in ROAD" in text
 
 
+def test_a_map_that_changes_much_between_images_is_undecided() -> None:
+    measured = images(30, good=0.4, random=0.0, centred=0.1)
+    wild = [[*image, fact("wild", 0.9 * (at % 4 == 0))] for at, image in enumerate(measured)]
+    text = verdict(wild)
+    assert text.startswith("good suits this model best") and "Undecided, because images differ much: wild." in text
+
+
 def test_no_map_is_named_when_a_baseline_is_as_good() -> None:
     text = verdict(images(30, good=0.2, random=0.0, centred=0.21))
     assert text.startswith("No map is better than a bright spot in the middle by more than noise over 30 images")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget
 from torch import Tensor, nn
 
 import hookscope
-from hookscope import measure_faithfulness
+from hookscope import compare_maps, measure_faithfulness
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.faithfulness import BASELINES
+from tests.cli.helpers import ROOT
 from tests.helpers import hooks_on, same_values, seeded
 from tests.nets import Function
 
@@ -193,3 +195,30 @@ def test_what_cannot_be_measured_is_refused(given: dict[str, Any], error: type[H
     usual = {"inputs": photo(), "maps": np.eye(3), "target": 0}
     with pytest.raises(error, match=words):
         measure_faithfulness(small(), **{**usual, **given})
+
+
+@pytest.mark.slow
+def test_on_shapes_the_numbers_agree_with_the_boxes() -> None:
+    folder = ROOT / "samples" / "shapes"
+    net = hookscope.load_model("shapes")
+    measured = []
+    for name, facts in json.loads((folder / "boxes.json").read_text()).items():
+        inputs = net.inputs(net.preprocess(hookscope.open_image(folder / name)))
+        [box], truth = [facts["box"]], np.zeros((128, 128), np.float32)
+        truth[box[1] : box[3], box[0] : box[2]] = 1
+        maps = {
+            layer or "last": hookscope.class_activation_maps(net.model, inputs, layer)[0]
+            for layer in (None, "features.7", "features.3")
+        }
+        measured.append(
+            measure_faithfulness(net.model, inputs, {**maps, "box": truth, "outside": 1 - truth}, boxes=[box])
+        )
+    found = {row.name: row for row in compare_maps(measured).maps}
+    order = sorted(found, key=lambda name: -found[name].road)
+    assert {*order[:2]} == {"box", "last"} and order[-1] == "outside"
+    for measure, best_first in (("road", True), ("insertion", True), ("deletion", False)):
+        values = [getattr(found[name], measure) for name in ("last", "features.3", "outside")]
+        assert values == sorted(values, reverse=best_first)
+    inside = [found[name].in_box for name in ("box", "last", "features.3", "outside")]
+    assert inside == sorted(inside, reverse=True)
+    assert (found["last"].points == 1 and not found["last"].within_noise) or found["box"].road > found["last"].road

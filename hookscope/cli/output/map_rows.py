@@ -12,7 +12,7 @@ from hookscope.findings import counted
 
 _NUMBERS = ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized", "passes")
 FIELDS = ("image", "map", "class", "label", "target", "score", "probability", *_NUMBERS, "weights", "file")
-MEAN_FIELDS = ("map", *_NUMBERS, "interval", "behind", "within_noise")
+MEAN_FIELDS = ("map", "road", "low", "high", *_NUMBERS[1:], "behind_low", "behind_high", "within_noise")
 VERDICT_FIELDS = ("by", "images", "passes", "sentences")
 _LEAST_NEEDED = (
     {"passes"}, {"score", "probability"}, {"class"}, {"label"}, {"target"}, {"increase"}, {"points"}, {"in_box"},
@@ -27,6 +27,13 @@ def map_row(measured: faithfulness.Faithfulness, **more: Any) -> Row:
     return row_of(FIELDS, measured, answer, **named, **more)
 
 
+def _mean_row(each: faithfulness.MapScores) -> Row:
+    low, high = each.interval or (None, None)
+    behind_low, behind_high = each.behind or (None, None)
+    ends = {"low": low, "high": high, "behind_low": behind_low, "behind_high": behind_high}
+    return row_of(MEAN_FIELDS, each, map=each.name, **ends)
+
+
 def comparison_report(found: faithfulness.MapComparison, rows: Sequence[Row], caption: Mapping[str, Any]) -> Report:
     """The verdict and the means over images; of one image the table has its rows, the best first."""
     single, order = found.images == 1, [each.name for each in found.maps]
@@ -36,7 +43,7 @@ def comparison_report(found: faithfulness.MapComparison, rows: Sequence[Row], ca
     total = f"{counted(found.images, 'image')}, {counted(len(found.maps), 'map')}: the model saw {passes:,} images"
     known = ("increase", "points", "in_box", "randomized", "label", "target", "probability")
     columns = Columns([name for name in FIELDS if name != "weights"], (), known, least_needed=_LEAST_NEEDED)
-    means = [row_of(MEAN_FIELDS, each, map=each.name) for each in found.maps]
+    means = [_mean_row(each) for each in found.maps]
     sections = [
         Section([verdict], VERDICT_FIELDS, "verdict", in_table=False, in_flat=False),
         Section(shown, FIELDS, "measured_map", columns=columns, in_table=single),
@@ -44,7 +51,7 @@ def comparison_report(found: faithfulness.MapComparison, rows: Sequence[Row], ca
             means,
             MEAN_FIELDS,
             "map",
-            columns=Columns(("map", *_NUMBERS, "interval"), (), known, least_needed=_LEAST_NEEDED),
+            columns=Columns(MEAN_FIELDS[:-3], (), (*known, "low", "high"), least_needed=_LEAST_NEEDED),
             in_table=not single,
             in_flat=False,
         ),

@@ -167,7 +167,7 @@ def explain_images(
     options: ExplainOptions,
     places: tuple[OutputPath, ArrayFile],
     fields: Sequence[str],
-    draw: Callable[[Explanation], Iterator[Row]],
+    draw: Callable[[Explanation], Iterator[Any]],
     types: Sequence[str] = (),
     layers: hooks.Selection | None = None,
     together: Callable[[list[Any], PictureRun], Report] | None = None,
