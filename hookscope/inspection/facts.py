@@ -19,6 +19,7 @@ from hookscope.findings import Finding
 from hookscope.hooks import Call, Shape
 from hookscope.models import is_random
 from hookscope.scores import Prediction
+from hookscope.tracing import Trace
 
 _MOST_IMAGES = 3  # that an inspection shows of itself
 
@@ -177,6 +178,7 @@ class Inspection(Shown):
         findings: All findings, the most severe first.
         provenance: Versions, command line, preprocessing, SHA-256 of images and checkpoint; JSON.
         notes: What the reader should know, such as layers without maps.
+        trace: Every call with what it read, as the graph on the page shows it; None where it was not recorded.
     """
 
     model: str
@@ -188,6 +190,7 @@ class Inspection(Shown):
     findings: tuple[Finding, ...]
     provenance: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    trace: Trace | None = None
 
     def _cells(self) -> Cells:
         cells: dict[str, Any] = {"model": self.model, "weights": self.weights, "layers": len(self.layers)}

@@ -172,7 +172,8 @@ class _Run:
         self.inputs = tuple((net.prepare(picture),) for picture in pictures)
         first = net.inputs(*self.inputs[0])
         # a detector needs values in the middle of a pass
-        self.trace = trace(net.model, first, dry=net.family != "detection", name=net.name, ops=False)
+        self.whole = trace(net.model, first, dry=net.family != "detection", name=net.name, sources=True)
+        self.trace = self.whole.without_operations()
         self.blocks = [name for name, module in _blocks(net.model)]
         self.selection = self._usual() if layers is None else Selection.of(layers)
         if also:
@@ -346,6 +347,7 @@ class _Run:
             findings=evidence.findings,
             provenance=self._provenance(),
             notes=tuple(dict.fromkeys(self._notes())),
+            trace=self.whole,
         )
 
     def _layers(self) -> Iterator[InspectedLayer]:

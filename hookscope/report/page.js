@@ -87,7 +87,7 @@ document.documentElement.classList.add("js");
     const link = event.target.closest("a[href^='#layer=']");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
-    hookscope.go(hookscope.readHash(link.hash));
+    hookscope.go(hookscope.readHash(link.getAttribute("href"))); // a link in a drawing has no `hash`
   };
 
   addEventListener("hashchange", show);

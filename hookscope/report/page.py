@@ -13,6 +13,7 @@ from hookscope.explain import why_empty
 from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.exemplars import exemplar_views
+from hookscope.report.graph import graph_views
 from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
 from hookscope.report.network import Row, network_rows, outline
 from hookscope.report.pictures import jpeg_address, map_or_cam, over_image, png_address, seen_image
@@ -58,6 +59,7 @@ def draw_page(
         "places": [PlaceView.of(inspection, rows, place) for place in inspection.places],
         "total": Row(0, (), "", None, inspection.calls),
         "rows": rows,
+        "graphs": graph_views(inspection, rows),
         "severity": SEVERITY_WORDS,
         "count": count_places(inspection.places),
         "engineering": engineering,
@@ -74,8 +76,8 @@ def draw_page(
         layers = {"layers": views, "maps_digest": views_digest(views)}
         return render(
             "page.html",
-            ("page.css", "layer.css", "exemplars.css"),
-            ("page.js", "list.js", "layer.js"),
+            ("page.css", "graph.css", "layer.css", "exemplars.css"),
+            ("page.js", "list.js", "graph.js", "layer.js"),
             **facts,
             **layers,
         )

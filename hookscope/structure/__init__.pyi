@@ -7,6 +7,6 @@ from .graph import (
     NetworkGraph as NetworkGraph,
     network_graph as network_graph,
 )
-from .picture import draw_graph as draw_graph
+from .picture import Marks as Marks, draw_graph as draw_graph
 from .run import layer_graph as layer_graph, layer_tree as layer_tree
 from .tree import TreeRow as TreeRow, module_tree as module_tree

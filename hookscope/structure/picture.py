@@ -107,7 +107,7 @@ def _node(
     node: GraphNode, texts: tuple[str, str], at: Point, size: tuple[float, float], mark: tuple[str, str] | None
 ) -> str:
     (x, y), (width, height) = at, size
-    classes = f"node {node.kind}" + (f" {mark[0]}" if mark else "")
+    classes = f"node node-{node.kind}" + (f" node-{mark[0]}" if mark else "")
     if node.kind == "junction":
         return f'<g class="{classes}"><circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#59616a"/></g>'
     fill, line = {

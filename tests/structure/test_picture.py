@@ -43,7 +43,9 @@ def test_marks_colour_nodes_and_links_lead_on() -> None:
     graph = layer_graph(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), (8, 8))
     root = ET.fromstring(draw_graph(graph, marks={1: ("error", "dead <b>")}, links={2: "#layer=1"}))
     nodes = [group for group in root.iter(f"{SVG}g") if "node" in group.attrib.get("class", "")]
-    assert [node.attrib["class"] for node in nodes] == ["node input", "node layer error", "node layer", "node output"]
+    assert [node.attrib["class"] for node in nodes] == [
+        "node node-input", "node node-layer node-error", "node node-layer", "node node-output",
+    ]  # fmt: skip
     assert "dead <b>" in (nodes[1].find(f"{SVG}title").text or "")  # type: ignore[union-attr]
     assert [link.attrib["href"] for link in root.iter(f"{SVG}a")] == ["#layer=1"]
 
