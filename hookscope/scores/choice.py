@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel
 
 _POINT = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")
-_FUNCTION = re.compile(r"(?!(top|box):).*(\.py|\w):[^\W\d]\w*")
+_FUNCTION = re.compile(r"(?!(top|box):)[^,]*(\.py|\w):[^\W\d]\w*")
 
 
 def parse_target(text: str) -> Target | str:
     """Classes as a `Target`; ``file.py:function`` and ``package.module:function`` stay texts."""
-    return text if _FUNCTION.fullmatch(text) and "," not in text else Target(text)
+    if ".py" in text and not _FUNCTION.fullmatch(text):
+        raise UsageError(f"--target {text} names no function", do="write file.py:function, without other targets")
+    return text if _FUNCTION.fullmatch(text) else Target(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,8 @@ class Region:
         """
         if match := _POINT.fullmatch(text):
             return cls(text, (int(match[1]), int(match[2])))
+        if not re.search(r"[^\d\s.,-]", text):
+            raise UsageError(f"bad point '{text}'", do="write X,Y: column and row of a pixel, from 0")
         mask = read_mask(text)
         if mask.getbbox() is None:
             raise UsageError(f"the mask {text} is empty", "all its pixels are 0", "make the pixels of the region white")

@@ -24,6 +24,7 @@ from hookscope.scores.logits import (
     class_scores,
     described,
     gives_boxes,
+    is_a_list_of_records,
     one_picture,
     predictions,
 )
@@ -89,7 +90,8 @@ class FunctionTarget(ScoreTarget):
             do = "return a tensor with one floating-point number for each image"
             raise ModelError(f"{self.name} returns {found}", do=do)
         value = value.reshape(-1)
-        images = {len(tensor) for tensor in tensors_in(output).values() if tensor.dim()}
+        parts = [output] if is_a_list_of_records(output) else tensors_in(output).values()
+        images = {len(part) for part in parts if isinstance(part, list) or part.dim()}
         if len(value) == 1 and len(images) == 1 and images != {1}:
             do = "compute a number for each image, such as output[:, 3] and not output[0, 3]"
             raise ModelError(f"{self.name} returns one number for {images.pop()} images", do=do)

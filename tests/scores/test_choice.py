@@ -43,6 +43,8 @@ def test_a_point_is_one_pixel_and_a_mask_is_as_it_is(tmp_path: Path) -> None:
         ("small.png", "small.png is 2x2, and the image 5x4; give a mask of the image's size"),
         ("empty.png", "empty.png is empty; all its pixels are 0; make the pixels of the region white"),
         ("none.png", "no picture"),
+        ("1,2,3", "bad point '1,2,3'; write X,Y: column and row of a pixel, from 0"),
+        ("-1, 2.5", "bad point '-1, 2.5'"),
     ],
 )
 def test_regions_that_the_image_does_not_have_are_one_line(tmp_path: Path, text: str, says: str) -> None:
@@ -51,6 +53,12 @@ def test_regions_that_the_image_does_not_have_are_one_line(tmp_path: Path, text:
     with pytest.raises(HookscopeError) as error:
         Region.parse(str(tmp_path / text) if "png" in text else text).drawn((5, 4))
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["a.py", "a.py:", "a.py:f,cat", "cat,a.py:f", "a.py:1", "a.py:f,b.py:g"])
+def test_a_file_without_one_function_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="names no function; write file"):
+        parse_target(text)
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from hookscope import class_activation_maps, saliency_maps
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.scores import DifferenceTarget, RegionTarget, Score, objectives
+from tests.nets import Function
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of libraries that grad-cam imports
     import pytorch_grad_cam as judge
-    from pytorch_grad_cam.utils.model_targets import SemanticSegmentationTarget
+    from pytorch_grad_cam.utils.model_targets import RawScoresOutputTarget, SemanticSegmentationTarget
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0]])
 
@@ -68,6 +69,13 @@ def classifier() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
 
 
+def test_a_function_may_read_the_boxes_of_a_detector() -> None:
+    records = [{"boxes": torch.ones(5, 4), "labels": torch.ones(5), "scores": torch.tensor([0.5] * 5)}]
+    total = lambda output: torch.stack([record["scores"].sum() for record in output])  # noqa: E731
+    [goal] = objectives(total, records, None)
+    assert (goal.score.score, goal.of(records * 2).tolist()) == (2.5, [2.5, 2.5])
+
+
 def test_maps_of_a_function_are_those_of_the_class_that_it_reads() -> None:
     torch.manual_seed(0)
     net, image = classifier(), torch.rand(1, 3, 8, 8)
@@ -75,6 +83,12 @@ def test_maps_of_a_function_are_those_of_the_class_that_it_reads() -> None:
     for method in ("gradcam", "scorecam", "ablationcam"):
         maps = [class_activation_maps(net, image, "0", target, method)[0] for target in (1, second)]
         assert (maps[0].values == maps[1].values).all()
+    with judge.GradCAM(Function(lambda self, x: margin(self.net(x)), net=net), [net[1]]) as cam:
+        theirs = cam(image, [RawScoresOutputTarget()])[0]
+    [ours] = class_activation_maps(net, image, "name:1", margin)
+    scaled = (ours.values - ours.values.min()) / np.ptp(ours.values)
+    whole = nn.functional.interpolate(torch.tensor(scaled)[None, None], (8, 8), mode="bilinear")[0, 0].numpy()
+    assert np.abs((whole - whole.min()) / np.ptp(whole) - theirs).max() < 1e-4
     pixels = [saliency_maps(net, image, target)[0].values for target in (1, second)]
     assert torch.equal(*pixels)
 
