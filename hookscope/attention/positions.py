@@ -34,6 +34,7 @@ _MOVES = frozenset((
 ))
 # fmt: on
 PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
+_LETTERS = re.compile(r"[a-zA-Z]+,[a-zA-Z]+->[a-zA-Z]+")  # the equation of a product
 _RESAMPLES = re.compile("conv|pool|interpolate|upsample")
 
 
@@ -121,10 +122,12 @@ class Positions:
 
     def _product(self, name: str, args: Any) -> Coordinates:
         """Those of a product of two tensors: logits of queries and keys, weighted values, or other channels."""
-        operands = [value for value in args if isinstance(value, Tensor)][-2:]
-        if len(operands) != 2:
+        operands = [value for value in args if isinstance(value, Tensor)]
+        if name == "einsum" and (len(operands) != 2 or not _LETTERS.fullmatch(str(args[0]).replace(" ", ""))):
             return ()
-        left, right = operands
+        if len(operands) < 2:
+            return ()
+        left, right = operands[-2:]  # baddbmm has what it adds before them
         a, b = self.of(left), self.of(right)
         multiply = partial(_multiplied, args[0] if name == "einsum" else None, left, right)
         if len(a) > self.axes:
@@ -191,7 +194,7 @@ def _multiplied(equation: str | None, a: Tensor, b: Tensor, of_a: Tensor | None,
     if equation is None:
         axes = {-1}, {-2}
     else:
-        terms, _, result = equation.replace(" ", "").replace("...", ".").partition("->")
+        terms, _, result = equation.replace(" ", "").partition("->")
         of_left, of_right = terms.split(",")
         summed = set(of_left) & set(of_right) - set(result)
         axes = {of_left.index(x) - len(of_left) for x in summed}, {of_right.index(x) - len(of_right) for x in summed}

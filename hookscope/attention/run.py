@@ -72,6 +72,8 @@ def attention_maps(
     picture = next((tensor for tensor in tensors_in(inputs).values() if tensor.dim() > 2), None)
     if picture is None:
         raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")
+    if picture.dim() > 3 and len(picture) != 1:
+        raise UsageError(f"expected one picture, got {len(picture)}", do="call it for each picture")
     shown = InputSize(picture.shape[-2], picture.shape[-1], picture.shape[-3] if picture.dim() == 5 else 1)
     with differentiable(model), torch.no_grad():
         reduce = partial(map_of, query=usual_query(model) if query is None else query, shown=shown, weights=weights)

@@ -186,6 +186,8 @@ def test_a_model_without_attention_and_an_input_without_an_image_are_refused() -
         attention_maps(net, picture())
     with pytest.raises(UsageError, match="no image among the inputs"):
         attention_maps(vit(), 3)
+    with pytest.raises(UsageError, match="expected one picture, got 2; call it for each picture"):
+        attention_maps(vit(), torch.cat([picture()] * 2))
 
 
 def test_the_model_stays_as_it_is_and_gives_what_it_gave() -> None:
