@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,12 @@ from hookscope.explain.cam_layers import (
 )
 from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod, gradient_free, method_named
 from hookscope.explain.cam_perturbation import Progress, Rerun, progress_counter, resized
+from hookscope.explain.pictures import in_place_of, picture_of
 from hookscope.hooks import (
     Call,
     InputSize,
     Layers,
+    Selection,
     capture,
     differentiable,
     leaves_of,
@@ -39,7 +41,9 @@ from hookscope.hooks import (
     passed_on,
     tensors_in,
 )
-from hookscope.scores import Score, check_finite_score, objectives
+from hookscope.scores import Score, ScoreTarget, check_finite_score, objectives
+
+_FACTORS = (1.0, 0.9, 1.1)  # of the smoothing, as in grad-cam
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +60,7 @@ class ClassActivationMap(Shown):
         seen: ``(H, W)`` of the network's input.
         unreached: Whether the gradient, and so the map, is 0 everywhere; False for methods without gradient.
         fused: Whether it is the mean of the maps of several layers, see `fuse_maps`.
+        variants: Number of variants of the image whose maps were averaged; 1 without smoothing.
     """
 
     call: Call
@@ -66,6 +71,7 @@ class ClassActivationMap(Shown):
     seen: tuple[int, int]
     unreached: bool = False
     fused: bool = False
+    variants: int = 1
 
     def _cells(self) -> Cells:
         cells = {"layer": self.call.key, **self.prediction.cells(), "method": self.method, "map": self.values.shape}
@@ -110,6 +116,7 @@ def class_activation_maps(
     categories: Sequence[str] | None = None,
     batch_size: int | None = None,
     ordered: bool = False,
+    smooth: bool = False,
     on_progress: Progress | None = None,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[ClassActivationMap]:
@@ -134,6 +141,8 @@ def class_activation_maps(
         batch_size: Channels in one pass of the methods that run the model once per channel; None for as many as fit
             well: ablationcam as `ablate_each`, scorecam 16, on a GPU doubled while its memory is free.
         ordered: Also count `Call.order`, which takes a hook on every layer, as for `capture`.
+        smooth: Average the maps of six variants: the image, its mirror image, and both times 0.9 and 1.1. The scores
+            are those of the image. Takes classes only: a mirror image has its boxes and regions elsewhere.
         on_progress: Called by these methods with channels done and in all.
         on_skip: Called with calls without a map that a pattern, a range or ``all`` selects; without it they are errors.
 
@@ -159,6 +168,12 @@ def class_activation_maps(
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     size = _input_size(inputs)
+    if smooth:
+        maps_of = partial(
+            class_activation_maps, model, method=method, types=types, categories=categories, batch_size=batch_size,
+            ordered=ordered, on_skip=on_skip,
+        )  # fmt: skip
+        return _smoothed(maps_of, inputs, layers, target, on_progress)
     if isinstance(how, AttentionMethod):
         return Rows(_maps_of_attention(model, inputs, layers, target, method, categories, size))
     with differentiable(model, parameters=False):
@@ -183,6 +198,43 @@ def class_activation_maps(
             for layer, gradient in zip(chosen, gradients, strict=True):
                 maps.append(_map_of(layer, gradient, goal.score, at, method, size, rerun))
     return maps
+
+
+def _smoothed(
+    maps_of: Callable[..., list[ClassActivationMap]],
+    inputs: tuple[Any, ...],
+    layers: Layers | None,
+    target: Any,
+    on_progress: Progress | None,
+) -> list[ClassActivationMap]:
+    """The maps of the image, with the mean values of those of its variants."""
+    picture = picture_of(inputs)
+    if picture is None:
+        raise UsageError("smoothing takes one picture (1, C, H, W)", do="leave smoothing out")
+    if isinstance(target, ScoreTarget) or callable(target):
+        raise UsageError("smoothing takes classes only", do="leave smoothing out, or give a class")
+    count = 2 * len(_FACTORS)
+    variants = [(factor, mirrored) for factor in _FACTORS for mirrored in (False, True)]
+    first: list[ClassActivationMap] = []
+    total: list[NDArray[np.float32]] = []
+    for at, (factor, mirrored) in enumerate(variants):
+        changed = factor * (picture.flip(-1) if mirrored else picture)
+        advance = None if on_progress is None else partial(_of_variant, on_progress, at, count)
+        maps = maps_of(in_place_of(inputs, changed), layers, target, on_progress=advance)
+        values = [cam.values[..., ::-1] if mirrored else cam.values for cam in maps]
+        if not first:
+            first, total = maps, values
+            target = ",".join(dict.fromkeys(str(cam.prediction.index) for cam in maps))
+            if layers is None and maps[0].method in CAM_METHODS:
+                layers = Selection.of_names([maps[0].call.name], maps[0].call.call)
+        else:
+            total = [before + now for before, now in zip(total, values, strict=True)]
+    means = zip(first, total, strict=True)
+    return Rows(replace(cam, values=values / np.float32(count), variants=count) for cam, values in means)
+
+
+def _of_variant(on_progress: Progress, at: int, count: int, done: int, total: int) -> None:
+    on_progress(at * total + done, count * total)
 
 
 def landmark_layers(
@@ -360,4 +412,4 @@ def _fused(maps: Sequence[ClassActivationMap], tops: Mapping[str, float]) -> Cla
     types = dict.fromkeys(cam.call.type for cam in maps)
     call = Call(name, " + ".join(types), 0, None)
     channels = sum(cam.channels for cam in maps)
-    return ClassActivationMap(call, first.prediction, first.method, together, channels, first.seen, fused=True)
+    return replace(first, call=call, values=together, channels=channels, unreached=False, fused=True)

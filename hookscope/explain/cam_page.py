@@ -162,6 +162,7 @@ def _panel(
 def _shape_line(cam: ClassActivationMap) -> str:
     *frames, height, width = cam.values.shape
     clip = [f"mean of {counted(frames[0], 'frame')}"] if frames else []
+    clip += [f"mean of {cam.variants} variants of the image"] if cam.variants > 1 else []
     parts = counted(cam.channels, "head" if cam.method in ATTENTION_METHODS else "channel")
     return ", ".join([cam.call.type, f"{parts} of {height}×{width}", *clip])
 
@@ -188,4 +189,5 @@ def _provenance(
         }
         for cam in maps
     ]
-    return {**source.provenance(maps[0].method, cmap, page.size), "maps": facts, "fused": maps[0].fused}
+    how = {"fused": maps[0].fused} | ({"variants": maps[0].variants} if maps[0].variants > 1 else {})
+    return {**source.provenance(maps[0].method, cmap, page.size), "maps": facts, **how}

@@ -764,3 +764,25 @@ def test_counts_the_order_of_calls_only_on_demand() -> None:
     [plain], [ordered] = (class_activation_maps(small(), picture(), "second", 1, ordered=on) for on in (False, True))
     assert (plain.call.index, plain.call.order) == (1, None)
     assert (ordered.call.index, ordered.call.order) == (1, 5)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "scorecam"])
+def test_smoothing_is_the_mean_over_mirrored_and_scaled_images(method: str) -> None:
+    net, x, steps = small(), picture(12, 16), list[tuple[int, int]]()
+    smooth = class_activation_maps(net, x, None, "top:2", method, smooth=True, on_progress=lambda *at: steps.append(at))
+    plain = class_activation_maps(net, x, None, "top:2", method)
+    assert [cam.prediction for cam in smooth] == [cam.prediction for cam in plain]
+    assert not steps or steps[-1][0] == steps[-1][1] == 6 * plain[0].channels
+    for ours in smooth:
+        total = np.zeros_like(ours.values)
+        for factor in (0.9, 1, 1.1):
+            for image, step in ((x, 1), (x.flip(-1), -1)):
+                [one] = class_activation_maps(net, factor * image, ours.call.key, ours.prediction.index, method)
+                total += one.values[..., ::step] / 6
+        assert np.allclose(ours.values, total, atol=1e-6) and ours.variants == 6
+
+
+def test_smoothing_takes_one_picture_and_classes() -> None:
+    for inputs, target in ((picture(), lambda output: output[:, 0]), ((picture(), 3), 1)):
+        with pytest.raises(UsageError, match="smoothing takes"):
+            class_activation_maps(small(), inputs, target=target, smooth=True)

@@ -37,6 +37,7 @@ class Options(ExplainOptions):
     types: tuple[str, ...]
     method: str
     fuse: bool
+    smooth: bool
     sheet: str | None
     batch_size: int | None
     comparison: MapComparisonOptions
@@ -59,6 +60,7 @@ _methods = kept_rows("cam", "explain", _read_methods)
 @shared.method_option(_methods, "gradcam", "How to weight the channels.")
 @explain_options("IMAGE/LAYER/CLASS", shared.colour_map_option("Any matplotlib colour map.", "inferno"))
 @click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1.")
+@click.option("--smooth", is_flag=True, help="Average the maps of six variants: mirrored, and 0.9, 1 and 1.1 times.")
 @shared.file_option(
     "--sheet",
     "Also write one page of several classes and layers: those of --target and --layer, else the three best classes"
@@ -171,7 +173,8 @@ def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
         explanation.note_unseen(group[0].prediction)
         page = explain.draw_cam(group, explanation.image, explanation.net, scale_of=[*maps, *best], cmap=options.cmap)
         layers = "+".join(result.call.key for result in group).replace(" + ", "+")
-        what = options.method + ("-fused" if options.fuse else "") + (f"-{layers}" if options.layers else "")
+        how = options.method + "-smooth" * options.smooth + "-fused" * options.fuse
+        what = how + (f"-{layers}" if options.layers else "")
         path = explanation.write(page, what, group[0].prediction, len(groups) == 1)
         for result in group:
             yield _row(explanation, result, path)
@@ -202,6 +205,7 @@ def _maps(
             categories=explanation.categories,
             batch_size=options.batch_size,
             ordered=True,
+            smooth=options.smooth,
             on_progress=on_progress,
             on_skip=lambda call, error: skipped.append(call.key),
         )
