@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from hookscope.explain.cam_perturbation import progress_counter
 from hookscope.explain.pictures import in_place_of, picture_of
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
+from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import Selection, differentiable, leaves_of, passed_on
 from hookscope.scores import Objective, Score, check_finite_score, objectives
@@ -40,8 +42,8 @@ class Saliency(Shown):
         prediction: What is explained: mostly a class, its score and probability.
         method: One of `SALIENCY_METHODS`.
         values: ``(C, H, W)`` signed, in units of the score; for gradients per unit of the prepared image.
-        expected: The score minus that of an image of zeros, which the sum of ``values`` approaches with more steps;
-            None for methods without this property.
+        expected: What the sum of ``values`` should be: the score minus that of an image of zeros for Integrated
+            Gradients, the score for lrp; None for other methods.
         unguided: Number of ReLU functions in a ``forward``, which guided methods cannot hook.
         steps: Points of Integrated Gradients that were taken; None for other methods.
     """
@@ -159,10 +161,12 @@ def saliency_maps(
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     picture = _picture(inputs)
 
-    def run(pictures: Tensor) -> Any:
-        return model(*in_place_of(inputs, pictures))
+    ready = model
 
-    with differentiable(model):
+    def run(pictures: Tensor) -> Any:
+        return ready(*in_place_of(inputs, pictures))
+
+    with differentiable(model), ExitStack() as stack:
         picture = picture.detach().clone()
         goals = objectives(target, _output(run, picture), categories, type(model).__name__, _size(picture))
         for goal in goals:
@@ -171,6 +175,8 @@ def saliency_maps(
         advance = progress_counter(on_progress, len(goals) * how.pictures(settings, picture))
         guide = _Guide(ClampGradientSign("positive"))
         places = [_place(model, inputs, goal, settings) if how.localised else None for goal in goals]
+        if how.prepared is not None:
+            ready = stack.enter_context(how.prepared(model))
         maps = Rows[Saliency]()
         with change_gradients(model, {_relus(model): guide} if how.guided else {}):
             for goal, place in zip(goals, places, strict=True):
@@ -178,18 +184,20 @@ def saliency_maps(
                 if how.gradient:
                     evaluate = _gradient_of(type(model).__name__, run, goal.of, advance, guide)
                 else:
-                    evaluate = _scores_of(run, goal.of, advance)
+                    evaluate = _scores_of(type(model).__name__, run, goal.of, advance)
                 chosen = settings
                 while True:
                     values = how.attribute(evaluate, picture, chosen)[0]
                     values = values if place is None else values * place
+                    if how.prepared is not None:  # rules are linear in the relevance of the output
+                        values, expected = values * goal.score.score, goal.score.score
                     if not bool(torch.isfinite(values).all()):
                         what = "gradient" if how.gradient else "score of changed images"
                         asked = f"the {what} of {goal.score.name} is not finite"
                         raise InputError(asked, do="see gradients --detect-anomaly")
                     unguided, steps = guide.missed if how.guided else 0, chosen.steps if how.completes else None
                     saliency = Saliency(goal.score, method, values.to(wide(picture)), expected, unguided, steps)
-                    if not saliency.incomplete or 2 * chosen.steps > chosen.most_steps:
+                    if not how.completes or not saliency.incomplete or 2 * chosen.steps > chosen.most_steps:
                         break
                     chosen = replace(chosen, steps=2 * chosen.steps)
                     advance(0, more=chosen.steps)
@@ -205,12 +213,15 @@ def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:
 
 
 def _scores_of(
-    run: Callable[[Tensor], Any], score_of: Callable[[Any], Tensor], advance: Callable[[int], None]
+    name: str, run: Callable[[Tensor], Any], score_of: Callable[[Any], Tensor], advance: Callable[[int], None]
 ) -> Callable[[Tensor], Tensor]:
     """A function from images ``(N, C, H, W)`` to their scores ``(N,)``."""
 
     def scores(pictures: Tensor) -> Tensor:
         values = score_of(_output(run, pictures)).to(wide(pictures))
+        if len(values) != len(pictures):
+            what = f"{name} gives {counted(len(values), 'score')} for {len(pictures)} images"
+            raise ModelError(what, do="set the batch size to 1")
         advance(len(pictures))
         return values
 

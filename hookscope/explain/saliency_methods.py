@@ -6,12 +6,14 @@ In the formulas ``X`` is the image ``(1, C, H, W)`` and ``dS/dX`` the gradient o
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hookscope.explain.relevance import relevance_rules
 from hookscope.explain.saliency_settings import Settings
 
 Gradient = Callable[["Tensor"], "Tensor"]
@@ -113,6 +115,7 @@ class SaliencyMethod:
         pictures: From settings and the picture to the number of images that the model runs on.
         gradient: Whether the method needs the gradient.
         localised: Whether the values are multiplied by the Grad-CAM of a layer.
+        prepared: From the model to a block with the model whose gradients are taken, for a score of 1.
     """
 
     attribute: Callable[[Gradient, Tensor, Settings], Tensor]
@@ -124,6 +127,7 @@ class SaliencyMethod:
     pictures: Callable[[Settings, Tensor], int] = lambda settings, picture: 1
     gradient: bool = True
     localised: bool = False
+    prepared: Callable[[nn.Module], AbstractContextManager[nn.Module]] | None = None
 
 
 SALIENCY_METHODS = {
@@ -159,6 +163,13 @@ SALIENCY_METHODS = {
         "|guided dS/dx| x Grad-CAM, largest of its colour channels",
         guided=True,
         localised=True,
+    ),
+    "lrp": SaliencyMethod(
+        vanilla,
+        "relevance by layer-wise propagation: shares of S; needs zennit",
+        "relevance, summed over the colour channels",
+        signed=True,
+        prepared=relevance_rules,
     ),
     "occlusion": SaliencyMethod(
         occlusion,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, InputError, ModelError, UsageError
+from hookscope.errors import HookscopeError, InputError, InstallationError, ModelError, UsageError
 from hookscope.explain.saliency import Saliency, saliency_maps
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.explain.saliency_settings import Settings
@@ -26,6 +27,9 @@ from tests.nets import Fails, named as chain
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from captum import attr as captum
+
+
+OF_GRADIENTS = [name for name, how in SALIENCY_METHODS.items() if how.gradient and not how.localised]
 
 
 def only(model: nn.Module, inputs: Any, target: str | int = 3, method: str = "gradient", **options: Any) -> Tensor:
@@ -196,14 +200,12 @@ def test_each_class_is_as_if_asked_alone_and_progress_is_complete(method: str) -
     with torch.no_grad():
         between = (net(x) - net(x * 0))[0]
     maps = saliency_maps(net, x, "top:3", method, settings=FEW, on_progress=lambda *at: steps.append(at))
-    assert steps[-1][0] == steps[-1][1] == 3 * SALIENCY_METHODS[method].total(FEW)
+    assert steps[-1][0] == steps[-1][1] == 3 * SALIENCY_METHODS[method].pictures(FEW, x)
     for saliency in maps:
         index = saliency.prediction.index
         assert torch.equal(saliency.values, only(net, x, index, method, settings=FEW)) and saliency.unguided == 0
-        if method == "integrated-gradients":
-            assert saliency.expected == pytest.approx(float(between[index]), abs=1e-6)
-        else:
-            assert saliency.expected is None
+        expected = {"integrated-gradients": float(between[index]), "lrp": saliency.prediction.score}.get(method)
+        assert saliency.expected == (None if expected is None else pytest.approx(expected, abs=1e-6))
 
 
 @pytest.mark.parametrize("method", ["smoothgrad", "integrated-gradients"])
@@ -383,7 +385,7 @@ def test_the_picture_is_checked_before_the_pass(
     assert text in str(caught.value) and net.never.passes == 0
 
 
-@pytest.mark.parametrize("method", SALIENCY_METHODS)
+@pytest.mark.parametrize("method", OF_GRADIENTS)
 @pytest.mark.parametrize(
     ("net", "error", "text"),
     [
@@ -434,7 +436,7 @@ def test_captum_agrees_on_occlusion(window: int, stride: int, size: tuple[int, i
         net, x, 2, "occlusion", settings=Settings(window=window, stride=stride, batch_size=7),
         on_progress=lambda *at: steps.append(at),
     )  # fmt: skip
-    close(ours.values.sum(0), theirs[0, 0])
+    close(ours.values.sum(0), theirs[:, 0])
     assert ours.values.unique(dim=0).shape[0] == 1 and steps[-1][0] == steps[-1][1]
 
 
@@ -452,7 +454,7 @@ def test_a_clip_is_hidden_in_all_frames_at_once() -> None:
     )
     [ours] = saliency_maps(net, clip, 0, "occlusion", settings=Settings(window=2, stride=2))
     lost = (net(clip) - net(torch.zeros_like(clip)))[0, 0] / 4
-    close(ours.values, (lost / 3).expand(3, 2, 4, 4))
+    close(ours.values, (lost / 3).expand(1, 3, 2, 4, 4))
 
 
 def test_windows_of_occlusion_leave_no_pixel_out() -> None:
@@ -466,9 +468,51 @@ def test_captum_agrees_on_guided_gradcam() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # captum's guided backpropagation hooks ReLUs
         theirs = captum.GuidedGradCam(apart, apart.second).attribute(x, 2, interpolate_mode="bilinear")
-    close(only(net, x, 2, "guided-gradcam", settings=Settings(layer="second")), theirs[0])
+    close(only(net, x, 2, "guided-gradcam", settings=Settings(layer="second")), theirs)
 
 
 def test_guided_gradcam_takes_one_layer() -> None:
     with pytest.raises(UsageError, match="chooses 2 calls"):
         saliency_maps(small(), picture(), 2, "guided-gradcam", settings=Settings(layer="first,second"))
+
+
+def test_relevances_follow_the_rules_by_hand_and_add_up_to_the_score() -> None:
+    x = picture(6, 6)
+    net = seeded(
+        lambda: chain(
+            one=nn.Conv2d(3, 4, 3, bias=False), relu=nn.ReLU(inplace=True), two=nn.Conv2d(4, 5, 3, bias=False),
+            again=nn.ReLU(inplace=True), flat=nn.Flatten(), head=nn.Linear(20, 3, bias=False),
+        )
+    )  # fmt: skip
+    [ours] = saliency_maps(net, x, 1, "lrp")
+    with torch.no_grad():
+        first = net.one(x).relu()
+        second = net.two(first).relu()
+        relevance = (second.flatten() * net.head.weight[1]).reshape(second.shape)  # epsilon: shares of the score
+        up = net.two.weight.clamp(min=0)
+        relevance = first * F.conv_transpose2d(relevance / F.conv2d(first, up).clamp(min=1e-9), up)  # z+
+        flat = torch.ones_like(net.one.weight) / 27
+        relevance = F.conv_transpose2d(relevance, flat)
+    close(ours.values, relevance, 1e-4)
+    assert not ours.incomplete and ours.expected == ours.prediction.score
+
+
+def test_relevances_of_a_resnet_with_reused_relus_in_place_add_up_to_the_score() -> None:
+    net = seeded(lambda: torchvision.models.resnet18(num_classes=5)).eval()
+    before = copy.deepcopy(net.state_dict())
+    [ours] = saliency_maps(net, picture(64, 64), 2, "lrp")
+    assert abs(float(ours.values.sum()) / ours.prediction.score - 1) < 0.1  # biases take the rest
+    assert hooks_on(net) == 0 and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_without_zennit_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zennit.composites", None)
+    with pytest.raises(InstallationError, match="needs the package zennit; pip install"):
+        saliency_maps(small(), picture(), 2, "lrp")
+
+
+def test_a_model_that_takes_one_image_at_a_time_is_hidden_in_batches_of_one() -> None:
+    net = Gives(lambda maps: maps.mean((0, 2, 3))[None])
+    with pytest.raises(ModelError, match="gives 1 score for 10 images; set the batch size to 1"):
+        saliency_maps(net, picture(), 0, "occlusion")
+    assert bool(only(net, picture(), 0, "occlusion", settings=Settings(batch_size=1)).any())

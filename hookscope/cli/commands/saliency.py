@@ -96,7 +96,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
 
     The command writes a PNG with three pictures: the image, the map over the grey image, and the same map smoothed.
-    IMAGE is a file, a folder, a glob, or - for standard input. The maps of gradient-input, integrated-gradients and
+    IMAGE is a file, a folder, a glob, or - for standard input. Maps of gradient-input, integrated-gradients, lrp and
     occlusion have signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
 
     \b
@@ -155,7 +155,12 @@ def _row(explanation: Explanation, result: explain.Saliency, path: str, steps: i
 def _note_limits(explanation: Explanation, result: explain.Saliency, total: float, steps: int) -> None:
     """Report a map that does not have the properties of its method; it was asked for with ``steps``."""
     name = result.prediction.name
-    if result.incomplete:
+    if result.incomplete and result.steps is None:
+        explanation.note(
+            f"the relevances of {name} add up to {total:.4g}, but the score is {result.expected:.4g}: biases take part"
+            " of it, and zennit does not share it where branches of other models than torchvision's ResNets are added"
+        )
+    elif result.incomplete:
         explanation.note(
             f"the shares of {name} add up to {total:.4g} with {result.steps:,} steps, but the score minus the"
             f" score of zeros is {result.expected:.4g}; raise --most-steps"
