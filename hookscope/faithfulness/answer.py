@@ -186,14 +186,18 @@ def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ..
         place = "this image" if images == 1 else f"these {images} images"
         few = "One image does not" if images == 1 else f"{images} images do not"
         have = "have" if equal else "has"
-        ahead = [BASELINES[each.name] for each in baselines if ranked.index(each) < ranked.index(best)]
+
+        def is_behind(each: MapScores, base: MapScores) -> bool:
+            return MEASURES[by] * (getattr(each, by) - getattr(base, by)) < _EQUAL
+
+        ahead = [BASELINES[base.name] for base in baselines if is_behind(best, base)]
         lines = [f"No map is better than {' or '.join(ahead)} on {place}."] if ahead else []
         lines.append(
             f"{_names([best, *equal])} {have} the best {what} on {place}{', of the methods' if ahead else ''}."
         )
         lines.append(f"{few} show which map suits the model: give {FEWEST} or more.")
         for base in baselines:
-            behind = [each for each in maps if ranked.index(each) > ranked.index(base)]
+            behind = [each for each in maps if is_behind(each, base)]
             if behind and len(behind) < len(maps):
                 lines.append(f"No better than {BASELINES[base.name]} here: {_names(behind)}.")
         return tuple(lines)

@@ -170,8 +170,8 @@ def _blurred(picture: Tensor) -> Tensor:
     sigma = max(min(sides) / _BLUR, 0.5)
     sizes = [min(2 * math.ceil(3 * sigma) + 1, 2 * side - 1) for side in reversed(sides)]  # mirrored once at the edges
     frames = picture.movedim(0, -3)
-    blurred: Tensor = gaussian_blur(frames, sizes, [sigma, sigma])
-    return blurred.movedim(-3, 0)
+    blurred: Tensor = gaussian_blur(frames.float(), sizes, [sigma, sigma])
+    return blurred.to(picture).movedim(-3, 0)
 
 
 def _reader(goal: Objective, what: str) -> Callable[[Any], Tensor]:
@@ -284,10 +284,10 @@ class _Test:
         together = max(1, _TOGETHER // picture.numel())
         for at in range(0, len(known), together):
             masks = torch.stack(known[at : at + together]).unsqueeze(-3)  # (N, 1, H, W), or (N, T, 1, H, W)
-            filled = imputed(frames.expand(len(masks), *frames.shape).flatten(0, -4), masks.flatten(0, -4))
-            yield from filled.reshape(len(masks), *frames.shape).movedim(-3, 1)
-        positive = spread.clamp_min(0).to(picture)
-        yield picture * positive / positive.max().clamp_min(1e-30)
+            filled = imputed(frames.float().expand(len(masks), *frames.shape).flatten(0, -4), masks.flatten(0, -4))
+            yield from filled.to(picture).reshape(len(masks), *frames.shape).movedim(-3, 1)
+        positive = spread.clamp_min(0)
+        yield picture * (positive / positive.max().clamp_min(1e-30)).to(picture)
 
     def _places(self, spread: Tensor) -> Tensor:
         """The place of each pixel in the order of the map, 0 for the most important; equal ones in a random order."""

@@ -61,6 +61,11 @@ def test_one_image_shows_no_more_than_itself() -> None:
     assert "No better than a random map here: bad." in text and "middle" not in text
 
 
+def test_maps_that_change_nothing_are_no_better_than_the_baselines() -> None:
+    text = verdict([[fact("a", 0.0), fact("b", 0.0), fact("random", 0.0), fact("centred", 0.0)]])
+    assert text.startswith("No map is better than a random map or a bright spot in the middle on this image. a and b")
+
+
 def test_a_few_images_are_not_enough_whatever_they_show() -> None:
     found = compare_maps(images(9, good=0.9, random=0.0, centred=0.0, noise=0.0))
     assert "9 images do not show which map suits the model" in found.verdict[1]

@@ -17,6 +17,7 @@ import hookscope
 from hookscope import compare_maps, measure_faithfulness
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.faithfulness import BASELINES
+from hookscope.scores import BoxTarget
 from tests.cli.helpers import ROOT
 from tests.helpers import hooks_on, same_values, seeded
 from tests.nets import Function
@@ -121,6 +122,7 @@ def test_progress_counts_every_image_once() -> None:
         (torch.rand(1, 3, 4, 16, 16), np.eye(4)),
         (([torch.rand(3, 16, 20)],), np.eye(4)),
         ((torch.rand(1, 3, 16, 16).double(),), torch.eye(4).bfloat16()),
+        (torch.rand(1, 3, 16, 16).bfloat16(), np.zeros((4, 4))),
     ],
 )
 def test_clips_detectors_and_other_precisions_are_measured(inputs: Any, values: Any) -> None:
@@ -139,6 +141,36 @@ def test_of_a_clip_each_place_of_each_frame_has_its_turn() -> None:
     [found] = measure_faithfulness(net, clip, values, total, fill="mean", steps=48, baselines=False)
     assert np.allclose(found.curves["insertion"], [0] + [1] * 48)
     assert np.allclose(found.curves["deletion"], [1] + [0] * 48)
+
+
+class Detector(nn.Module):
+    """Finds one box, as sure as the pixels in it are bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 1, 1, bias=False)
+        nn.init.constant_(self.conv.weight, 1 / 3)
+
+    def forward(self, pictures: list[Tensor]) -> list[dict[str, Tensor]]:
+        bright = [self.conv(picture[None])[0, 0, 4:12, 8:20].mean()[None] for picture in pictures]
+        box, label = torch.tensor([[8.0, 4, 20, 12]]), torch.tensor([1])
+        return [{"boxes": box, "labels": label, "scores": score} for score in bright]
+
+
+def test_what_explains_a_detected_box_is_ahead_of_the_baselines() -> None:
+    image, truth = torch.zeros(3, 24, 32), np.zeros((24, 32))
+    image[:, 4:12, 8:20] = 0.9
+    truth[4:12, 8:20] = 1
+    maps = {"truth": truth, "wrong": 1 - truth}
+    found = measure_faithfulness(Detector(), [image], maps, BoxTarget(0), boxes=[(8, 4, 20, 12)])
+    by_road = sorted(found, key=lambda each: -each.road)
+    assert (by_road[0].name, by_road[-1].name) == ("truth", "wrong")
+    assert (by_road[0].in_box, by_road[0].points, by_road[0].drop) == (pytest.approx(1), True, pytest.approx(0))
+    # without the most important 20 to 90 % the box is gone, and the least important change nothing
+    nothing = float(image.mean()) / 0.9
+    assert by_road[0].curves["most"][-1] == pytest.approx(-nothing / (1 - nothing), abs=0.05)
+    assert by_road[0].curves["least"][:7] == pytest.approx(np.ones(7), abs=0.01)
+    assert found[0].prediction.target.startswith("box 0")
 
 
 def test_boxes_are_in_pixels_of_the_input() -> None:
