@@ -217,11 +217,12 @@ class Preprocess:
             >>> region.shape, region.mean().item()
             (torch.Size([224, 224]), 1.0)
         """
-        inside = (F.pil_to_tensor(mask) != 0).any(0).float()
+        inside: Tensor = (F.pil_to_tensor(mask) != 0).any(0).float()
         if isinstance(self.transforms, OwnTransforms):
             return inside
         resize = replace(self.transforms.resize, interpolation="box", fill=())
-        return F.pil_to_tensor(resize(Image.fromarray(inside.numpy())))[0]
+        shares: Tensor = F.pil_to_tensor(resize(Image.fromarray(inside.numpy())))
+        return shares[0]
 
     def visible_box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a photograph that the network sees: ``(left, top, right, bottom)`` in pixels, not rounded.

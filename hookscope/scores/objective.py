@@ -50,7 +50,22 @@ class Objective:
 
 
 class ScoreTarget(ABC):
-    """A target that is more than a class: it says what numbers are explained."""
+    """A target that is more than a class: it says what numbers are explained.
+
+    For a single number a function of the model's output is enough. A subclass names its numbers, and may give several.
+
+    Example:
+        >>> import torch, hookscope
+        >>> from hookscope.scores import Objective
+        >>> class Spread(hookscope.ScoreTarget):
+        ...     def objectives(self, output, categories, what, size=None):
+        ...         of = lambda output: output.std(1)
+        ...         return [Objective(hookscope.Score(None, None, float(of(output)), None, target="spread"), of)]
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+        >>> [saliency] = hookscope.saliency_maps(net, torch.ones(1, 3, 2, 2), Spread())
+        >>> saliency.prediction.name
+        'spread'
+    """
 
     @abstractmethod
     def objectives(
