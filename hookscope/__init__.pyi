@@ -108,6 +108,7 @@ from .report import (
     read_page as read_page,
 )
 from .scores import (
+    BoxTarget as BoxTarget,
     DifferenceTarget as DifferenceTarget,
     Loss as Loss,
     Prediction as Prediction,

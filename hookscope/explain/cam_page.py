@@ -95,14 +95,13 @@ def _page_of_classes(
     for cam in maps:
         by_layer.setdefault(cam.call.key, []).append(cam)
     for layer, cams in by_layer.items():
-        words = [layer, f"{_shape_line(cams[0])}, highest value of all classes {max(tops[layer], 0.0):.3g}"]
+        words = [layer, f"{_shape_line(cams[0])}, highest value of all {_things(cams[0])} {max(tops[layer], 0.0):.3g}"]
         panels = [_panel(source, cam, _class_lines(cam), tops[layer], True) for cam in cams]
         columns = math.ceil(len(panels) / math.ceil(len(panels) / _CLASSES))  # rows of about the same length
         for at in range(0, len(panels), columns):
             rows.append(Row(panels[at : at + columns], () if at else words))
     classes = len(maps_by_class(maps))
-    things = "targets" if any(cam.prediction.target for cam in maps) else "classes"
-    title = f"{maps[0].method} of {classes} {things} in {counted(len(by_layer), 'layer')}"
+    title = f"{maps[0].method} of {classes} {_things(maps[0])} in {counted(len(by_layer), 'layer')}"
     heading = source.heading([title], maps[0].method, photograph=True, scale=_SHARE)
     return _drawn(source, heading, rows, cmap, width, len(maps) + 1)
 
@@ -114,6 +113,10 @@ def _drawn(
         words = f"drawn at {percent(width / source.photograph.width)} of its size"
         heading = replace(heading, words=[*heading.words[:-1], f"{heading.words[-1]}, {words}"])
     return draw_page(source.photograph, heading, rows, cmap, width)
+
+
+def _things(cam: ClassActivationMap) -> str:
+    return "targets" if cam.prediction.target else "classes"
 
 
 def why_empty(cam: ClassActivationMap) -> str:
@@ -150,7 +153,7 @@ def _panel(
     """A map on a scale from 0 to ``top``; one ``of_classes`` has its scale in the heading."""
     values = cam.still
     low, high = float(values.min()), float(values.max())
-    extremes = [f"highest {high:.3g}, of all classes {top:.3g}"] if 0 < high < top and not of_classes else []
+    extremes = [f"highest {high:.3g}, of all {_things(cam)} {top:.3g}"] if 0 < high < top and not of_classes else []
     extremes += [f"lowest {low:.3g}, not drawn"] if low < 0 else []
     alarm = why_empty(cam) or (why_unseen(cam.prediction) if of_classes else "")
     unit = "mean, each map 0..1" if cam.fused else VALUE

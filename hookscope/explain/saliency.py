@@ -60,6 +60,11 @@ class Saliency(Shown):
         return cells | {"picture": Picture(partial(map_png, self.still), self.method)}
 
     @property
+    def seen(self) -> tuple[int, int]:
+        """``(H, W)`` of the network's input."""
+        return self.values.shape[-2], self.values.shape[-1]
+
+    @property
     def incomplete(self) -> bool:
         """Whether the sum of ``values`` misses ``expected`` by more than 5 %, beyond rounding errors."""
         if self.expected is None:

@@ -102,7 +102,7 @@ def _panel(
 ) -> Panel:
     signed, any_value = SALIENCY_METHODS[saliency.method].signed, bool(values.any())
     alarm = "" if any_value else "all zero: the score does not depend on any pixel"
-    frame = source.frame_of(saliency.prediction, (saliency.values.shape[-2], saliency.values.shape[-1]))
+    frame = source.frame_of(saliency.prediction, saliency.seen)
     heat = Heat(values, source.box, top, source.peak_in(np.abs(values)), signed, frame)
     return Panel(heat, words, alarm, VALUE if any_value else "")
 

@@ -1,6 +1,6 @@
 from .boxes import BoxTarget as BoxTarget
 from .categories import read_categories as read_categories
-from .choice import Region as Region, TargetChoice as TargetChoice, parse_target as parse_target
+from .choice import Boxes as Boxes, Region as Region, TargetChoice as TargetChoice, parse_target as parse_target
 from .logits import (
     Prediction as Prediction,
     Score as Score,

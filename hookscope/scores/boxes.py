@@ -35,7 +35,7 @@ class BoxTarget(ScoreTarget):
     ``pred_boxes``) and ultralytics. Of the last two, scores from 0.05 count.
 
     Attributes:
-        index: Number of the box by descending score, from 0.
+        index: Number of the box by descending score, from 0; or the numbers of several boxes.
         fit: Whether the overlap counts too.
 
     Raises:
@@ -54,7 +54,7 @@ class BoxTarget(ScoreTarget):
         (torch.Size([3, 64, 96]), 'box 0', 4)
     """
 
-    index: int = 0
+    index: int | tuple[int, ...] = 0
     fit: bool = True
 
     def objectives(
@@ -63,17 +63,23 @@ class BoxTarget(ScoreTarget):
         images = detections(output, what)
         if len(images) != 1:
             raise UsageError(f"expected one picture, got {len(images)}", do="call it for each picture")
-        [found] = images
-        if not 0 <= self.index < len(found.scores):
-            raise _no_box(self.index, found, categories, what)
-        label = int(found.labels[self.index])
+        [found], indices = images, (self.index,) if isinstance(self.index, int) else self.index
+        for index in indices:
+            if not 0 <= index < len(found.scores):
+                raise _no_box(index, found, categories, what)
+        return [self._objective(found, index, categories, what, size) for index in indices]
+
+    def _objective(
+        self, found: Detections, index: int, categories: Sequence[str] | None, what: str, size: Size | None
+    ) -> Objective:
+        label = int(found.labels[index])
         same = found.labels == label
-        others, at = found.boxes[same].detach(), int(same[: self.index].sum())
+        others, at = found.boxes[same].detach(), int(same[:index].sum())
 
         def shown(output: Any) -> Tensor:
             return torch.stack([self._shown(image, label, others, at) for image in detections(output, what)])
 
-        return [Objective(_score(found, self.index, categories, size), shown)]
+        return Objective(_score(found, index, categories, size), shown)
 
     def _shown(self, found: Detections, label: int, others: Tensor, at: int) -> Tensor:
         """How well an image with the detections ``found`` shows box ``at`` of ``others``, all of class ``label``."""

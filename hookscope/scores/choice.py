@@ -18,11 +18,38 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel
 
 _POINT = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")
+_BOX = re.compile(r"\s*box:([0-9]{1,4})(:class)?\s*")
 _FUNCTION = re.compile(r"(?!(top|box):)[^,]*(\.py|\w):[^\W\d]\w*")
 
 
-def parse_target(text: str) -> Target | str:
-    """Classes as a `Target`; ``file.py:function`` and ``package.module:function`` stay texts."""
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The detected boxes that ``--target`` names; ``fit`` as in `BoxTarget`."""
+
+    indices: tuple[int, ...]
+    fit: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Boxes:
+        """Read ``box:0`` or ``box:0:class``, or several of one of them."""
+        terms = [(term, _BOX.fullmatch(term)) for term in text.split(",")]
+        found = [match for _, match in terms if match]
+        if len(found) < len(terms):
+            term = next(term for term, match in terms if not match)
+            raise UsageError(f"bad target '{term.strip()}' for a box", do="write box:K with K from 0, or box:K:class")
+        of_class = {bool(match[2]) for match in found}
+        if len(of_class) > 1:
+            raise UsageError(f"--target {text} mixes box:K and box:K:class", do="write one of them for all boxes")
+        return cls(tuple(dict.fromkeys(int(match[1]) for match in found)), not of_class.pop())
+
+    def __str__(self) -> str:
+        return ",".join(f"box:{index}" + ("" if self.fit else ":class") for index in self.indices)
+
+
+def parse_target(text: str) -> Target | Boxes | str:
+    """Classes as a `Target`, boxes as `Boxes`; ``file.py:function`` and ``package.module:function`` stay texts."""
+    if any(term.strip().startswith("box:") for term in text.split(",")):
+        return Boxes.parse(text)
     if ".py" in text and not _FUNCTION.fullmatch(text):
         raise UsageError(f"--target {text} names no function", do="write file.py:function, without other targets")
     return text if _FUNCTION.fullmatch(text) else Target(text)
@@ -86,7 +113,7 @@ class TargetChoice:
         similar_to: A photograph to whose embedding the similarity is explained.
     """
 
-    target: Target | str | None = None
+    target: Target | Boxes | str | None = None
     region: Region | None = None
     against: Target | None = None
     similar_to: InputImage | None = None
@@ -104,13 +131,15 @@ class TargetChoice:
     @property
     def classes(self) -> Target | None:
         """The classes that are explained; None if it is something else."""
-        if isinstance(self.target, str) or self.similar_to:
+        if isinstance(self.target, Boxes | str) or self.similar_to:
             return None
         return self.target or Target()
 
     @property
     def count(self) -> int:
         """The largest number of maps of one image."""
+        if isinstance(self.target, Boxes):
+            return len(self.target.indices)
         return self.classes.count if self.classes else 1
 
     def for_model(self, net: LoadedModel, categories: tuple[str, ...] | None) -> Callable[..., Any]:
@@ -124,6 +153,7 @@ class TargetChoice:
             TargetError: no such class.
         """
         from hookscope.models import find_in_source
+        from hookscope.scores.boxes import BoxTarget
         from hookscope.scores.logits import EXPLAIN_SIMILARITY, check_family
         from hookscope.scores.objective import DifferenceTarget, RegionTarget, ScoreTarget
         from hookscope.scores.similarity import SimilarityTarget
@@ -133,10 +163,12 @@ class TargetChoice:
             if not isinstance(found, ScoreTarget) and not callable(found):
                 raise ModelError(f"{self.target} is no function but {type(found).__name__}", do="name a function")
             return _always(found)
+        if isinstance(self.target, Boxes):
+            return _always(BoxTarget(self.target.indices, self.target.fit))
         if self.similar_to:
             check_family(net.family, net.name, "embedding")
             return _always(SimilarityTarget.of_picture(net, self.similar_to))
-        check_family(net.family, net.name)
+        check_family(net.family, net.name, boxes=True)
         if getattr(net.model, "num_classes", None) == 0:  # so timm says that there is no classifier
             raise ModelError(f"{net.name} gives an embedding, no score for each class", do=EXPLAIN_SIMILARITY)
         for classes in (self.classes, self.against):

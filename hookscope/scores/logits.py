@@ -21,6 +21,7 @@ _LOGITS = ("out", "logits")  # as torchvision and transformers call them
 _EMBEDDINGS = ("image_embeds", "pooler_output")
 _GIVES = {"detection": "boxes, labels and scores of objects", "optical_flow": "the flow of pixels"}
 EXPLAIN_SIMILARITY = "explain the similarity to another image: --similar-to IMAGE, in Python SimilarityTarget"
+ASK_FOR_A_BOX = "name a box: --target box:0, in Python BoxTarget(0)"
 _INSTEAD = "visualize, stats and `gradients --loss mse` work on it"
 
 
@@ -165,10 +166,16 @@ def described(output: Any) -> str:
     return f"{'x'.join(map(str, shape))} values" if shape else "one value"
 
 
-def check_family(family: str, what: str = "the model", needs: str = "score for each class") -> None:
-    """Raise a ModelError, before a forward pass, for a family without what the caller ``needs``."""
+def check_family(
+    family: str, what: str = "the model", needs: str = "score for each class", boxes: bool = False
+) -> None:
+    """Raise a ModelError, before a forward pass, for a family without what the caller ``needs``.
+
+    ``boxes`` says that the caller takes boxes too.
+    """
     if family in _GIVES:
-        raise ModelError(f"{what} gives {_GIVES[family]}, no {needs}", do=_INSTEAD)
+        do = ASK_FOR_A_BOX if boxes and family == "detection" else _INSTEAD
+        raise ModelError(f"{what} gives {_GIVES[family]}, no {needs}", do=do)
 
 
 def without_scores(output: Any, family: str, what: str = "the model") -> str:

@@ -17,6 +17,7 @@ from hookscope.errors import ModelError, TargetError, UsageError
 from hookscope.hooks import tensors_in
 from hookscope.models import describe_error
 from hookscope.scores.logits import (
+    ASK_FOR_A_BOX,
     Prediction,
     Score,
     check_categories,
@@ -31,8 +32,6 @@ from hookscope.scores.logits import (
 from hookscope.scores.target import Target, class_label
 
 Size = tuple[int, int]
-
-ASK_FOR_A_BOX = "name a box: --target box:0, in Python BoxTarget(0)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from hookscope.drawing import Origin
 from hookscope.explain.cam import class_activation_maps, landmark_layers
@@ -23,57 +23,13 @@ from hookscope.explain.saliency import saliency_maps
 from hookscope.explain.saliency_page import draw_saliency
 from hookscope.explain.saliency_settings import Settings
 from hookscope.scores import BoxTarget
+from tests.explain.nets import CELL, FindsCells, street
 from tests.helpers import hooks_on
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import FasterRCNNBoxScoreTarget
-
-CELL = 8
-
-
-class FindsCells(nn.Module):
-    """Finds squares of 8x8 pixels, red ones of class 1 and green ones of class 2, in torchvision's form."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Conv2d(3, 2, 1, bias=False)
-        self.body.weight.data.copy_(torch.tensor([[1.0, -1, 0], [-1, 1, 0]])[..., None, None])
-        self.relu = nn.ReLU(inplace=True)
-        self.head = Head()
-
-    def forward(self, pictures: list[Tensor]) -> list[dict[str, Tensor]]:
-        maps = torch.cat([self.relu(self.body(picture[None])) for picture in pictures])
-        return self.head(maps)
-
-
-class Head(nn.Module):
-    """The scores are ``sigmoid(8 x - 4)`` of the mean of each cell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = nn.AvgPool2d(CELL)
-
-    def forward(self, maps: Tensor) -> list[dict[str, Tensor]]:
-        images = []
-        for scores in (8 * self.mean(maps) - 4).sigmoid():
-            label, y, x = (scores > 0.1).nonzero(as_tuple=True)
-            corner = CELL * torch.stack([x, y], 1).float()
-            images.append(
-                {"boxes": torch.cat([corner, corner + CELL], 1), "labels": label + 1, "scores": scores[label, y, x]}
-            )
-        return images
-
-
-def street() -> Tensor:
-    """Two red squares, of which the left one is stronger, and a green one below the right one."""
-    picture = torch.zeros(3, 24, 32)
-    picture[0, 8:16, 0:8] = 1
-    picture[0, 8:16, 24:32] = 0.8
-    picture[1, 16:24, 24:32] = 0.9
-    return picture
-
 
 LEFT, GREEN, RIGHT = BoxTarget(0), BoxTarget(1), BoxTarget(2)
 PLACES = {

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hookscope.errors import HookscopeError, UsageError
-from hookscope.scores import Region, Target, TargetChoice, parse_target
+from hookscope.scores import Boxes, Region, Target, TargetChoice, parse_target
 
 
 @pytest.mark.parametrize("text", ["a.py:margin", "folder.d/a.py:margin", "package.module:margin", "module:_own"])
@@ -68,3 +68,33 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         TargetChoice("a.py:f", region=Region.parse("1,1"))
     with pytest.raises(UsageError, match="--against top:1 is not one class"):
         TargetChoice(against=Target("top:1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "indices", "fit"),
+    [("box:0", (0,), True), ("box:2, box:0,box:2", (2, 0), True), ("box:11:class,box:3:class", (11, 3), False)],
+)
+def test_boxes_are_named_by_number(text: str, indices: tuple[int, ...], fit: bool) -> None:
+    choice = TargetChoice(parse_target(text))
+    assert (choice.target, choice.classes, choice.count) == (Boxes(indices, fit), None, len(indices))
+    assert parse_target(str(choice.target)) == choice.target
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("box:", "bad target 'box:' for a box; write box:K with K from 0, or box:K:class"),
+        ("box:-1", "bad target 'box:-1' for a box"),
+        ("box:0,cat", "bad target 'cat' for a box"),
+        ("box:0,box:1:class", "--target box:0,box:1:class mixes box:K and box:K:class; write one of them"),
+    ],
+)
+def test_boxes_that_cannot_be_read_are_one_line(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_target(text)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_box_takes_no_other_option() -> None:
+    with pytest.raises(UsageError, match="--target box:0 takes no --region; leave one of them out"):
+        TargetChoice(parse_target("box:0"), region=Region.parse("1,1"))

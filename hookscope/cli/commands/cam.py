@@ -23,7 +23,7 @@ from hookscope.findings import counted, listed
 
 FIELDS = (
     "image", "index", "layer", "type", "call", "order", "method", "class", "label", "score", "probability",
-    "shape", "max", "peak_x", "peak_y", "weights", "file", "unseen", "target",
+    "shape", "max", "peak_x", "peak_y", "weights", "file", "unseen", "target", "box",
 )  # fmt: skip
 _SHEET_TARGET, _MOST_CLASSES = scores.Target("top:3"), 20
 _CELL = 300  # width of a map on the page of --sheet, in pixels
@@ -84,6 +84,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope cam resnet50 cat.jpg --layer layer2,layer3,layer4 --fuse
       hookscope cam vit_b_16 cat.jpg --method rollout
       hookscope cam resnet50 cat.jpg --target tabby --against 282
+      hookscope cam fasterrcnn_resnet50_fpn street.jpg --target box:0 --method layercam
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
       hookscope cam resnet50 photos/ --compare
       hookscope cam resnet50 cat.jpg --map mine.npy

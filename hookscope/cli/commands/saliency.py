@@ -20,7 +20,7 @@ from hookscope.findings import counted
 
 FIELDS = (
     "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x",
-    "peak_y", "weights", "file", "unseen", "steps", "target",
+    "peak_y", "weights", "file", "unseen", "steps", "target", "box",
 )  # fmt: skip
 _DEFAULTS = explain.Settings()
 

@@ -28,7 +28,7 @@ _LONGEST_WHAT = 80  # letters of a file name
 class ExplainOptions:
     """The options of both commands; ``output`` and ``raw`` are checked before a model is loaded."""
 
-    target: scores.Target | str | None
+    target: scores.Target | scores.Boxes | str | None
     region: scores.Region | None
     against: scores.Target | None
     similar_to: images.InputImage | None
@@ -49,7 +49,7 @@ class ExplainOptions:
         output = parse_output(self.output, paths)
         output.check_count(len(paths))
         if output.takes_one and several:
-            raise UsageError(f"--target {self.target} makes several pictures", do="give -o a folder, or one class")
+            raise UsageError(f"--target {self.target} makes several pictures", do="give -o a folder, or one target")
         return output, ArrayFile.parse(self.raw, paths, several)
 
 
@@ -60,7 +60,8 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
             default=None,
             help="What to explain: a class by",
             parse=scores.parse_target,
-            more=" Or file.py:function, or package.module:function, a function of the output.  [default: top:1]",
+            more=" Or box:K, the K-th detected box by score from 0 (box:K:class: without its place). Or"
+            " file.py:function, or package.module:function, a function of the output.  [default: top:1]",
         ),
         click.option(
             "--against",
@@ -144,6 +145,7 @@ class Explanation:
     def row(self, fields: Sequence[str], result: Any, path: str, **more: Any) -> Row:
         """The row of one map, with the position of its highest value in pixels of the image."""
         x, y = self.source.peak_in(result.still) or (None, None)
+        frame = self.source.frame_of(result.prediction, result.seen)
         more["class"] = result.prediction.index
         return row_of(
             fields,
@@ -151,6 +153,7 @@ class Explanation:
             result,
             image=self.source.origin.image,
             target=result.prediction.target or None,
+            box=frame and [round(side, 1) for side in frame],
             shape=result.values.shape,
             max=float(result.still.max()),
             peak_x=None if x is None else round(x, 1),

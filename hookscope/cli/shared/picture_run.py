@@ -20,7 +20,7 @@ from hookscope.cli.shared.output_paths import OutputPath, refuse_input, write_pi
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError
 
-_ONLY_WITH_VALUES = ("call", "target", "unseen", "nonfinite")
+_ONLY_WITH_VALUES = ("call", "target", "box", "unseen", "nonfinite")
 _LEAST_NEEDED = (
     {"type"}, {"dead"}, {"mean"}, {"shape"}, {"max"}, {"min"}, {"steps"}, {"score"}, {"expected"}, {"sum"}, {"class"},
     {"peak_x", "peak_y"},
