@@ -153,7 +153,6 @@ class TargetChoice:
             TargetError: no such class.
         """
         from hookscope.models import find_in_source
-        from hookscope.scores.boxes import BoxTarget
         from hookscope.scores.logits import EXPLAIN_SIMILARITY, check_family
         from hookscope.scores.objective import DifferenceTarget, RegionTarget, ScoreTarget
         from hookscope.scores.similarity import SimilarityTarget
@@ -164,6 +163,8 @@ class TargetChoice:
                 raise ModelError(f"{self.target} is no function but {type(found).__name__}", do="name a function")
             return _always(found)
         if isinstance(self.target, Boxes):
+            from hookscope.scores.boxes import BoxTarget
+
             return _always(BoxTarget(self.target.indices, self.target.fit))
         if self.similar_to:
             check_family(net.family, net.name, "embedding")
