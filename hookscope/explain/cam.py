@@ -25,6 +25,7 @@ from hookscope.explain.cam_layers import (
     gradients_of,
     layers_with_maps,
     outputs_of,
+    with_gradient,
 )
 from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod, gradient_free, method_named
 from hookscope.explain.cam_perturbation import Progress, Rerun, progress_counter, resized
@@ -41,7 +42,7 @@ from hookscope.hooks import (
     passed_on,
     tensors_in,
 )
-from hookscope.scores import Score, ScoreTarget, check_finite_score, objectives
+from hookscope.scores import Score, ScoreTarget, check_finite_score, gives_boxes, objectives
 
 _FACTORS = (1.0, 0.9, 1.1)  # of the smoothing, as in grad-cam
 
@@ -184,18 +185,21 @@ def class_activation_maps(
             check_finite_score(goal.score)
         scores = [goal.of(output)[0] for goal in goals]
         if layers is None:
-            of_box = goals[0].score.box is not None
-            found = before_head(candidates(model, outputs_of(activations), size, of_box), output)
-            chosen = [default_layer(model, found, scores[0], size, how.gradient)]
+            found = before_head(model, candidates(model, outputs_of(activations), size), output)
+            choose = lambda score: [default_layer(model, found, score, size, how.gradient)]  # noqa: E731
         else:
-            chosen = layers_with_maps(model, activations, layers, scores[0], size, on_skip)
-        total = sum(len(layer.maps.values) for layer in chosen)
+            some = layers_with_maps(model, activations, layers, size, on_skip)
+            choose = lambda score: [with_gradient(parts, score) for parts in some]  # noqa: E731
+        # boxes of one image depend on different levels of a pyramid
+        chosen = [choose(score) for score in scores] if gives_boxes(output) else [choose(scores[0])] * len(scores)
+        each = {id(layer): layer for own in chosen for layer in own}
+        total = sum(len(layer.maps.values) for layer in each.values())
         read = lambda output: torch.stack([goal.of(output) for goal in goals], 1)  # noqa: E731
         rerun = Rerun(model, inputs, read, batch_size, progress_counter(on_progress, total))
-        maps, tensors = Rows[ClassActivationMap](), [layer.tensor for layer in chosen]
-        for at, (goal, score) in enumerate(zip(goals, scores, strict=True)):
-            gradients = gradients_of(score, tensors) if how.gradient else [None] * len(chosen)
-            for layer, gradient in zip(chosen, gradients, strict=True):
+        maps = Rows[ClassActivationMap]()
+        for at, (goal, score, own) in enumerate(zip(goals, scores, chosen, strict=True)):
+            gradients = gradients_of(score, [layer.tensor for layer in own]) if how.gradient else [None] * len(own)
+            for layer, gradient in zip(own, gradients, strict=True):
                 maps.append(_map_of(layer, gradient, goal.score, at, method, size, rerun))
     return maps
 
@@ -262,8 +266,7 @@ def landmark_layers(
         with capture(model, "*", leaves=True) as activations:
             output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         first = objectives(target, output, categories, type(model).__name__, (shown.height, shown.width))[0]
-        found = candidates(model, outputs_of(activations), shown, first.score.box is not None)
-        layers = before_head(found, output)
+        layers = before_head(model, candidates(model, outputs_of(activations), shown), output)
         connected = list(connected_layers(model, layers, first.of(output)[0], shown))
         # as `default_layer` does
         reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from hookscope.errors import LayerError, NoMapError
 from hookscope.explain.cam_methods import gradient_free
 from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
-from hookscope.scores import class_maps
+from hookscope.scores import class_maps, gives_boxes
 
 _BACKBONES = frozenset(("backbone", "encoder"))
 _LAST_FEW = 8
@@ -63,11 +62,10 @@ def layers_with_maps(
     model: nn.Module,
     activations: Activations,
     layers: Layers,
-    score: Tensor,
     shown: InputSize,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
-) -> list[MapLayer]:
-    """The captured calls in order of execution, each with the part of its output that the score depends on."""
+) -> list[list[MapLayer]]:
+    """The captured calls in order of execution, each with the parts of its output that are maps."""
     selection = Selection.of(layers)
     chosen, skipped = [], []
     for call in activations.calls:
@@ -79,15 +77,22 @@ def layers_with_maps(
             on_skip(call, error)
             skipped.append(error)
             continue
-        reached = gradients_of(score, [part.tensor for part in parts]) if len(parts) > 1 else []
-        at = next((at for at, gradient in enumerate(reached) if gradient is not None), 0)
-        chosen.append(parts[at])
+        chosen.append(parts)
     idle = [name for name in activations.did_not_run if name in selection.plain_names]
     if idle or not (chosen or skipped):
         raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
     if not chosen:
         raise skipped[-1]
     return chosen
+
+
+def with_gradient(parts: list[MapLayer], score: Tensor) -> MapLayer:
+    """The first of ``parts`` with a non-zero gradient, else the first that the score depends on, else the first."""
+    if len(parts) == 1:
+        return parts[0]
+    reached = list(zip(parts, gradients_of(score, [part.tensor for part in parts]), strict=True))
+    connected = [(part, gradient) for part, gradient in reached if gradient is not None]
+    return next((part for part, gradient in connected if gradient.any()), (connected or reached)[0][0])
 
 
 def default_layer(
@@ -135,16 +140,8 @@ def outputs_of(activations: Activations) -> list[tuple[Call, Any]]:
     return [(call, activations[call.key]) for call in reversed(activations.calls)]
 
 
-def candidates(
-    model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: InputSize, of_box: bool = False
-) -> list[MapLayer]:
-    """The calls with a map, in the order of ``outputs``; maps by shape alone only if there are no others.
-
-    ``of_box`` leaves out those in a detection head, if there are others: a box depends on one position of its output.
-    A layer that runs several times may be in the head too.
-    """
-    outputs = list(outputs)
-    runs = Counter(call.name for call, _ in outputs)
+def candidates(model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: InputSize) -> list[MapLayer]:
+    """The calls with a map, in the order of ``outputs``; maps by shape alone only if there are no others."""
     modules = dict(model.named_modules())
     layers: list[MapLayer] = []
     for call, output in outputs:
@@ -154,28 +151,32 @@ def candidates(
             continue
         with suppress(NoMapError):
             layers += reversed(_parts_with_maps(call, module, output, shown))
-    if of_box:
-        heads = tuple(f"{name}." for name, module in modules.items() if name and _is_detection_head(module))
-        outside = [layer for layer in layers if not f"{layer.call.name}.".startswith(heads)]
-        layers = [layer for layer in outside if runs[layer.call.name] == 1] or outside or layers
     return [layer for layer in layers if layer.is_of_places(shown)] or layers
 
 
-def _is_detection_head(module: nn.Module) -> bool:
-    return any(kind.__name__.endswith(_DETECTION_HEADS) for kind in type(module).__mro__)
-
-
-def before_head(layers: list[MapLayer], output: Any) -> list[MapLayer]:
+def before_head(model: nn.Module, layers: list[MapLayer], output: Any) -> list[MapLayer]:
     """The ``layers``, the last first; of a segmentation model those of the backbone or the encoder.
 
     Behind it are the maps of the classes, which are the same whatever pixels are asked about. Without a module of that
-    name, the last layer of the lowest resolution is the last.
+    name, the last layer of the lowest resolution is the last. Of a detector they are those outside of its head, on one
+    position of which a box depends; a layer that runs several times may be in the head too.
     """
+    if gives_boxes(output):
+        names = [name for name, module in model.named_modules() if name and _is_detection_head(module)]
+        outside = [
+            layer for layer in layers if not f"{layer.call.name}.".startswith(tuple(f"{name}." for name in names))
+        ]
+        again = {layer.call.name for layer in layers if layer.call.call}
+        return [layer for layer in outside if layer.call.name not in again] or outside or layers
     if not layers or class_maps(output, bare=True) is None:
         return layers
     inside = [layer for layer in layers if not _BACKBONES.isdisjoint(layer.call.name.split("."))]
     lowest = min(range(len(layers)), key=lambda at: math.prod(layers[at].resolution))
     return inside or layers[lowest:]
+
+
+def _is_detection_head(module: nn.Module) -> bool:
+    return any(kind.__name__.endswith(_DETECTION_HEADS) for kind in type(module).__mro__)
 
 
 def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:

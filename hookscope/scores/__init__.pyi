@@ -9,6 +9,7 @@ from .logits import (
     check_finite_score as check_finite_score,
     class_maps as class_maps,
     class_scores as class_scores,
+    gives_boxes as gives_boxes,
     one_picture as one_picture,
     predictions as predictions,
     probabilities as probabilities,
