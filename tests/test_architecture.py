@@ -152,6 +152,9 @@ LIGHT_FILES = [
     "models/weights_choice.py",
     "tracing/cached_summary.py",
     "tracing/facts.py",
+    "training/sink_choice.py",
+    "training/sink_process.py",
+    "training/sinks.py",
 ]
 LIGHT_PACKAGES = ("errors", "_version", "display", "findings", "images", "system", "cli", "__init__", "__main__")
 LIGHT = [path for path in FILES if package(path) in LIGHT_PACKAGES or named(path) in LIGHT_FILES]

@@ -21,7 +21,7 @@ from .limits import (
     junit_xml as junit_xml,
 )
 from .moments import Floats as Floats
-from .quantiles import in_intervals as in_intervals
+from .quantiles import ValueHistogram as ValueHistogram, in_intervals as in_intervals
 from .run import StatisticsJob as StatisticsJob, measure_images as measure_images
 from .storage import (
     SavedStatistics as SavedStatistics,
@@ -30,5 +30,5 @@ from .storage import (
     merge_statistics as merge_statistics,
     save_statistics as save_statistics,
 )
-from .tensorboard import check_installed as check_installed, write_events as write_events
+from .tensorboard import buckets as buckets, check_installed as check_installed, write_events as write_events
 from .totals import RunningStatistics as RunningStatistics

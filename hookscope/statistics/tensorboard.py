@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from hookscope.errors import InstallationError, printable
 from hookscope.statistics.layer_statistics import LayerStatistics
-from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.system import StrPath, make_folder, write_atomically
 
 _CUTS = 48  # buckets of equal width, and about as many of equal count
@@ -101,7 +100,7 @@ def _histogram(layer: LayerStatistics) -> dict[str, Any]:
     """TensorBoard's form of a distribution: buckets of the finite values, and exact sums."""
     count = layer.values - layer.nan - layer.inf
     low, high = layer.min or 0.0, layer.max or 0.0
-    limits, counts = buckets(layer.histogram, low, high)
+    limits, counts = buckets(layer.histogram.bins(), low, high)
     return {
         "min": low,
         "max": high,
@@ -113,14 +112,16 @@ def _histogram(layer: LayerStatistics) -> dict[str, Any]:
     }
 
 
-def buckets(histogram: ValueHistogram, low: float, high: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def buckets(
+    bins: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]], low: float, high: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Upper ends and counts ``(B,)`` of at most 100 adjacent buckets from ``low`` to ``high``.
 
-    They end at bins of the histogram, so counts are exact. Half of the buckets have about equal width, which suits
-    TensorBoard's drawing. The other half have about equal counts: otherwise one outlier would push all other values
-    into one bucket, and TensorBoard's percentiles would be useless.
+    They end at ``bins`` of a `ValueHistogram`, so counts are exact. Half of the buckets have about equal width, which
+    suits TensorBoard's drawing. The other half have about equal counts: otherwise one outlier would push all other
+    values into one bucket, and TensorBoard's percentiles would be useless.
     """
-    lower, upper, counts = histogram.bins()
+    lower, upper, counts = bins
     lower, upper = lower.clip(low, high), upper.clip(low, high)
     ends = np.cumsum(counts)
     shares = np.linspace(0, 1, _CUTS + 1)[1:-1]

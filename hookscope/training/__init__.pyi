@@ -3,3 +3,5 @@ from .log.findings import findings_over_time as findings_over_time
 from .log.summary import TimedFinding as TimedFinding, duration_words as duration_words, summary as summary
 from .monitor import Monitor as Monitor
 from .plot.page import plot_training as plot_training
+from .sink_choice import SinkChoice as SinkChoice
+from .sinks import Sink as Sink

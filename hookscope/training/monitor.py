@@ -19,6 +19,8 @@ from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.optimizers import Optimizers
 from hookscope.training.output import RunProgress, WatcherOutput
+from hookscope.training.sink_choice import SinkChoice
+from hookscope.training.sinks import Sink
 from hookscope.training.tracker import LayerChoice, ModelTracker
 from hookscope.training.watcher import TrainingWatcher
 
@@ -51,6 +53,10 @@ class Monitor(RunProgress):
     ``weight_gradient_norm`` (without biases), ``gradient_non_finite``, ``weight_norm``, ``weight_non_finite`` (without
     biases, before the step), ``update_to_weight``, ``frozen``; of a BatchNorm in train mode ``running_mean_shift`` and
     ``running_var_ratio``: the batch against the running statistics before the pass. A field without a value is None.
+    A line with histograms has a further field, ``histograms``, by what they count: ``activation`` (finite values of the
+    output), and once for each layer its own parameters before the step, such as ``weight``, and their gradients, such
+    as ``weight_gradient``. Each has ``edges`` (B + 1) and ``counts`` (B), B up to 100. The counts are exact; 0 is in
+    the bucket that ends there, if there are smaller values.
 
     After the lines of a sampled step, one line, ``facts``, holds what findings need to name a cause, without fields
     that have no value: ``backwards``; of the optimizer ``optimizer_type``, ``rate``, ``momentum``, ``weight_decay``,
@@ -75,7 +81,10 @@ class Monitor(RunProgress):
         layers: Which layers, see `Selection`.
         types: Class names that indices and ``all`` count. None for Conv2d (Conv3d in models of clips); ``all`` then
             means every layer without children or with own parameters.
-        tensorboard: Folder for an event file with the same metrics.
+        to: Where the same metrics go too: ``tensorboard:DIR``, ``wandb``, ``wandb:PROJECT``, ``mlflow`` or
+            ``mlflow:EXPERIMENT``, or several. Each is a run of its own beside those of the script.
+        histograms: Add histograms to each ``histograms``-th sampled step; 0 for none. They take about as long as the
+            other metrics, and nine times as much of the log.
         stop_on: ``non-finite`` checks every step, all layers, the loss and the gradients, and raises at the first NaN
             or Inf, before it reaches the weights. A layer that outputs Inf on purpose stops a run too.
         command: The command line of the run, for the log.
@@ -89,6 +98,7 @@ class Monitor(RunProgress):
         backwards: Number of backward passes before the first step.
         rows: The lines, where there is no log.
         facts: The facts of the sampled steps, where there is no log.
+        written_to: Where the sinks of ``to`` are, in words.
         trouble: The first message to the user, None without one.
         stopped: The error that ``stop_on`` raised, even if the loop caught it; else None.
 
@@ -96,8 +106,8 @@ class Monitor(RunProgress):
         UsageError: an option has no valid value.
         ModelError: the model is scripted or no module.
         LayerError: on entry, the model has no such layer, or the optimizer no parameter of the model.
-        WriteError: on entry, the log or the folder cannot be written.
-        InstallationError: on entry, TensorBoard is not installed.
+        WriteError: on entry, the log or a sink cannot be written.
+        InstallationError: on entry, the package of a sink is not installed.
         NonFiniteError: in the training loop, with ``stop_on``.
 
     Example:
@@ -121,7 +131,8 @@ class Monitor(RunProgress):
         log: StrPath | RunLog | None = None,
         layers: Layers = "all",
         types: Iterable[Any] | None = None,
-        tensorboard: StrPath | None = None,
+        to: str | Iterable[str | Sink | SinkChoice] = (),
+        histograms: int = 0,
         stop_on: str | None = None,
         command: Sequence[str] | None = None,
         rank: int = 0,
@@ -131,6 +142,8 @@ class Monitor(RunProgress):
         super().__init__()
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise UsageError(f"every must be an integer of at least 1, not {every!r}")
+        if isinstance(histograms, bool) or not isinstance(histograms, int) or histograms < 0:
+            raise UsageError(f"histograms must be an integer of at least 0, not {histograms!r}")
         if stop_on is not None and stop_on not in _STOPS:
             raise UsageError(f"cannot stop on '{stop_on}'", nearest(str(stop_on), _STOPS), "give non-finite")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -141,10 +154,14 @@ class Monitor(RunProgress):
             raise ModelError("the model is scripted or traced: hooks do not fire in it", do="pass the eager model")
         self._model, self._optimizer, self._every, self._stop_on = model, optimizer, every, stop_on
         self._choice = LayerChoice(Selection.of(layers), None if types is None else select_types(types))
-        self._log, self._events, self._on_trouble = log, tensorboard, on_trouble
+        self._sinks = [
+            SinkChoice.parse(sink) if isinstance(sink, str) else sink for sink in ([to] if isinstance(to, str) else to)
+        ]
+        self._log, self._histograms, self._on_trouble = log, histograms, on_trouble
         self._header = {
             "command": None if command is None else list(command),
             "every": every,
+            "histograms": histograms,
             "rank": rank,
             "world_size": world_size,
             "pid": os.getpid(),
@@ -165,8 +182,8 @@ class Monitor(RunProgress):
             "torch": str(torch.__version__),
             **self._header,
         }
-        self._output = WatcherOutput(self, self._log, self._events, header, self._on_trouble)
-        optimizers = Optimizers(self._optimizer, self._every)
+        self._output = WatcherOutput(self, self._log, self._sinks, header, self._on_trouble)
+        optimizers = Optimizers(self._optimizer, self._every, self._histograms)
         self._watcher = TrainingWatcher(self, models, optimizers, self._output, self._stop_on is not None)
         self._watcher.on()
         return self

@@ -89,10 +89,13 @@ class BackwardSteps(TrackedOptimizer):
 
 
 class Optimizers:
-    """The optimizers that are followed: ``only`` or all; each ``every``-th step is sampled."""
+    """The optimizers that are followed: ``only`` or all; each ``every``-th step is sampled.
 
-    def __init__(self, only: Optimizer | None, every: int) -> None:
-        self.every, self._only = every, only
+    Each ``histograms``-th of these also gets histograms; 0 for none.
+    """
+
+    def __init__(self, only: Optimizer | None, every: int, histograms: int = 0) -> None:
+        self.every, self._only, self._histograms = every, only, every * histograms
         self.all: list[TrackedOptimizer] = [] if only is None else [TrackedOptimizer(only, 0)]
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._in_functions: dict[int, tuple[weakref.ref[Any], weakref.WeakSet[Optimizer]]] = {}
@@ -134,6 +137,14 @@ class Optimizers:
     def is_any_due(self) -> bool:
         """Whether the next step may be one to sample; the first step of a run is."""
         return not self.all or any(tracked.is_due(self.every) for tracked in self.all)
+
+    def is_histogram_due(self, tracked: TrackedOptimizer) -> bool:
+        """Whether the next step of ``tracked``, if it is sampled, gets histograms."""
+        return bool(self._histograms) and tracked.steps % self._histograms == 0
+
+    def is_any_histogram_due(self) -> bool:
+        """Whether the next step may be one with histograms."""
+        return bool(self._histograms) and (not self.all or any(map(self.is_histogram_due, self.all)))
 
     def count_step(self, stepped: TrackedOptimizer, segment: int) -> None:
         """Count a step that ``segment`` begins after."""

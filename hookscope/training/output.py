@@ -1,4 +1,4 @@
-"""Where the lines of a watched run go: a log, an event file of TensorBoard, a list; and its notes."""
+"""Where the lines of a watched run go: a log or a list, and the sinks; and its notes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookscope.errors import NonFiniteError, WriteError, printable
-from hookscope.hooks import call_key
-from hookscope.statistics import check_installed
-from hookscope.system import StrPath, check_folder, make_folder
+from hookscope.errors import NonFiniteError, printable
+from hookscope.hooks import MODEL, call_key
+from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
+from hookscope.training.sink_choice import SinkChoice
+from hookscope.training.sinks import Histogram, Sink, first_line
 
 # Fields of a line that are no metrics of a layer.
 # fmt: off
 _NO_METRICS = frozenset((
     "row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "called_as", "index",
-    "order", "type", "model",
+    "order", "type", "model", "histograms",
 ))
 # fmt: on
 
@@ -34,6 +35,7 @@ class RunProgress:
     backwards: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
+    written_to: list[str] = field(default_factory=list)
     trouble: str | None = None
     stopped: NonFiniteError | None = None
     on_caught: Callable[[], None] | None = None  # the script has caught ``stopped`` and goes on
@@ -49,7 +51,7 @@ class WatcherOutput:
         self,
         run: RunProgress,
         log: StrPath | RunLog | None,
-        events: StrPath | None,
+        sinks: Sequence[SinkChoice | Sink],
         header: Mapping[str, Any],
         on_trouble: Callable[[str], None] | None,
     ) -> None:
@@ -58,25 +60,35 @@ class WatcherOutput:
         self._on_trouble = on_trouble or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=3))
         self._pid, self._started = os.getpid(), time.monotonic()
         self._log = RunLog(log) if isinstance(log, (str, os.PathLike)) else log
-        self._events: EventFile | None = None
+        self._sinks: list[Sink] = []
         try:
-            self._events = None if events is None else EventFile(events)
+            for each in sinks:
+                self._sinks.append(each.open() if isinstance(each, SinkChoice) else each)
+                self._sinks[-1].begin({name: value for name, value in header.items() if name != "row"})
+            run.written_to += [f"{sink.word}: {sink.where}" for sink in self._sinks]
             if self._log is not None:
                 self._log.write([header])
         except BaseException:
-            self._close()
+            self._close(failed=True)
             raise
 
     def write_step(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write the lines of the layers in one sampled step."""
         rows = [self._line("layer", step, line) for line in lines]
+        self._run.sampled += 1
         if self._log is None:
             self._run.rows += rows
         else:
             self._log.write(rows)
-        if self._events is not None:
-            self._events.write(rows)
-        self._run.sampled += 1
+        for sink in list(self._sinks) if rows else []:
+            try:
+                sink.write(step, rows[0]["optimizer"], scalars_of(rows), histograms_of(rows))
+            except Exception as error:
+                self._sinks.remove(sink)
+                with contextlib.suppress(Exception):
+                    sink.close(failed=True)
+                text = f"{sink.word} gets no more lines, the log goes on: {first_line(error)}"
+                self.announce("sink-failed", step, text)
 
     def write_facts(self, step: int, facts: Mapping[str, Any]) -> None:
         """Write the facts of a sampled step, without those that are None."""
@@ -109,52 +121,46 @@ class WatcherOutput:
         with contextlib.suppress(Exception):  # the log is valid without its last line
             if self._log is not None:
                 self._log.write([self._line("end", step, {"sampled": self._run.sampled} | _reason(error))])
-        self._close()
+        self._close(failed=error is not None and _reason(error)["status"] != 0)
 
     def _line(self, row: str, step: int | None, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"row": row, "step": step, "time": round(time.monotonic() - self._started, 6), **fields}
 
-    def _close(self) -> None:
-        for file in (None if self._events is None else self._events.writer, self._log):
+    def _close(self, failed: bool) -> None:
+        for sink in self._sinks:
             with contextlib.suppress(Exception):
-                if file is not None:
-                    file.close()
+                sink.close(failed)
+        self._sinks = []
+        with contextlib.suppress(Exception):
+            if self._log is not None:
+                self._log.close()
 
 
-class EventFile:
-    """An event file of TensorBoard with a scalar ``LAYER/METRIC`` for each metric of a line, and ``loss``.
+def scalars_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """A scalar ``LAYER/METRIC`` for each metric of the lines of one step, and ``loss`` and ``learning_rate``.
 
     Further models have ``modelN/`` before their names, further optimizers ``optimizerN/``. None has no scalar; True is
-    1. The folder is created if it does not exist.
+    1.
     """
+    scalars: dict[str, float] = {}
+    for row in rows:
+        optimizer = f"optimizer{row['optimizer']}/" if row["optimizer"] else ""
+        for name in ("loss", "learning_rate"):
+            if row[name] is not None:
+                scalars.setdefault(optimizer + name, float(row[name]))
+        metrics = {name: value for name, value in row.items() if name not in _NO_METRICS and value is not None}
+        scalars |= {f"{_tag(row)}/{name}": float(value) for name, value in metrics.items()}
+    return scalars
 
-    def __init__(self, folder: StrPath) -> None:
-        check_installed()
-        check_folder(folder)
-        make_folder(folder)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch imports TensorFlow, if that is installed
-            from torch.utils.tensorboard import SummaryWriter
-        try:
-            self.writer = SummaryWriter(str(folder))
-        except OSError as error:
-            raise WriteError(f"cannot write {folder}: {error.strerror or error}") from error
 
-    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add the scalars of one sampled step, and flush them to the disk."""
-        scalars: dict[tuple[str, int], Any] = {}
-        for row in rows:
-            optimizer = f"optimizer{row['optimizer']}/" if row["optimizer"] else ""
-            for name in ("loss", "learning_rate"):
-                if row[name] is not None:
-                    scalars.setdefault((optimizer + name, row["step"]), row[name])
-            layer = printable(call_key(row["layer"] or "(model)", row["call"]))  # a tag with an empty group is lost
-            tag = f"model{row['model']}/{layer}" if row["model"] else layer
-            metrics = {name: value for name, value in row.items() if name not in _NO_METRICS and value is not None}
-            scalars.update({(f"{tag}/{name}", row["step"]): value for name, value in metrics.items()})
-        for (tag, step), value in scalars.items():
-            self.writer.add_scalar(tag, float(value), step)
-        self.writer.flush()
+def histograms_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Histogram]:
+    """The histograms of the lines of one step, tagged like the scalars."""
+    return {f"{_tag(row)}/{name}": each for row in rows for name, each in row.get("histograms", {}).items()}
+
+
+def _tag(row: Mapping[str, Any]) -> str:
+    layer = printable(call_key(row["layer"] or MODEL, row["call"]))  # a tag with an empty group is lost
+    return f"model{row['model']}/{layer}" if row["model"] else layer
 
 
 def _reason(error: BaseException | None) -> dict[str, Any]:

@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookscope.hooks import class_names, merge_moments
-from hookscope.statistics import BATCH_NORMS
+from hookscope.statistics import BATCH_NORMS, ValueHistogram
 from hookscope.training.optimizers import TrackedOptimizer
-from hookscope.training.reductions import BatchMoments, FetchedScalars, OutputSums, output_sums, values_of
+from hookscope.training.reductions import (
+    BatchMoments,
+    FetchedScalars,
+    OutputSums,
+    edges_and_counts,
+    histogram_of,
+    output_sums,
+    values_of,
+)
 from hookscope.training.tracker import Layer, Pass, TrackedModel, own_parameters
 from hookscope.training.weights import StepWeights
 
@@ -59,6 +67,7 @@ class CallMetrics:
         alive: ``(C,)`` whether a channel was non-zero anywhere in the step; None without a channel axis.
         batch: The inputs of a BatchNorm in train mode.
         recorded: Its position among all calls that were ever recorded.
+        histogram: Counts of its values; None without histograms.
     """
 
     layer: Layer
@@ -71,6 +80,7 @@ class CallMetrics:
     alive: Tensor | None = None
     batch: BatchMoments | None = None
     recorded: int = field(default_factory=itertools.count().__next__)
+    histogram: ValueHistogram | None = None
     _dead: Tensor | None = None
     _drift: tuple[Tensor, Tensor] | None = None
 
@@ -159,8 +169,10 @@ class MetricsRecorder:
             now.counted, now.ordered = record.total, record.ordered
         now.recorded = record.passes <= _MOST_PASSES
 
-    def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
-        """A layer has returned from the call with number ``call`` of its pass."""
+    def add(
+        self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any, histogram: bool = False
+    ) -> None:
+        """A layer has returned from the call with number ``call`` of its pass; ``histogram`` counts its values."""
         record = self._record(layer.model)
         record.ran.add(id(layer))
         index = order = None
@@ -181,6 +193,10 @@ class MetricsRecorder:
                 layer, type(module).__name__, call, index, order, layer.place_in(now.running)
             )
         metrics.add(output_sums(output, module))
+        if histogram:
+            counted = histogram_of(values_of(output))
+            counted.merge(metrics.histogram or ValueHistogram())
+            metrics.histogram = counted
         values = None if expected is None else next(iter(values_of(inputs)), None)
         if values is not None and values.dim() >= 2 and values.shape[1] == expected[0].numel():
             metrics.batch = metrics.batch or BatchMoments(*expected)
@@ -220,10 +236,17 @@ class MetricsRecorder:
         first_rate, rates = optimizer.learning_rates()
         not_run = [call for model in step.models for call in self._not_run(model, optimizer, calls, parameters)]
         absent = {id(call.layer) for call in not_run}
+        shown: set[int] = set()
         for call in _in_order(calls, not_run):
             module = call.layer.module()
             own = {} if module is None else own_parameters(module)
             has_run = id(call.layer) not in absent
+            histograms = {}
+            if step.weights.with_histograms:
+                activation = None if call.histogram is None else edges_and_counts(call.histogram)
+                histograms = {} if activation is None else {"activation": activation}
+                histograms |= step.weights.histograms({} if id(call.layer) in shown else own)
+                shown.add(id(call.layer))
             yield {
                 "loss": loss,
                 "passes": len(losses) or None,
@@ -239,6 +262,7 @@ class MetricsRecorder:
                 **call.metrics(scalars),
                 **({} if has_run else {"non_finite": None}),
                 **step.weights.metrics(own),
+                **({"histograms": histograms} if step.weights.with_histograms else {}),
             }
 
     def loss_of(self, step: OptimizerStep) -> float | None:

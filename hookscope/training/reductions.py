@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks import as_float, channel_axis, merge_moments, tensors_in
+from hookscope.statistics import ValueHistogram, buckets
 
 
 class FetchedScalars:
@@ -88,6 +89,22 @@ def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
     if values.device.type != "cpu" or not math.isfinite(float(spread)):  # to read `spread` from a GPU is to wait
         non_finite = values.numel() - torch.isfinite(values).sum()
     return OutputSums(values.numel(), mean, spread, nonzero, non_finite, alive)
+
+
+def histogram_of(values: Iterable[Tensor]) -> ValueHistogram:
+    histogram = ValueHistogram()
+    for tensor in values:
+        histogram.update(as_float(_dense(tensor)).float())
+    return histogram
+
+
+def edges_and_counts(histogram: ValueHistogram, scale: float = 1.0) -> dict[str, list[float]] | None:
+    """``edges`` ``(B + 1,)`` of the finite values divided by ``scale``, and ``counts`` ``(B,)``; None without any."""
+    lower, upper, counts = bins = histogram.bins()
+    if not counts.size:
+        return None
+    limits, counts = buckets(bins, float(lower[0]), float(upper[-1]))
+    return {"edges": [value / scale for value in (float(lower[0]), *limits.tolist())], "counts": counts.tolist()}
 
 
 def is_finite(tensor: Tensor) -> bool:

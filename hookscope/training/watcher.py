@@ -84,7 +84,7 @@ class TrainingWatcher:
         self._own_steps: TrackedOptimizer | None = None  # counted from when weights have changed without a step
         self._own_open: OptimizerStep | None = None
         self._may_own_steps_follow = optimizers.are_all
-        self._samples = self._hooks_are_on = False
+        self._samples = self._counts_values = self._hooks_are_on = False
         self._step_hooks, self._module_hooks = HookHandles(), HookHandles()
         # the same bound methods throughout: compiled models compare hooks by identity
         self._before_module, self._after_module = self._before, self._after
@@ -217,7 +217,7 @@ class TrainingWatcher:
             call = now.calls[id(module)]
             now.calls[id(module)] = call + 1
             if self._samples:
-                self._recorder.add(now, layer, call, module, (args, kwargs), output)
+                self._recorder.add(now, layer, call, module, (args, kwargs), output, self._counts_values)
                 self._facts.after_layer(layer, module, args)
             if self._stop is not None:
                 is_top = now is not self._models.current
@@ -343,7 +343,8 @@ class TrainingWatcher:
             step.models = self._models.holding(parameters)
         layers = [each for model in step.models for each in model.with_parameters()]
         chosen = [own for layer, module, own in layers if layer.may_want(module)]
-        step.weights = StepWeights(chosen, not step.has_closure, gradient_scale(tracked.optimizer()))
+        with_histograms = self._optimizers.is_histogram_due(tracked)
+        step.weights = StepWeights(chosen, not step.has_closure, gradient_scale(tracked.optimizer()), with_histograms)
         if tracked.steps:
             step.others = frozenset(self._optimizers.all_parameters() - parameters)
 
@@ -370,6 +371,7 @@ class TrainingWatcher:
     def _switch_hooks(self) -> None:
         """Hooks of modules slow a step down, so they are on only before a step that is sampled."""
         self._samples = self._optimizers.is_any_due()
+        self._counts_values = self._samples and self._optimizers.is_any_histogram_due()
         needed = self._samples or self._stop is not None
         if needed == self._hooks_are_on:
             return

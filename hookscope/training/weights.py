@@ -8,7 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from hookscope.training.reductions import FetchedScalars, count_non_finite, differs, local, norm
+from hookscope.training.reductions import (
+    FetchedScalars,
+    count_non_finite,
+    differs,
+    edges_and_counts,
+    histogram_of,
+    local,
+    norm,
+)
 
 _Size = tuple[float, int]  # Euclidean norm, and number of NaN and Inf
 
@@ -25,10 +33,19 @@ class StepWeights:
         layers: The own parameters of each layer, by name.
         gradients: Whether the gradients exist already; a step with a closure computes them itself.
         scale: A factor that is still in the gradients; None for 1.
+        with_histograms: Whether histograms are counted too.
     """
 
-    def __init__(self, layers: Iterable[Mapping[str, Tensor]], gradients: bool, scale: Tensor | None = None) -> None:
-        self._scale = scale
+    def __init__(
+        self,
+        layers: Iterable[Mapping[str, Tensor]],
+        gradients: bool,
+        scale: Tensor | None = None,
+        with_histograms: bool = False,
+    ) -> None:
+        self._scale, self.with_histograms = scale, with_histograms
+        self._histograms: dict[int, dict[str, Any] | None] = {}
+        self._gradient_histograms: dict[int, dict[str, Any] | None] = {}
         self._parameters: dict[int, Tensor] = {}
         self._copies: dict[int, Tensor] = {}
         for name, parameter in (item for own in layers for item in own.items()):
@@ -37,6 +54,8 @@ class StepWeights:
             self._parameters[id(parameter)] = parameter
             if not is_bias(name) and id(parameter) not in self._copies:
                 self._copies[id(parameter)] = local(parameter.detach()).clone()
+        if with_histograms:
+            self._histograms = {key: edges_and_counts(histogram_of([p])) for key, p in self._parameters.items()}
         self._updates: dict[int, _Size] = {}
         self._weights = _sizes(self._copies)
         self._gradients = self._measure_gradients() if gradients else None
@@ -77,9 +96,20 @@ class StepWeights:
             "frozen": not any(p.requires_grad for p in own.values()) if own else None,
         }
 
+    def histograms(self, own: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """The histograms of these parameters before the step, by their names, and of their ``NAME_gradient``."""
+        found = {name: self._histograms.get(id(p)) for name, p in own.items()}
+        found |= {f"{name}_gradient": self._gradient_histograms.get(id(p)) for name, p in own.items()}
+        return {name: histogram for name, histogram in found.items() if histogram is not None}
+
     def _measure_gradients(self) -> dict[int, _Size]:
-        sizes = _sizes({key: p.grad for key, p in self._parameters.items() if p.grad is not None})
+        gradients = {key: p.grad for key, p in self._parameters.items() if p.grad is not None}
+        sizes = _sizes(gradients)
         scale = (1.0 if self._scale is None else float(self._scale)) or 1.0
+        if self.with_histograms:
+            self._gradient_histograms = {
+                key: edges_and_counts(histogram_of([gradient]), scale) for key, gradient in gradients.items()
+            }
         return {key: (size / scale, non_finite) for key, (size, non_finite) in sizes.items()}
 
 

@@ -223,8 +223,8 @@ class FunctionAsScript:
 
 def watched_here(log: Path, script: FunctionAsScript, **options: Any) -> WatchRun:
     """A run that was watched in this process, with all that happens at its exit."""
-    settings = {"every": 1, "layers": ("all",), "types": ("all",), "stop_on": None} | options
-    run = WatchRun(script, str(log), None, settings, 0, 1)
+    settings = {"every": 1, "layers": ("all",), "types": ("all",), "stop_on": None, "histograms": None} | options
+    run = WatchRun(script, str(log), [], settings, 0, 1)
     try:
         run.run()
     finally:

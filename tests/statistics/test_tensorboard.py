@@ -84,7 +84,7 @@ def test_events_are_the_statistics(tmp_path: Path, capfd: pytest.CaptureFixture[
 def histogram_of(values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     histogram = ValueHistogram()
     histogram.update(values.float())
-    return buckets(histogram, float(values.min()), float(values.max()))
+    return buckets(histogram.bins(), float(values.min()), float(values.max()))
 
 
 NORMAL = judge.random(20_000)

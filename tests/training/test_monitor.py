@@ -208,7 +208,9 @@ def seeded_run(watching: Callable[[nn.Module, Any], Any]) -> tuple[bytes, Tensor
 
 
 @pytest.mark.parametrize("model_is_given", [True, False])
-@pytest.mark.parametrize("options", [{}, {"stop_on": "non-finite"}, {"tensorboard": "events"}, {"log": "log"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"stop_on": "non-finite"}, {"to": "tensorboard:events", "histograms": 1}, {"log": "log"}], ids=str
+)
 def test_a_seeded_run_ends_with_the_same_bits(
     options: Any, model_is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -930,7 +932,7 @@ def test_the_same_metrics_as_scalars_of_tensorboard(tmp_path: Path) -> None:
     from tests.statistics.test_tensorboard import read
 
     net = small()
-    with Monitor(every=2, tensorboard=tmp_path) as monitor:
+    with Monitor(every=2, to=f"tensorboard:{tmp_path}") as monitor:
         train(net, sgd(net), batches())
     events = read(tmp_path)
     row = by_key(monitor.rows, 2)["relu", 1]

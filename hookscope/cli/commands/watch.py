@@ -13,10 +13,11 @@ from hookscope.cli.shared.options import SELECTION, TYPES, format_option, layer_
 from hookscope.cli.shared.written import open_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
+from hookscope.training import SinkChoice
 
 _RUN_OPTIONS = {
-    "layers": "--layer", "types": "--type", "every": "--every", "log": "--log", "tensorboard": "--tensorboard",
-    "stop_on": "--stop-on",
+    "layers": "--layer", "types": "--type", "every": "--every", "log": "--log", "to": "--to",
+    "tensorboard": "--tensorboard", "histograms": "--histograms", "stop_on": "--stop-on",
 }  # fmt: skip
 _SHOW_OPTIONS = {"plot": "--plot", "html": "--html", "open": "--open", "format": "--format"}
 
@@ -71,10 +72,18 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     " torchrun write -o, because it has an option --log itself.",
 )
 @click.option(
-    "--tensorboard",
-    metavar="DIR",
-    type=click.Path(),
-    help="Also write an event file for TensorBoard; with torchrun to DIR/rank0, DIR/rank1...",
+    "--to",
+    metavar="SINK",
+    multiple=True,
+    help="Also write to tensorboard:DIR, wandb[:PROJECT] or mlflow[:EXPERIMENT]. Can be repeated. With torchrun each"
+    " rank has its own run; TensorBoard's are in DIR/rank0, DIR/rank1...",
+)
+@click.option("--tensorboard", metavar="DIR", type=click.Path(), help="Short for --to tensorboard:DIR.")
+@click.option(
+    "--histograms",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Write histograms of activations, weights and gradients in every N-th sampled step.",
 )
 @click.option(
     "--stop-on",
@@ -101,6 +110,7 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
       hookscope watch -- train.py --epochs 3
       hookscope watch --show hookscope.ndjson --plot run.png
       hookscope watch --layer 'layer*' --every 50 --log run.ndjson -- train.py --epochs 3
+      hookscope watch --to wandb --histograms 10 -- train.py --epochs 3
       hookscope watch --stop-on non-finite -- -m package.train
       torchrun --nproc_per_node 2 -m hookscope watch -o run.ndjson -- train.py
 
@@ -132,6 +142,14 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     Another line of each sampled step, facts, says why a run may not learn: backward passes, clipping, gradients of the
     step before, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
 
+    --to opens a run of its own in another program, beside those of the script. It gets the metrics of each sampled
+    step, and the histograms. MLflow has no histograms: they are JSON files of the run. If it takes no more lines, a
+    note says so, and the log goes on.
+
+    --histograms adds to the line of a layer, in every N-th sampled step, the histograms of its output, its own
+    parameters and their gradients: edges and counts. They take about as long as the other metrics, and nine times
+    as much of the log.
+
     Steps are counted for each optimizer. The log is complete up to the last sampled step, however the run ends. If
     watching fails, a note says so and the training goes on.
 
@@ -149,12 +167,15 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
 
     script = find_script(words)
     rank, world_size = _rank(os.environ)
-    log, tensorboard = options["log"], options["tensorboard"]
+    log, to = options["log"], list(options["to"])
+    if options["tensorboard"] is not None:
+        to.append(f"tensorboard:{options['tensorboard']}")
+    sinks = [SinkChoice.parse(text) for text in to]
     if world_size > 1:
         begin, suffix = os.path.splitext(log)
         log = f"{begin}.rank{rank}{suffix}"
-        tensorboard = None if tensorboard is None else os.path.join(tensorboard, f"rank{rank}")
-    return WatchRun(script, log, tensorboard, options, rank, world_size).run
+        sinks = [sink.of_rank(rank) for sink in sinks]
+    return WatchRun(script, log, sinks, options, rank, world_size).run
 
 
 def _check_together(words: Sequence[str], options: Mapping[str, Any]) -> None:

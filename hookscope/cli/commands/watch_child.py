@@ -22,12 +22,12 @@ class _WatchedChild(WatchRun):
         self._name, self._path = script, path
         self._settings = {
             **settings,
-            "tensorboard": None,
             "on_trouble": lambda text: self._say(f"Note: {self._name}: {text}"),
         }
         self._pid, self._stderr = os.getpid(), sys.stderr
         self._monitor: Any = None
         self._error: BaseException | None = None
+        self._sinks = []
         self._opened: Any = LateLog(self._own_log, _loads_data)
 
     def _own_log(self) -> str:

@@ -8,17 +8,17 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookscope.cli.output import formats as output
 from hookscope.errors import NonFiniteError
 from hookscope.findings import counted, verdict
-from hookscope.system import InChildren, Script, after_import, before_termination, check_folder
-from hookscope.training import RunLog
+from hookscope.system import InChildren, Script, after_import, before_termination
+from hookscope.training import RunLog, Sink, SinkChoice
 
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
-_OWN_OPTIONS = ("--log", "--every", "--layer", "--tensorboard", "--stop-on", "--show", "--plot")
+_OWN_OPTIONS = ("--log", "--every", "--layer", "--to", "--tensorboard", "--histograms", "--stop-on", "--show", "--plot")
 
 
 class WatchRun:
@@ -34,7 +34,7 @@ class WatchRun:
         self,
         script: Script,
         log: str,
-        tensorboard: str | None,
+        sinks: Sequence[SinkChoice],
         options: Mapping[str, Any],
         rank: int,
         world_size: int,
@@ -45,7 +45,7 @@ class WatchRun:
         self._settings = {
             **{name: options[name] for name in ("every", "layers", "stop_on")},
             "types": options["types"] or None,
-            "tensorboard": None if tensorboard is None else os.path.abspath(tensorboard),
+            "histograms": options["histograms"] or 0,
             "command": list(script.words),
             "rank": rank,
             "world_size": world_size,
@@ -56,13 +56,17 @@ class WatchRun:
         self._error: BaseException | None = None
         self._last_note = ""
         self._stderr = sys.stderr
-        if tensorboard is not None:
-            from hookscope.statistics import check_installed
-
-            check_installed()
-            check_folder(tensorboard)
+        for sink in sinks:
+            sink.check()
         self._is_new = not os.path.lexists(log)
         self._opened = RunLog(log)  # and stays open: the reader of a pipe leaves when it is closed
+        self._sinks: list[Sink | SinkChoice] = []
+        try:
+            self._sinks += [sink.ready() for sink in sinks]
+        except BaseException:
+            self._opened.close()
+            self._remove_empty_log()
+            raise
 
     def run(self) -> None:
         """Run the script; its exceptions propagate."""
@@ -109,8 +113,10 @@ class WatchRun:
         try:
             from hookscope.training import Monitor
 
-            self._monitor = Monitor(**self._settings, log=self._opened).__enter__()
+            self._monitor = Monitor(**self._settings, log=self._opened, to=self._sinks).__enter__()
             self._monitor.on_caught = self._end_script
+            for place in self._monitor.written_to:
+                self._say(f"Note: also written to {place}")
             before_termination(self._terminate)
         except Exception as error:  # the `import torch` of the script, in which this runs, has succeeded
             self._say(f"Note: cannot watch, the script goes on: {error}")
@@ -126,15 +132,22 @@ class WatchRun:
     def _end(self) -> None:
         if os.getpid() == self._pid:  # not in a forked child
             self._say(self._last_note or self._close())
-            with contextlib.suppress(OSError):
-                if self._is_new and not os.path.getsize(self._path):
-                    os.unlink(self._path)
+            self._remove_empty_log()
+
+    def _remove_empty_log(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._is_new and not os.path.getsize(self._path):
+                os.unlink(self._path)
 
     def _close(self) -> str:
         """End the watching; the closing note."""
         with contextlib.suppress(Exception):  # the exit status of the script must stay
             if self._monitor is not None and os.getpid() == self._pid:
                 self._monitor.__exit__(None if self._error is None else type(self._error), self._error, None)
+            elif os.getpid() == self._pid:
+                for sink in self._sinks:
+                    if isinstance(sink, Sink):
+                        sink.close(failed=False)
             self._opened.close()
             return self._summary()
         return ""

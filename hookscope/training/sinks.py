@@ -1,0 +1,190 @@
+"""Runs of TensorBoard, Weights & Biases and MLflow that get what a log gets. Needs no torch until one is opened."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import os
+import re
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from hookscope.errors import InstallationError, WriteError, printable
+from hookscope.system import check_folder, make_folder
+
+_MOST_IN_A_BATCH = 1000  # metrics in a request of MLflow
+_LONGEST_PARAMETER = 500  # characters, of MLflow
+_LONGEST_REASON = 200  # characters
+Histogram = Mapping[str, Sequence[float]]
+"""``edges`` ``(B + 1,)`` in ascending order and ``counts`` ``(B,)``."""
+
+
+class Sink(ABC):
+    """An open run of another program, which gets what the log gets."""
+
+    word: ClassVar[str]
+    where: str
+    """Where the run is, in words."""
+
+    @abstractmethod
+    def __init__(self, place: str) -> None:
+        """Open ``place``, empty for the usual one."""
+
+    def begin(self, header: Mapping[str, Any]) -> None:  # noqa: B027  (an event file of TensorBoard has none)
+        """Write what runs, by name."""
+
+    @abstractmethod
+    def write(
+        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Write the values of one sampled step of an optimizer, by their tags."""
+
+    @abstractmethod
+    def close(self, failed: bool) -> None: ...
+
+
+class TensorBoard(Sink):
+    """An event file in a folder, which is created if it does not exist."""
+
+    word = "tensorboard"
+
+    def __init__(self, place: str) -> None:
+        check_folder(place)
+        tensorboard = _imported("torch.utils.tensorboard", self.word)
+        make_folder(place)
+        self.where = place
+        try:
+            self._writer = tensorboard.SummaryWriter(place)
+        except OSError as error:
+            raise WriteError(f"cannot write {place}: {error.strerror or error}") from error
+
+    def write(
+        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        for tag, value in scalars.items():
+            self._writer.add_scalar(tag, value, step)
+        for tag, histogram in histograms.items():
+            edges, counts = histogram["edges"], histogram["counts"]
+            middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
+            self._writer.add_histogram_raw(
+                tag,
+                min=edges[0],
+                max=edges[-1],
+                num=sum(counts),
+                sum=sum(count * middle for count, middle in zip(counts, middles, strict=True)),
+                sum_squares=sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)),
+                bucket_limits=list(edges[1:]),
+                bucket_counts=list(counts),
+                global_step=step,
+            )
+        self._writer.flush()
+
+    def close(self, failed: bool) -> None:
+        self._writer.close()
+
+
+class Wandb(Sink):
+    """A run of Weights & Biases of its own: the script may have another."""
+
+    word = "wandb"
+
+    def __init__(self, place: str) -> None:
+        wandb = _imported(self.word, self.word)
+        settings = wandb.Settings(console="off", silent=True)
+        try:
+            self._run = wandb.init(project=place or None, job_type="hookscope", settings=settings)
+        except Exception as error:
+            do = "run `wandb login`, or set WANDB_MODE=offline"
+            raise WriteError(f"cannot write to wandb: {first_line(error)}", do=do) from error
+        # an axis of the run itself: those of several optimizers do not rise together, and wandb would drop values
+        self._run.define_metric("*", step_metric="step")
+        self._histogram = wandb.Histogram
+        folder = os.path.dirname(self._run.dir)
+        self.where = f"{folder}, which `wandb sync` uploads" if self._run.offline else str(self._run.url)
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        self._run.config.update(dict(header))
+
+    def write(
+        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        drawn = {tag: self._histogram(np_histogram=_with_width(each)) for tag, each in histograms.items()}
+        self._run.log({"step": step, **scalars, **drawn})
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+class Mlflow(Sink):
+    """A run in an experiment of MLflow; its histograms are files of JSON, since MLflow has none."""
+
+    word = "mlflow"
+
+    def __init__(self, place: str) -> None:
+        self._mlflow = mlflow = _imported(self.word, self.word)
+        try:
+            self._client = mlflow.MlflowClient()
+            name = place or "Default"
+            experiment = self._client.get_experiment_by_name(name)
+            number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+            self._run = self._client.create_run(number, run_name="hookscope").info.run_id
+        except Exception as error:
+            do = "set MLFLOW_TRACKING_URI to a server or a database that can be written"
+            raise WriteError(f"cannot write to mlflow: {first_line(error)}", do=do) from error
+        self.where = f"{mlflow.get_tracking_uri()}, run {self._run}"
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        values = {name: str(value)[:_LONGEST_PARAMETER] for name, value in header.items() if value is not None}
+        self._client.log_batch(self._run, params=[self._mlflow.entities.Param(*each) for each in values.items()])
+
+    def write(
+        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        now, new = time.time_ns() // 10**6, self._mlflow.entities.Metric
+        metrics = [new(_mlflow_name(tag), value, now, step) for tag, value in scalars.items()]
+        for at in range(0, len(metrics), _MOST_IN_A_BATCH):
+            self._client.log_batch(self._run, metrics[at : at + _MOST_IN_A_BATCH])
+        if histograms:
+            folder = f"histograms/optimizer{optimizer}" if optimizer else "histograms"
+            self._client.log_dict(self._run, dict(histograms), f"{folder}/step-{step:08}.json")
+
+    def close(self, failed: bool) -> None:
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+SINKS: dict[str, type[Sink]] = {sink.word: sink for sink in (TensorBoard, Wandb, Mlflow)}
+
+
+def _imported(module: str, package: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise not_installed(package) from error
+    except Exception as error:
+        do = f"pip install 'hookscope[{package}]'"
+        raise InstallationError(f"cannot import {package}: {first_line(error)}", do=do) from error
+
+
+def not_installed(package: str) -> InstallationError:
+    return InstallationError(f"the package {package} is not installed", do=f"pip install 'hookscope[{package}]'")
+
+
+def first_line(error: Exception) -> str:
+    return printable(next(iter(str(error).splitlines()), type(error).__name__))[:_LONGEST_REASON]
+
+
+def _with_width(histogram: Histogram) -> tuple[Sequence[float], list[float]]:
+    """Counts and edges, as NumPy gives them: a half on each side of a single value."""
+    edges = list(histogram["edges"])
+    return histogram["counts"], [edges[0] - 0.5, edges[-1] + 0.5] if edges[0] == edges[-1] else edges
+
+
+def _mlflow_name(tag: str) -> str:
+    """``tag`` with the characters that MLflow takes: ``relu:1`` for ``relu#1``."""
+    return re.sub(r"[^\w\-./: ]", "_", tag.replace("#", ":")).strip("/_")
