@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -167,15 +168,27 @@ def usual_query(model: nn.Module) -> Query:
     return "mean" if getattr(model, "has_class_token", True) is False else None
 
 
-def map_of(attention: Attention, query: Query, shown: InputSize, weights: bool = False) -> AttentionMap | NoMapError:
-    """The map of one call, or why it has none."""
+def map_of(
+    attention: Attention,
+    query: Query,
+    shown: InputSize,
+    weights: bool = False,
+    looks: Callable[[Tensor], Tensor] | None = None,
+) -> AttentionMap | NoMapError:
+    """The map of one call, or why it has none.
+
+    ``looks`` gives what queries with shares ``(N, L)`` look at, ``(N, heads, S)``; by default their weighted mean.
+    """
     try:
         grid = grid_of(attention, shown)
         share, name, at = _shares(attention, grid, query)
     except NoMapError as error:
         return error
-    rows = torch.einsum("nl,nhls->hns", share.to(attention.weights.device), attention.weights.float())
-    looked = rows.flatten(1).cpu()
+    if looks is None:
+        rows = torch.einsum("nl,nhls->nhs", share.to(attention.weights.device), attention.weights.float())
+    else:
+        rows = looks(share)
+    looked = rows.movedim(1, 0).flatten(1).cpu()
     cells = grid.keys.flatten()
     inside, flat = cells >= 0, looked.new_zeros(len(looked), int(np.prod(grid.sizes)))
     flat.index_add_(1, cells[inside], looked[:, inside])

@@ -7,7 +7,7 @@ token; of a model without class token it is the mean of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -88,16 +88,14 @@ def follow_relevance(
 
     def follow(score: Tensor) -> Iterator[tuple[AttentionMap, int]]:
         gradients = _gradients(score, [each for each, _ in steps]) if how.gradient else [None] * len(steps)
-        identity = torch.eye(steps[0][0].weights.shape[-1], dtype=torch.float64)
-        joined, heads = identity, 0
+        matrices, heads = list[Tensor](), 0
         for (attention, count), gradient in zip(steps, gradients, strict=True):
             weights = attention.weights[0]
-            joined = (weights[0] if gradient is None else how.layer(_exact(weights), gradient)) @ joined
+            matrices.append(weights[0] if gradient is None else how.layer(_exact(weights), gradient))
             heads += count
             if attention.call in last:
-                rows = joined if how.own else joined - identity
                 with torch.no_grad():
-                    found = map_of(replace(attention, weights=rows[None, None]), usual_query(model), shown)
+                    found = map_of(attention, usual_query(model), shown, looks=partial(_looks, how, matrices))
                 if isinstance(found, NoMapError):
                     raise found
                 yield found, heads
@@ -112,6 +110,14 @@ def _reduced(how: AttentionMethod, attention: Attention) -> tuple[Attention, int
         return attention, heads
     matrix = how.layer(_exact(attention.weights[0]), None)[None, None]
     return replace(attention, weights=matrix, source=matrix), heads
+
+
+def _looks(how: AttentionMethod, matrices: Sequence[Tensor], share: Tensor) -> Tensor:
+    """What queries with shares ``(1, L)`` look at through all ``matrices``, the last first: ``(1, 1, L)``."""
+    row = share.double()
+    for matrix in reversed(matrices):
+        row = row @ matrix
+    return (row if how.own else row - share)[None].float()
 
 
 def _exact(weights: Tensor) -> Tensor:
