@@ -29,8 +29,10 @@ from .exemplars import (
 )
 from .explain import (
     ClassActivationMap as ClassActivationMap,
+    animate_clip as animate_clip,
     class_activation_maps as class_activation_maps,
     draw_cam as draw_cam,
+    draw_clip as draw_clip,
     draw_saliency as draw_saliency,
     fuse_maps as fuse_maps,
     landmark_layers as landmark_layers,

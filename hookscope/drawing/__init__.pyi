@@ -1,4 +1,5 @@
 from . import colours as colours
+from .animation import ANIMATIONS as ANIMATIONS, write_animation as write_animation
 from .colours import colour_map_names as colour_map_names, palette as palette
 from .difference import (
     BOLD as BOLD,
@@ -33,6 +34,7 @@ from .heat import (
     INK as INK,
     LIGHT as LIGHT,
     PALE as PALE,
+    Ground as Ground,
     Heading as Heading,
     Heat as Heat,
     Panel as Panel,

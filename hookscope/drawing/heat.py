@@ -90,12 +90,14 @@ class Panel:
     """A photograph with or without heat over it, words under it, and a colour bar in the unit ``scale``, if any.
 
     The first of ``words`` is bold; ``alarm`` is a last line in the alarm colour, such as for a map of zeros.
+    ``photograph`` takes the place of the page's, as a frame of a clip does; it has the same size.
     """
 
     heat: Heat | None
     words: Sequence[str]
     alarm: str = ""
     scale: str = ""
+    photograph: Image.Image | None = None
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,14 @@ class Heading:
         warning: A line in the alarm colour, such as for random weights.
         photograph: Whether the photograph stands at the left of the words.
         scale: The unit of a colour bar from 0 to 1 for the whole page, if any.
+        signed: Whether that bar begins at -1.
     """
 
     words: Sequence[str]
     warning: str = ""
     photograph: bool = False
     scale: str = ""
+    signed: bool = False
 
 
 def draw_page(
@@ -165,7 +169,7 @@ def draw_page(
         page.paste(_picture(photograph, None, plan.panel, cmap, ground), (plan.margin, plan.margin))
     y = _write(pen, plan, plan.margin + inset, plan.margin, head)
     if heading.scale:
-        whole = Heat(np.zeros((1, 1), np.float32), (0, 0, 0, 0), 1.0)
+        whole = Heat(np.zeros((1, 1), np.float32), (0, 0, 0, 0), 1.0, signed=heading.signed)
         panel = Panel(whole, (), scale=heading.scale)
         _bar(page, pen, plan, panel, (cmap, ground), plan.margin + inset, y, plan.inner - inset)
     y = plan.margin + head_height + plan.gap
@@ -173,7 +177,7 @@ def draw_page(
         top = _write(pen, plan, plan.margin, y, lines)
         for column, panel in enumerate(row.panels):
             x = plan.margin + column * (plan.panel[0] + plan.gap)
-            page.paste(_picture(photograph, panel.heat, plan.panel, cmap, ground), (x, top))
+            page.paste(_picture(panel.photograph or photograph, panel.heat, plan.panel, cmap, ground), (x, top))
             below = top + plan.panel[1] + plan.space
             if panel.scale and panel.heat is not None:
                 below = _bar(page, pen, plan, panel, (cmap, ground), x, below, plan.panel[0])

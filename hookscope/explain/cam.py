@@ -62,6 +62,7 @@ class ClassActivationMap(Shown):
         unreached: Whether the gradient, and so the map, is 0 everywhere; False for methods without gradient.
         fused: Whether it is the mean of the maps of several layers, see `fuse_maps`.
         variants: Number of variants of the image whose maps were averaged; 1 without smoothing.
+        frames: Number of frames of the network's input, 1 for a picture.
     """
 
     call: Call
@@ -73,6 +74,7 @@ class ClassActivationMap(Shown):
     unreached: bool = False
     fused: bool = False
     variants: int = 1
+    frames: int = 1
 
     def _cells(self) -> Cells:
         cells = {"layer": self.call.key, **self.prediction.cells(), "method": self.method, "map": self.values.shape}
@@ -83,6 +85,15 @@ class ClassActivationMap(Shown):
         """The map ``(h, w)`` that is drawn: for a clip the mean over its frames."""
         values: NDArray[np.float32] = self.values.mean(0) if self.values.ndim == 3 else self.values
         return values
+
+    def at_frame(self, frame: int) -> NDArray[np.float32]:
+        """The map ``(h, w)`` of one of the input's ``frames``, from 0.
+
+        A layer with fewer frames ``T`` has a stride of ``frames / T`` in time: its frame ``t`` is the map of that many
+        frames of the input, from ``t * frames / T``. A layer with one frame has the same map for all.
+        """
+        values: NDArray[np.float32] = self.values
+        return values[frame * len(values) // self.frames] if values.ndim == 3 else values
 
     @property
     def is_empty(self) -> bool:
@@ -327,7 +338,7 @@ def _map_of(
     unreached = how.gradient and not bool((slopes != 0).any())
     array = summed.float().cpu().numpy()
     return ClassActivationMap(
-        layer.call, prediction, method, array, len(activation), (size.height, size.width), unreached
+        layer.call, prediction, method, array, len(activation), (size.height, size.width), unreached, frames=size.frames
     )
 
 

@@ -91,6 +91,18 @@ class Saliency(Shown):
         return _still(self.values.sum(0)) if SALIENCY_METHODS[self.method].signed else self.still
 
     @property
+    def frames(self) -> int:
+        """Number of frames of the clip, 1 for a picture."""
+        return self.values.shape[1] if self.values.dim() == 4 else 1
+
+    @property
+    def by_frame(self) -> NDArray[np.float32]:
+        """What `drawn` is the mean of: ``(T, H, W)``, a map for each of the ``frames``."""
+        values = self.values.sum(0) if SALIENCY_METHODS[self.method].signed else self.map
+        frames: NDArray[np.float32] = values.float().cpu().numpy().reshape(-1, *values.shape[-2:])
+        return frames
+
+    @property
     def usual_smoothing(self) -> float:
         """The standard deviation of `smoothed` in pixels: a 64th of the shorter side."""
         return min(self.values.shape[-2:]) / _SIGMAS

@@ -19,7 +19,7 @@ from hookscope.models import LoadedModel
 
 _TOP = 0.995  # share of the pixels below the strongest colour: single pixels are much higher than all others
 _WIDTH = 640  # of a panel; a wider photograph would show no more of a map, which is coarser
-_TWO_COLOURS = "RdBu_r"
+TWO_COLOURS = "RdBu_r"
 
 
 def draw_saliency(
@@ -62,15 +62,15 @@ def draw_saliency(
         True
     """
     source, how = OverlaySource.of(photograph, net), SALIENCY_METHODS[saliency.method]
-    cmap = cmap or (_TWO_COLOURS if how.signed else ONE_COLOUR)
+    cmap = cmap or (TWO_COLOURS if how.signed else ONE_COLOUR)
     sigma = saliency.usual_smoothing if smooth is None else smooth
     others = [saliency, *scale_of]
-    top = max(_percentile(other.drawn) for other in others)
+    top = max(percentile(other.drawn) for other in others)
     panels = [source.panel, _panel(source, saliency, saliency.drawn, top, _raw_words(saliency, top, cmap))]
     facts = {"top": top, "high": float(saliency.drawn.max()), "low": float(saliency.drawn.min())}
     if sigma and saliency.drawn.any():
         smoothed = saliency.smoothed(sigma)
-        smooth_top = max(_percentile(other.smoothed(sigma)) for other in others)
+        smooth_top = max(percentile(other.smoothed(sigma)) for other in others)
         words = [f"smoothed: Gaussian, sigma {sigma:.3g} pixels of the input", _scale_words(smoothed, smooth_top)]
         panels.append(_panel(source, saliency, smoothed, smooth_top, words))
         facts |= {"smooth": sigma, "smooth_top": smooth_top}
@@ -90,7 +90,7 @@ def _width(source: OverlaySource, saliency: Saliency) -> int | None:
     return width if source.photograph.width > width else None
 
 
-def _percentile(values: NDArray[np.float32]) -> float:
+def percentile(values: NDArray[np.float32]) -> float:
     """The absolute value below which 99.5 % of the pixels lie; the highest one where all but a few pixels are 0."""
     sizes = np.abs(values).ravel()
     rank = max(0, round(_TOP * sizes.size) - 1)
@@ -112,7 +112,7 @@ def _raw_words(saliency: Saliency, top: float, cmap: str) -> list[str]:
     frames = f", mean of {saliency.map.shape[0]} frames" if saliency.map.dim() == 3 else ""
     words = [how.caption + frames]
     if how.signed:
-        above, below = ("red", "blue") if cmap == _TWO_COLOURS else ("the right half of the colours", "the left half")
+        above, below = ("red", "blue") if cmap == TWO_COLOURS else ("the right half of the colours", "the left half")
         words.append(f"{above} raises the score, {below} lowers it")
     if values.any():
         words.append(_scale_words(values, top))
@@ -123,6 +123,6 @@ def _raw_words(saliency: Saliency, top: float, cmap: str) -> list[str]:
 
 
 def _scale_words(values: NDArray[np.float32], top: float) -> str:
-    own, highest = _percentile(values), float(np.abs(values).max())
+    own, highest = percentile(values), float(np.abs(values).max())
     end = "99.5th percentile" + ("" if top == own else f" of the class with the widest scale, here {own:.3g}")
     return f"scale clipped at the {end}; highest {'|value|' if values.min() < 0 else 'value'} {highest:.3g}"

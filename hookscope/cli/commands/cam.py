@@ -172,7 +172,10 @@ def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
     groups = explain.maps_by_class(maps)
     for group in groups:
         explanation.note_unseen(group[0].prediction)
-        page = explain.draw_cam(group, explanation.image, explanation.net, scale_of=[*maps, *best], cmap=options.cmap)
+        scale_of = [*maps, *best]
+        page = explanation.clip(group, scale_of, options.cmap) or explain.draw_cam(
+            group, explanation.image, explanation.net, scale_of=scale_of, cmap=options.cmap
+        )
         layers = "+".join(result.call.key for result in group).replace(" + ", "+")
         how = options.method + "-smooth" * options.smooth + "-fused" * options.fuse
         what = how + (f"-{layers}" if options.layers else "")

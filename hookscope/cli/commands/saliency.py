@@ -16,6 +16,7 @@ from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_im
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, model_options, running
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
+from hookscope.errors import UsageError
 from hookscope.findings import counted
 
 FIELDS = (
@@ -135,9 +136,13 @@ def _draw(explanation: Explanation, options: Options, settings: explain.Settings
         )
     for result in maps:
         explanation.note_unseen(result.prediction)
-        page = explain.draw_saliency(
-            result, explanation.image, explanation.net, scale_of=maps, cmap=options.cmap, smooth=options.smooth
-        )
+        page = explanation.clip(result, maps, options.cmap)
+        if page is None:
+            page = explain.draw_saliency(
+                result, explanation.image, explanation.net, scale_of=maps, cmap=options.cmap, smooth=options.smooth
+            )
+        elif options.smooth is not None:
+            raise UsageError("--smooth has no effect on a clip", "its maps are drawn frame by frame", "leave it out")
         path = explanation.write(page, options.method, result.prediction, len(maps) == 1)
         yield _row(explanation, result, path, options.steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import click
 
-from hookscope import explain, hooks, images, models, scores
+from hookscope import drawing, explain, hooks, images, models, scores
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
@@ -46,7 +47,7 @@ class ExplainOptions:
     def check(self, paths: Sequence[str]) -> tuple[OutputPath, ArrayFile]:
         """The places of the pictures and the arrays; refuse what cannot be written there."""
         several = self.choice.count > 1
-        output = parse_output(self.output, paths)
+        output = parse_output(self.output, paths, more=drawing.ANIMATIONS)
         output.check_count(len(paths))
         if output.takes_one and several:
             raise UsageError(f"--target {self.target} makes several pictures", do="give -o a folder, or one target")
@@ -129,6 +130,21 @@ class Explanation:
         if answer.unseen:
             self.note(f"{answer.name}: {explain.why_unseen(answer)}")
 
+    @property
+    def is_animation(self) -> bool:
+        """Whether ``-o`` names an animation."""
+        output = self.run.output
+        return output.kind == "file" and os.path.splitext(output.path)[1].lower() in drawing.ANIMATIONS
+
+    def clip(self, maps: Any, scale_of: Sequence[Any], cmap: str | None) -> Any:
+        """The strip or the animation of maps of a clip; None where neither is asked for and the maps have one frame."""
+        each = [maps] if isinstance(maps, explain.Saliency) else maps
+        if self.is_animation:
+            return explain.animate_clip(maps, self.image, self.net, scale_of=scale_of, cmap=cmap)
+        if self.net.preprocess.frames > 1 and any(len(one.values) > 1 and one.values.ndim > 2 for one in each):
+            return explain.draw_clip(maps, self.image, self.net, scale_of=scale_of, cmap=cmap)
+        return None
+
     def write(self, page: Any, what: str, answer: scores.Score, alone: bool) -> str:
         """Write the picture of one score and return its path; ``alone`` if the image has no other picture.
 
@@ -182,6 +198,10 @@ def explain_images(
     place, raw = places
     run = PictureRun.load(model, paths, place, types, layers)
     net, categories = run.net, categories_of(run.net, options.categories)
+    suffix = os.path.splitext(place.path)[1]
+    if place.kind == "file" and suffix.lower() in drawing.ANIMATIONS and net.preprocess.frames < 2:
+        exists = f"{net.name} takes a picture: there are no frames for an animation"
+        raise UsageError(f"cannot write {place.path}", exists, "name it .png")
     target_of = options.choice.for_model(net, categories)
 
     def rows(read: Sequence[images.InputImage]) -> Iterator[Row]:

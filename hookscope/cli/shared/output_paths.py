@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -30,11 +30,13 @@ class OutputPath:
     path: str = ""
 
     @classmethod
-    def parse(cls, output: str | None, images: Sequence[str], suffix: str = ".png") -> OutputPath:
+    def parse(
+        cls, output: str | None, images: Sequence[str], suffix: str = ".png", more: Collection[str] = ()
+    ) -> OutputPath:
         """Parse ``output``, and refuse what cannot work before anything is computed.
 
-        A folder exists, ends in a slash or has no suffix; a file ends in ``suffix`` or is a device. A picture takes one
-        image, an HTML page takes all.
+        A folder exists, ends in a slash or has no suffix; a file ends in ``suffix`` or one of ``more``, or is a device.
+        A picture takes one image, an HTML page takes all.
         """
         if output is None:
             return cls("default")
@@ -44,7 +46,7 @@ class OutputPath:
             check_folder(output)
             return cls("folder", output)
         output_path = cls("stdout" if output == "-" else "file", output)
-        if output != "-" and os.path.splitext(output)[1].lower() != suffix and not is_device(output):
+        if output != "-" and os.path.splitext(output)[1].lower() not in (suffix, *more) and not is_device(output):
             raise UsageError(f"cannot write {output}", _CONTENT[suffix], f"name it {suffix}, or give a folder")
         if suffix == ".png":
             output_path.check_count(len(images) - 1)
@@ -143,8 +145,11 @@ def write_html(path: str, page: str) -> None:
 
 
 def write_picture(path: str, image: Any) -> None:
-    """Write a PNG with the provenance that the image carries."""
-    drawing.write_png(image, path)
+    """Write a PNG with the provenance that the image carries, or a list of frames as an animation."""
+    if isinstance(image, list):
+        drawing.write_animation(image, path)
+    else:
+        drawing.write_png(image, path)
     wrote(path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,11 @@ def output_option(pages: str) -> Callable[[Any], Any]:
     )
 
 
-def parse_output(path: str | None, paths: Sequence[str], suffix: str = ".png") -> OutputPath:
+def parse_output(
+    path: str | None, paths: Sequence[str], suffix: str = ".png", more: Collection[str] = ()
+) -> OutputPath:
     """Parse ``-o`` before a model is loaded; refuse a picture or a page on a terminal."""
-    output = OutputPath.parse(path, paths, suffix)
+    output = OutputPath.parse(path, paths, suffix, more)
     if output.kind == "stdout" and process.standard_output().isatty():
         what = "picture" if suffix == ".png" else "page"
         raise UsageError(f"-o - would write a {what} to the terminal", do="send it to a file or a pipe")

@@ -1,0 +1,231 @@
+"""Maps of a clip frame by frame: a strip of all frames, and an animation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from hookscope.drawing import DARK, LIGHT, PALE, Ground, Heading, Heat, Panel, Row, draw_page, with_provenance
+from hookscope.errors import UsageError
+from hookscope.explain.cam import ClassActivationMap, maps_by_class
+from hookscope.explain.page import ONE_COLOUR, OverlaySource, answer_facts, answer_lines, why_unseen
+from hookscope.explain.saliency import Saliency
+from hookscope.explain.saliency_methods import SALIENCY_METHODS
+from hookscope.explain.saliency_page import TWO_COLOURS, percentile
+from hookscope.images import InputImage
+from hookscope.models import LoadedModel
+
+Explained = Sequence[ClassActivationMap] | Saliency
+_PAIRS, _WIDTH, _LARGE = 4, 200, 480  # frames in a row of a strip; widths of a panel
+
+
+@dataclass(frozen=True)
+class _Track:
+    """The maps of one layer, or of the saliency, for every frame: ``values`` ``(T, h, w)``, and words about each."""
+
+    name: str
+    about: str
+    values: NDArray[np.float32]
+    top: float
+    words: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class _Clip:
+    source: OverlaySource
+    pictures: Sequence[Image.Image]
+    tracks: Sequence[_Track]
+    heading: Heading
+    cmap: str
+    ground: Ground
+    facts: dict[str, object]
+
+    @property
+    def signed(self) -> bool:
+        return self.heading.signed
+
+    def photograph(self, at: int) -> Panel:
+        words = [f"frame {at + 1} of {len(self.pictures)}"]
+        return Panel(None, words, photograph=self.pictures[at])
+
+    def map(self, track: _Track, at: int) -> Panel:
+        values = track.values[at]
+        peak = self.source.peak_in(np.abs(values) if self.signed else values)
+        heat = Heat(values, self.source.box, track.top, peak, self.signed)
+        return Panel(heat, track.words[at], photograph=self.pictures[at])
+
+    def page(self, rows: Sequence[Row], width: int | None) -> Image.Image:
+        page = draw_page(self.source.photograph, self.heading, rows, self.cmap, width, self.ground)
+        about = self.source.provenance(str(self.facts["method"]), self.cmap, page.size)
+        return with_provenance(page, {**about, **self.facts})
+
+
+def draw_clip(
+    maps: Explained,
+    photograph: InputImage | Image.Image | Sequence[Image.Image],
+    net: LoadedModel | nn.Module | None = None,
+    *,
+    scale_of: Sequence[ClassActivationMap | Saliency] = (),
+    cmap: str | None = None,
+    width: int | None = None,
+) -> Image.Image:
+    """Draw maps of a clip as a strip: every frame of the clip beside its map, in the order of time, on one scale.
+
+    A layer that merges frames has one map for several of them: `ClassActivationMap.at_frame` says which, and the words
+    under each map too. The scale of a layer ends at its highest value in any frame; that of saliency is clipped at the
+    99.5th percentile of all frames. The image holds the facts as JSON in ``image.info["hookscope"]``.
+
+    Args:
+        maps: Maps of one class, from `class_activation_maps`, or one of those of `saliency_maps`.
+        photograph: The frames of the clip, of one size; one picture alone is repeated.
+        net: The model, as for `draw_cam`.
+        scale_of: Further maps that the scale includes.
+        cmap: A colour map of matplotlib.
+        width: Width of a panel in pixels, 200 by default.
+
+    Raises:
+        UsageError: for maps of a picture, maps of several classes, another number of frames than the clip has, or a
+            page of more than 200 million pixels.
+
+    Example:
+        >>> import hookscope, torch
+        >>> from PIL import Image
+        >>> net = torch.nn.Sequential(torch.nn.Conv3d(3, 2, 3), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten())
+        >>> maps = hookscope.class_activation_maps(net, torch.rand(1, 3, 8, 16, 16))
+        >>> frames = [Image.new("RGB", (64, 64), (30 * at, 0, 0)) for at in range(8)]
+        >>> draw_clip(maps, frames).width
+        1712
+    """
+    clip = _clip_of(maps, photograph, net, scale_of, cmap)
+    rows = []
+    for track in clip.tracks:
+        for begin in range(0, len(clip.pictures), _PAIRS):
+            frames = range(begin, min(begin + _PAIRS, len(clip.pictures)))
+            panels = [panel for at in frames for panel in (clip.photograph(at), clip.map(track, at))]
+            rows.append(Row(panels, [] if begin else [track.name, track.about]))
+    return clip.page(rows, width or _WIDTH)
+
+
+def animate_clip(
+    maps: Explained,
+    photograph: InputImage | Image.Image | Sequence[Image.Image],
+    net: LoadedModel | nn.Module | None = None,
+    *,
+    scale_of: Sequence[ClassActivationMap | Saliency] = (),
+    cmap: str | None = None,
+    width: int | None = None,
+) -> list[Image.Image]:
+    """Draw each frame of a clip beside its maps, all on one scale: the pictures of an animation, of one size.
+
+    The arguments, errors and facts are those of `draw_clip`; the width of a panel is that of the clip, at most 480
+    pixels. Pillow writes the animation: ``first.save("clip.gif", save_all=True, append_images=rest, loop=0)``.
+
+    Example:
+        >>> import hookscope, torch
+        >>> from PIL import Image
+        >>> net = torch.nn.Sequential(torch.nn.Conv3d(3, 2, 3), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten())
+        >>> maps = hookscope.class_activation_maps(net, torch.rand(1, 3, 8, 16, 16))
+        >>> len(animate_clip(maps, Image.new("RGB", (64, 64))))
+        8
+    """
+    clip = _clip_of(maps, photograph, net, scale_of, cmap)
+    own = clip.source.photograph.width
+    width = width or (_LARGE if own > _LARGE else None)
+    pages = []
+    for at in range(len(clip.pictures)):
+        panels = [clip.photograph(at), *(clip.map(track, at) for track in clip.tracks)]
+        words = [f"{track.name}: {track.about}" for track in clip.tracks]
+        pages.append(clip.page([Row(panels, words)], width))
+    height = max(page.height for page in pages)
+    return [_padded(page, height) for page in pages]
+
+
+def _padded(page: Image.Image, height: int) -> Image.Image:
+    whole = Image.new("RGB", (page.width, height), "white")
+    whole.paste(page)
+    whole.info = page.info
+    return whole
+
+
+def _clip_of(
+    maps: Explained,
+    photograph: InputImage | Image.Image | Sequence[Image.Image],
+    net: LoadedModel | nn.Module | None,
+    others: Sequence[ClassActivationMap | Saliency],
+    cmap: str | None,
+) -> _Clip:
+    first = maps if isinstance(maps, Saliency) else next(iter(maps), None)
+    if first is None:
+        raise UsageError("no map to draw")
+    if not isinstance(maps, Saliency) and len(maps_by_class(maps)) > 1:
+        raise UsageError("maps of several classes", do="draw a strip for each class: maps_by_class")
+    states = net.preprocess.frames if isinstance(net, LoadedModel) else 1  # with the frames before the channels
+    count = states if states > 1 else first.frames
+    if count < 2:
+        raise UsageError("the input has no frames", "a map of a clip has several", "use draw_cam or draw_saliency")
+    pictures = _frames_of(photograph, count)
+    one = photograph if isinstance(photograph, InputImage) else pictures[0]
+    source = OverlaySource.of(one, net)
+    if source.photograph.size != pictures[0].size or source.photograph.tobytes() != pictures[0].tobytes():
+        pictures = [source.photograph] * count  # what the user's own preprocessing made of the first frame
+    if isinstance(maps, Saliency):
+        signed = SALIENCY_METHODS[maps.method].signed
+        tracks = [_saliency_track(maps, count, [other for other in others if isinstance(other, Saliency)])]
+        scale, ground = "share of the 99.5th percentile", LIGHT if signed else DARK
+        cmap = cmap or (TWO_COLOURS if signed else ONE_COLOUR)
+    else:
+        signed, scale, ground, cmap = False, "share of the layer's highest value", PALE, cmap or ONE_COLOUR
+        tracks = [_cam_track(replace(cam, frames=count), others) for cam in maps]
+    heading = source.heading(
+        answer_lines(first.prediction), first.method, why_unseen(first.prediction), scale=scale, signed=signed
+    )
+    facts = {
+        "method": first.method,
+        **answer_facts(first.prediction),
+        "frames": count,
+        "maps": [{"layer": track.name, "top": track.top, "shape": list(track.values.shape)} for track in tracks],
+    }
+    return _Clip(source, pictures, tracks, heading, cmap, ground, facts)
+
+
+def _frames_of(photograph: InputImage | Image.Image | Sequence[Image.Image], count: int) -> list[Image.Image]:
+    given = photograph.frames if isinstance(photograph, InputImage) else photograph
+    frames = [given] if isinstance(given, Image.Image) else list(given)
+    if len(frames) not in (1, count):
+        raise UsageError(f"{len(frames)} frames of a clip", f"the model was given {count}", "give these, or one")
+    return [frame.convert("RGB") for frame in (frames * count if len(frames) == 1 else frames)]
+
+
+def _cam_track(cam: ClassActivationMap, others: Sequence[ClassActivationMap | Saliency]) -> _Track:
+    same = [other for other in others if isinstance(other, ClassActivationMap) and other.call.key == cam.call.key]
+    top = max(float(each.values.max()) for each in (cam, *same))
+    values = np.stack([cam.at_frame(at) for at in range(cam.frames)])
+    own = len(cam.values) if cam.values.ndim == 3 else 1
+    height, width = values.shape[1:]
+    stride = f"{own} frames of {height}×{width}, stride {cam.frames / own:.3g} in time"
+    if own == 1:
+        stride = f"one map of {height}×{width} for all frames"
+    about = f"{cam.call.type}, {stride}, highest value {max(top, 0.0):.3g}"
+    words = [[f"map {at * own // cam.frames + 1} of {own}", _highest(values[at])] for at in range(cam.frames)]
+    return _Track(cam.call.key, about, values, max(top, 0.0), words)
+
+
+def _saliency_track(saliency: Saliency, count: int, others: Sequence[Saliency]) -> _Track:
+    values = saliency.by_frame
+    if len(values) != count:
+        raise UsageError(f"a map of {len(values)} frames", f"the clip has {count}")
+    top = max(percentile(each.by_frame) for each in (saliency, *others))
+    about = f"{SALIENCY_METHODS[saliency.method].caption}; 99.5th percentile of all frames {top:.3g}"
+    return _Track(
+        saliency.method, about, values, top, [[f"map {at}", _highest(frame)] for at, frame in enumerate(values, 1)]
+    )
+
+
+def _highest(values: NDArray[np.float32]) -> str:
+    signed = values.min() < 0
+    return f"highest {'|value|' if signed else 'value'} {float(np.abs(values).max() if signed else values.max()):.2e}"
