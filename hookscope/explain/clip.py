@@ -57,7 +57,11 @@ class _Clip:
         values = track.values[at]
         peak = self.source.peak_in(np.abs(values) if self.signed else values)
         heat = Heat(values, self.source.box, track.top, peak, self.signed)
-        return Panel(heat, track.words[at], photograph=self.pictures[at])
+        if self.signed:
+            alarm = "" if values.any() else "all zero"
+        else:
+            alarm = "" if (values > 0).any() else "no value above 0"
+        return Panel(heat, track.words[at], alarm, photograph=self.pictures[at])
 
     def page(self, rows: Sequence[Row], width: int | None) -> Image.Image:
         page = draw_page(self.source.photograph, self.heading, rows, self.cmap, width, self.ground)
@@ -221,9 +225,8 @@ def _saliency_track(saliency: Saliency, count: int, others: Sequence[Saliency]) 
         raise UsageError(f"a map of {len(values)} frames", f"the clip has {count}")
     top = max(percentile(each.by_frame) for each in (saliency, *others))
     about = f"{SALIENCY_METHODS[saliency.method].caption}; 99.5th percentile of all frames {top:.3g}"
-    return _Track(
-        saliency.method, about, values, top, [[f"map {at}", _highest(frame)] for at, frame in enumerate(values, 1)]
-    )
+    words = [[f"map {at + 1} of {count}", _highest(frame)] for at, frame in enumerate(values)]
+    return _Track(saliency.method, about, values, top, words)
 
 
 def _highest(values: NDArray[np.float32]) -> str:
