@@ -33,6 +33,9 @@ def hidden():
     net = Hidden()
     net.conv2.weight.data[0, 0] = float("nan")
     return net
+
+def volume():
+    return nn.Sequential(nn.Conv3d(3, 4, (2, 3, 3), (2, 1, 1)), nn.AdaptiveAvgPool3d(1), nn.Flatten())
 """
 PICTURES = {"cat.jpg": (160, 120), "dog.png": (120, 160)}
 
@@ -215,3 +218,23 @@ def test_nothing_is_written_over_an_input(run: Run, here: Path, option: str, nam
     status, _, errors = run(image, option, name, "--target", "1", *(["cat.jpg"] if name == "." else []))
     assert (status, "it is the image" in errors) == (1, True)
     assert (here / image).read_bytes() == before
+
+
+def test_a_clip_is_drawn_frame_by_frame(run: Run, here: Path) -> None:
+    frames = [Image.new("RGB", (32, 32), (8 * at, 0, 200)) for at in range(16)]
+    frames[0].save("clip.webp", save_all=True, append_images=frames[1:], lossless=True)
+    for name, pages in (("out.png", 1), ("out.gif", 16), ("out.webp", 16)):
+        status, out, _ = run("clip.webp", "--target", "1", "-o", name, model="nets.py:volume", size="16x32x32")
+        [row] = rows(out)
+        assert (status, row["file"], row["shape"]) == (0, name, [8, 30, 30])
+        with Image.open(name) as picture:
+            assert getattr(picture, "n_frames", 1) == pages
+            if name != "out.gif":
+                picture.seek(pages - 1)
+                assert (120, 0, 200) in {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+    assert read_provenance(here / "out.png")["frames"] == 16
+
+
+def test_an_animation_needs_a_clip(run: Run) -> None:
+    one_error(run("cat.jpg", "-o", "cat.gif"), 2, "cannot write cat.gif; nets.py:Small takes a picture: there are no")
+    one_error(run("cat.jpg", "-o", "cat.mp4"), 2, "cannot write cat.mp4; sheets are PNG files; name it .png")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import hookscope
 from hookscope.drawing.png import read_provenance
@@ -143,3 +144,11 @@ def test_what_is_refused_leaves_nothing(
 ) -> None:
     one_error(run("cat.jpg", *words, model=f"nets.py:{model}"), status, message)
     assert files(here) == []
+
+
+def test_a_clip_is_drawn_frame_by_frame_without_smoothing(run: Run, here: Path) -> None:
+    words = ("cat.jpg", "--target", "1", "-o", "out.gif")
+    assert run(*words, model="nets.py:Clip")[0] == 0
+    with Image.open("out.gif") as picture:
+        assert picture.n_frames == 16
+    one_error(run(*words, "--smooth", "2", model="nets.py:Clip"), 2, "--smooth has no effect on a clip")

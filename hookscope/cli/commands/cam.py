@@ -96,6 +96,9 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     A row for each map has the layer, the class, its score and probability, and the highest value of the map. peak_x and
     peak_y are the position of that value in pixels of the image; in a video model, of the mean over the frames.
 
+    In a video model every frame of the clip (an animated GIF, PNG or WebP) stands beside its map. A name that ends in
+    .gif or .webp makes an animation. All frames share one scale; a layer with a stride in time has one map for several.
+
     Without --layer the command takes the last layer with a map that the score depends on, but no pooling layer. If
     --layer is a range, a pattern or `all`, layers without a map are left out.
 

@@ -108,6 +108,9 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     value. peak_x and peak_y are the position of that value in pixels of the image; in a video model, of the mean over
     the frames.
 
+    In a video model every frame of the clip (an animated GIF, PNG or WebP) stands beside its map, on one scale. A name
+    that ends in .gif or .webp makes an animation.
+
     The sum of integrated-gradients should be the score minus the score of an image of zeros: the field expected. While
     the sum misses it by more than 5%, the command doubles the steps, and a note says so.
 
