@@ -90,18 +90,18 @@ def test_of_deletion_the_lowest_is_the_best() -> None:
 
 
 def test_the_interval_is_that_of_the_mean() -> None:
-    values = np.random.default_rng(2).normal(0.3, 0.1, 400)
+    values = np.random.default_rng(2).normal(0.3, 0.1, 100)
     low, high = compare_maps([[fact("a", value)] for value in values]).maps[0].interval or (0, 0)
-    wide = 1.96 * values.std() / 20
-    assert (low, high) == (pytest.approx(values.mean() - wide, abs=1e-3), pytest.approx(values.mean() + wide, abs=1e-3))
+    wide = 1.96 * values.std() / 10
+    assert (low, high) == (pytest.approx(values.mean() - wide, abs=2e-3), pytest.approx(values.mean() + wide, abs=2e-3))
 
 
 def test_equal_methods_are_told_apart_as_seldom_as_it_says() -> None:
     names = {f"map {at}": 0.3 for at in range(8)} | {"random": 0.3}
     wrong = sum(
-        not compare_maps(images(12, seed, **names)).verdict[0].startswith("No map is better") for seed in range(30)
+        not compare_maps(images(12, seed, **names)).verdict[0].startswith("No map is better") for seed in range(20)
     )
-    assert wrong <= 6  # one in ten, and chance
+    assert wrong <= 5  # one in ten, and chance
 
 
 @pytest.mark.parametrize(
