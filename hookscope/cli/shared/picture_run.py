@@ -22,8 +22,8 @@ from hookscope.errors import UsageError
 
 _ONLY_WITH_VALUES = ("call", "target", "box", "unseen", "nonfinite")
 _LEAST_NEEDED = (
-    {"type"}, {"dead"}, {"mean"}, {"shape"}, {"max"}, {"min"}, {"steps"}, {"score"}, {"expected"}, {"sum"}, {"class"},
-    {"peak_x", "peak_y"},
+    {"box"}, {"type"}, {"dead"}, {"mean"}, {"shape"}, {"max"}, {"min"}, {"steps"}, {"score"}, {"expected"}, {"sum"},
+    {"class"}, {"peak_x", "peak_y"},
 )  # fmt: skip
 
 
