@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -120,6 +120,7 @@ class _Sketch:
         self.nodes: dict[int, _Draft] = {}
         self.reads: dict[int, dict[int, Shapes]] = {_FIRST: {}}
         self.junctions: list[int] = []
+        self._readers: defaultdict[int, set[int]] | None = None  # until the next change
         owners = {INPUT: _FIRST}
         for block in _visible(structure, structure.root, depth):
             is_operation = structure.is_operation(block)
@@ -144,15 +145,18 @@ class _Sketch:
         )
         return dict.fromkeys(shape.values() if isinstance(shape, dict) else [shape] if shape is not None else [])
 
-    def readers(self) -> dict[int, set[int]]:
-        found: defaultdict[int, set[int]] = defaultdict(set)
-        for node, reads in self.reads.items():
-            for source in reads:
-                found[source].add(node)
-        return found
+    def readers(self) -> Mapping[int, set[int]]:
+        """For each node those that read it."""
+        if self._readers is None:
+            self._readers = defaultdict(set)
+            for node, reads in self.reads.items():
+                for source in reads:
+                    self._readers[source].add(node)
+        return self._readers
 
     def remove(self, node: int, keep_way: bool) -> None:
         """Take a node away; its readers read what it read, in the shapes of its output, or nothing."""
+        self._readers = None
         way = self.reads.pop(node)
         draft = self.nodes.pop(node)
         shapes = self._shapes(draft.blocks[-1].position)
@@ -212,6 +216,7 @@ class _Sketch:
         return False
 
     def _join(self, node: int, into: int) -> None:
+        self._readers = None
         own, other = self.nodes.pop(node), self.nodes[into]
         self.nodes[into] = _Draft(own.blocks + other.blocks, True, list(dict.fromkeys(own.types + other.types)))
         for reads in self.reads.values():
@@ -223,6 +228,7 @@ class _Sketch:
 
     def order(self) -> list[int]:
         """The nodes, each after those that it reads, and else in order of execution."""
+        self._readers = None
         readers, left = self.readers(), {node: len(reads) for node, reads in self.reads.items()}
         ready, order = [node for node, count in left.items() if not count], list[int]()
         heapify(ready)
@@ -244,6 +250,7 @@ class _Sketch:
             a, b = self.nodes[before], self.nodes[after]
             follows = self.readers()[before] == {after} and self.reads[after].keys() == {before}
             if follows and not a.is_operation and not b.is_operation and self._alike(a.blocks[-1], b.blocks[0]):
+                self._readers = None
                 a.blocks += b.blocks
                 del self.nodes[after], self.reads[after]
                 for reads in self.reads.values():
@@ -296,9 +303,10 @@ def _graph(structure: Structure, depth: int) -> NetworkGraph:
     sketch.meet()
     order = sketch.order()
     positions = {node: position for position, node in enumerate(order)}
-    seen: dict[int, int] = {}
+    seen, so_far = dict[int, int](), Counter[int]()  # which call of its layer each call is
     for position, call in enumerate(structure.traced.calls):
-        seen[position] = sum(1 for other in structure.traced.calls[:position] if other.layer == call.layer)
+        seen[position] = so_far[call.layer]
+        so_far[call.layer] += 1
     nodes = [_node(structure, node, sketch, seen) for node in order]
     edges = [
         GraphEdge(positions[source], positions[node], tuple(shapes))

@@ -58,8 +58,8 @@ def layer_graph(
     """The way of the values through ``model``: which call reads what another put out, followed through every tensor.
 
     Equal layers that follow each other are one node. Functions of torch that join values, or that do what layers do,
-    are nodes too; layers and functions that only hand values on are left out, such as ``view`` and dropout in eval
-    mode.
+    are nodes too. Layers and functions that only hand values on are left out, such as ``view`` and dropout in eval
+    mode. There is no line for values that leave torch, such as those that NumPy computes on.
 
     Args:
         model: Any eager module.
