@@ -188,7 +188,7 @@ def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ..
         have = "have" if equal else "has"
 
         def is_behind(each: MapScores, base: MapScores) -> bool:
-            return MEASURES[by] * (getattr(each, by) - getattr(base, by)) < _EQUAL
+            return bool(MEASURES[by] * (getattr(each, by) - getattr(base, by)) < _EQUAL)
 
         ahead = [BASELINES[base.name] for base in baselines if is_behind(best, base)]
         lines = [f"No map is better than {' or '.join(ahead)} on {place}."] if ahead else []
