@@ -128,6 +128,7 @@ def main():
         ],
         "cam": [
             ("Grad-CAM of resnet18 layer4", "cam", "resnet18", "layer4"),
+            ("Grad-CAM of mobilenet_v2 features.17", "cam", "mobilenet_v2", "features.17"),
             ("Grad-CAM of densenet121 features.denseblock4", "cam", "densenet121", "features.denseblock4"),
         ],
         "ablate": [

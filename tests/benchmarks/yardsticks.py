@@ -1,5 +1,6 @@
 """What hookscope is measured against, each a process of its own: ``python yardsticks.py floor resnet34 cat.jpg``."""
 
+import importlib.util
 import statistics
 import sys
 import time
@@ -143,7 +144,7 @@ def capture(model, image):
 
 
 def cam(model, layer):
-    """Grad-CAM of one layer by `hookscope.class_activation_maps` and by the package grad-cam."""
+    """Grad-CAM of one layer by `hookscope.class_activation_maps`, by grad-cam, and by torch-cam where installed."""
     import warnings
 
     import torch
@@ -168,6 +169,15 @@ def cam(model, layer):
 
     ours(), theirs()
     compare(ours, theirs, 15, ("hookscope", "grad-cam"))
+    if importlib.util.find_spec("torchcam"):
+        from torchcam.methods import GradCAM as TorchCam
+
+        def torch_cam():
+            with TorchCam(net, layer) as maps:
+                maps(3, net(picture))
+
+        torch_cam()
+        compare(ours, torch_cam, 40, ("hookscope", "torch-cam"))
 
 
 def ablate(model, layer):
