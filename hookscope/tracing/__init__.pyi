@@ -1,6 +1,7 @@
 from .cached_summary import cached_listing as cached_listing, listing as listing
 from .events import CallRecord as CallRecord, Event as Event, PassRecord as PassRecord, trace_events as trace_events
 from .facts import (
+    INPUT as INPUT,
     LayerTotals as LayerTotals,
     Trace as Trace,
     TracedCall as TracedCall,
@@ -14,7 +15,6 @@ from .non_finite import (
     NonFiniteReport as NonFiniteReport,
     find_non_finite as find_non_finite,
 )
-from .sources import INPUT as INPUT
 from .summary import (
     CallRecorder as CallRecorder,
     Inputs as Inputs,

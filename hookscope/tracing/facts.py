@@ -12,6 +12,9 @@ from hookscope.display import Rows
 from hookscope.geometry import ReceptiveField
 from hookscope.hooks import OPERATION, LayerCall, Pixels, Shape, matches_type, no_such_type, select_types, usual_types
 
+INPUT = -1
+"""Stands for the input of the model among the calls that made what a call read."""
+
 
 @dataclass(frozen=True, slots=True)
 class TracedLayer:

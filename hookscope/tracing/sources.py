@@ -14,10 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hookscope.hooks import storage_key, tensors_in
 
 Sources = frozenset[int]
-"""Numbers of calls, and `INPUT`."""
-
-INPUT = -1
-"""Stands for the input of the model among the sources of a tensor."""
+"""Numbers of calls, and `hookscope.tracing.facts.INPUT`."""
 
 _NOTHING: Sources = frozenset()
 

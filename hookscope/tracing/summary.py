@@ -36,9 +36,9 @@ from hookscope.hooks import (
     types_of,
 )
 from hookscope.models import example_inputs, first_channels, forward_error, meta_forward
-from hookscope.tracing.facts import LayerTotals, Trace, TracedCall, TracedLayer, rows_of_type, totals_of_type
+from hookscope.tracing.facts import INPUT, LayerTotals, Trace, TracedCall, TracedLayer, rows_of_type, totals_of_type
 from hookscope.tracing.macs import MacCounter
-from hookscope.tracing.sources import INPUT, SourceTracker
+from hookscope.tracing.sources import SourceTracker
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
 
