@@ -99,11 +99,11 @@ class NonFiniteSearch(WatchedPass):
         if func is Tensor.__iter__:
             return iter(self.__torch_function__(Tensor.unbind, types, args))
         if name == "multi_head_attention_forward":  # a layer in a function
-            TorchFunctionMode.__enter__(self)  # type: ignore[no-untyped-call]
+            TorchFunctionMode.__enter__(self)
             try:
                 return without_check(func)(*args, **kwargs)
             finally:
-                TorchFunctionMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
+                TorchFunctionMode.__exit__(self, None, None, None)
         arguments = list(tensors_in((args, kwargs)).values())
         targets = list(tensors_in(kwargs.get("out")).values())
         if may_write(name, args, kwargs):

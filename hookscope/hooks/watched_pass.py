@@ -21,7 +21,7 @@ class WatchedPass(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._names = {module: name for name, module in model.named_modules()}
+        self._names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
         self._handles = HookHandles()
 
     def __enter__(self) -> Self:

@@ -183,7 +183,7 @@ class _Search(NonFiniteSearch):
     def _facts(self, anomaly: Anomaly, results: Sequence[Tensor], carrier: Tensor | None) -> NonFinite:
         call = anomaly.call or Call("", "", 0, None)
         inputs: Facts = {}
-        function, given, args, kwargs = self._given or (None, None, (), {})
+        function, given, args, kwargs = self._given or (None, ((), {}), (), {})
         if function is not None and anomaly.operation == operation_name(function):
             inputs = dict(zip(self._names_of(*given), facts_of((args, kwargs)).values(), strict=True))
         if anomaly.source and carrier is not None:
@@ -191,7 +191,7 @@ class _Search(NonFiniteSearch):
             words = nonfinite_words(values.nan, values.inf)
             hidden = f"an operation that torch does not report made {words}"
             cause = hidden if anomaly.source == UNKNOWN else f"{anomaly.source} holds {words}"
-        elif inputs:
+        elif inputs and function is not None:
             cause = cause_of(function, args, kwargs, results)
         else:
             cause = f"the code writes {anomaly.kind} as a constant"
