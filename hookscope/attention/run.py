@@ -75,7 +75,7 @@ def attention_maps(
         raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")
     if picture.dim() > 3 and len(picture) != 1:
         raise UsageError(f"expected one picture, got {len(picture)}", do="call it for each picture")
-    shown = InputSize(picture.shape[-2], picture.shape[-1], picture.shape[-3] if picture.dim() == 5 else 1)
+    shown = InputSize.of(picture)
     with differentiable(model), torch.no_grad():
         reduce = partial(map_of, query=usual_query(model) if query is None else query, shown=shown, weights=weights)
         _, found = follow_attention(model, passed_on(inputs), "0:" if layers is None else layers, reduce)

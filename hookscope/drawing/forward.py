@@ -92,8 +92,7 @@ def run_and_reduce(
 
 def input_size_of(image: Tensor) -> InputSize:
     """The size of a prepared image ``(3, H, W)`` or clip ``(3, T, H, W)``."""
-    height, width = image.shape[-2:]
-    return InputSize(int(height), int(width), int(image.shape[1]) if image.dim() == 4 else 1)
+    return InputSize.of(image[None])
 
 
 def _nothing_to_draw(

@@ -197,10 +197,14 @@ def class_activation_maps(
         scores = [goal.of(output)[0] for goal in goals]
         if layers is None:
             found = before_head(model, candidates(model, outputs_of(activations), size), output)
-            choose = lambda score: [default_layer(model, found, score, size, how.gradient)]  # noqa: E731
         else:
             some = layers_with_maps(model, activations, layers, size, on_skip)
-            choose = lambda score: [with_gradient(parts, score) for parts in some]  # noqa: E731
+
+        def choose(score: Tensor) -> list[MapLayer]:
+            if layers is None:
+                return [default_layer(model, found, score, size, how.gradient)]
+            return [with_gradient(parts, score) for parts in some]
+
         # boxes of one image depend on different levels of a pyramid
         chosen = [choose(score) for score in scores] if gives_boxes(output) else [choose(scores[0])] * len(scores)
         each = {id(layer): layer for own in chosen for layer in own}
@@ -299,7 +303,7 @@ def _input_size(inputs: tuple[Any, ...]) -> InputSize:
         raise UsageError(
             f"expected an image (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
         )
-    return InputSize(int(picture.shape[-2]), int(picture.shape[-1]), int(picture.shape[2]) if picture.dim() == 5 else 1)
+    return InputSize.of(picture)
 
 
 def _map_of(

@@ -69,8 +69,7 @@ def effective_fields(
     ):
         with capture(net.model, layers, types) as activations:
             net.model(*(map_tensors(value, leaf) for value in inputs))
-        size = leaves[0].shape if leaves else (0, 0)
-        shown = InputSize(int(size[-2]), int(size[-1]), int(size[2]) if len(size) == 5 else 1)
+        shown = InputSize.of(leaves[0]) if leaves else InputSize(0, 0)
         for done, call in enumerate(activations.calls):
             output = activations[call.key]
             counts = {len(leaves[0]), len(leaves)} if leaves else ()  # of images in one tensor, or one by one

@@ -76,8 +76,7 @@ class FieldTracker(TorchDispatchMode):
             rows, columns = (Reach((Part(dim, 1, tensor.shape[dim], 1.0),), 0, 1) for dim in (dims - 2, dims - 1))
             self._set(tensor, Followed((rows, columns)))
         if tensors:
-            height, width = map(int, tensors[0].shape[-2:])
-            self.shown = InputSize(height, width, int(tensors[0].shape[2]) if tensors[0].dim() == 5 else 1)
+            self.shown = InputSize.of(tensors[0])
 
     @contextmanager
     def paused(self) -> Iterator[None]:

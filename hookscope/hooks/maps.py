@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -25,6 +25,12 @@ class InputSize:
     width: int
     frames: int = 1
     batched: bool = True
+
+    @classmethod
+    def of(cls, inputs: Tensor) -> Self:
+        """That of pictures ``(N, C, H, W)`` or clips ``(N, C, T, H, W)``."""
+        height, width = inputs.shape[-2:]
+        return cls(int(height), int(width), int(inputs.shape[2]) if inputs.dim() == 5 else 1)
 
 
 @dataclass(frozen=True, slots=True)
