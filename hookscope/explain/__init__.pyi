@@ -1,12 +1,11 @@
 from .attention_methods import ATTENTION_METHODS as ATTENTION_METHODS
-from .cam import (
+from .cam import class_activation_maps as class_activation_maps, landmark_layers as landmark_layers
+from .cam_layers import candidates as candidates
+from .cam_maps import (
     ClassActivationMap as ClassActivationMap,
-    class_activation_maps as class_activation_maps,
     fuse_maps as fuse_maps,
-    landmark_layers as landmark_layers,
     maps_by_class as maps_by_class,
 )
-from .cam_layers import candidates as candidates
 from .cam_methods import CAM_METHODS as CAM_METHODS
 from .cam_page import draw_cam as draw_cam, why_empty as why_empty, why_outside as why_outside
 from .clip import animate_clip as animate_clip, draw_clip as draw_clip

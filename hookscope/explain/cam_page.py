@@ -13,7 +13,7 @@ from torch import nn
 from hookscope.drawing import Heading, Heat, Panel, Row, draw_page, with_provenance
 from hookscope.errors import UsageError
 from hookscope.explain.attention_methods import ATTENTION_METHODS
-from hookscope.explain.cam import ClassActivationMap, maps_by_class, shared_tops
+from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class, shared_tops
 from hookscope.explain.page import ONE_COLOUR, VALUE, OverlaySource, answer_facts, answer_lines, why_unseen
 from hookscope.findings import counted, percent
 from hookscope.images import InputImage

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.drawing import MOST_PIXELS, Heading, Origin, Panel, seen_part
-from hookscope.explain.cam import peak_of
+from hookscope.explain.cam_maps import peak_of
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel
 from hookscope.scores import Score

@@ -12,7 +12,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.drawing.png import read_provenance
-from hookscope.explain.cam import fuse_maps
+from hookscope.explain.cam_maps import fuse_maps
 from hookscope.explain.cam_methods import CAM_METHODS
 from tests.cli.helpers import ROOT, Run, files, one_error, rows
 

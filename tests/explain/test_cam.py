@@ -16,8 +16,10 @@ from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, UsageError
-from hookscope.explain.cam import ClassActivationMap, class_activation_maps, fuse_maps, landmark_layers, resized
+from hookscope.explain.cam import class_activation_maps, landmark_layers
+from hookscope.explain.cam_maps import ClassActivationMap, fuse_maps
 from hookscope.explain.cam_methods import CAM_METHODS
+from hookscope.explain.cam_perturbation import resized
 from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.logits import Prediction

@@ -14,7 +14,8 @@ from torch import nn
 
 from hookscope.drawing.animation import write_animation
 from hookscope.errors import UsageError
-from hookscope.explain.cam import class_activation_maps, fuse_maps
+from hookscope.explain.cam import class_activation_maps
+from hookscope.explain.cam_maps import fuse_maps
 from hookscope.explain.clip import animate_clip, draw_clip
 from hookscope.explain.saliency import saliency_maps
 from hookscope.images.reader import read_picture
