@@ -1,7 +1,7 @@
 from .answer import MapComparison as MapComparison, MapScores as MapScores, compare_maps as compare_maps
 from .facts import BASELINES as BASELINES, Faithfulness as Faithfulness
 from .map_file import KINDS as KINDS, over_input as over_input, read_boxes as read_boxes, read_maps as read_maps
-from .measure import measure_faithfulness as measure_faithfulness, named_maps as named_maps
+from .measure import measure_faithfulness as measure_faithfulness
 from .methods import cam_faithfulness as cam_faithfulness
 from .page import draw_faithfulness as draw_faithfulness
 from .sanity import RandomizedWeights as RandomizedWeights, sanity_check as sanity_check

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hookscope.display import Cells, Shown
 from hookscope.errors import UsageError
-from hookscope.faithfulness.facts import BASELINES, Faithfulness
+from hookscope.faithfulness.facts import BASELINES, NUMBERS, Faithfulness
 from hookscope.findings import counted
 
 MEASURES: Mapping[str, int] = {"road": 1, "insertion": 1, "deletion": -1, "drop": -1}
@@ -165,7 +165,7 @@ def _interval(resampled: NDArray[np.float64], outside: float) -> list[Interval]:
 
 def _scores(found: Sequence[Faithfulness], interval: Interval, behind: Interval, sign: int) -> MapScores:
     means = dict[str, Any]()
-    for name in ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized"):
+    for name in NUMBERS[:-1]:
         known = [value for each in found if (value := getattr(each, name)) is not None]
         means[name] = float(np.mean(known)) if known else None
     if interval is not None and sign < 0:

@@ -20,6 +20,9 @@ RANDOM, CENTRED = "random", "centred"
 BASELINES = {RANDOM: "a random map", CENTRED: "a bright spot in the middle"}
 """The maps that know nothing of the model, and what they are."""
 
+NUMBERS = ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized", "passes")
+"""The fields of `Faithfulness` that are numbers or yes and no."""
+
 Map = NDArray[np.float32]
 
 

@@ -12,7 +12,7 @@ from hookscope.drawing import Heat, Panel, Row, draw_page, with_provenance
 from hookscope.errors import UsageError
 from hookscope.explain import OverlaySource, why_unseen
 from hookscope.faithfulness.answer import MapComparison, compare_maps
-from hookscope.faithfulness.facts import BASELINES, Faithfulness
+from hookscope.faithfulness.facts import BASELINES, NUMBERS, Faithfulness
 from hookscope.findings import percent
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel
@@ -73,14 +73,11 @@ def draw_faithfulness(
     lines = [Row(panels[at : at + columns]) for at in range(0, len(panels), columns)]
     page = draw_page(picture, heading, lines, cmap, width)
     facts = [
-        {"map": each.name, **{name: getattr(each, name) for name in _NUMBERS}, "shape": list(each.values.shape)}
+        {"map": each.name, **{name: getattr(each, name) for name in NUMBERS}, "shape": list(each.values.shape)}
         for each in ordered
     ]
     more = {"verdict": list(found.verdict), "images": found.images, "maps": facts, **answer.cells()}
     return with_provenance(page, {**source.provenance("comparison", cmap, page.size), **more})
-
-
-_NUMBERS = ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized", "passes")
 
 
 def _panel(source: OverlaySource, each: Faithfulness, found: MapComparison, limits: dict[str, float]) -> Panel:
