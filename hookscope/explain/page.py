@@ -69,18 +69,25 @@ class OverlaySource:
 
         None where no value is above 0. The point may lie outside the photograph: the network may have seen a border.
         """
-        left, top, right, bottom = self.box
         peak = peak_of(values)
-        return peak and (left + peak[1] * (right - left), top + peak[0] * (bottom - top))
+        return peak and self.in_photograph(peak[1], peak[0])
+
+    def in_photograph(self, x: float, y: float) -> tuple[float, float]:
+        """A point of the network's input, as shares 0..1 of its sides, in pixels of the photograph."""
+        left, top, right, bottom = self.box
+        return left + x * (right - left), top + y * (bottom - top)
+
+    def in_input(self, x: float, y: float) -> tuple[float, float]:
+        """A point of the photograph in pixels, as shares of the sides of the network's input."""
+        left, top, right, bottom = self.box
+        return (x - left) / (right - left), (y - top) / (bottom - top)
 
     def frame_of(self, answer: Score, seen: tuple[int, int]) -> tuple[float, float, float, float] | None:
         """The box of ``answer`` in pixels of the photograph; the network saw ``seen`` ``(H, W)``. None without one."""
         if answer.box is None:
             return None
-        left, top, right, bottom = self.box
-        across, down = (right - left) / seen[1], (bottom - top) / seen[0]
-        x, y, x_end, y_end = answer.box
-        return left + x * across, top + y * down, left + x_end * across, top + y_end * down
+        (height, width), (left, top, right, bottom) = seen, answer.box
+        return *self.in_photograph(left / width, top / height), *self.in_photograph(right / width, bottom / height)
 
     def provenance(self, method: str, cmap: str, size: tuple[int, int]) -> dict[str, Any]:
         return {

@@ -237,7 +237,7 @@ def _attention_of(
     inputs, layers = net.inputs(*map(net.prepare, read)), options.layers if shared.was_given("layers") else None
     source = explain.OverlaySource.of(image, net)
     with running(net, inputs):
-        maps = attention.attention_maps(net.model, inputs, layers, _in_shares(options.query, source.box))
+        maps = attention.attention_maps(net.model, inputs, layers, _in_shares(options.query, source))
     word = run.files.words[image.name]
     raw.expect(len(maps))
     chosen = [str(layers)] * (layers is not None) + [str(options.query)] * (options.query is not None)
@@ -260,13 +260,13 @@ def _attention_of(
             yield call_row(_ATTENTION_FIELDS, found.call, query=found.query, windows=found.windows, **about)
 
 
-def _in_shares(query: _Query, box: tuple[float, float, float, float]) -> _Query:
+def _in_shares(query: _Query, source: explain.OverlaySource) -> _Query:
     """A position in pixels of the image as ``(y, x)``, shares of what the network saw."""
     if not isinstance(query, tuple):
         return query
-    left, top, right, bottom = box
-    y, x = (query[1] - top) / (bottom - top), (query[0] - left) / (right - left)
+    x, y = source.in_input(*query)
     if not (0 <= y <= 1 and 0 <= x <= 1):
+        left, top, right, bottom = source.box
         asked = f"the model does not see the position {query[0]:g},{query[1]:g}"
         raise UsageError(
             asked, f"it sees {left:g},{top:g} to {right:g},{bottom:g}", "choose one there, or --resize pad"

@@ -184,6 +184,5 @@ def _boxes(explanation: Explanation, boxes: dict[str, Any] | None, size: tuple[i
     found = boxes.get(name, boxes.get(os.path.basename(name)))
     if found is None:
         raise InputError(f"--boxes has no box of {name}", f"it has those of {', '.join(list(boxes)[:3])}", "add it")
-    left, top, right, bottom = explanation.source.box
-    x, y = size[1] / (right - left), size[0] / (bottom - top)
-    return [((box[0] - left) * x, (box[1] - top) * y, (box[2] - left) * x, (box[3] - top) * y) for box in found]
+    shares = [(*explanation.source.in_input(*box[:2]), *explanation.source.in_input(*box[2:])) for box in found]
+    return [tuple(share * side for share, side in zip(each, 2 * size[::-1], strict=True)) for each in shares]
