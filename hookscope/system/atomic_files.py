@@ -90,7 +90,7 @@ def check_folder(path: StrPath) -> None:
     with write_errors(path):
         folder = _nearest_existing(path)
         if not os.path.isdir(folder):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+            raise WriteError(f"cannot write to {os.fspath(path)}: {os.strerror(errno.ENOTDIR)}", do="name a folder")
         _require(folder, os.W_OK | os.X_OK)
 
 

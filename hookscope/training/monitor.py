@@ -154,9 +154,9 @@ class Monitor(RunProgress):
             raise ModelError("the model is scripted or traced: hooks do not fire in it", do="pass the eager model")
         self._model, self._optimizer, self._every, self._stop_on = model, optimizer, every, stop_on
         self._choice = LayerChoice(Selection.of(layers), None if types is None else select_types(types))
-        self._sinks = [
-            SinkChoice.parse(sink) if isinstance(sink, str) else sink for sink in ([to] if isinstance(to, str) else to)
-        ]
+        sinks = to if isinstance(to, Iterable) and not isinstance(to, str) else [to]
+        chosen = [sink if isinstance(sink, Sink | SinkChoice) else SinkChoice.parse(sink) for sink in sinks]
+        self._sinks = list(dict.fromkeys(chosen))
         self._log, self._histograms, self._on_trouble = log, histograms, on_trouble
         self._header = {
             "command": None if command is None else list(command),

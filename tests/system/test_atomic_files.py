@@ -274,3 +274,5 @@ def test_checks_write_nothing_and_folders_are_made(tmp_path: Path) -> None:
         for function in (check_folder, make_folder):
             with pytest.raises(WriteError, match=r"Not a directory|File exists"):
                 function(path)
+        with pytest.raises(WriteError, match=r"Not a directory; name a folder$"):
+            check_folder(path)

@@ -109,7 +109,7 @@ def test_a_log_without_histograms_says_nothing_of_them(tmp_path: Path) -> None:
 def test_tensorboard_gets_the_histograms(tmp_path: Path) -> None:
     from tests.statistics.test_tensorboard import read
 
-    monitor, _ = train(3, every=1, histograms=2, to=f"tensorboard:{tmp_path}")
+    monitor, _ = train(3, every=1, histograms=2, to=2 * [f"tensorboard:{tmp_path}"])  # the same twice is one
     assert monitor.written_to == [f"tensorboard: {tmp_path}"]
     events = read(tmp_path)
     assert {"fc/weight", "fc/activation", "fc#1/activation", "fc/bias_gradient"} <= set(events.Tags()["histograms"])
@@ -137,9 +137,11 @@ def test_a_sink_that_fails_is_left_out_and_the_log_goes_on(tmp_path: Path, monke
         ("wan", "cannot write to 'wan'; nearest: wandb; give tensorboard:DIR, wandb or mlflow"),
         ("", "cannot write to ''; give tensorboard:DIR, wandb or mlflow"),
         ("tensorboard", "tensorboard needs a folder; write tensorboard:DIR"),
+        (None, "cannot write to 'None'; give tensorboard:DIR, wandb or mlflow"),
+        ([5], "cannot write to '5'; give tensorboard:DIR, wandb or mlflow"),
     ],
 )
-def test_a_sink_that_does_not_exist_is_refused(text: str, says: str) -> None:
+def test_a_sink_that_does_not_exist_is_refused(text: Any, says: str) -> None:
     with pytest.raises(UsageError) as raised:
         Monitor(to=text)
     assert str(raised.value) == says

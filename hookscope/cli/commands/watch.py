@@ -170,7 +170,7 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     log, to = options["log"], list(options["to"])
     if options["tensorboard"] is not None:
         to.append(f"tensorboard:{options['tensorboard']}")
-    sinks = [SinkChoice.parse(text) for text in to]
+    sinks = list(dict.fromkeys(map(SinkChoice.parse, to)))
     if world_size > 1:
         begin, suffix = os.path.splitext(log)
         log = f"{begin}.rank{rank}{suffix}"
