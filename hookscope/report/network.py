@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from hookscope.drawing import shape_text
 from hookscope.inspection import CallFacts, Inspection
 from hookscope.report.pictures import small_cam
 from hookscope.report.tree import ModuleRow, module_rows
+from hookscope.structure import size_of
 
 _HEIGHT = 20  # of a distribution, in units of its drawing
 
@@ -66,10 +66,7 @@ class Row(ModuleRow[CallFacts]):
     @property
     def values(self) -> int | None:
         """Number of values of the output for one image."""
-        if self.facts is None or self.facts.shape is None:
-            return None
-        shapes = self.facts.shape.values() if isinstance(self.facts.shape, dict) else [self.facts.shape]
-        return sum(math.prod(shape) for shape in shapes)
+        return None if self.facts is None or self.facts.shape is None else size_of(self.facts.shape)
 
     @property
     def largest(self) -> float | None:

@@ -1,4 +1,4 @@
-from .blocks import Structure as Structure, folded_name as folded_name
+from .blocks import Structure as Structure, folded_name as folded_name, size_of as size_of
 from .dot import dot_text as dot_text
 from .files import check_graph_file as check_graph_file, write_graph as write_graph
 from .graph import (
