@@ -250,6 +250,12 @@ def test_a_tree_has_bars_and_totals(run: Run) -> None:
     assert printed(run, "--tree", "--input-size", "8x10", format="table") == TREE
 
 
+def test_the_tree_of_a_model_without_layers_in_it_is_a_row(run: Run, here: Path) -> None:
+    (here / "one.py").write_text("from torch import nn\n\n\ndef one():\n    return nn.Conv2d(3, 4, 3)\n")
+    _, row, *_ = printed(run, "--tree", "--input-size", "8x8", model="one.py:one", format="table").splitlines()
+    assert row.startswith("(model)  ")
+
+
 def test_a_tree_is_flat_rows_with_a_depth_for_programs(run: Run) -> None:
     first, second, *_ = printed(run, "--tree", "--depth", "1", "--input-size", "8x10", format="csv").splitlines()[1:]
     assert first == "0,,Net,1,,1,1x3x8x10,1x4x8x10,138,11840,1280"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
 from hookscope.display import engineering
-from hookscope.hooks import Shape
+from hookscope.hooks import MODEL, Shape
 from hookscope.structure import TreeRow, folded_name
 
 FIELDS = (
@@ -18,22 +18,23 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def tree_report(tree: Sequence[TreeRow], totals: Sequence[str]) -> Report:
-    """The rows of a tree; a table leaves the model itself to the ``totals`` and adds bars of shares in it."""
+    """The rows of a tree; a table leaves a model with layers to the ``totals``, and adds bars of shares in it."""
     rows = [row_of(FIELDS, row) for row in tree]
-    cells = {id(row): shown for row, shown in zip(rows[1:], _in_table(tree), strict=True)}
+    below = rows[1:] or rows
+    cells = {id(row): shown for row, shown in zip(below, _in_table(tree), strict=True)}
     columns = Columns((*_TEXTS, *_NUMBERS), least_needed=({"type"}, {"output"}))
-    section = Section(rows, FIELDS, columns=columns, shown=rows[1:], for_table=lambda row: cells[id(row)])
+    section = Section(rows, FIELDS, columns=columns, shown=below, for_table=lambda row: cells[id(row)])
     return Report([section], totals=totals)
 
 
 def _in_table(tree: Sequence[TreeRow]) -> Iterator[Row]:
-    """What a table shows of the rows below the model itself."""
-    whole, *rows = tree
+    """What a table shows of the rows below the model itself, or of the model without layers."""
+    whole, rows = tree[0], tree[1:] or tree
     parents = [whole]
     widths = {name: max((len(_short(getattr(row, name))) for row in rows), default=0) for name in _NUMBERS}
     for row in rows:
         parents[row.depth :] = [row]
-        cells = [_label(row, parents[-2]), row.type, _shape(row.output_shape)]
+        cells = [_label(row, parents[row.depth - 1]), row.type, _shape(row.output_shape)]
         for name in _NUMBERS:
             number, most = getattr(row, name), getattr(whole, name)
             cells.append(f"{_short(number):>{widths[name]}} {_bar(number / most if most else 0)}")
@@ -47,7 +48,7 @@ def _label(row: TreeRow, outer: TreeRow) -> str:
     last = row.last if row.repeats > outer.repeats else row.name
     times = f" ×{row.repeats // outer.repeats}" if row.repeats > outer.repeats else ""
     calls = f" ({row.calls} calls)" if row.calls > 1 else ""
-    return f"{'  ' * (row.depth - 1)}{folded_name(row.name, last).removeprefix(begin)}{times}{calls}"
+    return f"{'  ' * (row.depth - 1)}{folded_name(row.name, last).removeprefix(begin) or MODEL}{times}{calls}"
 
 
 def _short(number: int) -> str:
