@@ -85,3 +85,20 @@ class PaddedConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.pad(x))
+
+
+class WithIdle(nn.Module):
+    """Only ``idle`` does not run: ``list`` is no call, ``attention`` uses a layer that it holds by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 4))
+        self.list = nn.Sequential(nn.ReLU(), nn.ReLU())
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.idle = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens: torch.Tensor = x.flatten(2) + self.token
+        for layer in self.list:
+            tokens = layer(tokens)
+        return self.attention(tokens, tokens, tokens)[0]

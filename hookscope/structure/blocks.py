@@ -73,7 +73,9 @@ class Structure:
     def not_called(self) -> dict[str, int]:
         """The outermost layers in which nothing ran, with their parameters."""
         called = {name for call in self.traced.calls for name in enclosing(self.traced.layers[call.layer].name)}
-        single = {layer.name for layer in self.traced.layers if layer.leaf}  # these use what they hold by functions
+        calling = {name.rpartition(".")[0] for name in called if name and OPERATION not in name}
+        # these use what they hold by functions, as attention does
+        single = {layer.name for layer in self.traced.layers if layer.leaf} - calling
         names = [layer.name for layer in self.traced.layers if layer.name not in called]
         names = [name for name in names if (outer := name.rpartition(".")[0]) in called and outer not in single]
         return {name: self.traced.params_of(self._within[name]) for name in names}

@@ -20,7 +20,9 @@ from hookscope.hooks import (
     as_plain,
     check_hookable,
     differentiable,
+    enclosing,
     finite_values,
+    is_single,
     kinds_of,
     map_tensors,
     may_write,
@@ -205,6 +207,18 @@ class _Search(NonFiniteSearch):
             owner = self._owners.get(id(tensor), "")
             yield owner.split("'")[1] if "'" in owner else part
 
+    def _did_not_run(self) -> tuple[str, ...]:
+        """Layers that were not called, nor any in them, nor what they hold used by the layer around them."""
+        reached = {outer for module in self._times for outer in enclosing(self._names[module])}
+        calling = {name.rpartition(".")[0] for name in reached if name}
+        single = {name for module in self._times if is_single(name := self._names[module], module)} - calling
+        return tuple(
+            name
+            for module, name in self._names.items()
+            if not (name in reached or name.rpartition(".")[0] in single)
+            and type(module).forward is not nn.Module.forward
+        )
+
     def report(self, output: dict[str, Tensor], error: str) -> NonFiniteReport:
         """What the pass showed, now that it is over."""
         bad = {part: tensor for part, tensor in output.items() if any(kinds_of([tensor]).values())}
@@ -222,7 +236,6 @@ class _Search(NonFiniteSearch):
                 chosen[-1] = replace(chosen[-1], kind="NaN and Inf")
             else:
                 chosen.append(facts)
-        ran = {self._names[module]: times for module, times in self._times.items()}
         return NonFiniteReport(
             tuple(made),
             tuple(contained),
@@ -230,11 +243,7 @@ class _Search(NonFiniteSearch):
             {part: facts_of(tensor)[""].nonfinite for part, tensor in bad.items()},
             self._results,
             self._values,
-            sum(ran.values()),
-            tuple(
-                name
-                for module, name in self._names.items()
-                if name not in ran and type(module).forward is not nn.Module.forward
-            ),
+            sum(self._times.values()),
+            self._did_not_run(),
             error,
         )

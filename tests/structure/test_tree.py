@@ -10,8 +10,9 @@ import torchinfo
 import torchvision
 from torch import nn
 
-from hookscope.structure import layer_tree
-from tests.nets import Function, Twice, named
+from hookscope.structure import Structure, layer_tree
+from hookscope.tracing import trace_at
+from tests.nets import Function, Twice, WithIdle, named
 
 
 def block(width: int = 4) -> nn.Sequential:
@@ -33,6 +34,10 @@ def test_equal_neighbours_share_a_row_with_the_numbers_of_all() -> None:
         (2, "2.0", "2.0", 1, 32, 128, 32),
         (2, "2.1", "2.1", 1, 0, 0, 32),
     ]
+
+
+def test_only_what_was_not_used_was_not_called() -> None:
+    assert Structure(trace_at(WithIdle(), (1, 3, 2, 2))).not_called() == {"idle": 5}
 
 
 @pytest.mark.parametrize(

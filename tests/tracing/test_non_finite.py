@@ -15,7 +15,7 @@ from hookscope.errors import InputError, ModelError
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.tracing.events import trace_events
 from hookscope.tracing.non_finite import NonFinite, NonFiniteReport, find_non_finite
-from tests.nets import Function
+from tests.nets import Function, WithIdle
 
 NAN, INF = float("nan"), float("inf")
 IMAGE = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -160,6 +160,10 @@ def test_a_sound_pass_says_what_was_looked_at() -> None:
     # the values of the two convolutions, the sigmoid, nan_to_num, the pooling and flatten
     assert (report.made, report.operations, report.values) == ((), 6, 64 + 64 + 64 + 16 + 4 + 4)
     assert (report.layers, report.did_not_run, report.passed_on, report.output) == (9, ("3.idle",), 0, {})
+
+
+def test_only_what_was_not_used_did_not_run() -> None:
+    assert find_non_finite(WithIdle(), torch.ones(1, 3, 2, 2)).did_not_run == ("idle",)
 
 
 def test_a_model_that_raises_after_the_first_nan() -> None:
