@@ -85,10 +85,9 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     for source, target in sorted(edges, key=lambda edge: edge[1]):
         ranks[target] = max(ranks[target], ranks[source] + 1)
     fed = {target for _, target in edges}
-    for node in range(count):
-        later = [ranks[target] for source, target in edges if source == node]
-        if node not in fed and later:  # what reads nothing stands above its first reader
-            ranks[node] = min(later) - 1
+    lone = [(source, target) for source, target in edges if source not in fed]
+    for source, target in sorted(lone, key=lambda edge: -ranks[edge[1]]):
+        ranks[source] = ranks[target] - 1  # what reads nothing stands above its first reader
     return ranks
 
 
