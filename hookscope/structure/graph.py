@@ -182,12 +182,17 @@ class _Sketch:
         Those on maps and tokens are joined where nothing else reads between; those on boxes and scores wherever nothing
         runs between.
         """
-        operations = [node for node, draft in self.nodes.items() if draft.is_operation]
-        for node in operations:
-            for into in operations:
-                if node in self.nodes and into in self.nodes and node < into and self._are_one(node, into):
+        for node in [node for node, draft in self.nodes.items() if draft.is_operation]:
+            for into in self._near(node):
+                if node < into in self.nodes and self.nodes[into].is_operation and self._are_one(node, into):
                     self._join(node, into)
                     break
+
+    def _near(self, node: int) -> list[int]:
+        """What reads ``node``, what is read together with it, and what reads the same, in order of execution."""
+        readers = self.readers()
+        beside = {other for reader in readers[node] for other in self.reads[reader]}
+        return sorted(readers[node].union(beside, *(readers[source] for source in self.reads[node])))
 
     def _are_one(self, node: int, into: int) -> bool:
         drafts = self.nodes[node], self.nodes[into]
@@ -197,12 +202,7 @@ class _Sketch:
         if readers[node] == {into}:
             return True
         shapes = [shape for draft in drafts for shape in self._shapes(draft.blocks[-1].position)]
-        near = (
-            node in self.reads[into]
-            or readers[node] & readers[into]
-            or self.reads[node].keys() & self.reads[into].keys()
-        )
-        if not near or any(len(shape) > 2 for shape in shapes):
+        if any(len(shape) > 2 for shape in shapes):
             return False
         return not any(self._leads(reader, into, readers) for reader in readers[node] - {into})
 
