@@ -16,7 +16,7 @@ from hookscope.errors import InputError, UsageError
 from hookscope.faithfulness.facts import Map
 
 PixelBox = tuple[float, float, float, float]
-KINDS = (".npy", ".npz", ".png")
+MAP_SUFFIXES = (".npy", ".npz", ".png")
 
 
 def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
@@ -27,7 +27,7 @@ def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
     """
     name = os.path.splitext(os.path.basename(os.path.normpath(path)))[0]
     if os.path.isdir(path):
-        files = [os.path.join(path, word + kind) for kind in KINDS]
+        files = [os.path.join(path, word + suffix) for suffix in MAP_SUFFIXES]
         if not (found := [file for file in files if os.path.exists(file)]):
             raise InputError(f"{path} has no map of {word}", do=f"name it {word}.npy, .npz or .png")
         path = found[0]

@@ -52,8 +52,8 @@ class MapComparisonOptions:
         for path in self.maps:
             if not os.path.exists(path):
                 raise UsageError(f"--map {path} does not exist", do="check the path")
-            if not os.path.isdir(path) and os.path.splitext(path)[1].lower() not in faithfulness.KINDS:
-                raise UsageError(f"--map {path} is no map", do=f"save it as {', '.join(faithfulness.KINDS)}")
+            if not os.path.isdir(path) and os.path.splitext(path)[1].lower() not in faithfulness.MAP_SUFFIXES:
+                raise UsageError(f"--map {path} is no map", do=f"save it as {', '.join(faithfulness.MAP_SUFFIXES)}")
             if len(paths) > 1 and os.path.splitext(path)[1].lower() in (".npy", ".png"):
                 do = "give a folder of maps, named as the images, or a .npz file of --raw"
                 raise UsageError(f"--map {path} is the map of one image", f"there are {len(paths):,} images", do)
