@@ -75,15 +75,15 @@ class NonFiniteSearch(WatchedPass):
         self.nan: Anomaly | None = None
         self.infinite: list[Anomaly] = []
         self._behind = WeakTensorKeyDictionary()  # the origin of the Inf in a tensor
-        self._owners = {
-            id(value): f"attribute '{name}.{attribute}'" if name else f"attribute '{attribute}'"
+        self._owners = {  # kind and name
+            id(value): ("attribute", f"{name}.{attribute}" if name else attribute)
             for module, name in self._names.items()
             for attribute, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         }
-        self._owners |= {id(tensor): f"parameter '{name}'" for name, tensor in model.named_parameters()}
-        self._owners |= {id(tensor): f"buffer '{name}'" for name, tensor in model.named_buffers()}
-        self._owners |= {id(tensor): "the input" for tensor in tensors_in(inputs).values()}
+        self._owners |= {id(tensor): ("parameter", name) for name, tensor in model.named_parameters()}
+        self._owners |= {id(tensor): ("buffer", name) for name, tensor in model.named_buffers()}
+        self._owners |= {id(tensor): ("the input", "") for tensor in tensors_in(inputs).values()}
         self._blank: dict[int | None, Tensor] = {}  # uninitialised memory
         self._constants: dict[int | None, tuple[Tensor, Anomaly]] = {}
         self._running: list[tuple[nn.Module, str]] = []
@@ -225,8 +225,9 @@ class NonFiniteSearch(WatchedPass):
         if _is_among(carrier, self._constants):
             constant = self._constants[storage_key(carrier)][1]
             return replace(constant, kind=here.kind, deliberate=here.kind == "Inf")
-        source = self._owners.get(id(carrier), UNKNOWN)
-        return replace(here, source=source, deliberate=here.kind == "Inf" and source.startswith(_MASKS))
+        kind, name = self._owners.get(id(carrier), (UNKNOWN, ""))
+        source = f"{kind} '{name}'" if name else kind
+        return replace(here, source=source, deliberate=here.kind == "Inf" and kind in _MASKS)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         times = self._times.get(module, 0)

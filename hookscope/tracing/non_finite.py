@@ -204,8 +204,8 @@ class _Search(NonFiniteSearch):
     def _names_of(self, args: Any, kwargs: Any) -> Iterator[str]:
         """The names of the tensors among the arguments: of parameters and buffers their own."""
         for part, tensor in tensors_in({**{str(at): value for at, value in enumerate(args)}, **kwargs}).items():
-            owner = self._owners.get(id(tensor), "")
-            yield owner.split("'")[1] if "'" in owner else part
+            _, name = self._owners.get(id(tensor), ("", ""))
+            yield name or part
 
     def _did_not_run(self) -> tuple[str, ...]:
         """Layers that were not called, nor any in them, nor what they hold used by the layer around them."""
