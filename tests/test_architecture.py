@@ -143,6 +143,7 @@ LIGHT_FILES = [
     "models/from_timm.py",
     "models/from_torchvision.py",
     "models/from_transformers.py",
+    "models/from_ultralytics.py",
     "models/installation.py",
     "models/metadata.py",
     "models/model_source.py",

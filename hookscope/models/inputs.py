@@ -20,15 +20,26 @@ _FAMILIES = {
     "torchvision.models.video": "video",
     "torchvision.models.optical_flow": "optical_flow",
 }
+# Of other packages: the package, and how the name of the class ends.
+_TASKS = {
+    ("transformers.", "ForObjectDetection"): "batched_detection",
+    ("transformers.", "ForSemanticSegmentation"): "segmentation",
+    ("ultralytics.", "DetectionModel"): "batched_detection",
+    ("ultralytics.", "SemanticSegmentationModel"): "segmentation",
+}
 
 
 def family_of(model: nn.Module) -> str:
-    """``classification``, ``segmentation``, ``detection``, ``video`` or ``optical_flow``.
+    """``classification``, ``segmentation``, ``detection``, ``batched_detection``, ``video`` or ``optical_flow``.
 
+    Detectors of torchvision take lists of pictures (``detection``), those of transformers and ultralytics batches.
     A model with convolutions of three dimensions alone takes clips or volumes, and counts as ``video``.
     """
     for package, family in _FAMILIES.items():
         if any(cls.__module__.startswith(package) for cls in type(model).__mro__):
+            return family
+    for (package, end), family in _TASKS.items():
+        if any(cls.__module__.startswith(package) and cls.__name__.endswith(end) for cls in type(model).__mro__):
             return family
     dimensions = {len(module.kernel_size) for module in _convolutions(model)}
     return "video" if dimensions == {3} else "classification"

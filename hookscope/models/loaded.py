@@ -26,7 +26,8 @@ class LoadedModel(Shown):
         weights: Label of the weights, such as ``IMAGENET1K_V1``, ``random (seed 0)`` or a file name.
         preprocess: Photograph to tensor ``(3, H, W)``.
         categories: Class names, None if unknown.
-        family: ``classification``, ``segmentation``, ``detection``, ``video`` or ``optical_flow``.
+        family: ``classification``, ``segmentation``, ``detection`` (takes a list of pictures), ``batched_detection``
+            (takes a batch), ``video`` or ``optical_flow``.
         device: Device of the model.
         notes: What the user should know, such as why the weights are random.
         missing_weights: The one of ``notes`` that says why there are no trained weights, else empty.

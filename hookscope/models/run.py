@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -144,3 +145,15 @@ def quiet_and_seeded(seed: int) -> Iterator[None]:
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(seed)
         yield
+
+
+@contextmanager
+def quiet_log(name: str) -> Iterator[None]:
+    """Let the logger of a package say nothing in the block."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

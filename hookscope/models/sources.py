@@ -12,12 +12,14 @@ from hookscope.models.from_python import PythonSource
 from hookscope.models.from_timm import TimmSource
 from hookscope.models.from_torchvision import BundledSource, QuantizedSource, TorchvisionSource
 from hookscope.models.from_transformers import TransformersSource
+from hookscope.models.from_ultralytics import UltralyticsSource
 from hookscope.models.model_source import ModelSource
 
 SOURCES: list[ModelSource] = [
     BundledSource(),
     EfficientNetLiteSource(),
     TimmSource(),
+    UltralyticsSource(),
     QuantizedSource(),
     OnnxSource(),
     ExportedSource(),

@@ -1,4 +1,4 @@
-"""What a model says of its pictures and classes: timm's ``pretrained_cfg``, image processors of transformers."""
+"""What a model says of its pictures and classes: timm's ``pretrained_cfg``, processors of transformers, ultralytics."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from hookscope.models.inputs import family_of
 from hookscope.models.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -19,7 +20,7 @@ from hookscope.models.transforms import (
     OwnTransforms,
     Resize,
     Transforms,
-    imagenet_transforms,
+    usual_transforms,
 )
 
 _PROCESSORS = ("image_processor", "processor", "feature_extractor")
@@ -29,9 +30,10 @@ _UNDERSTOOD = {
     "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor", "do_normalize",
     "image_mean", "image_std", "image_processor_type", "feature_extractor_type", "do_convert_rgb", "do_reduce_labels",
     "ensure_multiple_of", "processor_class", "_processor_class", "return_tensors", "data_format",
-    "_valid_processor_keys", "input_data_format", "default_to_square", "resample_filter",
+    "_valid_processor_keys", "input_data_format", "default_to_square", "resample_filter", "format",
+    "do_convert_annotations",
 }  # fmt: skip
-_WITH_RULES_OF_THEIR_OWN = ("ConvNext", "Levit", "PoolFormer")
+_WITH_RULES_OF_THEIR_OWN = ("ConvNext", "Levit", "PoolFormer", "Yolos")
 
 
 def stated_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms | OwnTransforms | None:
@@ -51,22 +53,24 @@ def stated_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms
         found = _in_folder(Path(loaded_from)) or (None if Path(loaded_from).is_dir() else _of_installed(loaded_from))
         if found is not None:
             return found
+    if type(model).__module__.startswith("ultralytics."):
+        return _of_ultralytics(model)
     if (config := _timm_config(model)) is not None:
         return of_timm(config)
     configs = [config for module in model.modules() if (config := _timm_config(module)) is not None]
     if configs and all(config == configs[0] for config in configs):
         inner = of_timm(configs[0])
-        return replace(imagenet_transforms(), values=inner.values, assumed=("size",))
+        return replace(usual_transforms(family_of(model)), values=inner.values, assumed=("size",))
     return None
 
 
 def stated_class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """The class names in the configuration of a model of transformers, None where it has only numbers."""
-    names = getattr(getattr(model, "config", None), "id2label", None)
+    """The class names that a model of transformers or ultralytics has, None where it has only numbers."""
+    names = getattr(getattr(model, "config", None), "id2label", getattr(model, "names", None))
     if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
         return None
     labels = tuple(str(names[index]) for index in range(len(names)))
-    return None if all(label == f"LABEL_{index}" for index, label in enumerate(labels)) else labels
+    return None if all(label in (f"LABEL_{index}", str(index)) for index, label in enumerate(labels)) else labels
 
 
 def _timm_config(module: nn.Module) -> Mapping[str, Any] | None:
@@ -93,6 +97,15 @@ def of_timm(config: Mapping[str, Any]) -> Transforms:
         fill=fill,
     )
     return Transforms(resize, Normalisation(mean=mean, std=std))
+
+
+def _of_ultralytics(model: nn.Module) -> Transforms | None:
+    """What its predictors do: RT-DETR stretches, other detectors and segmentation models pad with grey."""
+    name = type(model).__name__
+    if not name.endswith(("DetectionModel", "SegmentationModel", "PoseModel", "OBBModel")):
+        return None
+    mode, crop = ("stretch", None) if name.startswith("RTDETR") else ("pad", (640, 640))
+    return Transforms(Resize(mode, (640, 640), crop, fill=() if crop is None else (114, 114, 114)))
 
 
 def of_processor(processor: Any, name: str) -> Transforms | OwnTransforms | None:
@@ -143,7 +156,9 @@ def _of_installed(name: str) -> Transforms | OwnTransforms | None:
 
 def _of_config(config: Mapping[str, Any]) -> Transforms | None:
     """The transforms that the entries of a configuration say; None if they do not say all."""
-    more = [name for name, value in config.items() if value and name not in _UNDERSTOOD and not name.startswith("_")]
+    # one picture of a detector needs no padding to the size of others
+    known = _UNDERSTOOD | {"do_pad"} if config.get("format") and not config.get("pad_size") else _UNDERSTOOD
+    more = [name for name, value in config.items() if value and name not in known and not name.startswith("_")]
     kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     if more or kind.startswith(_WITH_RULES_OF_THEIR_OWN) or config.get("ensure_multiple_of") not in (None, 1):
         return None
@@ -167,6 +182,9 @@ def _resize_of(size: Any, interpolation: str) -> Resize | None:
         return Resize("stretch", sides, None, interpolation)
     if isinstance(size, Mapping) and set(size) == {"shortest_edge"}:
         return Resize("shorter", (int(size["shortest_edge"]),), None, interpolation)
+    if isinstance(size, Mapping) and set(size) == {"shortest_edge", "longest_edge"}:
+        sides = int(size["shortest_edge"]), int(size["longest_edge"])
+        return Resize("shorter", sides[:1], None, interpolation, longest=sides[1])
     return None
 
 

@@ -34,6 +34,7 @@ class Resize:
         fill: Red, green and blue of a border in 0..255; black without them.
         floor: Whether a crop that leaves an odd number of pixels begins at the lower one, as in transformers.
             Torchvision rounds half to even.
+        longest: Of ``shorter`` with one number: what the longer side must not exceed; 0 for no limit.
     """
 
     mode: str = "none"
@@ -43,6 +44,7 @@ class Resize:
     antialias: bool = True
     fill: tuple[int, ...] = ()
     floor: bool = False
+    longest: int = 0
 
     def __call__(self, picture: Any) -> Any:
         """Resize a PIL image, or bytes ``(..., H, W)``."""
@@ -72,8 +74,12 @@ class Resize:
         if self.mode == "stretch":
             return self.size[0], self.size[1]
         if len(self.size) == 1:  # torchvision's rule: the longer side is rounded down
-            longer = int(self.size[0] * max(height, width) / min(height, width))
-            return (longer, self.size[0]) if height > width else (self.size[0], longer)
+            short, long = sorted((height, width))
+            shorter, longer = self.size[0], int(self.size[0] * long / short)
+            if 0 < self.longest < long / short * self.size[0]:  # the rule of transformers
+                exact = self.longest * short / long
+                shorter, longer = round(exact), int(exact * long / short)
+            return (longer, shorter) if height > width else (shorter, longer)
         ratios = height / self.size[0], width / self.size[1]
         ratio = min(ratios) if self.mode == "shorter" else max(ratios)
         return max(1, round(height / ratio)), max(1, round(width / ratio))
@@ -108,6 +114,7 @@ class Resize:
         resize = "resize to cover" if len(self.size) == 2 else "resize"
         verb = own | {"shorter": resize, "stretch": "stretch", "pad": "pad to" if whole else "fit into"}
         words = f"{verb[self.mode]} {'x'.join(map(str, self.size))}".strip()
+        words += f" up to {self.longest}" if self.longest else ""
         words += f" {self.interpolation}" if self.interpolation != "bilinear" else ""
         if self.crop is None or whole:
             return words
@@ -313,6 +320,8 @@ def usual_transforms(family: str) -> Transforms:
         return Transforms()
     if family == "optical_flow":
         return Transforms.of(presets.OpticalFlow())
+    if family == "batched_detection":
+        return Transforms(Resize("stretch", (640, 640)), imagenet_transforms().values)
     if family == "segmentation":
         return Transforms.of(presets.SemanticSegmentation(resize_size=520))
     if family == "video":

@@ -19,7 +19,8 @@ from hookscope.scores.target import Target, class_label
 _SEEN = 0.02  # of the best probability
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
 _EMBEDDINGS = ("image_embeds", "pooler_output")
-_GIVES = {"detection": "boxes, labels and scores of objects", "optical_flow": "the flow of pixels"}
+_BOXES = "boxes, labels and scores of objects"
+_GIVES = {"detection": _BOXES, "batched_detection": _BOXES, "optical_flow": "the flow of pixels"}
 EXPLAIN_SIMILARITY = "explain the similarity to another image: --similar-to IMAGE, in Python SimilarityTarget"
 ASK_FOR_A_BOX = "name a box: --target box:0, in Python BoxTarget(0)"
 _INSTEAD = "visualize, stats and `gradients --loss mse` work on it"
@@ -174,7 +175,7 @@ def check_family(
     ``boxes`` says that the caller takes boxes too.
     """
     if family in _GIVES:
-        do = ASK_FOR_A_BOX if boxes and family == "detection" else _INSTEAD
+        do = ASK_FOR_A_BOX if boxes and _GIVES[family] == _BOXES else _INSTEAD
         raise ModelError(f"{what} gives {_GIVES[family]}, no {needs}", do=do)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from PIL import Image
 from hookscope.errors import ModelError, UsageError
 from hookscope.models.load import load_model
 from hookscope.models.sources import find_source
+from hookscope.scores.detections import detections
 from tests.helpers import same_values
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -62,3 +64,56 @@ def test_a_folder_that_is_no_classifier_is_refused_and_runs_no_code(tmp_path: Pa
         load_model(str(tmp_path))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "sprung").exists()
+
+
+def small(transformers: Any, name: str) -> Any:
+    """A small random model with its image processor's class."""
+    named = {"id2label": dict(enumerate(("person", "car", "dog")))}
+    backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
+    sides = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 6}
+    sides |= {
+        f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in (("ffn_dim", 16), ("attention_heads", 2))
+    }
+    config = {
+        "Detr": lambda cls: cls(backbone_config=backbone, **sides, **named),
+        "ConditionalDetr": lambda cls: cls(backbone_config=backbone, **sides, **named),
+        "Yolos": lambda cls: cls(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=[64, 96],
+            num_detection_tokens=6, **named,
+        ),
+        "RTDetr": lambda cls: cls(num_queries=6, decoder_layers=1, **named),
+        "Segformer": lambda cls: cls(depths=[1] * 4, hidden_sizes=[8, 16, 32, 64], decoder_hidden_size=8, **named),
+    }[name](getattr(transformers, f"{name}Config"))  # fmt: skip
+    task = "SemanticSegmentation" if name == "Segformer" else "ObjectDetection"
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}For{task}")(config).eval(), getattr(transformers, f"{name}ImageProcessor")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Detr", "ConditionalDetr", "Yolos", "RTDetr", "Segformer"])
+def test_detectors_and_segmentation_models_of_transformers(tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    judge, processor_class = small(transformers, name)
+    sizes = {"Yolos": {"shortest_edge": 64, "longest_edge": 96}, "Segformer": {"height": 64, "width": 64}}
+    processor = processor_class(**({"size": sizes[name]} if name in sizes else {}))
+    judge.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), device="cpu")
+    assert loaded.family == ("segmentation" if name == "Segformer" else "batched_detection")
+    assert (loaded.categories, loaded.weights) == (("person", "car", "dog"), f"{tmp_path.name}/model.safetensors")
+    picture = Image.linear_gradient("L").resize((120, 80)).convert("RGB")
+    prepared = loaded.preprocess(picture)[None]
+    wanted = processor(picture, return_tensors="pt")["pixel_values"]
+    assert prepared.shape == wanted.shape and (prepared - wanted).abs().max() < 0.05
+    with torch.no_grad():
+        own, theirs = loaded.model(prepared), judge(prepared)
+    assert torch.equal(own.logits, theirs.logits)
+    assert load_model(str(tmp_path), weights="none", seed=4, device="cpu").weights == "random (seed 4)"
+    if name != "Segformer":
+        least = 0.05
+        [found] = detections(own)
+        [listed] = processor.post_process_object_detection(theirs, threshold=least, target_sizes=[(1, 1)])
+        order = listed["scores"].argsort(descending=True, stable=True)
+        count = min(len(order), 5)
+        assert count and torch.allclose(found.scores[:count], listed["scores"][order][:count])

@@ -54,6 +54,21 @@ def test_a_subclass_is_of_its_family() -> None:
     assert family_of(type("Own", (FCN,), {})(nn.Identity(), nn.Identity())) == "segmentation"
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "family"),
+    [
+        ("transformers.models.detr.modeling_detr", "DetrForObjectDetection", "batched_detection"),
+        ("transformers.models.segformer.modeling_segformer", "SegformerForSemanticSegmentation", "segmentation"),
+        ("ultralytics.nn.tasks", "RTDETRDetectionModel", "batched_detection"),
+        ("own.net", "MyDetectionModel", "classification"),
+    ],
+)
+def test_the_family_of_classes_of_other_packages(module: str, name: str, family: str) -> None:
+    model = type(name, (nn.Conv2d,), {"__module__": module})(3, 2, 1)
+    assert family_of(model) == family
+    assert example_inputs(model, (32, 40))[0].shape == (1, 3, 32, 40)
+
+
 def test_native_size() -> None:
     assert native_size(build_skeleton("vit_b_16").model) == (224, 224)
     assert native_size(nn.Conv2d(3, 4, 3)) is None

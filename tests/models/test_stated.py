@@ -14,8 +14,8 @@ from torch import nn
 from torchvision import transforms as T
 
 from hookscope.models.preprocess import Preprocess
-from hookscope.models.stated import of_processor, of_timm, stated_transforms
-from hookscope.models.transforms import OwnTransforms, Transforms
+from hookscope.models.stated import of_processor, of_timm, stated_class_names, stated_transforms
+from hookscope.models.transforms import OwnTransforms, Resize, Transforms
 
 BICUBIC = T.InterpolationMode.BICUBIC
 NORMALISE = T.Normalize((0.5,) * 3, (0.25,) * 3)
@@ -111,6 +111,11 @@ def test_a_crop_of_transformers_begins_at_the_lower_pixel() -> None:
     [
         ({"size": {"height": 30, "width": 20}, "do_center_crop": False}, "stretch 30x20 bicubic, mean 0.5, std 0.25"),
         ({"size": 30, "do_center_crop": False, "resample": 2}, "stretch 30x30, mean 0.5, std 0.25"),
+        (
+            {"size": {"shortest_edge": 800, "longest_edge": 1333}, "resample": 2, "do_center_crop": False}
+            | {"format": "coco_detection", "do_pad": True, "do_convert_annotations": True},
+            "resize 800 up to 1333, mean 0.5, std 0.25",
+        ),
         ({"do_normalize": False, "do_center_crop": False}, "resize 40 bicubic, range 0..1"),
         ({"do_normalize": False, "do_rescale": False, "do_resize": False}, "own size, crop 32x33, range 0..255"),
     ],
@@ -125,7 +130,9 @@ def test_the_entries_of_a_configuration(config: dict[str, Any], words: str) -> N
     [
         {"do_flip_channel_order": True},
         {"crop_pct": 0.875},
-        {"size": {"shortest_edge": 8, "longest_edge": 9}},
+        {"size": {"shortest_edge": 8, "multiple_of": 9}},
+        {"format": "coco_detection", "do_pad": True, "pad_size": {"height": 64, "width": 64}},
+        {"image_processor_type": "YolosImageProcessor"},
         {"image_processor_type": "LevitImageProcessor"},
     ],
 )
@@ -146,3 +153,25 @@ def test_a_damaged_configuration_says_nothing(tmp_path: Path) -> None:
     for content in ("{", "[]", '"text"', '{"size": 3}', '{"do_resize": true, "resample": "x"}'):
         (tmp_path / "preprocessor_config.json").write_text(content)
         assert stated_transforms(nn.Identity(), [str(tmp_path)]) is None
+
+
+@pytest.mark.parametrize(
+    ("high", "wide", "size"), [(480, 640, (800, 1066)), (640, 480, (1066, 800)), (400, 1200, (444, 1333))]
+)
+def test_the_longer_side_is_limited_as_in_transformers(high: int, wide: int, size: tuple[int, int]) -> None:
+    """The sizes that DetrImageProcessor makes."""
+    assert Resize("shorter", (800,), longest=1333).resized(high, wide) == size
+
+
+def test_ultralytics_pads_with_grey_and_names_no_class_by_its_number() -> None:
+    kind = {"__module__": "ultralytics.nn.tasks"}
+    yolo, rtdetr = (type(name, (nn.Identity,), kind)() for name in ("DetectionModel", "RTDETRDetectionModel"))
+    found = stated_transforms(yolo)
+    assert isinstance(found, Transforms) and found.describe() == "pad to 640x640, range 0..1"
+    padded = Preprocess("batched_detection", found)(Image.new("RGB", (64, 32), "red"))
+    assert [padded[:, y, 320].mul(255).tolist() for y in (159, 160)] == [[114, 114, 114], [255, 0, 0]]
+    assert stated_transforms(rtdetr).describe() == "stretch 640x640, range 0..1"
+    yolo.names = {0: "0", 1: "1"}
+    assert stated_class_names(yolo) is None
+    yolo.names = {0: "person", 1: "1"}
+    assert stated_class_names(yolo) == ("person", "1")
