@@ -81,7 +81,7 @@ def class_activation_maps(
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         categories: Names of the classes.
         batch_size: Channels in one pass of the methods that run the model once per channel; None for as many as fit
-            well: ablationcam as `ablate_each`, scorecam 16, on a GPU doubled while its memory is free.
+            well: ablationcam as `ablate_each`, scorecam 4 on a CPU, else 16, on a GPU doubled while its memory is free.
         ordered: Also count `Call.order`, which takes a hook on every layer, as for `capture`.
         smooth: Average the maps of six variants: the image, its mirror image, and both times 0.9 and 1.1. The scores
             are those of the image. Takes classes only: a mirror image has its boxes and regions elsewhere.

@@ -15,7 +15,7 @@ from hookscope.explain.pictures import in_place_of, picture_of
 from hookscope.interventions import channel_scores
 
 Progress = Callable[[int, int], None]
-_FIRST = 16  # images in the first pass
+_FIRST = {"cpu": 4}  # images in the first pass; on a CPU each larger batch takes its memory anew from the system
 
 
 def progress_counter(on_progress: Progress | None, total: int) -> Callable[..., None]:
@@ -78,7 +78,12 @@ class Rerun:
         if picture is None or picture.dim() != 4:
             raise UsageError("masks need one picture (1, C, H, W)", do="use a method without masks")
         picture = picture.detach()
-        scores, begin, size = list[Tensor](), 0, self.batch_size or _FIRST
+        # the masks of all constant channels are 0: one pass is enough
+        varies = channels.amax((1, 2)) > channels.amin((1, 2))
+        total, zero = len(channels), torch.zeros_like(channels[~varies][:1])  # resized, another constant may vary
+        channels = torch.cat([channels[varies], zero])
+        places = torch.where(varies, varies.cumsum(0) - 1, len(channels) - 1)
+        scores, begin, size = list[Tensor](), 0, self.batch_size or first_batch(picture.device)
         while begin < len(channels):
             part = channels[begin : begin + size]
             whole = resized(part[:, None], (picture.shape[-2], picture.shape[-1]))
@@ -90,7 +95,14 @@ class Rerun:
             begin += size
             if self.batch_size is None and has_room(picture.device):
                 size *= 2
-        return torch.cat(scores)
+        if total > len(channels):
+            self.advance(total - len(channels))
+        return torch.cat(scores)[places]
+
+
+def first_batch(device: torch.device) -> int:
+    """How many images fit well in a pass before it is known how much memory that takes."""
+    return _FIRST.get(device.type, 16)
 
 
 def has_room(device: torch.device) -> bool:

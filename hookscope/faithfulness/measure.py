@@ -18,7 +18,7 @@ from torchvision.transforms.functional import gaussian_blur
 
 from hookscope.display import Rows
 from hookscope.errors import InputError, UsageError
-from hookscope.explain import ClassActivationMap, in_place_of, picture_of
+from hookscope.explain import ClassActivationMap, first_batch, in_place_of, picture_of
 from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
 from hookscope.faithfulness.imputation import imputed
 from hookscope.hooks import differentiable
@@ -29,8 +29,7 @@ Progress = Callable[[int, int], None]
 _SHARES = [share / 10 for share in range(1, 10)]  # of the pixels that ROAD removes
 _BLUR = 20  # standard deviations of the blur in the shorter side
 _SAME = 1e-5  # of the largest value
-_TOGETHER = 2**22  # values that are imputed at a time
-_BATCH = 16
+_TOGETHER = 2**20  # values that are imputed at a time: they stay in the cache
 _COARSEST = 7  # cells of the random map that orders equal values
 
 
@@ -69,7 +68,7 @@ def measure_faithfulness(
             Gaussian whose standard deviation is a 20th of the shorter side. None for ``mean`` in deletion, ``blur`` in
             insertion.
         steps: Steps of the deletion and the insertion curve.
-        batch_size: Images in one forward pass; None for 16.
+        batch_size: Images in one forward pass; None for as many as fit well: 4 on a CPU, else 16.
         categories: Names of the classes.
         seed: Seed of the random map and of ROAD's noise.
         on_progress: Called with images done and in all.
@@ -91,12 +90,12 @@ def measure_faithfulness(
     """
     if fill not in (None, "mean", "blur"):
         raise UsageError(f"no fill '{fill}'", do="there are mean and blur")
-    batch_size = _BATCH if batch_size is None else batch_size
     for name, number in (("steps", steps), ("batch size", batch_size)):
-        if number < 1:
+        if number is not None and number < 1:
             raise UsageError(f"{name} {number}", do="give a number from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     picture = _picture(inputs)
+    batch_size = batch_size or first_batch(picture.device)
     named = {name: _checked(name, values, picture) for name, values in named_maps(maps).items()}
     with differentiable(model), torch.no_grad():
         seed += zlib.crc32(picture.cpu().float().numpy().tobytes())  # another random map for each image

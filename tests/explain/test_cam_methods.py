@@ -303,10 +303,27 @@ def test_xgradcam_sums_channels_whose_values_cancel_in_double_precision() -> Non
     assert off(ours.numpy(), ((a * g).sum((1, 2)) / (a.sum((1, 2)) + 1e-7))) < 1e-6
 
 
+def test_the_masks_of_all_constant_channels_are_one_pass(apart: nn.Module) -> None:
+    first, pictures, done = apart.get_submodule("first"), list[int](), list[tuple[int, int]]()
+    with torch.no_grad():
+        first.weight[[0, 2, 6]] = 0
+        maps, black = first(picture())[0], apart(torch.zeros_like(picture()))[0, 1]
+        scores = torch.full((7,), float(black))
+        for channel in (1, 3, 4, 5):
+            whole = nn.functional.interpolate(maps[None, channel, None], picture().shape[2:], mode="bilinear")
+            scores[channel] = apart(picture() * (whole - whole.min()) / (whole.max() - whole.min()))[0, 1]
+    first.register_forward_hook(lambda module, args, output: pictures.append(len(args[0])))
+    [found] = class_activation_maps(
+        apart, picture(), "first", 1, "scorecam", on_progress=lambda *progress: done.append(progress)
+    )
+    assert sum(pictures) == 1 + 5 and done[-1] == (7, 7)
+    assert off(found.values, (scores.softmax(0)[:, None, None] * maps).sum(0).relu().numpy()) < 1e-5
+
+
 def test_masked_images_come_in_larger_batches_while_there_is_room(
     apart: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookscope.explain.cam_perturbation._FIRST", 1)
+    monkeypatch.setattr("hookscope.explain.cam_perturbation._FIRST", {"cpu": 1})
     rooms, pictures = iter([True, True, False]), list[int]()
     monkeypatch.setattr("hookscope.explain.cam_perturbation.has_room", lambda device: next(rooms))
     apart.get_submodule("first").register_forward_hook(lambda module, args, output: pictures.append(len(args[0])))

@@ -121,9 +121,9 @@ def test_tokens_beside_a_pass_by_hand() -> None:
 BOTH_WAYS: list[tuple[str, dict[str, Any], str, int]] = [
     ("resnet18", {}, "layer4.1.conv2", 0),
     ("resnet18", {}, "layer2.0.conv1", 0),
-    ("resnet18", {}, "layer4.0.downsample.0", 2),
-    ("densenet121", {}, "features.denseblock4.denselayer16.conv2", 2),
-    ("googlenet", {"init_weights": False}, "inception5b.branch1.conv", 2),
+    ("resnet18", {}, "layer4.0.downsample.0", 4),
+    ("densenet121", {}, "features.denseblock4.denselayer16.conv2", 3),
+    ("googlenet", {"init_weights": False}, "inception5b.branch1.conv", 3),
     ("mobilenet_v3_small", {}, "features.4.block.2.fc1", 0),
     ("VisionTransformer", VIT, "conv_proj", 1),
     ("SwinTransformer", SWIN, "features.3.0.mlp", 0),
@@ -147,6 +147,31 @@ def test_many_at_once_are_as_one_by_one(
     for channel, found in zip(channels[:3], scores, strict=False):
         expected = ablation_passes.Copies(None, [(site, Zero(channels=channel))]).scores(with_all.passes)[0]
         assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
+
+
+class Counting(nn.Module):
+    """Asks its input for the number of images, so that copies must be there from the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([nn.Conv2d(3, 5, 3, stride=2), nn.ReLU(inplace=True), nn.Conv2d(5, 6, 3)])
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.size(0)
+        for stage in self.stages:
+            x = stage(x)
+        return self.head(x.mean((2, 3)).view(count, -1))
+
+
+def test_layers_before_the_channels_see_one_copy() -> None:
+    torch.manual_seed(0)
+    net, seen = Counting().eval(), list[int]()
+    net.stages[0].register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    ablation = ablate_each(net, PICTURE, "stages.2", 1)
+    assert set(seen) == {1}
+    for row in ablation.channels:
+        assert row.score_after == pytest.approx(score(without(net, "stages.2", row.channel), 1), abs=1e-6)
 
 
 SEVERAL: dict[str, tuple[dict[str, Any], list[str]]] = {
