@@ -25,14 +25,14 @@ def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any, lea
     and the network gets a copy of it, so that gradients reach the kept tensor. An output that shares memory with an
     input or a parameter (of an in-place layer, a view, an identity) is then copied twice, because a later write to that
     memory would change it. A tensor that the model itself stores and overwrites later is not protected: capture such
-    a model under ``no_grad``. With ``leaves`` a graph begins here where there is none.
+    a model under ``no_grad``. With ``leaves`` a graph begins here at each tensor that has none.
     """
     in_graph = _in_graph(output)
     if not in_graph and not (leaves and torch.is_grad_enabled()):
         return _copied(output), None
     held = storage_keys(args, kwargs, list(module._parameters.values()), list(module._buffers.values()))
     kept = map_tensors(output, cache(lambda tensor: tensor.clone() if shares_storage(tensor, held) else tensor))
-    if not in_graph:
+    if leaves:
         kept = map_tensors(kept, cache(_leaf))
     return kept, _copied(kept)
 
@@ -44,7 +44,9 @@ def _in_graph(output: Any) -> bool:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_() if tensor.is_floating_point() or tensor.is_complex() else tensor
+    if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor.detach().requires_grad_()
 
 
 def _copied(output: Any) -> Any:
@@ -162,7 +164,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         transform: Function of the output, called inside the hook; only its result is kept. It must not write to the
             output, which without a graph is the network's own tensor.
         ordered: Also count the position of each call among all calls, `Call.order`, which takes a hook on every layer.
-        leaves: Begin the autograd graph at kept outputs that have none, so that gradients reach them.
+        leaves: Begin the autograd graph at kept tensors that have none, so that gradients reach them.
 
     Returns:
         On entry the `Activations`, filled by each forward pass.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
@@ -938,3 +939,15 @@ def test_a_model_in_which_no_module_runs_is_an_error_that_says_so() -> None:
     ran = pytest.raises(LayerError, match=r"^no layer ran as a module; stats --ops measures other operations$")
     with ran, hookscope.capture(net, "all", ("all",)):
         net(torch.ones(1))
+
+
+def test_leaves_begin_a_graph_at_each_part_of_an_output_that_has_none() -> None:
+    constant = torch.full((1, 1, 2, 2), 3.0)
+    pair = Function(lambda pair, x: (pair.conv(x), constant), conv=nn.Conv2d(1, 1, 1))
+    net = Function(lambda net, x: math.prod(net.pair(x)), pair=pair)
+    with hookscope.capture(net, "pair", leaves=True) as activations:
+        output = net(torch.ones(1, 1, 2, 2))
+    in_graph, alone = activations["pair"]
+    slopes = torch.autograd.grad(output.sum(), [in_graph, alone])
+    assert torch.equal(slopes[0], constant) and torch.equal(slopes[1], in_graph)
+    assert not in_graph.is_leaf and not constant.requires_grad
