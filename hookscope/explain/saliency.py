@@ -141,7 +141,8 @@ def saliency_maps(
 
     The model runs in eval mode, with gradients even under ``no_grad``, and stays as it is.
 
-    Occlusion (Zeiler and Fergus, arXiv:1311.2901) needs no gradient, so that any target and model will do.
+    Occlusion (Zeiler and Fergus, arXiv:1311.2901) and RISE (Petsiuk et al., arXiv:1806.07421) need no gradient, so that
+    any target and model will do.
 
     Guided backpropagation (Springenberg et al., arXiv:1412.6806) passes only positive gradients at every ReLU layer,
     by hooks that are removed afterwards. It does not act on ReLU functions in a ``forward`` (``F.relu``), which

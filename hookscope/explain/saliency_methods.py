@@ -12,12 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from hookscope.explain.relevance import relevance_rules
 from hookscope.explain.saliency_settings import Settings
 
 Gradient = Callable[["Tensor"], "Tensor"]
 Scores = Callable[["Tensor"], "Tensor"]
+
+_COPIES, _MASKS = 25, 1000  # samples of smoothgrad and of rise
+_SHOWN = 0.5  # share of the cells of a mask, as in the paper
 
 
 def vanilla(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
@@ -38,10 +42,11 @@ def smoothgrad(gradient: Gradient, picture: Tensor, settings: Settings) -> Tenso
     numbers = torch.Generator("cpu").manual_seed(settings.seed)
     sigma = settings.noise * float(picture.max() - picture.min())
     total = torch.zeros_like(picture, dtype=wide(picture))
-    for size in _batches(settings.samples, settings.batch_size):
+    samples = settings.samples or _COPIES
+    for size in _batches(samples, settings.batch_size):
         noise = torch.randn((size, *picture.shape[1:]), generator=numbers, dtype=torch.float32, device="cpu")
         total += gradient(picture + sigma * noise.to(picture)).sum(0, keepdim=True)
-    return total / settings.samples
+    return total / samples
 
 
 def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
@@ -85,10 +90,42 @@ def occlusion(scores: Scores, picture: Tensor, settings: Settings) -> Tensor:
 def windows(settings: Settings, picture: Tensor) -> list[tuple[slice, slice]]:
     """The rows and columns of each window of occlusion."""
     height, width = picture.shape[-2:]
-    side = settings.window or max(2, settings.stride or 0, min(height, width) // 8)
+    side = _side(settings, picture)
     stride = settings.stride or max(1, side // 2)
     rows, columns = (range(0, max(full - side, 0) + stride, stride) for full in (height, width))
     return [(slice(y, y + side), slice(x, x + side)) for y in rows for x in columns]
+
+
+def _side(settings: Settings, picture: Tensor) -> int:
+    return settings.window or max(2, settings.stride or 0, min(picture.shape[-2:]) // 8)
+
+
+def rise(scores: Scores, picture: Tensor, settings: Settings) -> Tensor:
+    """RISE (Petsiuk et al., arXiv:1806.07421): how much higher the score is where random masks show the pixel.
+
+    ``sum_n S(X M_n) M_n / sum_n M_n - mean_n S(X M_n)``; ``M_n`` are grids of 0 and 1, as likely as each other, which
+    are resized bilinearly and shifted at random, the same for all colours and frames. The paper divides by the
+    expected mask, and does not subtract the mean score, which is the same at all pixels. Each colour gets the same part
+    of it. For a detected box it is D-RISE (arXiv:2006.03204).
+    """
+    size, side = picture.shape[-2:], _side(settings, picture)
+    cells = [-(-full // side) for full in size]
+    samples, numbers = settings.samples or _MASKS, torch.Generator("cpu").manual_seed(settings.seed)
+    corners = torch.randint(side, (samples, 2), generator=numbers, device="cpu").tolist()
+    shown = torch.zeros(size, dtype=wide(picture), device=picture.device)
+    weighted, total = torch.zeros_like(shown), shown.new_zeros(())
+    for begin in range(0, samples, settings.batch_size):
+        part = corners[begin : begin + settings.batch_size]
+        grids = torch.rand(len(part), 1, *cells, generator=numbers, dtype=torch.float32, device="cpu") < _SHOWN
+        large = interpolate(grids.to(shown), [(each + 1) * side for each in cells], mode="bilinear")[:, 0]
+        masks = torch.stack([mask[y:, x:][: size[0], : size[1]] for mask, (y, x) in zip(large, part, strict=True)])
+        spread = masks.to(picture.dtype).reshape(-1, *[1] * (picture.dim() - 3), *size)
+        values = scores(picture * spread)
+        shown += masks.sum(0)
+        weighted += torch.tensordot(values, masks, 1)
+        total += values.sum()
+    lift = torch.where(shown > 0, weighted / shown - total / samples, 0)
+    return (lift / picture.shape[1]).expand_as(picture)
 
 
 def wide(picture: Tensor) -> torch.dtype:
@@ -141,7 +178,7 @@ SALIENCY_METHODS = {
         smoothgrad,
         "mean dS/dx of noisy copies; --seed sets the noise too",
         "how strongly the score of noisy copies reacts to each pixel: |mean dS/dx|, largest of its colour channels",
-        pictures=lambda settings, picture: settings.samples,
+        pictures=lambda settings, picture: settings.samples or _COPIES,
     ),
     "integrated-gradients": SaliencyMethod(
         integrated_gradients,
@@ -177,6 +214,14 @@ SALIENCY_METHODS = {
         "score lost while the pixel is hidden, mean over the windows that hide it",
         signed=True,
         pictures=lambda settings, picture: len(windows(settings, picture)) + 1,
+        gradient=False,
+    ),
+    "rise": SaliencyMethod(
+        rise,
+        "score gained where random masks show the pixel; many passes",
+        "mean score of the masks that show the pixel, minus that of all masks",
+        signed=True,
+        pictures=lambda settings, picture: settings.samples or _MASKS,
         gradient=False,
     ),
 }

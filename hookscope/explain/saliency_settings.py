@@ -12,14 +12,15 @@ class Settings:
     """Settings of the methods that run the model on many images.
 
     Attributes:
-        samples: Noisy images of SmoothGrad.
+        samples: Noisy images of SmoothGrad, masks of RISE; None for 25 and 1,000.
         noise: Standard deviation of the noise, as a share of the image's range of values.
         steps: Points of Integrated Gradients between the baseline and the image.
         most_steps: Points up to which they are doubled while the shares miss the score by more than 5 %.
         batch_size: Images in one pass.
-        seed: Seed of the noise.
-        window: Side of the square that occlusion hides, in pixels; None for an eighth of the shorter side.
-        stride: Distance of its windows in pixels, at most ``window``; None for half of it.
+        seed: Seed of the noise and the masks.
+        window: Side in pixels of the square that occlusion hides, and of a cell of RISE's masks; None for an eighth of
+            the shorter side.
+        stride: Distance of the windows of occlusion in pixels, at most ``window``; None for half of it.
         layer: The layer of guided-gradcam, see `Selection`; None for the default of `class_activation_maps`.
 
     Raises:
@@ -27,7 +28,7 @@ class Settings:
             windows with pixels between them.
     """
 
-    samples: int = 25
+    samples: int | None = None
     noise: float = 0.15
     steps: int = 50
     most_steps: int = 800

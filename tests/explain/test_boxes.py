@@ -79,6 +79,16 @@ def test_saliency_lies_in_the_box(target: BoxTarget, method: str) -> None:
     assert share_inside(saliency.map, target) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("target", PLACES)
+@pytest.mark.parametrize("method", ["occlusion", "rise"])
+def test_hiding_and_showing_parts_of_the_image_finds_the_box(target: BoxTarget, method: str) -> None:
+    settings = Settings(samples=200, window=4, batch_size=50)
+    [saliency] = saliency_maps(FindsCells(), [street()], target, method, settings=settings)
+    y, x = np.unravel_index(saliency.drawn.argmax(), (24, 32))
+    rows, columns = PLACES[target]
+    assert rows.start <= y < rows.stop and columns.start <= x < columns.stop
+
+
 def test_gradients_are_those_of_the_score_on_paper() -> None:
     [saliency] = saliency_maps(FindsCells(), [street()], RIGHT)
     score = torch.tensor(8 * 0.8 - 4).sigmoid()

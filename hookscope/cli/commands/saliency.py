@@ -31,7 +31,7 @@ class Options(ExplainOptions):
     """The options of the command."""
 
     method: str
-    samples: int
+    samples: int | None
     noise: float
     steps: int
     most_steps: int
@@ -56,7 +56,7 @@ _methods = kept_rows("saliency", "explain", _read_methods)
     "IMAGE/CLASS",
     shared.colour_map_option("Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]"),
 )
-@shared.count_option("--samples", "Number of noisy copies for smoothgrad.", _DEFAULTS.samples)
+@shared.count_option("--samples", "Number of noisy copies for smoothgrad, masks for rise.  [default: 25, 1,000]")
 @click.option(
     "--noise",
     metavar="SHARE",
@@ -78,7 +78,9 @@ _methods = kept_rows("saliency", "explain", _read_methods)
     help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
     "  [default: 1/64 of the shorter side]",
 )
-@shared.count_option("--window", "Side of occlusion's square in pixels.  [default: 1/8 of the shorter side]")
+@shared.count_option(
+    "--window", "Side of occlusion's square and rise's cells in pixels.  [default: 1/8 of the shorter side]"
+)
 @shared.count_option("--stride", "Pixels from one square to the next.  [default: half of --window]")
 @click.option("--layer", metavar="LAYER", help="Layer of guided-gradcam.  [default: that of cam]")
 @shared.count_option("--batch-size", "Images in one forward pass of methods with several.", _DEFAULTS.batch_size)
@@ -97,8 +99,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
 
     The command writes a PNG with three pictures: the image, the map over the grey image, and the same map smoothed.
-    IMAGE is a file, a folder, a glob, or - for standard input. Maps of gradient-input, integrated-gradients, lrp and
-    occlusion have signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
+    IMAGE is a file, a folder, a glob, or - for standard input. Maps of gradient-input, integrated-gradients, lrp,
+    occlusion and rise have signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
 
     \b
     Methods, where S is the score and x the image:
