@@ -51,7 +51,7 @@ TOTAL_FIELDS = (
 @ops_option
 @click.option("--total", is_flag=True, help="Print one row with the totals of the types and of the model.")
 @click.option("--tree", is_flag=True, help="Print the modules as a tree, equal neighbours in one row.")
-@click.option("--depth", type=click.IntRange(1), help="Levels of modules of --tree and --graph.")
+@click.option("--depth", metavar="N", type=click.IntRange(1), help="Levels of modules of --tree and --graph.")
 @file_option("--graph", "Draw the way of the values as a graph: an SVG or DOT file.")
 @open_option
 @format_option

@@ -250,9 +250,9 @@ def html_option(what: str) -> Option:
 
 
 def method_option(methods: Callable[[], Rows], default: str, help: str) -> Option:
-    """``--method``: a name of a registry, which is read when it is needed."""
+    """``--method``: a name of a registry, which is read when it is needed, and which the help lists above."""
     names = RegistryChoice(lambda: dict(methods()))
-    return click.option("--method", type=names, default=default, show_default=True, help=help)
+    return click.option("--method", metavar="METHOD", type=names, default=default, show_default=True, help=help)
 
 
 def channels_option(help: str) -> Option:
