@@ -1,4 +1,4 @@
-"""The structure of a network: its modules as a tree, and the way of the values through them as a graph."""
+"""The structure of a network: its modules as a tree, and its data flow as a graph."""
 
 import lazy_loader
 

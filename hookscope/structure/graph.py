@@ -1,4 +1,4 @@
-"""The way of the values through a network as a graph of blocks, layers and functions. Needs no torch."""
+"""The data flow of a network as a graph of blocks, layers and functions. Needs no torch."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def layer_graph(
     depth: int | None = None,
     inputs: Inputs | None = None,
 ) -> NetworkGraph:
-    """The way of the values through ``model``: which call reads what another put out, followed through every tensor.
+    """The data flow of ``model``: which call reads the output of which other call.
 
     Equal layers that follow each other are one node. Functions of torch that join values, or that do what layers do,
     are nodes too. Layers and functions that only hand values on are left out, such as ``view`` and dropout in eval

@@ -60,7 +60,7 @@ _methods = kept_rows("cam", "explain", _read_methods)
 @shared.method_option(_methods, "gradcam", "How to weight the channels.")
 @explain_options("IMAGE/LAYER/CLASS", shared.colour_map_option("Any matplotlib colour map.", "inferno"))
 @click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1.")
-@click.option("--smooth", is_flag=True, help="Average the maps of six variants: mirrored, and 0.9, 1 and 1.1 times.")
+@click.option("--smooth", is_flag=True, help="Average the maps of the image and its mirror image, times 0.9, 1 and 1.1.")
 @shared.file_option(
     "--sheet",
     "Also write one page of several classes and layers: those of --target and --layer, else the three best classes"
@@ -91,35 +91,23 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
 
     The command draws a class activation map over each image and writes it as PNG. IMAGE is a file, a folder, a glob, or
     - for standard input. The picture has the size of the image; a small image is enlarged. Parts that the model did not
-    see are dark.
+    see are dark. In a video model each frame of the clip stands beside its map; -o clip.gif or .webp is an animation.
 
     A row for each map has the layer, the class, its score and probability, and the highest value of the map. peak_x and
     peak_y are the position of that value in pixels of the image; in a video model, of the mean over the frames.
 
-    In a video model every frame of the clip (an animated GIF, PNG or WebP) stands beside its map. A name that ends in
-    .gif or .webp makes an animation. All frames share one scale; a layer with a stride in time has one map for several.
-
     Without --layer the command takes the last layer with a map that the score depends on, but no pooling layer. If
-    --layer is a range, a pattern or `all`, layers without a map are left out.
-
-    rollout and attention-gradient follow the attention of a transformer from the image up to one of its layers, the
-    last by default. --layer then counts the calls of attention.
+    --layer is a range, a pattern or `all`, layers without a map are left out. For rollout and attention-gradient
+    --layer counts the calls of attention, and the default is the last.
 
     All maps of an image share one scale. A class with less than 1/50 of the best probability is `unseen`: a note says
     so, and its map has the scale of the best class. A map with no value above 0 is drawn too, with a note.
 
-    --compare draws all methods side by side with two baselines, a random map and a bright spot in the middle. The
-    verdict over all images names the maps that suit the model; to tell them apart takes 10 images.
+    --compare draws all methods and two baselines side by side, and names the maps that suit the model best. It needs 10
+    images to tell maps apart. road, insertion: higher is better; deletion, drop: lower is better; randomized: near 0 is
+    better.
 
-    \b
-    Fields of --compare and --map; the score is the probability of the class:
-      road        half of the score without the least important pixels, minus
-                  that without the most important; ROAD, higher is better
-      insertion   mean score while the important pixels appear; higher is better
-      deletion    mean score while they disappear; lower is better
-      drop        share of the score lost under the map as a mask
-      randomized  rank correlation with the map of random weights, near 0 if
-                  the map shows what the model has learned
+    More in docs/howto: targets, faithfulness, attention.
 
     \b
     Methods, and how they weight the channels:

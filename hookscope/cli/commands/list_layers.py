@@ -50,9 +50,9 @@ TOTAL_FIELDS = (
 @size_option
 @ops_option
 @click.option("--total", is_flag=True, help="Print one row with the totals of the types and of the model.")
-@click.option("--tree", is_flag=True, help="Print the modules as a tree, equal neighbours in one row.")
+@click.option("--tree", is_flag=True, help="Print the modules as a tree; equal neighbours share a row.")
 @click.option("--depth", metavar="N", type=click.IntRange(1), help="Levels of modules of --tree and --graph.")
-@file_option("--graph", "Draw the way of the values as a graph: an SVG or DOT file.")
+@file_option("--graph", "Draw the data flow as a graph: an SVG or DOT file.")
 @open_option
 @format_option
 def command(
@@ -97,14 +97,13 @@ def command(
     function. With --ops and without --type all calls are listed, and order counts operations too. Without --ops a line
     says how many operations there are.
 
-    --tree prints the modules as they run in each other. Neighbours of the same class, shapes and parameters share a
-    row, which says how many they are (×2); the numbers of a row are of all of them, with all that runs in them. values
-    are those that the layers without layers in them put out. The bars are shares of the whole model.
+    --tree prints which modules run inside which. Neighbours of the same class, shapes and parameters share a row: ×2 is
+    their number. A row counts all of them, with the modules inside. values counts the output values of modules without
+    modules inside. The bars are shares of the whole model.
 
-    --graph draws which call reads what another put out, followed through every tensor: blocks, functions that join
-    values, and the shapes between them. A box becomes narrower where the resolution falls. Equal layers that follow
-    each other are one box. What only hands values on is left out. Without --depth, the tree and the graph are as deep
-    as 40 rows or boxes show.
+    --graph draws which call reads the output of another: blocks, functions that join values, and the shapes between
+    them. A box becomes narrower where the resolution falls. Equal layers in sequence share a box. Calls that only pass
+    values on are left out. Without --depth, the tree and the graph are as deep as 40 rows or boxes show.
 
     The lines under the table are the totals of the types and of the whole model, in which shared parameters count once.
     --total prints them as one row. Shapes come from a pass without arithmetic if the model allows it, else from a real

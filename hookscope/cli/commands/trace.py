@@ -85,11 +85,11 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     output_values, or values with --events: nested numbers, and null for larger tensors. In tsv and csv these fields
     hold JSON.
 
-    With --non-finite the command prints the calls that make NaN or Inf, not those that only pass it on: the operation
-    and its line of code, why (0 / 0, the logarithm of a negative number, an overflow), and the range of its inputs. It
-    looks at every operation and module. An Inf that the code writes itself, such as a mask, counts if it becomes NaN
-    or reaches the output. The exit status is 3 if there is such a call, and 0 if not; layers that did not run are
-    named, because nothing is known of them.
+    With --non-finite the command prints the calls that make NaN or Inf, but not calls that only pass it on. A row has
+    the operation, its line of code, the cause (0 / 0, the logarithm of a negative number, an overflow), and the range
+    of its inputs. Every operation and module is searched. An Inf that the code writes itself, such as a mask, counts if
+    it becomes NaN or reaches the output. The exit status is 3 if there is such a call, else 0. A note names layers that
+    did not run.
 
     A table leaves out columns that are empty, are constant or do not fit the terminal. Other formats have all columns.
     """

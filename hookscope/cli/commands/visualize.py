@@ -109,8 +109,8 @@ def _parse_query(text: str) -> _Query:
     "--query",
     metavar="QUERY",
     callback=shared.parsed(_parse_query),
-    help="With --attention: what looks. class: the class token; mean: all positions; X,Y: a position in pixels of the"
-    " image; K: the token number K.  [default: class, without class token mean]",
+    help="With --attention, the query: class (the class token), mean (of all positions), X,Y (a position in pixels of"
+    " the image), or K (token number K).  [default: class, or mean if there is no class token]",
 )
 @click.option(
     "--alpha",
@@ -151,10 +151,10 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     A row for each sheet has the shape, the lowest, mean and highest value, the number of dead (constant) channels, and
     the number of NaN and Inf.
 
-    --attention writes one page for each image, with a row of maps for each layer and a map for each head: the share of
-    each position in what the query gets. A row for each head has the highest share and where it is in pixels of the
-    image, the number of positions that the head looks at (the exponential of the entropy), and the share elsewhere: of
-    the class token, and of padding.
+    --attention writes one page for each image, with a row of maps for each layer and a map for each head. A map has the
+    attention weight of each position for the query. A row for each head has the highest weight and its position in
+    pixels of the image; positions, the number of positions that the head looks at (the exponential of the entropy);
+    and elsewhere, the weight of the class token and of padding.
 
     --raw keeps all channels as the layer returned them; bfloat16 becomes float32.
     """

@@ -142,13 +142,12 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     Another line of each sampled step, facts, says why a run may not learn: backward passes, clipping, gradients of the
     step before, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
 
-    --to opens a run of its own in another program, beside those of the script. It gets the metrics of each sampled
-    step, and the histograms. MLflow has no histograms: they are JSON files of the run. If it takes no more lines, a
-    note says so, and the log goes on.
+    --to also writes the metrics and the histograms to another program, as a run apart from those of the script. MLflow
+    has no histograms: they are JSON files of the run. If the program fails, a note says so, and the log goes on.
 
     --histograms adds to the line of a layer, in every N-th sampled step, the histograms of its output, its own
     parameters and their gradients: edges and counts. They take about as long as the other metrics, and nine times
-    as much of the log.
+    as much space in the log.
 
     Steps are counted for each optimizer. The log is complete up to the last sampled step, however the run ends. If
     watching fails, a note says so and the training goes on.

@@ -59,25 +59,25 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
     options: list[Callable[[Any], Any]] = [
         target_option(
             default=None,
-            help="What to explain: a class by",
+            help="What to explain. A class",
             parse=scores.parse_target,
-            more=" Or box:K, the K-th detected box by score from 0 (box:K:class: without its place). Or"
-            " file.py:function, or package.module:function, a function of the output.  [default: top:1]",
+            more=" A detected box: box:K, by descending score from 0; box:K:class leaves its place out. A function of the"
+            " output: file.py:function or package.module:function.  [default: top:1]",
         ),
         click.option(
             "--against",
             metavar="CLASS",
             callback=parsed(scores.Target),
             shell_complete=complete_classes,
-            help="Subtract the score of this class: what speaks for --target and not for it.",
+            help="Subtract the score of this class: explain why --target and not this class.",
         ),
         click.option(
             "--region",
             metavar="FILE|X,Y",
             type=click.Path(),
             callback=parsed(scores.Region.parse),
-            help="Of a segmentation, the pixels to explain: a mask of the image's size, non-zero inside, or a point."
-            "  [default: where the class is the best]",
+            help="Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or a point."
+            "  [default: where the class has the highest score]",
         ),
         click.option(
             "--similar-to",
