@@ -19,7 +19,7 @@ from hookscope.models import LoadedModel
 
 _CELL, _COLUMNS = 112, 16  # shorter side of a map, and maps in a row, unless the caller says otherwise
 _LEGEND = (
-    "Each map has its own scale, up to its highest share. Positions: how many a head looks at, as the exponential of"
+    "Each map has its own scale, up to its highest weight. Positions: how many a head looks at, as the exponential of"
     " the entropy."
 )
 
@@ -35,7 +35,7 @@ def draw_attention(
 ) -> Image.Image:
     """Draw what each head looks at over the photograph: a row for each layer, from the first to the last.
 
-    Each map has its own scale, from 0 to its highest share, which stands under it. A cross marks the query if it has a
+    Each map has its own scale, from 0 to its highest weight, which stands under it. A cross marks the query if it has a
     position. The photograph is cut to what the network saw. The image holds the facts of its maps as JSON in
     ``image.info["hookscope"]``.
 

@@ -222,7 +222,7 @@ def _shares(attention: Attention, grid: TokenGrid, query: Query) -> tuple[Tensor
         if len(share) > 1 or query >= share.shape[1]:
             exists = f"it has {share.shape[1]:,} in each of {len(share):,} windows" if len(share) > 1 else ""
             exists = exists or f"it has {share.shape[1]:,}: 0 to {share.shape[1] - 1}"
-            raise NoMapError(f"{key} has no single query {query}", exists, "choose a position (y, x)")
+            raise NoMapError(f"{key} has no single query {query}", exists, "choose a position")
         share[0, query] = 1
         *_, y, x = (float(axis[0, query]) for axis in grid.queries)
         return share, f"token {query}", (y, x) if valid[0, query] else None

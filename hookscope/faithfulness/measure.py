@@ -304,7 +304,9 @@ def _scaled(goal: Objective, whole: float, nothing: float, values: Any) -> Any:
         return values
     if not whole > nothing:
         exists = f"it is {whole:.4g} for the image, and {nothing:.4g} for an image of its mean colour"
-        raise InputError(f"the score of {goal.score.name} has nothing to lose", exists, "explain another target")
+        raise InputError(
+            f"the score of {goal.score.name} does not fall without the image", exists, "explain another target"
+        )
     return (values - nothing) / (whole - nothing)
 
 

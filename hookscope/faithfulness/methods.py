@@ -89,7 +89,7 @@ def cam_faithfulness(
 
     named: dict[str, Any] = {name_of(cam): cam for found in cams.values() for cam in found}
     if clash := [name for name in maps or {} if name in named or name in BASELINES]:
-        raise UsageError(f"a map is named {clash[0]}", "a method has this name", "name it otherwise")
+        raise UsageError(f"a map is named {clash[0]}", "a method has this name", "choose another name")
     explained = next((cam.prediction for cam in named.values()), None)
     of = target if explained is None or explained.target else explained.index  # the best class changes with the weights
     correlations: dict[str, float] = {}

@@ -218,7 +218,7 @@ BAD: list[tuple[dict[str, Any], type[HookscopeError], str]] = [
     ({"inputs": torch.rand(2, 3, 24, 24)}, UsageError, "needs one image"),
     ({"fill": "grey"}, UsageError, "no fill 'grey'"),
     ({"steps": 0}, UsageError, "steps 0"),
-    ({"target": lambda output: -(output * 0 + 1)[:, 0]}, InputError, "has nothing to lose"),
+    ({"target": lambda output: -(output * 0 + 1)[:, 0]}, InputError, "does not fall"),
 ]
 
 

@@ -60,7 +60,9 @@ _methods = kept_rows("cam", "explain", _read_methods)
 @shared.method_option(_methods, "gradcam", "How to weight the channels.")
 @explain_options("IMAGE/LAYER/CLASS", shared.colour_map_option("Any matplotlib colour map.", "inferno"))
 @click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1.")
-@click.option("--smooth", is_flag=True, help="Average the maps of the image and its mirror image, times 0.9, 1 and 1.1.")
+@click.option(
+    "--smooth", is_flag=True, help="Average the maps of the image and its mirror image, times 0.9, 1 and 1.1."
+)
 @shared.file_option(
     "--sheet",
     "Also write one page of several classes and layers: those of --target and --layer, else the three best classes"

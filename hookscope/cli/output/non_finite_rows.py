@@ -73,7 +73,7 @@ def _seen(found: tracing.NonFiniteReport) -> Iterator[str]:
         yield f"Then the model raised {found.error}." if found.error else f"{end}; {later}."
     if found.contained:
         keys = listed([call.call.key for call in found.contained], 3)
-        yield f"Inf written on purpose, such as a mask, stays in bounds: {keys}."
+        yield f"Inf that the code writes itself, such as a mask, does not spread: {keys}."
     looked = f"{counted(found.operations, 'operation')} in {counted(found.layers, 'call')} of modules"
     none = "" if found.made else "No NaN and no Inf. "
     yield f"{none}Looked at {looked}, {counted(found.values, 'value')}, in one forward pass in eval mode."

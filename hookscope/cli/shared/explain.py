@@ -61,8 +61,8 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
             default=None,
             help="What to explain. A class",
             parse=scores.parse_target,
-            more=" A detected box: box:K, by descending score from 0; box:K:class leaves its place out. A function of the"
-            " output: file.py:function or package.module:function.  [default: top:1]",
+            more=" A detected box: box:K, by descending score from 0; box:K:class leaves its place out. A function of"
+            " the output: file.py:function or package.module:function.  [default: top:1]",
         ),
         click.option(
             "--against",
