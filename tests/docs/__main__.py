@@ -44,12 +44,11 @@ def _write(name: str) -> list[str]:
 
 
 def _store(drawn: Path, stored: Path) -> None:
-    """Copy a picture with 256 colours: half of the bytes."""
-    picture = Image.open(drawn)
-    if picture.mode != "P":
-        colours = picture.convert("RGB")
-        picture = colours.quantize(palette=colours.quantize(kmeans=3))
-    picture.save(stored, optimize=True)
+    """Copy a picture; a plot, which has few colours, with 256 of them: a third of the bytes."""
+    if (picture := Image.open(drawn)).mode == "RGBA":
+        picture.convert("RGB").quantize(dither=Image.Dither.NONE).save(stored, optimize=True)
+    else:
+        stored.write_bytes(drawn.read_bytes())
 
 
 if __name__ == "__main__":
