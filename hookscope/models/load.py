@@ -39,11 +39,10 @@ def load_model(
     Args:
         model: A torchvision name, ``shapes`` (bundled and trained), ``package.module:factory``,
             ``path/to/file.py:factory``, ``timm:NAME``, ``ultralytics:NAME``, or ``quantized:NAME`` for layers that
-            compute in 8 bits. A
-            factory may have arguments, which are literals: ``net.py:make(width=2)``; the only one of a file need not
-            be named. The names ``input_size``, ``preprocess`` and ``model_inputs`` next to a factory say what its model
-            takes, see ``docs/howto/own-model.md``. A folder that transformers saved is a model too, and
-            so are ``model.onnx`` and ``model.pt2`` of `torch.export.save`.
+            compute in 8 bits. A factory may have arguments, which are literals: ``net.py:make(width=2)``; the only one
+            of a file need not be named. The names ``input_size``, ``preprocess`` and ``model_inputs`` next to a factory
+            say what its model takes, see ``docs/howto/own-model.md``. A folder that transformers saved is a model too,
+            and so are ``model.onnx`` and ``model.pt2`` of `torch.export.save`.
         weights: ``auto`` (torchvision's default weights; seeded random weights if neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (fail if unavailable), ``none``, or a checkpoint,
             a file or folder. A `WeightsChoice`, None and ``ResNet34_Weights.DEFAULT`` work too. A safetensors file can
