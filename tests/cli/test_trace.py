@@ -205,7 +205,7 @@ def test_what_makes_nan_is_status_3_and_a_sound_pass_names_what_was_looked_at(ru
     status, out, _ = run(*line, "table")
     assert status == 3
     assert out.splitlines()[:6] == [
-        "NaN and Inf made by join::div (nets.py:131): 0 / 0: 27 of 27 divisors are 0",
+        "NaN and Inf made by join::div (nets.py:144): 0 / 0: 27 of 27 divisors are 0",
         "  input 0: 1x3x3x3 float32, 0 to 2",
         "  input 1: 1x3x3x3 float32, 0 to 0",
         "  output: 1x3x3x3 float32, 27 NaN or Inf",
