@@ -224,7 +224,7 @@ def test_a_layer_that_cannot_be_copied_is_noted() -> None:
 def plant(monkeypatch: pytest.MonkeyPatch, keep: Callable[[nn.Module, Any], tuple[Any, Any]]) -> None:
     """Let captures keep and hand on what ``keep`` makes of a layer and its output."""
     monkeypatch.setattr(
-        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output: keep(module, output)
+        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output, leaves: keep(module, output)
     )
 
 
