@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -144,6 +144,8 @@ def candidates(model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: Inp
     """The calls with a map, in the order of ``outputs``; maps by shape alone only if there are no others."""
     modules = dict(model.named_modules())
     layers: list[MapLayer] = []
+    if fixed := getattr(getattr(model, "transform", None), "fixed_size", None):  # SSD resizes the image itself
+        shown = replace(shown, height=int(fixed[1]), width=int(fixed[0]))
     for call, output in outputs:
         module = modules[call.name]
         kind = type(module).__name__

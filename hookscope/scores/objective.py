@@ -89,7 +89,7 @@ class FunctionTarget(ScoreTarget):
         value = self.values(output)
         if len(value) != 1:
             do = "return a tensor with one floating-point number for each image"
-            raise UsageError(f"{self.name} returns {len(value):,} numbers for one image", do=do)
+            raise ModelError(f"{self.name} returns {len(value):,} numbers for one image", do=do)
         return [Objective(Score(None, None, float(value.detach()[0]), None, target=self.name), self.values)]
 
     def values(self, output: Any) -> Tensor:

@@ -50,7 +50,7 @@ def test_a_type_and_a_layer_narrow_what_is_compared(run: Run) -> None:
 
 def test_the_first_difference_ends_it_with_status_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output: (output, None)
+        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output, leaves: (output, None)
     )
     status, out, errors = run("--format", "ndjson")
     [row] = rows(out)

@@ -54,8 +54,8 @@ OFFERED = {
     "hookscope list-layers squeezenet1_1 --type Fi": ["Fire"],
     "hookscope list-layers squeezenet1_1 --format j": ["json"],
     "hookscope predict resnet34 cat.jpg --target tabb": ["tabby"],
-    "hookscope cam resnet34 --me": ["--method", "--mean"],
-    "hookscope saliency resnet34 --method guided": ["guided-backprop"],
+    "hookscope cam resnet34 --me": ["--method", "--methods", "--mean"],
+    "hookscope saliency resnet34 --method guided": ["guided-backprop", "guided-gradcam"],
 }
 
 

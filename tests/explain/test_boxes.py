@@ -6,6 +6,7 @@ import json
 import warnings
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 
 from hookscope.drawing import Origin
 from hookscope.explain.cam import class_activation_maps, landmark_layers
+from hookscope.explain.cam_layers import candidates
 from hookscope.explain.cam_page import draw_cam, why_outside
 from hookscope.explain.page import OverlaySource
 from hookscope.explain.saliency import saliency_maps
 from hookscope.explain.saliency_page import draw_saliency
 from hookscope.explain.saliency_settings import Settings
+from hookscope.hooks import Call, InputSize
 from hookscope.scores import BoxTarget
 from tests.explain.nets import CELL, FindsCells, street
 from tests.helpers import hooks_on
@@ -207,3 +210,11 @@ def test_each_box_takes_the_level_of_a_pyramid_that_it_depends_on(layers: str | 
         ("body", (24, 32), False),
         ("body", (12, 16), False),
     ]
+
+
+def test_a_detector_that_resizes_to_a_square_has_square_maps() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 1))
+    net.transform = SimpleNamespace(fixed_size=(320, 320))  # as in torchvision's SSD
+    outputs = [(Call("0", "Conv2d", 0, 0), {"0": torch.zeros(1, 2, 20, 20), "5": torch.zeros(1, 2, 2, 2)})]
+    found = candidates(net, outputs, InputSize(300, 451))
+    assert [layer.resolution for layer in found] == [(2, 2), (20, 20)]

@@ -223,9 +223,8 @@ def test_a_layer_that_cannot_be_copied_is_noted() -> None:
 
 def plant(monkeypatch: pytest.MonkeyPatch, keep: Callable[[nn.Module, Any], tuple[Any, Any]]) -> None:
     """Let captures keep and hand on what ``keep`` makes of a layer and its output."""
-    monkeypatch.setattr(
-        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output, leaves: keep(module, output)
-    )
+    planted = lambda module, args, kwargs, output, leaves: keep(module, output)  # noqa: E731
+    monkeypatch.setattr(hookscope.hooks.activations, "keep_and_hand_on", planted)
 
 
 def test_a_capture_that_keeps_references_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
