@@ -259,7 +259,7 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
         ),
         ("visualize resnet18 cat.jpg --layer", "Error: --layer needs SEL, such as --layer 30; see `hookscope"),
         ("intervene resnet18 cat.jpg --at layer3", "Error: --at needs SEL WORD, such as --at layer3 "),
-        ("saliency resnet18 cat.jpg --method", "Error: --method needs a value, such as --method smoothgrad; see"),
+        ("saliency resnet18 cat.jpg --method", "Error: --method needs METHOD, such as --method smoothgrad; see"),
         ("weights resnet18 --kernels -o k.png", "--kernels needs a file, but '-o' is an option; write --kernels PNG"),
         ("stats resnet18 cat.jpg --save --plot a.svg", "--save needs a file, but '--plot' is an option; write --save"),
         ("visualize resnet18 cat.jpg --layer --type ReLU", "--layer needs layers, but '--type' is an option; write"),

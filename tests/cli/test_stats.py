@@ -170,7 +170,7 @@ def test_names_come_from_a_list(run: Run, here: Path) -> None:
         (["pics", "--save", ""], 1, "cannot write to an empty name"),
         (["pics", "--save", "pics/0.png"], 2, "would replace a file that holds no statistics"),
         (["pics", "--save", "x.png", "--plot", "./x.png"], 2, "--plot and --save name the same file"),
-        (["pics", "--tensorboard", "nets.py"], 1, "cannot write nets.py"),
+        (["pics", "--tensorboard", "nets.py"], 1, "cannot write to nets.py"),
         (["pics", "--low-rank", "5%"], 2, "--low-rank"),
         (["pics", "--batch-size", "0"], 2, "--batch-size"),
         (["pics", "--workers", "-1"], 2, "--workers"),

@@ -70,8 +70,10 @@ def test_one_class_against_another(run: Run) -> None:
     check(run(*words), "class 2 against class 1", DifferenceTarget(2, 1))
 
 
-@pytest.mark.parametrize("where", ["nets.py:margin", "nets:margin"])
-def test_a_function_of_the_output(run: Run, where: str) -> None:
+@pytest.mark.parametrize("where", ["nets.py:margin", "margins:margin"])
+def test_a_function_of_the_output(run: Run, here: Path, where: str) -> None:
+    (here / "margins.py").write_text("def margin(output):\n    return output[:, 1] - output[:, 2]\n")
+
     def margin(output: Any) -> Any:
         return output[:, 1] - output[:, 2]
 
