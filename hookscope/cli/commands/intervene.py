@@ -71,7 +71,7 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
 )
 @shared.counted_type_option
 @shared.count_option(
-    "--batch-size", "Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]"
+    "--batch-size", "Channels in one pass of --ablate-each.  [default: as many as fit in 64 MiB, 8 to 1024]"
 )
 @model_options
 @shared.format_option
