@@ -30,9 +30,10 @@ def seconds(model, arguments):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-for name in sys.argv[1:]:
-    times = [[seconds(name, arguments) for arguments in PROGRAMS.values()] for _ in range(RUNS)]
-    for place, program in enumerate(PROGRAMS):
-        median = statistics.median(run[place] for run in times)
-        ratio = statistics.median(run[place] / run[0] for run in times)
-        sys.stdout.write(f"{name}  {program}: {median:.2f} s, {ratio:.2f} x list-layers\n")
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        times = [[seconds(name, arguments) for arguments in PROGRAMS.values()] for _ in range(RUNS)]
+        for place, program in enumerate(PROGRAMS):
+            median = statistics.median(run[place] for run in times)
+            ratio = statistics.median(run[place] / run[0] for run in times)
+            sys.stdout.write(f"{name}  {program}: {median:.2f} s, {ratio:.2f} x list-layers\n")
