@@ -17,7 +17,8 @@ from hookscope.drawing import map_png
 from hookscope.errors import NoMapError, UsageError
 from hookscope.findings import listed
 from hookscope.hooks import Call, Layers, Maps
-from hookscope.interventions.ablation_passes import Passes, baseline, channel_maps, rounds
+from hookscope.interventions.ablation_passes import rounds
+from hookscope.interventions.ablation_sites import Passes, baseline, channel_maps
 from hookscope.scores import (
     Prediction,
     Target,

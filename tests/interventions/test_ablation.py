@@ -26,6 +26,7 @@ from hookscope.interventions import (
     Quantize,
     Zero,
     ablation_passes,
+    ablation_sites,
     intervene,
     scores_without,
 )
@@ -139,7 +140,7 @@ def test_many_at_once_are_as_one_by_one(
 ) -> None:
     """``refused``: at how many places the picture cannot become many, before one is found."""
     net = random_net(name, **kwargs)
-    with_all = ablation_passes.baseline(ablation_passes.Passes(net, (PICTURE,)), layer, ("Conv2d",))
+    with_all = ablation_sites.baseline(ablation_sites.Passes(net, (PICTURE,)), layer, ("Conv2d",))
     [site], tried = with_all.sites, tries(monkeypatch)
     filled = ablation_passes.rounds(site, with_all, 6)
     channels, scores = next(channels for channels in filled if list(channels[0]) != site.silent)
