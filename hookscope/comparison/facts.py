@@ -144,9 +144,10 @@ class PairedCall(Shown):
 
 
 def how_different(pair: PairedCall) -> tuple[float, float]:
-    """What the layer alone adds, then how far the outputs are apart; another shape or NaN is farthest."""
+    """What the layer alone adds beyond the noise, then how far apart the outputs are; inf for NaN or another shape."""
     accumulated = pair.difference.relative_l2 if pair.difference else None
-    return pair.alone or 0.0, math.inf if pair.differs and accumulated is None else accumulated or 0.0
+    alone = pair.alone if pair.is_beyond_noise(pair.alone) else None
+    return alone or 0.0, math.inf if pair.differs and accumulated is None else accumulated or 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookscope.comparison import Difference, PairedCall, SideFacts
+from hookscope.comparison import Difference, PairedCall, SideFacts, how_different
 from hookscope.comparison.answer import find_answer
 from hookscope.comparison.input_change import InputChange
 from hookscope.hooks import Call
@@ -297,3 +297,9 @@ def test_inputs_of_other_shapes_and_constant_ones_say_nothing() -> None:
     assert found.words == ""
     found.add(torch.zeros(2, 3, 4, 4), torch.rand(2, 3, 4, 4))
     assert found.words == ""
+
+
+def test_what_a_layer_adds_within_the_noise_does_not_rank_it() -> None:
+    quiet = pair("fc", 0.2, noise=1e-7, alone=2e-7)
+    far, adding = pair("pool", 0.3, noise=1e-7, alone=0.0), pair("conv", 0.1, noise=1e-7, alone=2e-6)
+    assert sorted([quiet, far, adding], key=how_different, reverse=True) == [adding, far, quiet]

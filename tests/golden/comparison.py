@@ -50,7 +50,8 @@ def _close(golden: float, now: float, absolute: float = ABSOLUTE, relative: floa
 
 def _same_text(golden: str, now: str) -> bool:
     """Equal but for decimals that are close; columns may be wider for them. Whole numbers must be equal."""
-    if re.sub("  +", "  ", NUMBER.sub("", golden)) != re.sub("  +", "  ", NUMBER.sub("", now)):
+    words = [re.sub("(?<=#) +| +(?=#)", " ", re.sub("  +", "  ", NUMBER.sub("#", text))) for text in (golden, now)]
+    if words[0] != words[1]:
         return False
     before, after = NUMBER.findall(golden), NUMBER.findall(now)
     return len(before) == len(after) and all(map(_same_number, before, after))
