@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from hookscope.errors import InstallationError, ModelError
+from hookscope.models import describe_error
 
 
 @contextmanager
@@ -24,12 +25,12 @@ def relevance_rules(model: nn.Module) -> Iterator[nn.Module]:
         from zennit.torchvision import ResNetCanonizer
     except ImportError as error:
         raise InstallationError("lrp needs the package zennit", do="pip install 'hookscope[lrp]'") from error
-    twin = copy.deepcopy(model)
     composite = EpsilonPlusFlat(canonizers=[ResNetCanonizer()])
     try:
+        twin = copy.deepcopy(model)
         composite.register(twin)
     except Exception as error:
-        asked = f"zennit has no rules for {type(model).__name__}: {str(error).splitlines()[0]}"
+        asked = f"zennit has no rules for {type(model).__name__}: {describe_error(error)}"
         raise ModelError(asked, do="use integrated-gradients, whose shares add up too") from error
     try:
         yield twin

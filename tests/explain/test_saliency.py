@@ -536,3 +536,18 @@ def test_a_model_that_takes_one_image_at_a_time_is_hidden_in_batches_of_one() ->
     with pytest.raises(ModelError, match="gives 1 score for 10 images; set the batch size to 1"):
         saliency_maps(net, picture(), 0, "occlusion")
     assert bool(only(net, picture(), 0, "occlusion", settings=Settings(batch_size=1)).any())
+
+
+def test_a_model_that_cannot_be_copied_or_given_rules_is_an_error_in_one_line() -> None:
+    net = small()
+    net.scale = next(net.parameters()).sum()  # a tensor in a graph
+    with pytest.raises(ModelError, match=r"no rules for \w+: RuntimeError: Only Tensors created explicitly"):
+        saliency_maps(net, picture(), 2, "lrp")
+
+    class Refusing(nn.Conv2d):
+        def register_forward_pre_hook(self, *args: object, **options: object) -> None:
+            raise AssertionError
+
+    net = chain(conv=Refusing(3, 4, 3), pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten())
+    with pytest.raises(ModelError, match="zennit has no rules for Sequential: AssertionError"):
+        saliency_maps(net, picture(), 2, "lrp")
