@@ -1,6 +1,7 @@
 from .boxes import BoxTarget as BoxTarget
 from .categories import read_categories as read_categories
 from .choice import Boxes as Boxes, Region as Region, TargetChoice as TargetChoice, parse_target as parse_target
+from .difference import DifferenceTarget as DifferenceTarget
 from .logits import (
     Prediction as Prediction,
     Score as Score,
@@ -17,13 +18,12 @@ from .logits import (
 )
 from .losses import AnyLoss as AnyLoss, Loss as Loss, LossLike as LossLike, OwnLoss as OwnLoss, as_loss as as_loss
 from .objective import (
-    DifferenceTarget as DifferenceTarget,
     FunctionTarget as FunctionTarget,
     Objective as Objective,
-    RegionTarget as RegionTarget,
     ScoreTarget as ScoreTarget,
     objectives as objectives,
 )
 from .prediction import predict as predict
+from .region import RegionTarget as RegionTarget
 from .similarity import SimilarityTarget as SimilarityTarget
 from .target import Target as Target, class_label as class_label

@@ -153,8 +153,10 @@ class TargetChoice:
             TargetError: no such class.
         """
         from hookscope.models import find_in_source
+        from hookscope.scores.difference import DifferenceTarget
         from hookscope.scores.logits import EXPLAIN_SIMILARITY, check_family
-        from hookscope.scores.objective import DifferenceTarget, RegionTarget, ScoreTarget
+        from hookscope.scores.objective import ScoreTarget
+        from hookscope.scores.region import RegionTarget
         from hookscope.scores.similarity import SimilarityTarget
 
         if isinstance(self.target, str):
