@@ -99,8 +99,8 @@ def default_layer(
     model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize, needs_gradient: bool
 ) -> MapLayer:
     """The first of ``layers`` whose map has a non-zero gradient, else the first that is connected to the score."""
-    if layers and not score.requires_grad and not needs_gradient:
-        return layers[0]  # scores of a quantized model have no gradient
+    if layers and not layers[0].tensor.requires_grad and not needs_gradient:
+        return layers[0]  # layers of a quantized model have no gradient
     connected = None
     for layer, is_reached in connected_layers(model, layers, score, shown):
         if is_reached:

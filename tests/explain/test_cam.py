@@ -288,10 +288,10 @@ def test_video_models_have_one_map_per_frame(name: str) -> None:
 def test_every_segmentation_model_has_a_map(name: str) -> None:
     net = torchvisions(name, weights_backbone=None)()
     side = 4 if name == "deeplabv3_mobilenet_v3_large" else 8
-    cam = only(net, picture(64, 64))
-    assert cam.call.name == "classifier" and cam.values.shape == (side, side)
-    inner = only(net, picture(64, 64), "backbone")
-    assert min(inner.values.shape) >= 4 and inner.channels > 21
+    cam = only(net, picture(64, 64), "classifier")
+    assert cam.channels == 21 and cam.values.shape == (side, side)
+    inner = only(net, picture(64, 64))
+    assert inner.call.name == "backbone" and min(inner.values.shape) >= 4 and inner.channels > 21
 
 
 def evidence(net: nn.Module, layer: str, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
@@ -737,6 +737,23 @@ def test_the_float_models_of_quantized_builders_have_a_map() -> None:
     for name in ("quantized_mobilenet_v2", "quantized_resnet18", "quantized_shufflenet_v2_x0_5"):
         cam = only(torchvisions(name)(), picture(64, 64))
         assert cam.values.shape == (2, 2) and not cam.unreached, name
+
+
+@pytest.mark.filterwarnings("ignore")  # that this part of torch will go
+@pytest.mark.parametrize("method", sorted(CAM_METHODS.keys() - set(GRADIENT)))
+def test_the_last_layer_with_a_map_is_the_default_of_a_quantized_model(method: str) -> None:
+    class Quantized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.dequant = torch.ao.nn.quantized.Conv2d(3, 4, 3), torch.ao.nn.quantized.DeQuantize()
+            weight = torch.quantize_per_tensor(torch.randn(4, 3, 3, 3), 1 / 32, 0, torch.qint8)
+            self.conv.set_weight_bias(weight, torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(self.conv(torch.quantize_per_tensor(x, 1 / 64, 0, torch.quint8)).mean((2, 3)))
+
+    cam = only(seeded(Quantized), picture(8, 8), method=method)
+    assert cam.call.name == "conv" and cam.values.shape == (6, 6) and np.isfinite(cam.values).all()
 
 
 @pytest.mark.slow
