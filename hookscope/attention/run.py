@@ -133,7 +133,7 @@ def grid_of(attention: Attention, shown: InputSize) -> TokenGrid:
             asked = f"the keys of {attention.call.key or MODEL} have no positions in the picture"
             raise NoMapError(asked, do="choose another call of attention")
         extra, *sizes = grid
-        keys = _folded(extra, sizes[1:] if sizes[0] == 1 else sizes, attention.weights)
+        keys = _folded(extra, sizes[1:] if sizes[0] == 1 else sizes)
         queries = keys if length == width else ()
     edges = [_edges(axis) for axis in keys]
     sizes = [len(axis) + 1 for axis in edges]
@@ -148,7 +148,7 @@ def grid_of(attention: Attention, shown: InputSize) -> TokenGrid:
     return TokenGrid(tuple(sizes), cells, queries, queries[0].isnan())
 
 
-def _folded(extra: int, sizes: list[int], weights: Tensor) -> Coordinates:
+def _folded(extra: int, sizes: list[int]) -> Coordinates:
     """Coordinates ``(1, S)`` of tokens in a row: ``extra`` without a position, then a grid."""
     axes = [(torch.arange(size) + 0.5) / size for size in sizes]
     nowhere = torch.full((extra,), torch.nan)

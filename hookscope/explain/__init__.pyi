@@ -8,7 +8,7 @@ from .cam_maps import (
 )
 from .cam_methods import CAM_METHODS as CAM_METHODS
 from .cam_page import draw_cam as draw_cam, why_empty as why_empty, why_outside as why_outside
-from .cam_perturbation import first_batch as first_batch
+from .cam_perturbation import first_batch as first_batch, over_picture as over_picture
 from .clip import animate_clip as animate_clip, draw_clip as draw_clip
 from .page import OverlaySource as OverlaySource, why_unseen as why_unseen
 from .pictures import in_place_of as in_place_of, picture_of as picture_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hookscope.display import Cells, Picture, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import HookscopeError
-from hookscope.explain.cam_perturbation import resized
+from hookscope.explain.cam_perturbation import over_picture
 from hookscope.hooks import Call
 from hookscope.scores import Score
 
@@ -136,7 +136,7 @@ def _fused(maps: Sequence[ClassActivationMap], tops: Mapping[str, float]) -> Cla
     size = (max(still.shape[0] for still in stills), max(still.shape[1] for still in stills))
     peaks = [tops[cam.call.key] for cam in maps]
     scaled = [still / peak if peak > 0 else still for still, peak in zip(stills, peaks, strict=True)]
-    together = torch.stack([resized(still[None, None], size)[0, 0] for still in scaled]).mean(0).numpy()
+    together = torch.stack([over_picture(still, size) for still in scaled]).mean(0).numpy()
     first = maps[0]
     name = " + ".join(cam.call.key for cam in maps)
     types = dict.fromkeys(cam.call.type for cam in maps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,7 +115,14 @@ def has_room(device: torch.device) -> bool:
     return torch.cuda.mem_get_info(device)[0] >= 2 * torch.cuda.memory_reserved(device)
 
 
-def resized(values: Tensor, size: tuple[int, int]) -> Tensor:
-    """Maps ``(N, C, h, w)`` resized to ``(H, W)``, bilinear between the centres of the cells."""
-    maps: Tensor = torch.nn.functional.interpolate(values.float(), size, mode="bilinear", align_corners=False)
+def resized(values: Tensor, size: Sequence[int]) -> Tensor:
+    """Maps ``(N, C, h, w)`` or ``(N, C, t, h, w)`` resized to ``size``, linear between the centres of the cells."""
+    mode = "trilinear" if len(size) == 3 else "bilinear"
+    maps: Tensor = torch.nn.functional.interpolate(values.float(), tuple(size), mode=mode, align_corners=False)
     return maps
+
+
+def over_picture(values: Tensor, size: Sequence[int]) -> Tensor:
+    """One map ``(h, w)``, or ``(t, h, w)`` of a clip, resized to the picture ``(H, W)`` or the clip ``(T, H, W)``."""
+    cells = values[None] if values.dim() < len(size) else values
+    return resized(cells[None, None], size)[0, 0]

@@ -20,7 +20,7 @@ from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError
 from hookscope.explain.cam import class_activation_maps
 from hookscope.explain.cam_methods import gradient_free, method_named
-from hookscope.explain.cam_perturbation import progress_counter
+from hookscope.explain.cam_perturbation import over_picture, progress_counter
 from hookscope.explain.pictures import in_place_of, picture_of
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
@@ -252,12 +252,7 @@ def _place(model: nn.Module, inputs: tuple[Any, ...], goal: Objective, settings:
     if len(cams) != 1:
         raise UsageError(f"'{settings.layer}' chooses {len(cams)} calls", do="choose one for guided-gradcam")
     picture = _picture(inputs)
-    values = torch.from_numpy(cams[0].values).to(picture.device)
-    mode = "bilinear"
-    if picture.dim() == 5:
-        values, mode = values if values.dim() == 3 else values[None], "trilinear"
-    resized: Tensor = torch.nn.functional.interpolate(values[None, None], picture.shape[2:], mode=mode)
-    return resized[0, 0]
+    return over_picture(torch.from_numpy(cams[0].values).to(picture.device), picture.shape[2:])
 
 
 def _size(picture: Tensor) -> tuple[int, int]:

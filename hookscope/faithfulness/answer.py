@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ FEWEST = 10
 _EQUAL = 5e-4  # in three digits
 _RESAMPLES = 10_000
 _LEVEL = 0.95
+
+Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,6 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     return MapComparison(by, len(images), ranked, _verdict(ranked, by, len(images)))
 
 
-Interval = tuple[float, float] | None
-
-
 def _resampled(values: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64], list[Interval], list[Interval]]:
     """Of ``values`` ``(images, maps)`` the means, their intervals, and the intervals of the distance to the best."""
     count, maps = values.shape
@@ -180,48 +179,57 @@ def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ..
     baselines = [each for each in ranked if each.name in BASELINES]
     if not maps:
         return ()
-    best, what = maps[0], f"{_WORDS[by]} {getattr(maps[0], by):.3g}"
-    equal = [each for each in maps[1:] if abs(getattr(each, by) - getattr(best, by)) < _EQUAL]
     if images < FEWEST:
-        place = "this image" if images == 1 else f"these {images} images"
-        few = "One image does not" if images == 1 else f"{images} images do not"
-        have = "have" if equal else "has"
+        return tuple(_of_few_images(maps, baselines, by, images))
+    return tuple(_of_many_images(maps, baselines, by, images))
 
-        def is_behind(each: MapScores, base: MapScores) -> bool:
-            return bool(MEASURES[by] * (getattr(each, by) - getattr(base, by)) < _EQUAL)
 
-        ahead = [BASELINES[base.name] for base in baselines if is_behind(best, base)]
-        lines = [f"No map is better than {' or '.join(ahead)} on {place}."] if ahead else []
-        lines.append(
-            f"{_names([best, *equal])} {have} the best {what} on {place}{', of the methods' if ahead else ''}."
-        )
-        lines.append(f"{few} show which map suits the model: give {FEWEST} or more.")
-        for base in baselines:
-            behind = [each for each in maps if is_behind(each, base)]
-            if behind and len(behind) < len(maps):
-                lines.append(f"No better than {BASELINES[base.name]} here: {_names(behind)}.")
-        return tuple(lines)
-    over = f"over {counted(images, 'image')}"
+def _of_few_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by: str, images: int) -> Iterator[str]:
+    best, *others = maps
+    equal = [each for each in others if abs(getattr(each, by) - getattr(best, by)) < _EQUAL]
+    place = "this image" if images == 1 else f"these {images} images"
+
+    def is_no_better(each: MapScores, base: MapScores) -> bool:
+        return bool(MEASURES[by] * (getattr(each, by) - getattr(base, by)) < _EQUAL)
+
+    ahead = [BASELINES[base.name] for base in baselines if is_no_better(best, base)]
+    if ahead:
+        yield f"No map is better than {' or '.join(ahead)} on {place}."
+    have, among = "have" if equal else "has", ", of the methods'" if ahead else ""
+    yield f"{_names([best, *equal])} {have} the best {_value(best, by)} on {place}{among}."
+    few = "One image does not" if images == 1 else f"{images} images do not"
+    yield f"{few} show which map suits the model: give {FEWEST} or more."
+    for base in baselines:
+        behind = [each for each in maps if is_no_better(each, base)]
+        if behind and len(behind) < len(maps):
+            yield f"No better than {BASELINES[base.name]} here: {_names(behind)}."
+
+
+def _of_many_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by: str, images: int) -> Iterator[str]:
+    best, over = maps[0], f"over {counted(images, 'image')}"
     limit = max((MEASURES[by] * getattr(each, by) for each in baselines), default=-np.inf)
     level = [each for each in maps if each.within_noise and _worst(each, by) > limit]
     unsure = [each for each in maps if each.within_noise and each not in level]
-    close = [each for each in baselines if each is ranked[0] or each.within_noise]
+    close = [each for each in baselines if each.behind is None or each.within_noise]  # the best, or near it
     if close:
-        lines = [f"No map is better than {BASELINES[close[0].name]} by more than noise {over}, in {_WORDS[by]}."]
-        lines.append(f"The best is {best.name}: {what}.")
+        yield f"No map is better than {BASELINES[close[0].name]} by more than noise {over}, in {_WORDS[by]}."
+        yield f"The best is {best.name}: {_value(best, by)}."
     elif level:
-        lines = [f"{_names([best, *level])} suit this model best {over}: they differ within noise in {_WORDS[by]}."]
-        lines.append(f"The first is {best.name}: {what}.")
+        yield f"{_names([best, *level])} suit this model best {over}: they differ within noise in {_WORDS[by]}."
+        yield f"The first is {best.name}: {_value(best, by)}."
     else:
         others = "; all others are behind by more than noise" if not unsure else ""
-        lines = [f"{best.name} suits this model best {over}: {what}{others}."]
+        yield f"{best.name} suits this model best {over}: {_value(best, by)}{others}."
     if unsure and not close:
-        lines.append(f"Undecided, because images differ much: {_names(unsure)}.")
+        yield f"Undecided, because images differ much: {_names(unsure)}."
     for other in (name for name in ("insertion", "deletion") if name != by):
         first = max(maps, key=lambda each: MEASURES[other] * getattr(each, other))
         if first not in (best, *level):
-            lines.append(f"By {other} the first is {first.name}: {getattr(first, other):.3g}.")
-    return tuple(lines)
+            yield f"By {other} the first is {first.name}: {getattr(first, other):.3g}."
+
+
+def _value(each: MapScores, by: str) -> str:
+    return f"{_WORDS[by]} {getattr(each, by):.3g}"
 
 
 def _worst(each: MapScores, by: str) -> float:

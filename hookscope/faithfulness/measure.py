@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.transforms.functional import gaussian_blur
 
 from hookscope.display import Rows
 from hookscope.errors import InputError, UsageError
-from hookscope.explain import ClassActivationMap, first_batch, in_place_of, picture_of
+from hookscope.explain import ClassActivationMap, first_batch, in_place_of, over_picture, picture_of
 from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
 from hookscope.faithfulness.imputation import imputed
 from hookscope.hooks import differentiable
@@ -142,7 +141,7 @@ def _checked(name: str, given: Any, picture: Tensor) -> Map:
     array = as_array(given)
     if array.dtype.kind not in "fiub":
         raise UsageError(f"{name} has no numbers but {array.dtype}", do="give an array of real numbers")
-    array = array.astype(np.float32)
+    array = array.astype(np.float32, order="C")
     while array.ndim > 2 and len(array) == 1:
         array = array[0]
     if array.ndim not in (2, picture.dim() - 1) or not array.size:
@@ -235,7 +234,7 @@ class _Test:
         scale = partial(_scaled, self.goal, whole, nothing)
         rows, known = Rows[Faithfulness](), list[tuple[Tensor, NDArray[np.float64]]]()
         for name, values in maps.items():
-            spread = _spread(values, self.picture.shape[1:])
+            spread = over_picture(torch.from_numpy(values), self.picture.shape[1:])
             spread = spread / spread.abs().max().clamp_min(1e-30)
             # methods often give the same map in other units
             same = next((found for other, found in known if torch.allclose(spread, other, rtol=0, atol=_SAME)), None)
@@ -291,7 +290,7 @@ class _Test:
     def _places(self, spread: Tensor) -> Tensor:
         """The place of each pixel in the order of the map, 0 for the most important; equal ones in a random order."""
         coarse = np.random.default_rng(self.seed).random((_COARSEST, _COARSEST), np.float32)
-        ties = _spread(coarse, tuple(spread.shape))
+        ties = over_picture(torch.from_numpy(coarse), spread.shape)
         order = np.lexsort((-ties.flatten().numpy(), -spread.flatten().numpy()))
         places = torch.empty(spread.numel(), dtype=torch.int64)
         places[torch.from_numpy(order)] = torch.arange(spread.numel())
@@ -308,15 +307,6 @@ def _scaled(goal: Objective, whole: float, nothing: float, values: Any) -> Any:
             f"the score of {goal.score.name} does not fall without the image", exists, "explain another target"
         )
     return (values - nothing) / (whole - nothing)
-
-
-def _spread(values: Map, shape: Sequence[int]) -> Tensor:
-    """The map at every pixel of the input ``(H, W)`` or ``(T, H, W)``, linear between the centres of its cells."""
-    cells = torch.from_numpy(np.ascontiguousarray(values))
-    if len(shape) == 3:
-        cells = cells if cells.dim() == 3 else cells[None]
-        return F.interpolate(cells[None, None], tuple(shape), mode="trilinear", align_corners=False)[0, 0]
-    return F.interpolate(cells[None, None], tuple(shape), mode="bilinear", align_corners=False)[0, 0]
 
 
 def _in_boxes(spread: Tensor, boxes: Sequence[Box]) -> tuple[float | None, bool | None]:

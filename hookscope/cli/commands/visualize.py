@@ -25,20 +25,8 @@ from hookscope.errors import UsageError
 from hookscope.findings import listed
 
 FIELDS = (
-    "index",
-    "name",
-    "type",
-    "call",
-    "order",
-    "shape",
-    "min",
-    "mean",
-    "max",
-    "dead",
-    "nonfinite",
-    "weights",
-    "file",
-)
+    "index", "name", "type", "call", "order", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file",
+)  # fmt: skip
 _ATTENTION_FIELDS = (
     "image", "index", "name", "type", "call", "head", "shape", "query", "max", "peak_x", "peak_y", "positions",
     "elsewhere", "windows", "weights", "file",
