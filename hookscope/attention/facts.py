@@ -20,9 +20,9 @@ class AttentionMap(Shown):
 
     Attributes:
         call: The place of the call: the module that computes it, and the index among all calls of attention.
-        values: ``(heads, h, w)``, or ``(heads, T, h, w)`` for a clip: the share of each position in what the query
-            gets, 0 to 1.
-        elsewhere: ``(heads,)``, the share of keys without a position, such as the class token, and padding; with
+        values: ``(heads, h, w)``, or ``(heads, T, h, w)`` for a clip: the attention weight of each position for the
+            query, 0 to 1.
+        elsewhere: ``(heads,)``, the weight of all keys without a position, such as the class token, and padding; with
             ``values`` it adds up to 1.
         query: What looks, such as ``class token`` or ``mean of 196 queries``.
         at: ``(y, x)`` of a query with a position, as shares 0..1 of the input's height and width; else None.
@@ -54,11 +54,11 @@ class AttentionMap(Shown):
     def positions(self) -> NDArray[np.float32]:
         """``(heads,)``: how many positions a head looks at, as the exponential of the entropy of its map.
 
-        It is 1 for one position, and ``h * w`` where all have the same share.
+        It is 1 for one position, and ``h * w`` where all have the same weight.
         """
         flat = self.values.reshape(self.heads, -1).astype(np.float64)
-        shares = flat / np.maximum(flat.sum(1, keepdims=True), np.finfo(float).tiny)
-        entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(1)
+        weights = flat / np.maximum(flat.sum(1, keepdims=True), np.finfo(float).tiny)
+        entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(1)
         effective: NDArray[np.float32] = np.exp(entropy).astype(np.float32)
         return effective
 

@@ -55,9 +55,9 @@ def draw_attention(
         >>> import numpy as np
         >>> from PIL import Image
         >>> from hookscope import Call
-        >>> shares = np.full((2, 4, 4), 1 / 16, np.float32)
+        >>> values = np.full((2, 4, 4), 1 / 16, np.float32)
         >>> call = Call("attention", "MultiheadAttention", 0, 0)
-        >>> maps = [AttentionMap(call, shares, shares[:, 0, 0] * 0, "class token", None, 1, (64, 64))]
+        >>> maps = [AttentionMap(call, values, values[:, 0, 0] * 0, "class token", None, 1, (64, 64))]
         >>> draw_attention(maps, Image.new("RGB", (64, 64)), cell=100).width > 200
         True
     """

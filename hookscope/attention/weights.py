@@ -32,8 +32,8 @@ class Attention:
 
     Attributes:
         call: Its place: the innermost module that computes it, and its index among all calls of attention.
-        weights: ``(N, heads, L, S)``: the share of each of ``S`` keys in the result for each of ``L`` queries, in each
-            of ``N`` windows, or 1; in the graph where the pass has one.
+        weights: ``(N, heads, L, S)``: the weight of each of ``S`` keys for each of ``L`` queries, in each of ``N``
+            windows, or 1; in the graph where the pass has one.
         queries: Where the queries ``(N, L)`` lie in the picture, see `hookscope.attention.positions`; empty if unknown.
         keys: Where the keys ``(N, S)`` lie.
         source: The tensor that ``weights`` is a view of, with which values are weighed: gradients reach this one.
