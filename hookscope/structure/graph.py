@@ -247,15 +247,13 @@ class _Sketch:
 
     def fold(self) -> None:
         """Draw equal layers that follow each other, and that nothing else reads, as one node."""
+        folded: dict[int, int] = {}  # the node that a node is now part of
         for before, after in list(pairwise(self.nodes)):
-            while before not in self.nodes:  # it was folded into an earlier one
-                before = next(
-                    node for node, draft in self.nodes.items() if before in (b.position for b in draft.blocks)
-                )
+            before = folded.get(before, before)
             a, b = self.nodes[before], self.nodes[after]
             follows = self.readers()[before] == {after} and self.reads[after].keys() == {before}
-            if follows and not a.is_operation and not b.is_operation and self._alike(a.blocks[-1], b.blocks[0]):
-                self._readers = None
+            if follows and not (a.is_operation or b.is_operation) and self._alike(a.blocks[-1], b.blocks[0]):
+                self._readers, folded[after] = None, before
                 a.blocks += b.blocks
                 del self.nodes[after], self.reads[after]
                 for reads in self.reads.values():
