@@ -212,7 +212,7 @@ def landmark_layers(
             output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         first = objectives(target, output, categories, type(model).__name__, (shown.height, shown.width))[0]
         layers = before_head(model, candidates(model, outputs_of(activations), shown), output)
-        connected = list(connected_layers(model, layers, first.of(output)[0], shown))
+        connected = list(connected_layers(model, layers, first.of(output)[0], shown, needs_gradient=False))
         # as `default_layer` does
         reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]
     last = reached[0].resolution
@@ -248,7 +248,7 @@ def _map_of(
     how = CAM_METHODS[method]
     if how.gradient and gradient is None:
         exists = "no gradient reaches its output: it is unused, detached or computed under no_grad"
-        do = f"choose another layer, or a method without gradient: {gradient_free()}"
+        do = f"choose another layer, or a method without gradient: {gradient_free(CAM_METHODS)}"
         raise LayerError(f"the score does not depend on {layer.call.key}", exists, do)
     activation = layer.maps.values
     _check_finite(layer, "activation", activation)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, NoMapError
-from hookscope.explain.cam_methods import gradient_free
+from hookscope.explain.cam_methods import CAM_METHODS, gradient_free
 from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
 from hookscope.scores import class_maps, gives_boxes
 
@@ -99,10 +99,8 @@ def default_layer(
     model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize, needs_gradient: bool
 ) -> MapLayer:
     """The first of ``layers`` whose map has a non-zero gradient, else the first that is connected to the score."""
-    if layers and not layers[0].tensor.requires_grad and not needs_gradient:
-        return layers[0]  # layers of a quantized model have no gradient
     connected = None
-    for layer, is_reached in connected_layers(model, layers, score, shown):
+    for layer, is_reached in connected_layers(model, layers, score, shown, needs_gradient):
         if is_reached:
             return layer
         connected = connected or layer
@@ -111,12 +109,13 @@ def default_layer(
 
 
 def connected_layers(
-    model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize
+    model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize, needs_gradient: bool
 ) -> Iterator[tuple[MapLayer, bool]]:
     """The layers that the score is connected to, and whether the gradient of their map is not 0 everywhere.
 
     The last layers of a ViT feed only its class token, so their maps have gradient 0. The first few ``layers`` are
-    tried alone, because the backward pass to all of them is long.
+    tried alone, because the backward pass to all of them is long. Of a model without gradients, such as a quantized
+    one, all layers count as connected unless the method ``needs_gradient``.
 
     Raises:
         NoMapError: if there is none.
@@ -131,8 +130,10 @@ def connected_layers(
         asked = f"no layer of {type(model).__name__} has a map that the score depends on"
         if not layers:
             raise NoMapError(asked, "no layer has a map", "use saliency, which needs no map")
-        why = "no gradient reaches a map: it is detached or computed under no_grad"
-        raise NoMapError(asked, why, f"choose a layer and a method without gradient: {gradient_free()}")
+        if needs_gradient:
+            why = "no gradient reaches a map: it is quantized, detached or computed under no_grad"
+            raise NoMapError(asked, why, f"choose a method without gradient: {gradient_free(CAM_METHODS)}")
+        yield from ((layer, True) for layer in layers)
 
 
 def outputs_of(activations: Activations) -> list[tuple[Call, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -177,6 +177,6 @@ def method_named(name: str, methods: Mapping[str, Method]) -> Method:
     return methods[name]
 
 
-def gradient_free() -> str:
+def gradient_free(methods: Mapping[str, Any]) -> str:
     """The methods that need no gradient, for an error."""
-    return ", ".join(name for name, method in CAM_METHODS.items() if not method.gradient)
+    return ", ".join(name for name, method in methods.items() if not method.gradient)

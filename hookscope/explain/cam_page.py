@@ -126,16 +126,17 @@ def why_empty(cam: ClassActivationMap) -> str:
     if cam.unreached:
         return "all zero: the score does not depend on any position of this map"
     zero = "no value is above 0" if cam.values.any() else "all zero"
-    return f"{zero}: no position of this layer raises the score of this class"
+    return f"{zero}: no position of this layer raises the score"
 
 
 def why_outside(cam: ClassActivationMap) -> str:
     """That the highest cell of the map of a detected box lies outside the box; empty if it does not."""
-    if cam.peak is None or cam.prediction.box is None:
-        return ""
+    answer = cam.prediction
+    if cam.peak is None or answer.box is None or answer.index is None or answer.probability is not None:
+        return ""  # around a region: what its pixels depend on may lie elsewhere
     (height, width), (high, wide) = cam.seen, cam.values.shape[-2:]
     y, x, half = cam.peak[0] * height, cam.peak[1] * width, (height / high / 2, width / wide / 2)
-    left, top, right, bottom = cam.prediction.box
+    left, top, right, bottom = answer.box
     if left <= x + half[1] and x - half[1] <= right and top <= y + half[0] and y - half[0] <= bottom:
         return ""
     do = "" if cam.method in _OF_POSITIONS else f"; {' and '.join(_OF_POSITIONS)} keep to what its score depends on"

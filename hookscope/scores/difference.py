@@ -21,7 +21,7 @@ class DifferenceTarget(ScoreTarget):
     Of a segmentation, the difference at the pixels where the class is the best; `RegionTarget` says other pixels.
 
     Args:
-        target: A class index, a class name or ``top:K``.
+        target: A class index, a class name or ``top:K``, of which ``against`` is left out.
         against: The one class whose logit is subtracted.
 
     Raises:
@@ -61,7 +61,7 @@ class DifferenceTarget(ScoreTarget):
             for at, place in found.items()
             if at != other
         ]
-        if not pairs:
+        if not pairs or (other in found and not Target.of(self.target).has_top):
             raise UsageError(f"'{self.against}' is subtracted from itself", do="give two classes")
         return [_difference(*pair) for pair in pairs]
 

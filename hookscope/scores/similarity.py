@@ -65,7 +65,7 @@ class SimilarityTarget(ScoreTarget):
             asked = f"an embedding of {own.shape[1]:,} values cannot be compared with {self.name}, which has"
             raise ModelError(f"{asked} {reference.shape[1]:,}", do="give the output of the same model")
         of = partial(_similarity, reference, what)
-        value = float(of(output).detach()[0])
+        value = min(float(of(output).detach()[0]), 1.0)  # rounding: 1.0000001 for the reference itself
         return [Objective(Score(None, None, value, None, target=f"similarity to {self.name}"), of)]
 
 
@@ -81,4 +81,5 @@ def _embedding(output: Any, what: str) -> Tensor:
         do = "use a model that returns a vector for each image"
         raise ModelError(f"{what} gives {described(output)}, no embedding", do=do)
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
+    tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))  # squares of half precision overflow
     return tensor if tensor.dim() == 2 else tensor.mean(1) if tensor.dim() == 3 else tensor.mean((2, 3))

@@ -28,7 +28,6 @@ from hookscope.hooks import (
     may_write,
     operation_name,
     tensors_in,
-    word_of,
 )
 from hookscope.tracing.causes import cause_of
 from hookscope.tracing.tensor_summary import Facts, facts_of
@@ -187,7 +186,7 @@ class _Search(NonFiniteSearch):
         call = anomaly.call or Call("", "", 0, None)
         inputs: Facts = {}
         function, given, args, kwargs = self._given or (None, ((), {}), (), {})
-        if function is not None and anomaly.operation == word_of(function):
+        if function is not None and anomaly.operation == operation_name(function):
             inputs = dict(zip(self._names_of(*given), facts_of((args, kwargs)).values(), strict=True))
         if anomaly.source and carrier is not None:
             values = finite_values(as_plain(carrier).double())

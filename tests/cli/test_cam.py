@@ -237,4 +237,5 @@ def test_a_clip_is_drawn_frame_by_frame(run: Run, here: Path) -> None:
 
 def test_an_animation_needs_a_clip(run: Run) -> None:
     one_error(run("cat.jpg", "-o", "cat.gif"), 2, "cannot write cat.gif; nets.py:Small takes a picture: there are no")
-    one_error(run("cat.jpg", "-o", "cat.mp4"), 2, "cannot write cat.mp4; sheets are PNG files; name it .png")
+    says = "cannot write cat.mp4; sheets are PNG files, of clips also .gif or .webp; name it .png, or give a folder"
+    one_error(run("cat.jpg", "-o", "cat.mp4"), 2, says)

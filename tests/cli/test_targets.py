@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.scores import DifferenceTarget, RegionTarget, SimilarityTarget
-from tests.cli.helpers import Run, files, one_error, rows
+from tests.cli.helpers import POSIX, Run, files, one_error, rows, start
 
 NETS = """
 
@@ -86,6 +87,16 @@ def test_the_similarity_to_another_picture(run: Run) -> None:
     check(run("--similar-to", "dog.png", "--raw", "x.npy"), "similarity to dog.png", target)
 
 
+@POSIX
+def test_standard_input_is_one_of_both_images(here: Path) -> None:
+    content = Path("dog.png").read_bytes()
+    for image, says in (("-", b"Error: standard input is named more than once; it can be read once"), ("cat.jpg", b"")):
+        words = ("cam", "nets.py:Small", image, "--similar-to", "-", "-o", "x.png", "-q")
+        process = start(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=here)
+        _, errors = process.communicate(content)
+        assert (process.returncode, errors.startswith(says)) == (2 if says else 0, True), errors
+
+
 @pytest.mark.parametrize("model", ["nets.py:Segments", "nets.py:Bare"])
 def test_a_region_is_in_pixels_of_the_photograph(run: Run, model: str) -> None:
     mask = Image.new("L", (160, 120))  # a pixel of the input is 5 x 3.75 of them
@@ -129,6 +140,7 @@ def test_an_embedding_has_no_class(run: Run, here: Path) -> None:
             "the network does not see the region at 3,60; the preprocessing cuts it off",
         ),
         ("--against 1 --target 1", 2, "'1' is subtracted from itself; give two classes"),
+        ("--against 1 --target 2,1", 2, "'1' is subtracted from itself; give two classes"),
         ("--against 9", 1, "no class 9; the model has 4 classes"),
         ("--against top:1", 2, "--against top:1 is not one class"),
         ("--similar-to no.png", 1, "no picture 'no.png'"),

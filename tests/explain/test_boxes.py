@@ -25,7 +25,7 @@ from hookscope.explain.saliency import saliency_maps
 from hookscope.explain.saliency_page import draw_saliency
 from hookscope.explain.saliency_settings import Settings
 from hookscope.hooks import Call, InputSize
-from hookscope.scores import BoxTarget
+from hookscope.scores import BoxTarget, Prediction
 from tests.explain.nets import CELL, FindsCells, street
 from tests.helpers import hooks_on
 
@@ -156,6 +156,8 @@ def test_a_map_that_is_highest_outside_the_box_says_so() -> None:
     assert why_outside(coarse)  # the cell of the left square
     narrow = replace(coarse, values=coarse.values[:, 2:], prediction=replace(coarse.prediction, box=(17, 9, 18, 15)))
     assert not why_outside(narrow)  # the box lies in the highest cell, beside its centre
+    point = Prediction(0, None, 1.0, 0.5, target="class 0 at 0,0", box=(0, 0, 1, 1))
+    assert not why_outside(replace(coarse, prediction=point))  # a region, not a detected box
 
 
 def test_the_box_is_drawn_where_the_network_saw_it() -> None:

@@ -769,6 +769,27 @@ def test_quantized_models_have_maps_by_the_methods_without_gradient() -> None:
             class_activation_maps(net, x, "layer3")
 
 
+@pytest.mark.parametrize("method", sorted(CAM_METHODS.keys() - set(GRADIENT)))
+def test_methods_without_gradient_have_a_default_layer_where_no_gradient_flows(method: str) -> None:
+    class Frozen(nn.Module):
+        """Without gradients, as a quantized model and an ONNX file are."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return self.net(x)  # type: ignore[no-any-return]
+
+    default = only(small(), picture(), method=method)
+    frozen = only(Frozen(), picture(), method=method)
+    assert frozen.call.name == f"net.{default.call.name}" and np.array_equal(frozen.values, default.values)
+    assert landmark_layers(Frozen(), picture()) == [f"net.{name}" for name in landmark_layers(small(), picture())]
+    with pytest.raises(NoMapError, match="choose a method without gradient: eigencam, scorecam, ablationcam"):
+        class_activation_maps(Frozen(), picture())
+
+
 def test_a_graph_begins_at_the_layer_and_parameters_are_as_before() -> None:
     net, seen = small(), []
     flags = {name: parameter.requires_grad for name, parameter in net.named_parameters()}

@@ -74,9 +74,9 @@ def test_one_map_names_class_score_origin_and_layer(drawn: Drawn) -> None:
 @pytest.mark.parametrize(
     ("values", "unreached", "says"),
     [
-        (np.zeros((2, 2)), False, "all zero: no position of this layer raises the score of this class"),
+        (np.zeros((2, 2)), False, "all zero: no position of this layer raises the score"),
         (np.zeros((2, 2)), True, "all zero: the score does not depend on any position of this map"),
-        (np.full((2, 2), -1), False, "no value is above 0: no position of this layer raises the score of this class"),
+        (np.full((2, 2), -1), False, "no value is above 0: no position of this layer raises the score"),
         (np.ones((2, 2)), False, ""),
     ],
 )

@@ -178,6 +178,7 @@ def test_a_segmentation_of_one_class_is_explained_where_its_score_is_above_zero(
         (0, {"image_embeds": torch.ones(1, 4)}, "gives image_embeds of 1x4, no score for each class; explain the"),
         (RegionTarget(torch.ones(2, 2)), LOGITS, "gives 1x3 values, no scores of classes at each pixel; a region"),
         (DifferenceTarget("cat", "1"), LOGITS[:, :2], "'1' is subtracted from itself; give two classes"),
+        (DifferenceTarget("0,1", 1), LOGITS, "'1' is subtracted from itself; give two classes"),
     ],
 )
 def test_a_target_that_the_output_does_not_have_is_one_line(target: Any, output: Any, says: str) -> None:

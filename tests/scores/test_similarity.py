@@ -34,6 +34,18 @@ def test_similarity_is_the_cosine_of_the_embeddings(output: Any) -> None:
     assert goal.of(output(OTHER)).tolist() == pytest.approx([24 / 25, -4 / 5])
 
 
+def test_the_reference_itself_has_similarity_1() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    for vector in torch.rand(50, 1, 300, generator=numbers):
+        [goal] = objectives(SimilarityTarget(vector), vector, None)
+        assert 1 - 1e-6 < goal.score.score <= 1
+
+
+def test_large_embeddings_in_half_precision() -> None:
+    [goal] = objectives(SimilarityTarget(100 * ONE.half()), 100 * OTHER[:1].half(), None)
+    assert goal.score.score == pytest.approx(24 / 25)
+
+
 def test_its_gradient_is_that_of_autograd() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())

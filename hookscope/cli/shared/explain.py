@@ -16,6 +16,7 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
+from hookscope.cli.shared.images import with_one_stdin
 from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.options import apply_options, file_option, parsed
 from hookscope.cli.shared.output_paths import OutputPath, file_word, model_word
@@ -46,6 +47,8 @@ class ExplainOptions:
 
     def check(self, paths: Sequence[str]) -> tuple[OutputPath, ArrayFile]:
         """The places of the pictures and the arrays; refuse what cannot be written there."""
+        if self.similar_to is not None:
+            with_one_stdin([*paths, self.similar_to.name])
         several = self.choice.count > 1
         output = parse_output(self.output, paths, more=drawing.ANIMATIONS)
         output.check_count(len(paths))

@@ -47,7 +47,8 @@ class OutputPath:
             return cls("folder", output)
         output_path = cls("stdout" if output == "-" else "file", output)
         if output != "-" and os.path.splitext(output)[1].lower() not in (suffix, *more) and not is_device(output):
-            raise UsageError(f"cannot write {output}", _CONTENT[suffix], f"name it {suffix}, or give a folder")
+            exists = _CONTENT[suffix] + (f", of clips also {' or '.join(more)}" if more else "")
+            raise UsageError(f"cannot write {output}", exists, f"name it {suffix}, or give a folder")
         if suffix == ".png":
             output_path.check_count(len(images) - 1)
         if output != "-":
