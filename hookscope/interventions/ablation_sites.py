@@ -232,7 +232,7 @@ def channel_maps(passes: Passes, sites: Sequence[AblationSite]) -> dict[str, Map
     """The maps of the channels of each site in a pass with all channels; those of vectors are left out."""
     parts, found = {site.call.key: site.part for site in sites}, dict[str, Maps]()
     picture = next((tensor for tensor in tensors_in(passes.inputs).values() if tensor.dim() >= 4), None)
-    shown = None if picture is None else InputSize(int(picture.shape[-2]), int(picture.shape[-1]))
+    shown = None if picture is None else InputSize.of(picture)
 
     def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if call.key in parts:

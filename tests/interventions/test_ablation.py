@@ -32,6 +32,7 @@ from hookscope.interventions import (
 )
 from hookscope.interventions.ablation import Ablation, ablate_each
 from hookscope.interventions.effect import intervention_effect
+from tests.helpers import seeded
 
 PICTURE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 
@@ -464,3 +465,23 @@ def test_refused_inputs() -> None:
         ablate_each(Twice(), PICTURE, "conv", batch_size=0)
     with pytest.raises(InputError, match="not finite"):
         ablate_each(Twice(), PICTURE * torch.inf, "conv", 0)
+
+
+def test_maps_of_the_tokens_of_a_clip_are_means_over_its_frames() -> None:
+    class OfClips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.tokens, self.head = (
+                nn.Conv3d(3, 5, (1, 4, 4), (1, 4, 4)),
+                nn.Linear(5, 5),
+                nn.Linear(5, 2),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.head(self.tokens(self.patches(x).flatten(2).mT).mean(1))
+            return scores
+
+    net, clip = seeded(OfClips), torch.rand(1, 3, 2, 12, 8)
+    expected = net.tokens(net.patches(clip).flatten(2).mT)[0].unflatten(0, (2, 3, 2)).mean(0)
+    for row in ablate_each(net, clip, "tokens", keep=5).channels:
+        assert row.values is not None and np.allclose(row.values, expected[..., row.channel].detach(), atol=1e-6)
