@@ -22,7 +22,7 @@ from hookscope.explain.cam import class_activation_maps
 from hookscope.explain.cam_methods import gradient_free, method_named
 from hookscope.explain.cam_perturbation import over_picture, progress_counter
 from hookscope.explain.pictures import in_place_of, picture_of
-from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
+from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
@@ -177,16 +177,16 @@ def saliency_maps(
     """
     how, settings = method_named(method, SALIENCY_METHODS), settings or Settings()
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    picture = _picture(inputs)
-
-    ready = model
+    picture, ready = _picture(inputs), model
 
     def run(pictures: Tensor) -> Any:
         return ready(*in_place_of(inputs, pictures))
 
     with differentiable(model), ExitStack() as stack:
         picture = picture.detach().clone()
-        goals = objectives(target, _output(run, picture), categories, type(model).__name__, _size(picture))
+        goals = objectives(
+            target, _output(run, picture), categories, type(model).__name__, (picture.shape[-2], picture.shape[-1])
+        )
         for goal in goals:
             check_finite_score(goal.score)
         zeros = _output(run, torch.zeros_like(picture)) if how.completes else None
@@ -209,10 +209,7 @@ def saliency_maps(
                     values = values if place is None else values * place
                     if how.prepared is not None:  # rules are linear in the relevance of the output
                         values, expected = values * goal.score.score, goal.score.score
-                    if not bool(torch.isfinite(values).all()):
-                        what = "gradient" if how.gradient else "score of changed images"
-                        asked = f"the {what} of {goal.score.name} is not finite"
-                        raise InputError(asked, do="see gradients --detect-anomaly")
+                    _check_finite(values, how, goal.score.name)
                     unguided, steps = guide.missed if how.guided else 0, chosen.steps if how.completes else None
                     saliency = Saliency(goal.score, method, values.to(wide(picture)), expected, unguided, steps)
                     if not how.completes or not saliency.incomplete or 2 * chosen.steps > chosen.most_steps:
@@ -223,6 +220,12 @@ def saliency_maps(
         if how.guided and not guide.met:
             raise _nothing_to_guide(model, " that the gradient passes")
     return maps
+
+
+def _check_finite(values: Tensor, how: SaliencyMethod, name: str) -> None:
+    if not bool(torch.isfinite(values).all()):
+        what = "gradient" if how.gradient else "score of changed images"
+        raise InputError(f"the {what} of {name} is not finite", do="see gradients --detect-anomaly")
 
 
 def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:
@@ -253,10 +256,6 @@ def _place(model: nn.Module, inputs: tuple[Any, ...], goal: Objective, settings:
         raise UsageError(f"'{settings.layer}' chooses {len(cams)} calls", do="choose one for guided-gradcam")
     picture = _picture(inputs)
     return over_picture(torch.from_numpy(cams[0].values).to(picture.device), picture.shape[2:])
-
-
-def _size(picture: Tensor) -> tuple[int, int]:
-    return picture.shape[-2], picture.shape[-1]
 
 
 def _picture(inputs: tuple[Any, ...]) -> Tensor:

@@ -43,8 +43,9 @@ def smoothgrad(gradient: Gradient, picture: Tensor, settings: Settings) -> Tenso
     sigma = settings.noise * float(picture.max() - picture.min())
     total = torch.zeros_like(picture, dtype=wide(picture))
     samples = settings.samples or _COPIES
-    for size in _batches(samples, settings.batch_size):
-        noise = torch.randn((size, *picture.shape[1:]), generator=numbers, dtype=torch.float32, device="cpu")
+    for begin in range(0, samples, settings.batch_size):
+        count = min(settings.batch_size, samples - begin)
+        noise = torch.randn((count, *picture.shape[1:]), generator=numbers, dtype=torch.float32, device="cpu")
         total += gradient(picture + sigma * noise.to(picture)).sum(0, keepdim=True)
     return total / samples
 
@@ -131,10 +132,6 @@ def rise(scores: Scores, picture: Tensor, settings: Settings) -> Tensor:
 def wide(picture: Tensor) -> torch.dtype:
     """The type of sums of many gradients: at least single precision."""
     return torch.promote_types(picture.dtype, torch.float32)
-
-
-def _batches(total: int, size: int) -> list[int]:
-    return [min(size, total - begun) for begun in range(0, total, size)]
 
 
 @dataclass(frozen=True, slots=True)

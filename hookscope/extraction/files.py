@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
 import glob
-import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import IO, Any
 
-import torch
-from torch import Tensor
-
-from hookscope.errors import InputError, LayerError, WriteError
+from hookscope.errors import InputError, WriteError
+from hookscope.extraction.columns import bytes_of, check_same_columns, columns_of, dtype_of, storable
 from hookscope.extraction.facts import FeatureBatch, FeatureSource, WrittenFeatures
-from hookscope.extraction.formats import RESERVED, ROW_FIELDS, FeatureTable, check_dtype
-from hookscope.extraction.job import check_alike
+from hookscope.extraction.formats import ROW_FIELDS, FeatureTable
 from hookscope.extraction.output import Output, Progress, check_columns, check_output, metadata_of, part_numbers
+from hookscope.extraction.work_files import append_to, remove, sync, tsv
 from hookscope.jobs import LostImage, Part, SaveTimer, hash_of_names, picture_of, pictures_in
 from hookscope.models import package_versions
 from hookscope.system import StrPath, make_folder, write_atomically, write_errors
@@ -212,18 +208,18 @@ class _Run:
         self._lock()
         if output.shard and output.begun():
             for number in reversed(part_numbers(output)):
-                _remove(output.part(number))
-        _remove(output.progress)
+                remove(output.part(number))
+        remove(output.progress)
         for name in os.listdir(output.work):
             if name != _LOCK:
-                _remove(os.path.join(output.work, name))
+                remove(os.path.join(output.work, name))
         for name, header in ((self.row_file, ROW_FIELDS), (output.lost, _LOST_FIELDS)):
-            write_atomically(name, _tsv([header]))
-        rows, lost = len(_tsv([ROW_FIELDS])), len(_tsv([_LOST_FIELDS]))
+            write_atomically(name, tsv([header]))
+        rows, lost = len(tsv([ROW_FIELDS])), len(tsv([_LOST_FIELDS]))
         self.progress = self.saved = replace(self.progress, row_bytes=rows, lost_bytes=lost)
         self.progress.save(output)
         with contextlib.suppress(OSError):  # without it a full disk costs some seconds of work
-            _append_to(self.spare, os.urandom(_SPARE))
+            append_to(self.spare, os.urandom(_SPARE))
 
     @property
     def spare(self) -> str:
@@ -257,24 +253,25 @@ class _Run:
         progress, count = self.progress, last - first
         rows = lines = b""
         if batch is not None and count:
-            values = {name: _storable(self.output, name, value[first:last]) for name, value in _named(batch).items()}
+            values = {name: storable(self.output, name, value[first:last]) for name, value in columns_of(batch).items()}
             if not progress.columns:
                 check_columns(self.output, len(values), self.output.format)
                 progress = replace(
-                    progress, columns={name: (_dtype(value), tuple(value.shape[1:])) for name, value in values.items()}
+                    progress,
+                    columns={name: (dtype_of(value), tuple(value.shape[1:])) for name, value in values.items()},
                 )
                 for number in range(len(values)):
-                    _remove(progress.column(self.output, number).file)  # rows of a run that was killed unsaved
-            _check_alike(progress.columns, values, batch.names[first])
+                    remove(progress.column(self.output, number).file)  # rows of a run that was killed unsaved
+            check_same_columns(progress.columns, values, batch.names[first])
             for number, value in enumerate(values[name] for name in progress.columns):
-                _append_to(progress.column(self.output, number).file, _bytes(value))
+                append_to(progress.column(self.output, number).file, bytes_of(value))
             fields = (batch.positions, batch.names, batch.sha256, batch.labels)
-            rows = _tsv(zip(*(each[first:last] for each in fields), strict=True))
+            rows = tsv(zip(*(each[first:last] for each in fields), strict=True))
             progress = replace(progress, last=(batch.names[last - 1], batch.sha256[last - 1]))
         if lost:
-            lines = _tsv((each.position, each.name, each.error) for each in lost)
-        _append_to(self.row_file, rows)
-        _append_to(self.output.lost, lines)
+            lines = tsv((each.position, each.name, each.error) for each in lost)
+        append_to(self.row_file, rows)
+        append_to(self.output.lost, lines)
         self.progress = replace(
             progress,
             done=done,
@@ -289,7 +286,7 @@ class _Run:
         """Make sure that all rows are on the disk, then say so."""
         with self.timer.saving():
             for name in self._sizes():
-                _sync(name)
+                sync(name)
             self.progress.save(self.output)
             self.saved = self.progress
 
@@ -297,10 +294,10 @@ class _Run:
         """Write the pending rows to a file that has no name yet."""
         progress = self.progress
         columns = {name: progress.column(self.output, number) for number, name in enumerate(progress.columns)}
-        _remove(self.whole)
+        remove(self.whole)
         self.output.format.write(self.whole, FeatureTable(progress.pending, columns, self.row_file, metadata))
         if os.path.isfile(self.whole):
-            _sync(self.whole)
+            sync(self.whole)
 
     def _close_shard(self) -> None:
         self._save()
@@ -308,7 +305,7 @@ class _Run:
         self._assemble(progress.metadata(progress.pending))
         size = os.path.getsize(self.whole)
         os.replace(self.whole, self.output.part(len(progress.shards)))
-        header = len(_tsv([ROW_FIELDS]))
+        header = len(tsv([ROW_FIELDS]))
         shards = (*progress.shards, (progress.pending, size))
         self.progress = replace(progress, shards=shards, pending=0, row_bytes=header)
         self._save()
@@ -337,13 +334,13 @@ class _Run:
         output, progress = self.output, self.progress
         if not output.shard:
             old, assembled = os.path.join(output.work, "old"), os.path.exists(self.whole)
-            _remove(old)
+            remove(old)
             if assembled and os.path.lexists(output.target):
                 os.replace(output.target, old)  # it must not stand beside the files of another run
             for ending in output.endings():
                 made = os.path.join(output.work, ending)
                 if ending == ".lost.tsv" and not progress.lost:
-                    _remove(output.target + ending)
+                    remove(output.target + ending)
                 elif os.path.exists(made):
                     os.replace(made, output.target + ending)
             if assembled:
@@ -351,9 +348,9 @@ class _Run:
             os.unlink(output.progress)  # first: a folder without it is what a complete run left
         else:
             for name in glob.glob(os.path.join(glob.escape(output.target), ".hookscope-*.tmp")):
-                _remove(name)  # a killed run left it
+                remove(name)  # a killed run left it
             if not progress.lost:
-                _remove(output.lost)
+                remove(output.lost)
         shutil.rmtree(output.work, ignore_errors=True)
         return _written(output, progress.rows, progress.lost, progress.columns)
 
@@ -363,11 +360,11 @@ class _Run:
             return 0
         with contextlib.suppress(WriteError, InputError, OSError):
             self._cut()
-            _remove(self.spare)  # so that there is space for the progress where the disk is full
+            remove(self.spare)  # so that there is space for the progress where the disk is full
             self._save()
         if not self.saved.rows:
-            _remove(self.output.progress)
-            _remove(self.output.lost)
+            remove(self.output.progress)
+            remove(self.output.lost)
             shutil.rmtree(self.output.work, ignore_errors=True)
             if self.output.shard:
                 with contextlib.suppress(OSError):  # it is not empty
@@ -378,16 +375,6 @@ class _Run:
     def close(self) -> None:
         if self.lock is not None:
             self.lock.close()
-
-
-def _append_to(name: str, data: Any) -> None:
-    with open(name, "ab") as stream:  # not kept open: there may be more columns than a process may have files
-        stream.write(data)
-
-
-def _sync(name: str) -> None:
-    with open(name, "rb") as stream:
-        os.fsync(stream.fileno())
 
 
 def _written(
@@ -404,58 +391,3 @@ def _check_size(output: Output, name: str, size: int, exact: bool = False) -> No
     if found < size or (exact and found > size):
         asked = f"cannot resume '{output.path}': its file '{os.path.basename(name)}' is damaged"
         raise InputError(asked, f"it has {found:,} bytes of {size:,}", "start again with --overwrite")
-
-
-def _named(batch: FeatureBatch) -> dict[str, Tensor]:
-    """The features by column; a layer that is called as a field of the row gets another name."""
-    named: dict[str, Tensor] = {}
-    for name, value in batch.features.items():
-        column = f"{name} (layer)" if name.lower() in RESERVED else name
-        if column in named:
-            raise InputError(f"two columns are called '{column}'", do="choose one of the layers")
-        named[column] = value
-    return named
-
-
-def _storable(output: Output, name: str, value: Tensor) -> Tensor:
-    """The values as they are written, of a type that the format has."""
-    if not value[0].numel():
-        raise InputError(f"{name} has no values", f"its shape is {tuple(value.shape)}", "choose another layer")
-    check_dtype(output.format, output.suffix, name, _dtype(value))
-    return value.detach().cpu().contiguous()
-
-
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
-
-
-def _bytes(value: Tensor) -> Any:
-    return value.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _check_alike(columns: dict[str, tuple[str, tuple[int, ...]]], values: dict[str, Tensor], name: str) -> None:
-    """Refuse an image whose features do not fit those of earlier images, also of a run that is resumed."""
-    check_alike({column: shape for column, (_, shape) in columns.items()}, values, name)
-    for column, (dtype, _) in columns.items():
-        if (other := _dtype(values[column])) != dtype:
-            raise LayerError(f"{name}: {column} is {other}, and {dtype} for earlier images", do="use --dtype")
-
-
-def _tsv(rows: Iterable[Iterable[Any]]) -> bytes:
-    text, rows = io.StringIO(), [[str(value) for value in row] for row in rows]
-    # csv does not quote \r where lines end with \n.
-    has_returns = any("\r" in value for row in rows for value in row)
-    lines = csv.writer(
-        text, csv.excel_tab, lineterminator="\n", quoting=csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL
-    )
-    lines.writerows(rows)
-    return text.getvalue().encode("utf-8", "backslashreplace")
-
-
-def _remove(path: str) -> None:
-    """Remove a file or a folder that may be missing."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -63,15 +64,13 @@ def cam_faithfulness(
         ['gradcam', 'layercam', 'random', 'centred']
     """
     chosen = [*CAM_METHODS, *ATTENTION_METHODS] if methods is None else list(methods)
-    more: dict[str, Any] = {"types": types, "categories": categories, "batch_size": batch_size}
-
-    def computed(method: str, of: Any) -> list[ClassActivationMap]:
-        return class_activation_maps(model, inputs, layers, of, method, **more)
-
+    maps_of = partial(
+        class_activation_maps, model, inputs, layers, types=types, categories=categories, batch_size=batch_size
+    )
     cams, errors = dict[str, list[ClassActivationMap]](), list[HookscopeError]()
     for method in chosen:
         try:
-            cams[method] = computed(method, target)
+            cams[method] = maps_of(target, method)
         except HookscopeError as error:
             if methods is not None or isinstance(error, InputError | TargetError):
                 raise
@@ -96,7 +95,7 @@ def cam_faithfulness(
     with random_weights(model, seed=options.get("seed", 0)):
         for method in (name for name in cams if name not in CAM_METHODS or not CAM_METHODS[name].passes):
             with suppress(HookscopeError):  # such as a score that is not finite
-                for cam, other in zip(cams[method], computed(method, of), strict=True):
+                for cam, other in zip(cams[method], maps_of(of, method), strict=True):
                     correlations[name_of(cam)] = rank_correlation(cam.values, other.values)
     measured = measure_faithfulness(
         model,

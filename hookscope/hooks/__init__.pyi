@@ -67,6 +67,7 @@ from .non_finite import (
     NonFiniteSearch as NonFiniteSearch,
     kinds_of as kinds_of,
     may_write as may_write,
+    word_of as word_of,
 )
 from .norms import (
     GradientSize as GradientSize,

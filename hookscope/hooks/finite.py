@@ -11,6 +11,8 @@ from torch import Tensor
 def as_plain(tensor: Tensor) -> Tensor:
     """``tensor`` detached, dense and decoded from its quantized form; otherwise in its own type."""
     tensor = tensor.detach()
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # inside torch.vmap
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     if tensor.device.type == "mps":  # which has no double precision
         tensor = tensor.cpu()
     if tensor.is_quantized:

@@ -21,6 +21,7 @@ from hookscope.hooks.tensors import storage_key, tensors_in
 from hookscope.hooks.watched_pass import WatchedPass, operation_name, place_of_code
 
 UNKNOWN = "a tensor of unknown origin"
+_INPUT = ("the input", "")
 _KINDS = ("Inf", "NaN")  # an Inf often comes before the NaN that it becomes
 _MASKS = ("buffer", "attribute", UNKNOWN)
 
@@ -83,7 +84,7 @@ class NonFiniteSearch(WatchedPass):
         }
         self._owners |= {id(tensor): ("parameter", name) for name, tensor in model.named_parameters()}
         self._owners |= {id(tensor): ("buffer", name) for name, tensor in model.named_buffers()}
-        self._owners |= {id(tensor): ("the input", "") for tensor in tensors_in(inputs).values()}
+        self._owners |= {id(tensor): _INPUT for tensor in tensors_in(inputs).values()}
         self._blank: dict[int | None, Tensor] = {}  # uninitialised memory
         self._constants: dict[int | None, tuple[Tensor, Anomaly]] = {}
         self._running: list[tuple[nn.Module, str]] = []
@@ -113,11 +114,12 @@ class NonFiniteSearch(WatchedPass):
         results = list({id(tensor): tensor for tensor in (*tensors_in(result).values(), *targets)}.values())
         if "empty" in name:
             self._note_blank(results)
-        elif not arguments:
+        elif not arguments or name.startswith("new_") or name.endswith("_like"):
             self._note_constants(results, func)
         elif results:
             given = any(_is_non_finite(value) for value in (*args, *kwargs.values()))
-            self._test(results, arguments, func, targets, carriers, given)
+            if not self._test(results, arguments, func, targets, carriers, given):
+                self._test_lost(results, arguments, func)
             self._latest = results
         kind = type_of_operation(func)
         if kind and self._place is not None and (tensors_in(result) or kind == "setitem"):
@@ -139,14 +141,14 @@ class NonFiniteSearch(WatchedPass):
     def _here(self, func: Any = None, located: bool = True) -> Anomaly:
         """The call of ``func`` that runs; without a function, the innermost call of a layer."""
         layer = self._running[-1][1] if self._running else ""
-        name, place = "" if func is None else operation_name(func), place_of_code() if located else ""
+        name, place = "" if func is None else word_of(func), place_of_code() if located else ""
         return Anomaly("forward", "NaN", name, layer, place, call=self._call_of(func))
 
     def _call_of(self, func: Any) -> Call | None:
         if not self._running:
             return None
         if func is not None and self._place is not None:
-            kind = type_of_operation(func) or operation_name(func)
+            kind = word_of(func)
             name = f"{self._place}{OPERATION}{kind}"
             return Call(name, kind, self._operations[name], None, self._order)
         module = self._running[-1][0]
@@ -220,6 +222,14 @@ class NonFiniteSearch(WatchedPass):
         elif here.kind == "Inf" or self.nan is None:
             self._add(self._origin(here, carriers[0]), results, carriers[0])
 
+    def _test_lost(self, results: Sequence[Tensor], arguments: Sequence[Tensor], func: Any) -> None:
+        """Record NaN or Inf of the input of which finite ``results`` are made, as by ``quantize`` and ``clamp``."""
+        given = [tensor for tensor in arguments if self._owners.get(id(tensor)) == _INPUT]
+        memory = {storage_key(tensor) for tensor in results if tensor.is_floating_point() or tensor.is_quantized}
+        for kind, carriers in kinds_of(given).items() if memory else ():
+            if carriers and memory.isdisjoint(map(storage_key, carriers)):
+                self._test_carriers(replace(self._here(func), kind=kind), carriers, (), ())
+
     def _origin(self, here: Anomaly, carrier: Tensor) -> Anomaly:
         """Who brought ``carrier``, which no operation with tensors made."""
         if _is_among(carrier, self._constants):
@@ -257,6 +267,11 @@ class NonFiniteSearch(WatchedPass):
         for kind in _KINDS:
             if held[kind] and not carriers[kind] and (kind == "Inf" or self.nan is None):
                 self._test_carriers(replace(self._here(None, False), kind=kind), held[kind], held[kind], ())
+
+
+def word_of(func: Any) -> str:
+    """``div`` for ``Tensor.__rdiv__``, and ``data`` for the property."""
+    return type_of_operation(func) or operation_name(func)
 
 
 def may_write(name: str, args: Any, kwargs: Any) -> bool:

@@ -42,7 +42,10 @@ class _Watched:
 
 @dataclass(slots=True)
 class PassProgress:
-    """The progress of the latest pass: its calls of the chosen types and of all so far, and how it ended."""
+    """The progress of the latest pass: its calls of the chosen types and of all so far, and how it ended.
+
+    ``total`` stays 0 where no index is asked for: only layers of other types, by their names.
+    """
 
     total: int = 0
     ordered: int = 0
@@ -233,6 +236,9 @@ class Observer:
                 raise no_such_type(self._all_types, types_in(self.model))
         if self._on_before is not None and self.selection.counts:
             self._check_order(watched)
+        asks_index = self.selection.counts or any(layer.counted and layer.by_name for _, layer in watched)
+        if not (asks_index or self._ordered or self.operations is not None):  # nothing to count: fewer hooks
+            watched = [(module, layer) for module, layer in watched if layer.by_name]
         return watched
 
     def _check_order(self, watched: list[tuple[nn.Module, _Watched]]) -> None:

@@ -137,6 +137,7 @@ class OnnxModel(nn.Module):
         else:
             fed = [{self._graph.inputs[0].name: _array(chunk)} for chunk in taken.chunk(chunks)]
             results = _joined([self._session.run(names, feed) for feed in fed], [True] * len(names))
+            results = [_into(values[name], each) for name, each in zip(names, results, strict=True)]
         results = [each.to(pictures.device) if isinstance(each, Tensor) else each for each in results]
         return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
 
@@ -215,6 +216,12 @@ def _same(ran: Any, called: Any) -> bool:
     if output is returned and all(a is b for a, b in zip(given, taken, strict=False)):
         return True
     return same_bits((given, output), (taken, returned))
+
+
+def _into(own: Any, result: Any) -> Any:
+    """``result`` in a copy of what the layers computed: torch knows of which layer that is."""
+    same = isinstance(own, Tensor) and isinstance(result, Tensor) and own.shape == result.shape
+    return own.clone().copy_(result) if same else result
 
 
 def _array(value: Any) -> Any:

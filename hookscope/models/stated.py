@@ -67,7 +67,7 @@ def stated_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms
 def stated_class_names(model: nn.Module) -> tuple[str, ...] | None:
     """The class names that a model of transformers or ultralytics has, None where it has only numbers."""
     names = getattr(getattr(model, "config", None), "id2label", getattr(model, "names", None))
-    if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
+    if not isinstance(names, dict) or names.keys() != set(range(len(names))):
         return None
     labels = tuple(str(names[index]) for index in range(len(names)))
     return None if all(label in (f"LABEL_{index}", str(index)) for index, label in enumerate(labels)) else labels

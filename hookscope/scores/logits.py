@@ -105,11 +105,9 @@ def class_maps(output: Any, bare: bool = False) -> Tensor | None:
     A mapping holds them under ``out`` or ``logits``. With ``bare`` a tensor alone counts too.
     """
     logits = _first(output)
-    return logits if _is_map(logits) and (isinstance(output, Mapping) or (bare and output is logits)) else None
-
-
-def _is_map(logits: Tensor | None) -> bool:
-    return logits is not None and logits.dim() == 4 and logits.is_floating_point()
+    if logits is None or logits.dim() != 4 or not logits.is_floating_point():
+        return None
+    return logits if isinstance(output, Mapping) or (bare and output is logits) else None
 
 
 def _first(output: Any) -> Tensor | None:

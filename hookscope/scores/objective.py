@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -176,7 +175,7 @@ def class_objective(
     """The score of a class, of a segmentation its mean over ``region``."""
     if region is None:
         [prediction] = predictions(one_picture(class_scores(output, what)), categories, Target(str(index)))
-        return Objective(prediction, partial(_of_class, index=index, what=what))
+        return Objective(prediction, lambda output: class_scores(output, what)[:, index])
     maps = _maps(output).detach()
     shares = _means(maps.sigmoid() if maps.shape[1] == 1 else maps.softmax(1), region)[0].tolist()
     value = float(_means(maps, region)[0, index])
@@ -193,7 +192,3 @@ def _maps(output: Any) -> Tensor:
 def _means(maps: Tensor, region: Tensor) -> Tensor:
     """The means ``(N, K)`` of ``maps`` ``(N, K, h, w)``, weighted by ``region`` ``(h, w)``."""
     return (maps * (region / region.sum())).sum((2, 3))
-
-
-def _of_class(output: Any, index: int, what: str) -> Tensor:
-    return class_scores(output, what)[:, index]

@@ -63,11 +63,15 @@ class Structure:
         calls = self.traced.calls
         return sum(size_of(calls[position].output_shape) for block in blocks for position in block.innermost())
 
-    def signature(self, blocks: Sequence[Block]) -> object:
-        """What is the same for layers that do the same: class, shapes, parameters, arithmetic, and what is in them."""
+    def signature(self, blocks: Sequence[Block], ops: bool = True) -> object:
+        """What is the same for layers that do the same: class, shapes, parameters, arithmetic, and what is in them.
+
+        Without ``ops`` the functions in them may differ, as do shifted windows and others.
+        """
         calls = [self.call(block) for block in blocks]
         shapes = tuple((repr(call.input_shape), repr(call.output_shape), call.macs) for call in calls)
-        inside = tuple(self.signature([part]) for block in blocks for part in block.inside)
+        parts = [part for block in blocks for part in block.inside if ops or not self.is_operation(part)]
+        inside = tuple(self.signature([part], ops) for part in parts)
         return self.layer(blocks[0]).types, shapes, self.params(blocks), inside
 
     def not_called(self) -> dict[str, int]:

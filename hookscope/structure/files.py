@@ -10,18 +10,20 @@ from hookscope.structure.graph import NetworkGraph
 from hookscope.structure.picture import draw_graph
 from hookscope.system import check_writable, write_atomically
 
-_SUFFIXES = (".svg", ".dot")
+_SUFFIXES = (".svg", ".png", ".pdf", ".dot")
 
 
 def check_graph_file(path: str) -> None:
     """Refuse a file of another format, or one that cannot be written."""
     if os.path.splitext(path)[1].lower() not in _SUFFIXES:
-        raise UsageError(f"cannot write {path}", "a graph is an SVG or DOT file", f"name it {' or '.join(_SUFFIXES)}")
+        raise UsageError(
+            f"cannot write {path}", "a graph is an SVG, PNG, PDF or DOT file", f"name it {', '.join(_SUFFIXES)}"
+        )
     check_writable(path)
 
 
 def write_graph(graph: NetworkGraph, path: str, title: str = "") -> None:
-    """Write the picture of a graph to a ``.svg`` file, or its text for Graphviz to a ``.dot`` file.
+    """Write the picture of a graph as ``.svg``, ``.png`` or ``.pdf``, or its text for Graphviz as ``.dot``.
 
     Args:
         graph: What `layer_graph` returns.
@@ -43,5 +45,10 @@ def write_graph(graph: NetworkGraph, path: str, title: str = "") -> None:
         True
     """
     check_graph_file(path)
-    is_svg = path.lower().endswith(".svg")
-    write_atomically(path, (draw_graph(graph, title) if is_svg else f"{dot_text(graph)}\n").encode())
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in (".png", ".pdf"):
+        from hookscope.structure.figure import picture_bytes  # only these formats need matplotlib
+
+        write_atomically(path, picture_bytes(draw_graph(graph, title), suffix))
+    else:
+        write_atomically(path, (f"{dot_text(graph)}\n" if suffix == ".dot" else draw_graph(graph, title)).encode())

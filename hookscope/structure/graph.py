@@ -58,15 +58,18 @@ class GraphNode(Shown):
     @property
     def resolution(self) -> tuple[int, int] | None:
         """The height before and after, where both sides become smaller or larger by half at least."""
-        before, after = (shape for shape in (self.input_shape, self.output_shape))
-        if not isinstance(before, tuple) or not isinstance(after, tuple) or not 4 <= len(before) == len(after):
-            return None
-        for rows in (len(before) - 2, len(before) - 3):  # channels come before the sides, or after them
-            high, wide, new_high, new_wide = (shape[at] for shape in (before, after) for at in (rows, rows + 1))
-            ratios = [max(old, new) / max(1, min(old, new)) for old, new in ((high, new_high), (wide, new_wide))]
-            if (high > new_high) == (wide > new_wide) and min(ratios) >= _FALLS:
-                return high, new_high
+        return _sides(self.input_shape, self.output_shape)
+
+
+def _sides(before: Shape, after: Shape) -> tuple[int, int] | None:
+    if not isinstance(before, tuple) or not isinstance(after, tuple) or not 4 <= len(before) == len(after):
         return None
+    for rows in (len(before) - 2, len(before) - 3):  # channels come before the sides, or after them
+        high, wide, new_high, new_wide = (shape[at] for shape in (before, after) for at in (rows, rows + 1))
+        ratios = [max(old, new) / max(1, min(old, new)) for old, new in ((high, new_high), (wide, new_wide))]
+        if (high > new_high) == (wide > new_wide) and min(ratios) >= _FALLS:
+            return high, new_high
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,9 @@ class _Sketch:
         """Take away what makes no values, what nobody reads but functions do, and functions that only hand on."""
         for node, draft in list(self.nodes.items()):
             sources = self.reads[node]
+            call = self.structure.call(draft.blocks[0])
             is_layer = any(activation_class(kind) or _LAYERS.search(kind) for kind in draft.types)
+            is_layer = is_layer or _sides(call.input_shape, call.output_shape) is not None
             if draft.is_operation and (not sources or (len(sources) == 1 and not is_layer)):
                 self.remove(node, keep_way=True)
         for node, draft in reversed(list(self.nodes.items())):
@@ -242,15 +247,13 @@ class _Sketch:
 
     def fold(self) -> None:
         """Draw equal layers that follow each other, and that nothing else reads, as one node."""
+        folded: dict[int, int] = {}  # the node that a node is now part of
         for before, after in list(pairwise(self.nodes)):
-            while before not in self.nodes:  # it was folded into an earlier one
-                before = next(
-                    node for node, draft in self.nodes.items() if before in (b.position for b in draft.blocks)
-                )
+            before = folded.get(before, before)
             a, b = self.nodes[before], self.nodes[after]
             follows = self.readers()[before] == {after} and self.reads[after].keys() == {before}
-            if follows and not a.is_operation and not b.is_operation and self._alike(a.blocks[-1], b.blocks[0]):
-                self._readers = None
+            if follows and not (a.is_operation or b.is_operation) and self._alike(a.blocks[-1], b.blocks[0]):
+                self._readers, folded[after] = None, before
                 a.blocks += b.blocks
                 del self.nodes[after], self.reads[after]
                 for reads in self.reads.values():
@@ -258,7 +261,7 @@ class _Sketch:
                         reads[before] = reads.pop(after)
 
     def _alike(self, a: Block, b: Block) -> bool:
-        return self.structure.signature([a]) == self.structure.signature([b])
+        return self.structure.signature([a], ops=False) == self.structure.signature([b], ops=False)
 
     def meet(self) -> None:
         """Let lines that run to several readers meet at a junction, as in a dense block."""

@@ -59,7 +59,7 @@ def layer_graph(
 
     Equal layers that follow each other are one node. Functions of torch that join values, or that do what layers do,
     are nodes too. Layers and functions that only hand values on are left out, such as ``view`` and dropout in eval
-    mode. There is no line for values that leave torch, such as those that NumPy computes on.
+    mode. There is no line for values that leave torch between layers, such as those that NumPy computes on.
 
     Args:
         model: Any eager module.

@@ -15,6 +15,7 @@ from hookscope.hooks import as_plain, finite_values, map_tensors, random_states_
 
 Given = Sequence[Any]
 _CASTS = ("to", "type", "half", "bfloat16", "float")
+_GROWING = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "square", "prod", "cumprod", "mul", "matmul", "linear")
 _RANDOM = ("rand", "normal", "dropout", "bernoulli", "multinomial", "uniform", "exponential")
 _WITH_INF = {
     **dict.fromkeys(("add", "sub", "sum", "mean", "cumsum", "rsub"), "Inf - Inf"),
@@ -70,7 +71,8 @@ def _overflow(kind: str, function: Callable[..., Any], args: Given, kwargs: dict
             return f"overflow: in double precision the result is finite, {where}; {limit}"
     if any(bool(torch.isnan(tensor).any()) for tensor in tensors_in(output).values()):
         return "its inputs are finite"
-    return f"overflow: {limit}"
+    hidden = "" if kind in _GROWING else " or a division by 0 inside"
+    return f"overflow{hidden}: {limit}"
 
 
 def _in_double_precision(kind: str, function: Callable[..., Any], args: Given, kwargs: dict[str, Any]) -> Any:
@@ -103,6 +105,10 @@ def _division(args: Given, kwargs: dict[str, Any]) -> str:
 
 def _are(condition: Tensor) -> str:
     return "is" if int(condition.sum()) == 1 else "are"
+
+
+def _divided_product(args: Given, kwargs: dict[str, Any]) -> str:
+    return _division(args[1:], kwargs)
 
 
 def _one_divided(args: Given, kwargs: dict[str, Any]) -> str:
@@ -156,6 +162,20 @@ def _batch_norm(args: Given, kwargs: dict[str, Any]) -> str:
     )
 
 
+def _normalization(groups: Callable[..., Tensor], epsilon_at: int, centred: bool = True) -> _Rule:
+    """The rule of a function that divides ``groups``, the last axis, by their deviation, or by their norm."""
+
+    def rule(args: Given, kwargs: dict[str, Any]) -> str:
+        values = groups(_plain(args[0]), *args[1:], **kwargs)
+        epsilon = kwargs.get("eps", args[epsilon_at] if len(args) > epsilon_at else None)
+        same = values.amax(-1) == values.amin(-1) if centred else (values == 0).all(-1)
+        if epsilon != 0 or not bool(same.any()):
+            return ""
+        return f"0 / 0: eps is 0, and all values are {'the same' if centred else '0'} in {_share(same, 'group')}"
+
+    return rule
+
+
 def _deviation(args: Given, kwargs: dict[str, Any]) -> str:
     counts = args[0].numel() // max(1, _results_of(args, kwargs))
     return f"a deviation needs two values or more, and this one has {counts}" if counts < 2 else ""
@@ -178,6 +198,7 @@ _Rule = Callable[[Given, dict[str, Any]], str]
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("div", "truediv", "true_divide", "divide", "floordiv", "floor_divide"), _division),
     **dict.fromkeys(("fmod", "remainder", "mod"), _division),
+    "addcdiv": _divided_product,
     "reciprocal": _one_divided,
     **dict.fromkeys(("log", "log2", "log10"), _domain("the logarithm", 0, 0)),
     "log1p": _domain("log1p", -1, -1),
@@ -189,6 +210,10 @@ _RULES: dict[str, _Rule] = {
     "pow": _power,
     **dict.fromkeys(("softmax", "log_softmax", "softmin"), _softmax),
     "batch_norm": _batch_norm,
+    "layer_norm": _normalization(lambda x, shape, *_, **__: x.flatten(-len(shape)), 4),
+    "rms_norm": _normalization(lambda x, shape, *_, **__: x.flatten(-len(shape)), 3, centred=False),
+    "group_norm": _normalization(lambda x, groups, *_, **__: x.reshape(len(x), groups, -1), 4),
+    "normalize": _normalization(lambda x, p=2, dim=1, *_, **__: x.movedim(dim, -1), 3, centred=False),
     **dict.fromkeys(("std", "var"), _deviation),
     "mean": _mean,
 }

@@ -28,6 +28,7 @@ from hookscope.hooks import (
     may_write,
     operation_name,
     tensors_in,
+    word_of,
 )
 from hookscope.tracing.causes import cause_of
 from hookscope.tracing.tensor_summary import Facts, facts_of
@@ -186,7 +187,7 @@ class _Search(NonFiniteSearch):
         call = anomaly.call or Call("", "", 0, None)
         inputs: Facts = {}
         function, given, args, kwargs = self._given or (None, ((), {}), (), {})
-        if function is not None and anomaly.operation == operation_name(function):
+        if function is not None and anomaly.operation == word_of(function):
             inputs = dict(zip(self._names_of(*given), facts_of((args, kwargs)).values(), strict=True))
         if anomaly.source and carrier is not None:
             values = finite_values(as_plain(carrier).double())

@@ -361,7 +361,19 @@ class CallRecorder:
             self._open[-1].macs += macs * left // weights + added
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.sources is not None and not any(module.children()):
+            self._note_unknown(self.sources, module, (args, kwargs), output)
         self._end(self._positions[id(module)], output, module)
+
+    def _note_unknown(self, sources: SourceTracker, module: nn.Module, given: Any, output: Any) -> None:
+        """Note that a layer made of what it was given what torch did not see it compute, as in another runtime."""
+        own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        outputs = [tensor for tensor in tensors_in(output).values() if id(tensor) not in own]
+        if unknown := [tensor for tensor in outputs if not sources.of(tensor)]:
+            opened = self._open[-1]
+            maker = self.counted[-1] if len(self.calls) > opened.returned else opened
+            maker.reads |= {number for number in sources.of(given) if number < opened.number}
+            sources.made(unknown, [maker.number])
 
     def around(self, place: str, kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of torch, and record it if its result is a tensor."""

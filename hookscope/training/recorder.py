@@ -194,9 +194,7 @@ class MetricsRecorder:
             )
         metrics.add(output_sums(output, module))
         if histogram:
-            counted = histogram_of(values_of(output))
-            counted.merge(metrics.histogram or ValueHistogram())
-            metrics.histogram = counted
+            metrics.histogram = histogram_of(values_of(output), metrics.histogram)
         values = None if expected is None else next(iter(values_of(inputs)), None)
         if values is not None and values.dim() >= 2 and values.shape[1] == expected[0].numel():
             metrics.batch = metrics.batch or BatchMoments(*expected)
@@ -244,8 +242,8 @@ class MetricsRecorder:
             histograms = {}
             if step.weights.with_histograms:
                 activation = None if call.histogram is None else edges_and_counts(call.histogram)
-                histograms = {} if activation is None else {"activation": activation}
-                histograms |= step.weights.histograms({} if id(call.layer) in shown else own)
+                own_histograms = step.weights.histograms({} if id(call.layer) in shown else own)
+                histograms["histograms"] = ({} if activation is None else {"activation": activation}) | own_histograms
                 shown.add(id(call.layer))
             yield {
                 "loss": loss,
@@ -262,7 +260,7 @@ class MetricsRecorder:
                 **call.metrics(scalars),
                 **({} if has_run else {"non_finite": None}),
                 **step.weights.metrics(own),
-                **({"histograms": histograms} if step.weights.with_histograms else {}),
+                **histograms,
             }
 
     def loss_of(self, step: OptimizerStep) -> float | None:

@@ -91,8 +91,9 @@ def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
     return OutputSums(values.numel(), mean, spread, nonzero, non_finite, alive)
 
 
-def histogram_of(values: Iterable[Tensor]) -> ValueHistogram:
-    histogram = ValueHistogram()
+def histogram_of(values: Iterable[Tensor], histogram: ValueHistogram | None = None) -> ValueHistogram:
+    """The counts of ``values``, added to those of ``histogram``."""
+    histogram = histogram or ValueHistogram()
     for tensor in values:
         histogram.update(as_float(_dense(tensor)).float())
     return histogram

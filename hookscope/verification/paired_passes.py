@@ -148,8 +148,8 @@ class PairedPasses:
             plain = run_model(net, pictures)
             own_changes = before.changes()
         before = ModelSnapshot(net.model)
-        # an observer beside the capture: a call that the capture loses must be missed
-        observer = Observer(net.model, selection, types, note_signature, on_input=CallSignature.of)
+        # an observer beside the capture: a call that the capture loses must be missed; `ordered` counts all calls
+        observer = Observer(net.model, selection, types, note_signature, on_input=CallSignature.of, ordered=True)
         with random_states_kept():
             with capture(net.model, selection, types, inputs=True) as activations, observer:
                 hooked = run_model(net, pictures)

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope import capture, load_model
+from hookscope import capture, layer_graph, load_model
 from hookscope.cli.main import cli
 from hookscope.errors import InputError, ModelError, NoMapError, UsageError
 from tests.exports import deployed, to_onnx
@@ -70,6 +70,15 @@ def test_values_are_those_of_the_runtime(file: str, pictures: Tensor) -> None:
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     assert torch.equal(output, torch.from_numpy(session.run(None, {"input": pictures.numpy()})[0]))
     torch.testing.assert_close(output, deployed()(pictures))
+
+
+def test_a_graph_has_the_lines_of_the_file(file: str) -> None:
+    graph = layer_graph(load_model(file).model, (1, 3, 16, 16))
+    names = [node.name or node.kind for node in graph.nodes]
+    edges = {(names[edge.source], names[edge.target]) for edge in graph.edges}
+    assert {("input", "conv1"), ("conv1", "relu"), ("conv2", "Add")} <= edges
+    assert [edge.target for edge in graph.edges if not edge.shapes] == []
+    assert {target for _, target in edges} == {*names} - {"input"}
 
 
 def test_a_layer_runs_alone(file: str) -> None:

@@ -175,3 +175,5 @@ def test_ultralytics_pads_with_grey_and_names_no_class_by_its_number() -> None:
     assert stated_class_names(yolo) is None
     yolo.names = {0: "person", 1: "1"}
     assert stated_class_names(yolo) == ("person", "1")
+    yolo.names = {0: "person", "1": "car"}
+    assert stated_class_names(yolo) is None

@@ -68,6 +68,19 @@ CASES: list[tuple[nn.Module, set[tuple[str, str]]]] = [
         Function(lambda net, x: nn.functional.max_pool2d(net.a(x), 2), a=conv()),
         {("input", "a"), ("a", "max_pool2d"), ("max_pool2d", "output")},
     ),
+    # so are parts of a map that together have its values at a lower resolution
+    (
+        Function(lambda net, x: net.a(torch.cat([x[..., ::2, ::2], x[..., 1::2, 1::2]], 1)), a=conv(8)),
+        {("input", "getitem, cat"), ("getitem, cat", "a"), ("a", "output")},
+    ),
+    # what a layer computes without torch is its own work
+    (
+        Function(
+            lambda net, x: net.b(net.numpy(net.a(x))), a=conv(), b=conv(bias=False),
+            numpy=Function(lambda x: torch.from_numpy(x.detach().numpy() * 2)),
+        ),
+        {("input", "a"), ("a", "numpy"), ("numpy", "b"), ("b", "output")},
+    ),
     # lines to several readers meet
     (
         Function(dense, a=Layer(4), b=Layer(8), c=Layer(12)),
@@ -83,6 +96,13 @@ CASES: list[tuple[nn.Module, set[tuple[str, str]]]] = [
 @pytest.mark.parametrize(("model", "expected"), CASES)
 def test_lines_lead_where_the_values_go(model: nn.Module, expected: set[tuple[str, str]]) -> None:
     assert edges(model) == expected
+
+
+def test_blocks_that_differ_in_functions_alone_are_one_node() -> None:
+    def block(shift: bool) -> nn.Module:
+        return Function(lambda net, x: net.conv(x.roll(1, 2) if shift else x).clone(), conv=conv())
+
+    assert edges(nn.Sequential(block(False), block(True))) == {("input", "0–1"), ("0–1", "output")}
 
 
 @pytest.mark.parametrize(

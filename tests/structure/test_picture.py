@@ -5,8 +5,10 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torchvision
+from PIL import Image
 from torch import nn
 
 from hookscope.errors import UsageError
@@ -63,5 +65,22 @@ def test_the_suffix_of_a_file_is_its_format(tmp_path: Path) -> None:
     write_graph(graph, str(tmp_path / "a.svg"))
     write_graph(graph, str(tmp_path / "a.DOT"))
     assert (tmp_path / "a.svg").read_text().startswith("<svg") and "digraph" in (tmp_path / "a.DOT").read_text()
-    with pytest.raises(UsageError, match=r"a graph is an SVG or DOT file.*name it \.svg or \.dot"):
+    write_graph(graph, str(tmp_path / "a.pdf"))
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(UsageError, match=r"a graph is an SVG, PNG, PDF or DOT file.*name it \.svg, \.png, \.pdf"):
         write_graph(graph, str(tmp_path / "a.bmp"))
+
+
+def test_a_png_shows_the_shapes_of_the_svg_at_their_places(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 1, 3, stride=2), nn.ReLU())
+    graph = layer_graph(net, (1, 1, 9, 9))
+    write_graph(graph, str(tmp_path / "a.png"))
+    root = ET.fromstring(draw_graph(graph))
+    pixels = np.asarray(Image.open(tmp_path / "a.png").convert("L"))
+    scale = pixels.shape[1] / float(root.attrib["width"])
+    assert pixels.shape[0] == pytest.approx(float(root.attrib["height"]) * scale, abs=1)
+    [corners] = [element.attrib["points"] for element in root.iter(f"{SVG}polygon")]
+    (left, top), _, _, (_, bottom) = (map(float, pair.split(",")) for pair in corners.split())
+    row = pixels[round((top + bottom + 48) / 2 * scale)]
+    assert row[: round((left + 20) * scale)].min() == 255  # the box begins 24 to the right, and is narrower below
+    assert row[round((left + 20) * scale) : round((left + 34) * scale)].min() < 220

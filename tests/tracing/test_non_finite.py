@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hookscope.errors import InputError, ModelError
@@ -71,6 +72,18 @@ PLANTS: dict[str, tuple[Block, str, str, str]] = {
     "number": (lambda x: x * NAN, "2::mul", "NaN", "the code gives it the number nan"),
     "part": (written, "2::log", "Inf", "the logarithm of 0 in 4 of 4 values"),
     "dictionary": (lambda x: {"a": (x, [x.rsqrt() / (x - x)])}["a"][1][0], "2::div", "Inf", "divisors are 0"),
+    "product": (lambda x: x.addcdiv(x, x * 0), "2::addcdiv", "Inf", "division by 0: 64 of 64 divisors are 0"),
+    "pole": (lambda x: (x * 0).lgamma(), "2::lgamma", "Inf", "overflow or a division by 0 inside: the largest float32"),
+    "layer norm": (
+        lambda x: F.layer_norm(x * 0 + 3, (4, 4), eps=0),
+        "2::layer_norm",
+        "NaN",
+        "0 / 0: eps is 0, and all values are the same in 4 of 4 groups",
+    ),
+    "group norm": (lambda x: F.group_norm(x * 0, 2, eps=0), "2::group_norm", "NaN", "are the same in 2 of 2 groups"),
+    "norm": (lambda x: F.normalize(x * 0, eps=0), "2::normalize", "NaN", "all values are 0 in 16 of 16 groups"),
+    "reflected power": (lambda x: 0.0 ** (x - 2), "2::pow", "Inf", "division by 0: a negative power of 0 in 64 of 64"),
+    "new tensor": (lambda x: x + x.new_tensor([NAN]), "2::new_tensor", "NaN", "the code writes NaN as a constant"),
     "constant": (lambda x: x + torch.full((1,), NAN), "2::full", "NaN", "the code writes NaN as a constant"),
 }
 
@@ -87,7 +100,8 @@ def test_the_call_that_makes_it_and_why(plant: str) -> None:
     calls = trace_events(model, IMAGE, ops=True).calls
     bad = next(record for record in calls if any(part.nonfinite for part in record.output.values()))
     assert (call.call, call.call.order) == (bad.call, bad.call.order)
-    if plant != "constant":
+    assert call.operation == call.call.type
+    if "constant" not in cause:
         assert {part.min for part in call.inputs.values()} == {part.min for part in bad.input.values()}
         assert call.nonfinite == sum(part.nonfinite for part in bad.output.values())
     assert report.output == {"": 4} and report.passed_on >= 1
@@ -116,6 +130,17 @@ def test_what_brings_it_into_the_pass(where: str) -> None:
     assert (call.call.key, call.operation) == (key, operation) and cause in call.cause
     assert set(call.inputs) >= {"0", f"{key}.weight", f"{key}.bias"}
     assert bool(call.source) == (where != "running_var")
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_an_input_counts_where_an_operation_swallows_its_nan() -> None:
+    x = IMAGE.clone()
+    x[0, 0, 0, :2] = NAN
+    report = find_non_finite(Function(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8).dequantize()), x)
+    [call] = report.made
+    assert (call.call.key, call.cause, report.output) == ("::quantize_per_tensor", "the input holds 2 NaN", {})
+    clean = Function(lambda x: torch.zeros_like(x).where(x.isnan(), x))
+    assert [call.call.key for call in find_non_finite(clean, x).made] == ["::where"]
 
 
 def test_a_mask_counts_where_it_becomes_nan_or_reaches_the_output() -> None:
@@ -150,6 +175,11 @@ def test_an_inf_that_becomes_nan_stands_before_it() -> None:
 def test_what_no_function_of_torch_makes(block: Block, key: str) -> None:
     call = first(net(block))
     assert (call.call.key, call.cause) == (key, "an operation that torch does not report made 64 NaN")
+
+
+def test_an_operation_inside_vmap() -> None:
+    call = first(net(torch.vmap(lambda x: (x * 0).log())))
+    assert (call.call.key, call.cause) == ("2::log", "the logarithm of 0 in 64 of 64 values")
 
 
 def test_a_sound_pass_says_what_was_looked_at() -> None:

@@ -148,11 +148,11 @@ def _measured(
 ) -> Sequence[faithfulness.Faithfulness]:
     net, chosen, source = explanation.net, options.comparison, explanation.source
     size = (int(explanation.tensor.shape[-2]), int(explanation.tensor.shape[-1]))
-    maps: dict[str, Any] = {}
+    taken, maps = {*explain.CAM_METHODS, *explain.ATTENTION_METHODS, *faithfulness.BASELINES}, dict[str, Any]()
     for path in chosen.maps:
         found = faithfulness.read_maps(path, explanation.word)
         for name, values in found.items():
-            free = name if name not in maps and name not in _taken() else f"{name} of {os.path.basename(path)}"
+            free = name if name not in {*maps, *taken} else f"{name} of {os.path.basename(path)}"
             maps[free] = faithfulness.over_input(values, source.photograph.size, source.box, size)
     methods = chosen.methods if chosen.compare else (options.method,)
     with running(net, explanation.inputs), pass_progress("images") as on_progress:
@@ -170,10 +170,6 @@ def _measured(
             on_progress=on_progress,
             on_skip=lambda method, error: explanation.note(f"without {method}: {error}"),
         )
-
-
-def _taken() -> set[str]:
-    return {*explain.CAM_METHODS, *explain.ATTENTION_METHODS, *faithfulness.BASELINES}
 
 
 def _boxes(explanation: Explanation, boxes: dict[str, Any] | None, size: tuple[int, int]) -> list[tuple[float, ...]]:
