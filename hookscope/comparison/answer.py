@@ -119,7 +119,7 @@ def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
         values = f"in all {len(calls)} pairs of calls" if len(calls) > 1 else "in the only pair of calls"
         return Answer("same", "", "", len(calls), f"A and B are the same to the bit {values}{rest}.")
     pair = max(apart, key=_relative)
-    sentence = f"A and B are the same but for noise: {_distance(pair)} at most, at {_name(pair)}"
+    sentence = f"A and B are the same but for noise: {_distance(pair)} at most"
     noise = f"where the noise is {pair.noise or 0:.2g}, and a difference is more than {TIMES_NOISE} times that"
     return Answer("noise", "", "", calls.index(apart[0]), f"{sentence}, {noise}{rest}.")
 
