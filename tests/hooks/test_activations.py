@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import pickle
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
@@ -24,14 +22,8 @@ from hookscope.hooks.differences import same_bits
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.tensors import map_tensors, tensors_in
 from tests.helpers import hooks_on, numbers, seeded, small_head
-from tests.nets import Fails, Function, X, chain, conv, named, row
-
-
-def captured(net: nn.Module, *selection: Any, x: Tensor = X, **options: Any) -> hookscope.Activations:
-    """What a pass without gradients keeps."""
-    with torch.no_grad(), hookscope.capture(net, *selection, **options) as activations:
-        net(x)
-    return activations
+from tests.hooks.nets import KINDS, MODES, ZOO, Pyramid, built, captured, containers, kinds, overwrites, raises
+from tests.nets import Function, X, chain, conv, row
 
 
 def test_values_are_those_from_paper_although_the_next_layer_overwrites_them() -> None:
@@ -46,18 +38,6 @@ def test_values_are_those_from_paper_although_the_next_layer_overwrites_them() -
     ]  # fmt: skip
     assert activations.complete and activations.did_not_run == () and len(activations.inputs) == 0
     assert hooks_on(net) == 0
-
-
-class Pyramid(nn.Module):
-    """A head that runs on three levels, a layer with two names, one that never runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.idle, self.head, self.stem = conv(9), named(conv=conv(10)), conv(1)
-        self.twin = self.stem
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return [self.head.conv(self.twin(x) + level) for level in range(3)]
 
 
 def test_calls_of_a_layer_that_runs_again_and_layers_that_do_not_run() -> None:
@@ -148,158 +128,6 @@ def test_an_index_from_the_end_is_the_same_inside_and_outside_the_block() -> Non
         net(X)
         assert -1 not in activations and numbers(activations[-2]) == [-5, 1]
     assert -1 not in activations and numbers(activations[-2]) == [-5, 1]
-
-
-class Halves(NamedTuple):
-    low: Tensor
-    high: Tensor
-
-
-def overwrites(layer: nn.Module) -> nn.Module:
-    """Overwrites every tensor that ``layer`` returns."""
-    return Function(lambda net, x: sum(t.add_(1).relu_().sum() for t in tensors_in(net.layer(x)).values()), layer=layer)
-
-
-def containers() -> nn.Module:
-    """Each kind of container that a layer may return its tensors in."""
-    return Function(lambda net, x: {"out": net.conv(x), "aux": [Halves(x * 2, x * 3), None, (x + 1,)]}, conv=conv(3))
-
-
-def keywords() -> nn.Module:
-    """Calls its layers with keywords only."""
-
-    def forward(net: Any, *, picture: Tensor) -> Tensor:
-        return net.scale(by=3.0, value=net.conv(input=picture)).relu_()
-
-    return Function(forward, conv=conv(2), scale=Function(lambda *, value, by: value * by))
-
-
-def passes_through() -> nn.Module:
-    """Identity and Dropout return the very tensor they were given."""
-    return named(conv=conv(2), identity=nn.Identity(), drop=nn.Dropout(), relu=nn.ReLU(inplace=True), last=conv(3))
-
-
-def views() -> nn.Module:
-    """Layers that return views: flattened, in chunks, transposed, expanded."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        left, right = net.chunks(net.turned(net.conv(x)).contiguous())
-        return (net.wide(net.flat(left)) + right.clone().flatten()).relu_()
-
-    return Function(
-        forward,
-        conv=conv(2),
-        flat=nn.Flatten(),
-        chunks=Function(lambda x: x.chunk(2, dim=-1)),
-        turned=Function(lambda x: x.transpose(-1, -2)),
-        wide=Function(lambda x: x.expand(4, *x.shape)),
-    )
-
-
-KINDS = [torch.int64, torch.bool, torch.complex64, torch.float16, torch.bfloat16, torch.float64, torch.float32]
-
-
-def kinds() -> nn.Module:
-    """Whole numbers, truth values, complex, half and double numbers."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = net.conv(x)
-        kept = [kind(x) for kind in net.kinds]
-        return sum((t if t.dtype == torch.bool else t.abs()).float().sum() for t in kept)
-
-    layers = nn.ModuleList(Function(partial(Tensor.to, dtype=dtype)) for dtype in KINDS)
-    return Function(forward, conv=conv(0.3), kinds=layers)
-
-
-def catches() -> nn.Module:
-    """One layer fails at each pass, and the model lives with it."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = net.conv(x)
-        try:
-            return net.last(net.fails(x))
-        except RuntimeError:
-            return net.last(x + 1)
-
-    return Function(forward, conv=conv(2), fails=Fails(), last=conv(3))
-
-
-def strides() -> nn.Module:
-    """channels_last and every second column."""
-    first = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
-    every_second = Function(lambda x: x[..., ::2])
-    return named(first=first, sparse=every_second, relu=nn.ReLU(inplace=True), second=nn.Conv2d(8, 4, 3))
-
-
-def residual() -> nn.Module:
-    """``out += x`` and a functional in-place ReLU, as in every ResNet block; one ReLU runs twice."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        out = net.bn(net.conv2(net.relu(net.conv1(x))))
-        out += x
-        return F.relu_(net.relu(out) - 1)
-
-    return Function(forward, conv1=conv(2, 1), conv2=conv(-1), bn=nn.BatchNorm2d(1), relu=nn.ReLU(inplace=True))
-
-
-def recursive() -> nn.Module:
-    """A layer that calls itself, and a root that does."""
-
-    def inside(net: Any, x: Tensor, left: int = 2) -> Tensor:
-        return net.conv(net(x + 1, left - 1) if left else x).relu_()
-
-    def outside(net: Any, x: Tensor, left: int = 1) -> Tensor:
-        return net.inner(net(x, left - 1) if left else x)
-
-    return Function(outside, inner=Function(inside, conv=conv(2)))
-
-
-def remembers() -> nn.Module:
-    """Layers that return a parameter, a buffer, and the same memory at each call."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        out = net.own("weight") * x + net.own("mean")
-        first = net.workspace(x * 2) + 0
-        return out + first + net.workspace(x * 3)
-
-    own, space = Function(lambda which: getattr(own, which)), torch.zeros(1, 1, 1, 2)
-    own.weight = nn.Parameter(row(5, -5))
-    own.register_buffer("mean", row(1, 2))
-    return Function(forward, own=own, workspace=Function(lambda x: space.copy_(x.detach())))
-
-
-ZOO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
-    "in-place layers": (chain, {"input": X}),
-    "pyramid": (Pyramid, {"x": X}),
-    "residual": (lambda: residual().eval(), {"x": X}),
-    "residual in train mode": (residual, {"x": X}),
-    "keywords": (keywords, {"picture": X}),
-    "recursive": (recursive, {"x": X}),
-    "passes through": (lambda: passes_through().eval(), {"input": X}),
-    "dropout in train mode": (passes_through, {"input": torch.ones(1, 1, 8, 8)}),
-    "views": (views, {"x": torch.arange(16.0).reshape(1, 1, 4, 4) - 8}),
-    "remembers": (remembers, {"x": X}),
-    "kinds": (kinds, {"x": X}),
-    "catches": (catches, {"x": X}),
-    "strides": (strides, {"input": torch.linspace(-1, 1, 300).reshape(1, 3, 10, 10)}),
-    "is a convolution": (lambda: conv(4, 1), {"input": X}),
-    "no convolution": (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True)), {"input": X}),
-    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8).train(), {"src": torch.ones(3, 1, 4)}),
-    "recurrent": (lambda: nn.LSTM(2, 3), {"input": torch.ones(2, 1, 2)}),
-    "containers": (lambda: overwrites(containers()), {"x": X}),
-}
-
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "gradients": torch.enable_grad,
-}
-
-
-def built(name: str) -> tuple[nn.Module, dict[str, Any]]:
-    torch.manual_seed(0)
-    build, inputs = ZOO[name]
-    return build(), map_tensors(inputs, lambda tensor: tensor.clone())
 
 
 @contextmanager
@@ -418,157 +246,6 @@ def test_gradients_of_parameters_and_inputs_are_those_without_a_capture(name: st
             assert torch.equal(watched, plain)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ZOO)
-def test_the_model_is_as_it_was(name: str, mode: str) -> None:
-    model, inputs = built(name)
-    twin, twin_inputs = built(name)
-    before, attributes = ModelSnapshot(model), [list(vars(module)) for module in model.modules()]
-    with MODES[mode](), hookscope.capture(model, "*", types=("all",), inputs=True):
-        torch.manual_seed(1)
-        model(**inputs)
-    random = torch.get_rng_state()
-    with MODES[mode]():
-        torch.manual_seed(1)
-        twin(**twin_inputs)
-    assert [c for c in before.changes() if not c.what.startswith(("buffer", "random state"))] == []
-    assert [list(vars(module)) for module in model.modules()] == attributes
-    assert all(map(torch.equal, model.buffers(), twin.buffers())) and torch.equal(random, torch.get_rng_state())
-
-
-def test_a_model_can_be_pickled_after_a_capture() -> None:
-    net = chain()
-    with hookscope.capture(net, "*", types=("all",), inputs=True, gradients=True):
-        net(X)
-    assert numbers(pickle.loads(pickle.dumps(net))(X)) == numbers(net(X))
-
-
-def oddly_set() -> nn.Sequential:
-    """Modes, gradient flags and hooks that nobody would restore by chance."""
-    net = nn.Sequential(
-        conv(2), nn.BatchNorm2d(1), nn.ReLU(inplace=True), nn.Sequential(conv(3), nn.Dropout()), conv(1)
-    )
-    net[1].eval()
-    net[3].eval()
-    net[0].weight.requires_grad_(False)
-    net[4].weight.grad = torch.ones(1, 1, 1, 1)
-    net[3].register_forward_hook(lambda *call: None)
-    net[0].register_forward_pre_hook(lambda *call: None)
-    net[4].register_full_backward_hook(lambda *call: None)
-    return net
-
-
-@pytest.mark.parametrize("at", range(5))
-def test_a_model_is_as_it_was_after_a_failure_in_a_layer(at: int) -> None:
-    net = oddly_set()
-    net[at].register_forward_pre_hook(raises)
-    before = ModelSnapshot(net)
-    with pytest.raises(RuntimeError, match="as asked"), hookscope.capture(net, "*", inputs=True):
-        net(X)
-    assert before.changes() == []
-
-
-def raises(*call: Any, **options: Any) -> None:
-    raise RuntimeError("as asked")
-
-
-@pytest.mark.parametrize("stop", [False, True])
-def test_a_model_is_as_it_was_after_success_and_after_a_stop(stop: bool) -> None:
-    net = oddly_set()
-    before = ModelSnapshot(net)
-    with hookscope.capture(net, "3.0", stop=stop, transform=lambda output: output.mean()):
-        net(X)
-    assert before.changes() == []
-    net[3].train()
-    before = ModelSnapshot(net)
-    with hookscope.capture(net, "0", stop=True):
-        net(X)
-    assert before.changes() == []  # the dropout was not reached, and drew no number
-
-
-def test_an_exception_half_way_keeps_what_ran_and_the_next_pass_starts_anew() -> None:
-    net, failing = chain(1), []
-    with torch.no_grad(), hookscope.capture(net, inputs=True) as activations:
-        failing.append(net[3].register_forward_hook(raises))
-        with pytest.raises(RuntimeError):
-            net(X)
-        assert list(activations) == ["0", "2"] and not activations.complete and activations.did_not_run == ("4",)
-        assert numbers(activations["2"]) == [-5, 1]
-        failing.pop().remove()
-        net(row(2, -4))
-        assert list(activations) == ["0", "2", "4"] and activations.complete and activations.did_not_run == ()
-    assert [numbers(activations[index]) for index in range(3)] == [[4, -8], [-11, 1], [3, 4]]
-    assert [numbers(kept) for kept in activations.inputs.values()] == [[2, -4], [4, 0], [0, 1]]
-
-
-def test_what_was_undecided_in_a_failed_pass_is_not_dropped_from_the_next() -> None:
-    def forward(net: Any, order: str) -> None:
-        for name in order:
-            getattr(net, name)(X)
-        if order == "ab":
-            raise RuntimeError("as asked")
-
-    net = Function(forward, a=conv(1), b=conv(1), c=conv(1))
-    with torch.no_grad(), hookscope.capture(net, "-2:") as activations:
-        with pytest.raises(RuntimeError, match="as asked"):
-            net("ab")
-        net("cba")
-    assert list(activations) == ["b", "a"]
-
-
-def test_a_capture_entered_again_gives_new_activations() -> None:
-    net = chain(1)
-    again = hookscope.capture(net, 0, stop=True)
-    with torch.no_grad(), again as first:
-        net(X)
-    with torch.no_grad(), again as second:
-        net(row(3, 3))
-    assert (numbers(first[0]), numbers(second[0])) == ([2, -4], [6, 6]) and second.did_not_run == ("2", "4")
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_nested_captures_keep_the_same_values(mode: str) -> None:
-    net = chain(1)
-    with MODES[mode](), hookscope.capture(net) as outer, hookscope.capture(net, types=("all",)) as inner:
-        assert numbers(net(X)) == [3, 4]
-    assert [numbers(kept) for kept in outer.values()] == [[2, -4], [-5, 1], [3, 4]]
-    assert [numbers(kept) for kept in inner.values()] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 4]]
-    assert hooks_on(net) == 0
-
-
-def test_a_nested_stop_ends_the_inner_block_alone_and_the_outer_goes_on() -> None:
-    net = chain(1)
-    with torch.no_grad(), hookscope.capture(net) as outer:
-        with hookscope.capture(net, 1, stop=True) as inner:
-            net(X)
-            raise AssertionError("not reached")
-        assert list(inner) == ["2"] and list(outer) == ["0", "2"] and not outer.complete
-        net(row(2, -4))
-        assert outer.complete
-    assert [numbers(kept) for kept in outer.values()] == [[4, -8], [-11, 1], [3, 4]] and numbers(inner[1]) == [-5, 1]
-    assert hooks_on(net) == 0
-
-
-def test_a_stop_of_the_outer_block_ends_both() -> None:
-    net = chain(1)
-    with torch.no_grad(), hookscope.capture(net, 0, stop=True) as outer:
-        with hookscope.capture(net) as inner:
-            net(X)
-        raise AssertionError("not reached")
-    assert list(outer) == ["0"] and list(inner) == []
-    assert hooks_on(net) == 0
-
-
-def test_two_nested_stops_each_in_its_own_pass() -> None:
-    net = chain(1)
-    with torch.no_grad(), hookscope.capture(net, 2, stop=True) as outer:
-        with hookscope.capture(net, 0, stop=True) as inner:
-            net(X)
-        net(X)
-        raise AssertionError("not reached")
-    assert list(outer) == ["4"] and list(inner) == ["0"]
-
-
 def test_inputs_are_as_they_went_in_although_layers_overwrite_them() -> None:
     activations = captured(chain(1), types=("all",), inputs=True)
     assert [numbers(kept) for kept in activations.inputs.values()] == [[1, -2], [2, -4], [2, 0], [-5, 1], [0, 1]]
@@ -603,59 +280,6 @@ def test_inputs_stay_in_the_graph_and_take_the_dtype() -> None:
     kept = activations.inputs[1]
     assert kept.dtype == torch.float64
     assert torch.autograd.grad(kept.sum(), net[0].weight)[0].item() == 1  # ReLU lets the first alone through
-
-
-def test_a_stop_ends_the_pass_after_the_last_wanted_call() -> None:
-    net, ran = chain(1), []
-    for layer in net:
-        layer.register_forward_hook(lambda layer, *call: ran.append(layer))
-    with torch.no_grad(), hookscope.capture(net, "0,1", stop=True) as activations:
-        net(X)
-        raise AssertionError("not reached")
-    assert ran == list(net[:3]) and list(activations) == ["0", "2"] and not activations.complete
-    assert activations.did_not_run == ("4",)
-
-
-def test_a_stop_leaves_nothing_behind() -> None:
-    net, references = chain(1), []
-    net[1].register_forward_hook(lambda layer, args, output: references.append(weakref.ref(output)))
-    gc.disable()
-    try:
-        with (
-            torch.no_grad(),
-            hookscope.capture(net, 1, stop=True, transform=lambda output: output.sum().item()) as kept,
-        ):
-            references.append(weakref.ref(x := X * 1))
-            net(x)
-        del x
-        assert len(references) == 2 and [reference() for reference in references] == [None, None]
-    finally:
-        gc.enable()
-    assert kept[1] == -4 and torch.is_grad_enabled()
-    assert numbers(net(X)) == [3, 4]
-
-
-def test_a_failure_leaves_nothing_behind() -> None:
-    net, references = chain(1), []
-    with torch.no_grad(), hookscope.capture(net, "all", types=("all",), inputs=True) as activations:
-        net[1].register_forward_hook(raises)
-        x = X * 1
-        references.append(weakref.ref(x))
-        with pytest.raises(RuntimeError):
-            net(x)
-    del x
-    activations.clear()
-    gc.collect()
-    assert references[0]() is None
-
-
-def test_activations_do_not_hold_the_model() -> None:
-    net = chain(1)
-    activations = captured(net)
-    model = weakref.ref(net)
-    del net
-    gc.collect()
-    assert model() is None and numbers(activations[0]) == [2, -4]
 
 
 @pytest.mark.parametrize("transform", [lambda o: o.mean(), lambda o: o[..., :1], lambda o: o.view(-1)[:1], lambda o: 7])

@@ -1,0 +1,218 @@
+"""How a capture ends, by itself, by a failure or a stop, alone or nested: the model is as it was."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookscope
+from hookscope.hooks.model_state import ModelSnapshot
+from tests.helpers import hooks_on, numbers
+from tests.hooks.nets import MODES, ZOO, built, captured, raises
+from tests.nets import Function, X, chain, conv, row
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ZOO)
+def test_the_model_is_as_it_was(name: str, mode: str) -> None:
+    model, inputs = built(name)
+    twin, twin_inputs = built(name)
+    before, attributes = ModelSnapshot(model), [list(vars(module)) for module in model.modules()]
+    with MODES[mode](), hookscope.capture(model, "*", types=("all",), inputs=True):
+        torch.manual_seed(1)
+        model(**inputs)
+    random = torch.get_rng_state()
+    with MODES[mode]():
+        torch.manual_seed(1)
+        twin(**twin_inputs)
+    assert [c for c in before.changes() if not c.what.startswith(("buffer", "random state"))] == []
+    assert [list(vars(module)) for module in model.modules()] == attributes
+    assert all(map(torch.equal, model.buffers(), twin.buffers())) and torch.equal(random, torch.get_rng_state())
+
+
+def test_a_model_can_be_pickled_after_a_capture() -> None:
+    net = chain()
+    with hookscope.capture(net, "*", types=("all",), inputs=True, gradients=True):
+        net(X)
+    assert numbers(pickle.loads(pickle.dumps(net))(X)) == numbers(net(X))
+
+
+def oddly_set() -> nn.Sequential:
+    """Modes, gradient flags and hooks that nobody would restore by chance."""
+    net = nn.Sequential(
+        conv(2), nn.BatchNorm2d(1), nn.ReLU(inplace=True), nn.Sequential(conv(3), nn.Dropout()), conv(1)
+    )
+    net[1].eval()
+    net[3].eval()
+    net[0].weight.requires_grad_(False)
+    net[4].weight.grad = torch.ones(1, 1, 1, 1)
+    net[3].register_forward_hook(lambda *call: None)
+    net[0].register_forward_pre_hook(lambda *call: None)
+    net[4].register_full_backward_hook(lambda *call: None)
+    return net
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_model_is_as_it_was_after_a_failure_in_a_layer(at: int) -> None:
+    net = oddly_set()
+    net[at].register_forward_pre_hook(raises)
+    before = ModelSnapshot(net)
+    with pytest.raises(RuntimeError, match="as asked"), hookscope.capture(net, "*", inputs=True):
+        net(X)
+    assert before.changes() == []
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_model_is_as_it_was_after_success_and_after_a_stop(stop: bool) -> None:
+    net = oddly_set()
+    before = ModelSnapshot(net)
+    with hookscope.capture(net, "3.0", stop=stop, transform=lambda output: output.mean()):
+        net(X)
+    assert before.changes() == []
+    net[3].train()
+    before = ModelSnapshot(net)
+    with hookscope.capture(net, "0", stop=True):
+        net(X)
+    assert before.changes() == []  # the dropout was not reached, and drew no number
+
+
+def test_an_exception_half_way_keeps_what_ran_and_the_next_pass_starts_anew() -> None:
+    net, failing = chain(1), []
+    with torch.no_grad(), hookscope.capture(net, inputs=True) as activations:
+        failing.append(net[3].register_forward_hook(raises))
+        with pytest.raises(RuntimeError):
+            net(X)
+        assert list(activations) == ["0", "2"] and not activations.complete and activations.did_not_run == ("4",)
+        assert numbers(activations["2"]) == [-5, 1]
+        failing.pop().remove()
+        net(row(2, -4))
+        assert list(activations) == ["0", "2", "4"] and activations.complete and activations.did_not_run == ()
+    assert [numbers(activations[index]) for index in range(3)] == [[4, -8], [-11, 1], [3, 4]]
+    assert [numbers(kept) for kept in activations.inputs.values()] == [[2, -4], [4, 0], [0, 1]]
+
+
+def test_what_was_undecided_in_a_failed_pass_is_not_dropped_from_the_next() -> None:
+    def forward(net: Any, order: str) -> None:
+        for name in order:
+            getattr(net, name)(X)
+        if order == "ab":
+            raise RuntimeError("as asked")
+
+    net = Function(forward, a=conv(1), b=conv(1), c=conv(1))
+    with torch.no_grad(), hookscope.capture(net, "-2:") as activations:
+        with pytest.raises(RuntimeError, match="as asked"):
+            net("ab")
+        net("cba")
+    assert list(activations) == ["b", "a"]
+
+
+def test_a_capture_entered_again_gives_new_activations() -> None:
+    net = chain(1)
+    again = hookscope.capture(net, 0, stop=True)
+    with torch.no_grad(), again as first:
+        net(X)
+    with torch.no_grad(), again as second:
+        net(row(3, 3))
+    assert (numbers(first[0]), numbers(second[0])) == ([2, -4], [6, 6]) and second.did_not_run == ("2", "4")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nested_captures_keep_the_same_values(mode: str) -> None:
+    net = chain(1)
+    with MODES[mode](), hookscope.capture(net) as outer, hookscope.capture(net, types=("all",)) as inner:
+        assert numbers(net(X)) == [3, 4]
+    assert [numbers(kept) for kept in outer.values()] == [[2, -4], [-5, 1], [3, 4]]
+    assert [numbers(kept) for kept in inner.values()] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 4]]
+    assert hooks_on(net) == 0
+
+
+def test_a_nested_stop_ends_the_inner_block_alone_and_the_outer_goes_on() -> None:
+    net = chain(1)
+    with torch.no_grad(), hookscope.capture(net) as outer:
+        with hookscope.capture(net, 1, stop=True) as inner:
+            net(X)
+            raise AssertionError("not reached")
+        assert list(inner) == ["2"] and list(outer) == ["0", "2"] and not outer.complete
+        net(row(2, -4))
+        assert outer.complete
+    assert [numbers(kept) for kept in outer.values()] == [[4, -8], [-11, 1], [3, 4]] and numbers(inner[1]) == [-5, 1]
+    assert hooks_on(net) == 0
+
+
+def test_a_stop_of_the_outer_block_ends_both() -> None:
+    net = chain(1)
+    with torch.no_grad(), hookscope.capture(net, 0, stop=True) as outer:
+        with hookscope.capture(net) as inner:
+            net(X)
+        raise AssertionError("not reached")
+    assert list(outer) == ["0"] and list(inner) == []
+    assert hooks_on(net) == 0
+
+
+def test_two_nested_stops_each_in_its_own_pass() -> None:
+    net = chain(1)
+    with torch.no_grad(), hookscope.capture(net, 2, stop=True) as outer:
+        with hookscope.capture(net, 0, stop=True) as inner:
+            net(X)
+        net(X)
+        raise AssertionError("not reached")
+    assert list(outer) == ["4"] and list(inner) == ["0"]
+
+
+def test_a_stop_ends_the_pass_after_the_last_wanted_call() -> None:
+    net, ran = chain(1), []
+    for layer in net:
+        layer.register_forward_hook(lambda layer, *call: ran.append(layer))
+    with torch.no_grad(), hookscope.capture(net, "0,1", stop=True) as activations:
+        net(X)
+        raise AssertionError("not reached")
+    assert ran == list(net[:3]) and list(activations) == ["0", "2"] and not activations.complete
+    assert activations.did_not_run == ("4",)
+
+
+def test_a_stop_leaves_nothing_behind() -> None:
+    net, references = chain(1), []
+    net[1].register_forward_hook(lambda layer, args, output: references.append(weakref.ref(output)))
+    gc.disable()
+    try:
+        with (
+            torch.no_grad(),
+            hookscope.capture(net, 1, stop=True, transform=lambda output: output.sum().item()) as kept,
+        ):
+            references.append(weakref.ref(x := X * 1))
+            net(x)
+        del x
+        assert len(references) == 2 and [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
+    assert kept[1] == -4 and torch.is_grad_enabled()
+    assert numbers(net(X)) == [3, 4]
+
+
+def test_a_failure_leaves_nothing_behind() -> None:
+    net, references = chain(1), []
+    with torch.no_grad(), hookscope.capture(net, "all", types=("all",), inputs=True) as activations:
+        net[1].register_forward_hook(raises)
+        x = X * 1
+        references.append(weakref.ref(x))
+        with pytest.raises(RuntimeError):
+            net(x)
+    del x
+    activations.clear()
+    gc.collect()
+    assert references[0]() is None
+
+
+def test_activations_do_not_hold_the_model() -> None:
+    net = chain(1)
+    activations = captured(net)
+    model = weakref.ref(net)
+    del net
+    gc.collect()
+    assert model() is None and numbers(activations[0]) == [2, -4]

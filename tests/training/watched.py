@@ -1,0 +1,94 @@
+"""A small network with all that a monitor measures, and how it is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Row = dict[str, Any]
+
+
+class Small(nn.Module):
+    """Convolution, BatchNorm, an in-place ReLU that runs twice, dropout, a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.bn = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.25)
+        self.fc1 = nn.Linear(4 * 16, 6)
+        self.fc2 = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn(self.conv(x)))
+        x = self.relu(self.fc1(self.drop(x.flatten(1))))
+        return self.fc2(x)
+
+
+def small(seed: int = 0) -> Small:
+    torch.manual_seed(seed)
+    net = Small()
+    with torch.no_grad():
+        net.bn.bias[2] = -50  # a dead channel
+    return net
+
+
+def batches(count: int = 4, size: int = 5) -> list[tuple[Tensor, Tensor]]:
+    seeded = torch.Generator().manual_seed(7)
+    return [
+        (torch.randn(size, 1, 6, 6, generator=seeded), torch.randint(0, 3, (size,), generator=seeded))
+        for _ in range(count)
+    ]
+
+
+def filled(layer: nn.Linear, weight: float, bias: float = 0.0) -> nn.Linear:
+    nn.init.constant_(layer.weight, weight)
+    if layer.bias is not None:
+        nn.init.constant_(layer.bias, bias)
+    return layer
+
+
+def sgd(net: nn.Module, rate: float = 0.1, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), lr=rate, **options)
+
+
+def train(
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Iterable[Any],
+    after_step: Callable[[], object] = lambda: None,
+) -> None:
+    for x, y in data:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        after_step()
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor | None = None) -> None:
+    net(torch.ones(1, 2) if x is None else x).sum().backward()
+    optimizer.step()
+
+
+def keys(rows: Iterable[Row], step: int | None = None) -> list[tuple[str, int]]:
+    return [(row["layer"], row["call"]) for row in rows if step in (None, row["step"])]
+
+
+def by_key(rows: list[Row], step: int = 0, optimizer: int = 0) -> dict[tuple[str, int], Row]:
+    return {(r["layer"], r["call"]): r for r in rows if r["step"] == step and r["optimizer"] == optimizer}
+
+
+def close(a: Any, b: Any) -> bool:
+    return a is b if a is None or b is None else math.isclose(a, b, rel_tol=2e-4, abs_tol=2e-6)
+
+
+ORDER = [("conv", 0), ("bn", 0), ("relu", 0), ("drop", 0), ("fc1", 0), ("relu", 1), ("fc2", 0)]
+
+
+LAYERS = {name for name, _ in ORDER}
