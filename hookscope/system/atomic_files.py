@@ -147,10 +147,11 @@ def write_errors(path: StrPath) -> Iterator[None]:
     """Raise a WriteError with advice instead of the OSError that the block raises while it writes ``path``."""
     try:
         yield
-    except FileNotFoundError as error:
-        folder = os.path.dirname(os.path.realpath(path))
-        asked = f"cannot write {os.fspath(path)}: its folder does not exist"
-        raise WriteError(asked, f"there is {_nearest_existing(folder)}", f"mkdir -p {shlex.quote(folder)}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL, or a character outside the file system's encoding
+        if isinstance(error, FileNotFoundError):
+            folder = os.path.dirname(os.path.realpath(path))
+            if (exists := _nearest_existing(folder)) != folder:  # not where it exists, as in /proc
+                asked = f"cannot write {os.fspath(path)}: its folder does not exist"
+                raise WriteError(asked, f"there is {exists}", f"mkdir -p {shlex.quote(folder)}") from error
         reason, number = getattr(error, "strerror", None) or error, getattr(error, "errno", None)
         raise WriteError(f"cannot write {os.fspath(path)}: {reason}", do=_CURES.get(number or 0, "")) from error

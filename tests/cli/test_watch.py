@@ -23,8 +23,10 @@ from torch import nn
 import hookscope
 from hookscope.cli.commands.watch_run import WatchRun
 from hookscope.cli.main import main
-from hookscope.errors import NonFiniteError
+from hookscope.errors import NonFiniteError, WriteError
 from hookscope.training.log.file import read_runs
+from hookscope.training.sink_choice import SinkChoice
+from hookscope.training.sinks import TensorBoard
 
 ROOT = Path(hookscope.__file__).parents[1]
 ENVIRONMENT = {
@@ -221,10 +223,10 @@ class FunctionAsScript:
         self.run, self.words = run, ("train.py", *arguments)
 
 
-def watched_here(log: Path, script: FunctionAsScript, **options: Any) -> WatchRun:
+def watched_here(log: Path, script: FunctionAsScript, *sinks: SinkChoice, **options: Any) -> WatchRun:
     """A run that was watched in this process, with all that happens at its exit."""
     settings = {"every": 1, "layers": ("all",), "types": ("all",), "stop_on": None, "histograms": None} | options
-    run = WatchRun(script, str(log), [], settings, 0, 1)
+    run = WatchRun(script, str(log), sinks, settings, 0, 1)
     try:
         run.run()
     finally:
@@ -289,6 +291,25 @@ def test_a_run_that_never_steps_points_to_its_log(tmp_path: Path, capsys: pytest
     watched_here(tmp_path / "log", trains)
     note = capsys.readouterr().err
     assert note.startswith("Note: no optimizer of torch took a step in train.py, ") and "no-step" in note
+
+
+def test_a_sink_that_does_not_open_is_left_out_and_the_log_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise WriteError("cannot write runs: No space left on device")
+
+    monkeypatch.setattr(TensorBoard, "__init__", fail)
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def trains() -> None:
+        net(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+    watched_here(tmp_path / "log", FunctionAsScript(trains), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
+    note = "Note: tensorboard gets no lines, the log goes on: cannot write runs: No space left on device\n"
+    assert capsys.readouterr().err.startswith(note) and len(read_runs(tmp_path / "log")[0].rows) == 1
 
 
 def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

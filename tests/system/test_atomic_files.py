@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -16,7 +17,7 @@ import pytest
 
 import hookscope
 from hookscope.errors import WriteError
-from hookscope.system.atomic_files import check_folder, check_writable, make_folder, write_atomically
+from hookscope.system.atomic_files import check_folder, check_writable, make_folder, write_atomically, write_errors
 
 ROOT = Path(hookscope.__file__).parents[1]
 OLD, NEW = b"the old file", b"the new file" * 1000
@@ -226,6 +227,13 @@ def test_unwritable_paths_are_refused(
         function(name)
     assert str(caught.value) == text.replace("HERE", os.path.realpath(tmp_path))
     assert names(tmp_path) == ["file", "folder"]
+
+
+def test_a_folder_that_exists_and_takes_no_files_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(WriteError) as caught, write_errors(path):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")  # as mkdir in /proc
+    assert str(caught.value) == f"cannot write {path}: No such file or directory"
 
 
 @pytest.mark.parametrize("call", ["check_writable(sys.argv[1])", "write_atomically(sys.argv[1], b'new')"])

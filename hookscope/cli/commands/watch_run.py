@@ -8,11 +8,11 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hookscope.cli.output import formats as output
-from hookscope.errors import NonFiniteError
+from hookscope.errors import HookscopeError, NonFiniteError
 from hookscope.findings import counted, verdict
 from hookscope.system import InChildren, Script, after_import, before_termination
 from hookscope.training import RunLog, Sink, SinkChoice
@@ -113,13 +113,22 @@ class WatchRun:
         try:
             from hookscope.training import Monitor
 
-            self._monitor = Monitor(**self._settings, log=self._opened, to=self._sinks).__enter__()
+            sinks = list(self._opened_sinks())
+            self._monitor = Monitor(**self._settings, log=self._opened, to=sinks).__enter__()
             self._monitor.on_caught = self._end_script
             for place in self._monitor.written_to:
                 self._say(f"Note: also written to {place}")
             before_termination(self._terminate)
         except Exception as error:  # the `import torch` of the script, in which this runs, has succeeded
             self._say(f"Note: cannot watch, the script goes on: {error}")
+
+    def _opened_sinks(self) -> Iterator[Sink]:
+        """The sinks that open; a note tells of others."""
+        for sink in self._sinks:
+            try:
+                yield sink.open() if isinstance(sink, SinkChoice) else sink
+            except HookscopeError as error:
+                self._say(f"Note: {sink.word} gets no lines, the log goes on: {error}")
 
     def _end_script(self) -> None:
         """End a script that has caught the error of ``--stop-on``: no ``except Exception`` catches this."""
