@@ -36,11 +36,13 @@ def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
         if kind == ".png":
             with Image.open(path) as image:
                 return {name: np.asarray(image.convert("L"), np.float32)}
-        loaded: Any = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {name: loaded}
-        with loaded:
+        with open(path, "rb") as stream:  # not by NumPy, which leaves a damaged file open
+            loaded: Any = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {name: loaded}
             arrays = dict(loaded)
+        if not arrays:
+            raise InputError(f"{path} holds no map", do="save one by name: np.savez(path, mine=values)")
     except (OSError, ValueError, EOFError, SyntaxError, zipfile.BadZipFile, UnidentifiedImageError) as error:
         reason = getattr(error, "strerror", None) or f"it is no {kind} file"
         raise InputError(f"the map {path} cannot be read: {reason}", do="check the path") from error

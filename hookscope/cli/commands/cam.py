@@ -12,9 +12,9 @@ from hookscope import explain, hooks, scores
 from hookscope.cli.output.report import Row
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
+from hookscope.cli.shared.explain import Explanation, explain_images, explain_options
 from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.map_comparison import MapComparisonOptions, compare_images, comparison_options
+from hookscope.cli.shared.map_comparison import ComparableOptions, compare_images, comparison_options
 from hookscope.cli.shared.model import ModelOptions, model_options, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file, write_picture
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
@@ -30,17 +30,14 @@ _CELL = 300  # width of a map on the page of --sheet, in pixels
 
 
 @dataclass(frozen=True)
-class Options(ExplainOptions):
+class Options(ComparableOptions):
     """The options of the command."""
 
     layers: hooks.Selection | None
     types: tuple[str, ...]
-    method: str
     fuse: bool
     smooth: bool
     sheet: str | None
-    batch_size: int | None
-    comparison: MapComparisonOptions
 
 
 def _read_methods() -> Iterator[tuple[str, str]]:

@@ -110,16 +110,24 @@ def comparison_options(methods: Callable[[], Any]) -> Callable[[Callable[..., An
     return add
 
 
+@dataclass(frozen=True)
+class ComparableOptions(ExplainOptions):
+    """The options of a command that can compare its maps."""
+
+    method: str
+    batch_size: int | None
+    comparison: MapComparisonOptions
+
+
 def compare_images(
     model: ModelOptions,
     paths: Sequence[str],
-    options: Any,
+    options: ComparableOptions,
     places: tuple[OutputPath, ArrayFile],
     types: Sequence[str],
     layers: hooks.Selection | None,
 ) -> None:
-    """Measure the maps of each image, write its page, and print the verdict over all images; ``options`` of ``cam``."""
-    assert isinstance(options, ExplainOptions)
+    """Measure the maps of each image, write its page, and print the verdict over all images."""
     rows = list[Row]()
 
     def draw(explanation: Explanation) -> Iterator[Sequence[faithfulness.Faithfulness]]:
@@ -144,7 +152,7 @@ def compare_images(
 
 
 def _measured(
-    explanation: Explanation, options: Any, types: Sequence[str], layers: hooks.Selection | None
+    explanation: Explanation, options: ComparableOptions, types: Sequence[str], layers: hooks.Selection | None
 ) -> Sequence[faithfulness.Faithfulness]:
     net, chosen, source = explanation.net, options.comparison, explanation.source
     size = (int(explanation.tensor.shape[-2]), int(explanation.tensor.shape[-1]))
