@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookscope.hooks.calls import Call
 from hookscope.hooks.captured import CallMapping, Gradients
 from hookscope.hooks.observer import Observer, PassProgress
-from hookscope.hooks.selection import Layers
+from hookscope.hooks.selection import Layers, Selection
 from hookscope.hooks.tensors import joined_inputs, map_tensors, shares_storage, storage_keys, tensors_in
 
 
@@ -198,27 +198,25 @@ class capture:  # lower case: it reads like a function in a `with` statement
         ordered: bool = False,
         leaves: bool = False,
     ) -> None:
-        self._observer = Observer(
-            model,
-            layers,
-            types,
-            self._keep,
-            on_input=self._keep_input if inputs else None,
-            on_start=self._restart,
-            on_end=self._drop_unwanted,
-            ordered=ordered,
-        )
-        if stop:
-            self._observer.stop_early()
+        self._observe = partial(Observer, model, Selection.of(layers), types, ordered=ordered)
         self._device, self._dtype, self._transform, self._inputs = device, dtype, transform, inputs
-        self._gradients, self._leaves = gradients, leaves
-        self._from_the_end = self._observer.selection.from_the_end
+        self._gradients, self._stop, self._leaves = gradients, stop, leaves
         self._plain = transform is None and device is None and dtype is None
-        self._activations = Activations(self._observer.progress)
+        self._activations = Activations(PassProgress())
         self._undecided: deque[Call] = deque()
 
     def __enter__(self) -> Activations:
         _keep_freed_memory()
+        # until the end of the block: it refers to this object, and such a cycle would keep the model in memory
+        self._observer = self._observe(
+            self._keep,
+            on_input=self._keep_input if self._inputs else None,
+            on_start=self._restart,
+            on_end=self._drop_unwanted,
+        )
+        if self._stop:
+            self._observer.stop_early()
+        self._from_the_end = self._observer.selection.from_the_end
         self._observer.__enter__()
         self._activations = Activations(self._observer.progress)
         names = self._observer.first_names
@@ -230,8 +228,9 @@ class capture:  # lower case: it reads like a function in a `with` statement
     ) -> bool:
         self._drop_unwanted()
         # only the caller holds the kept tensors from here on
-        self._activations = Activations(PassProgress())
-        return self._observer.__exit__(kind, error, trace)
+        observer, self._activations = self._observer, Activations(PassProgress())
+        del self._observer
+        return observer.__exit__(kind, error, trace)
 
     def _restart(self, *inputs: Any) -> None:
         self._activations.clear()
