@@ -167,6 +167,8 @@ class Observer:
         self._handles.__exit__(kind, error, trace)
         # an exception keeps its frames alive, and a frame its tensors
         stop, self._stop, self._pass, self.input = self._stop, None, None, None
+        # what they belong to often refers to this observer: such a cycle would keep the model in memory
+        del self._on_call, self._on_input, self._on_start, self._on_end, self._on_before
         for layer in self.progress.layers:
             layer.open_inputs.clear()
         if error is not None:

@@ -66,11 +66,11 @@ class OpenModules:
         return SimpleNamespace, (), {"_before": nothing, "_after": nothing}
 
     def watch(self, handles: HookHandles) -> None:
-        """Follow the calls of all modules until ``handles`` are closed."""
+        """Follow the calls of all modules until ``handles`` are closed, once."""
         for module in self._model.modules():
             handles.forward_pre(module, self._before)
             handles.forward(module, self._after, always=True)
-        handles.callback(self._switch, False)
+        handles.callback(self._close)
 
     @property
     def place(self) -> str | None:
@@ -101,6 +101,10 @@ class OpenModules:
             self._mode.__exit__(None, None, None)
             self._open.clear()
         self._on = on
+
+    def _close(self) -> None:
+        self._switch(False)
+        del self._mode  # which refers to this object: such a cycle would keep the model in memory
 
 
 def is_closed(module: nn.Module) -> bool:
