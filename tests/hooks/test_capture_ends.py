@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hookscope
 from hookscope.hooks.model_state import ModelSnapshot
@@ -216,3 +218,39 @@ def test_activations_do_not_hold_the_model() -> None:
     del net
     gc.collect()
     assert model() is None and numbers(activations[0]) == [2, -4]
+
+
+def captures(net: nn.Module, x: Tensor) -> None:
+    with hookscope.capture(net, gradients=True, inputs=True, transform=torch.relu):
+        net(x)
+
+
+def measures(net: nn.Module, x: Tensor) -> None:
+    with hookscope.StatisticsCollector(net):
+        net(x)
+
+
+USES: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "capture": captures,
+    "statistics": measures,
+    "list_layers": lambda net, x: hookscope.list_layers(net, inputs=(x,)),
+    "trace_events": lambda net, x: hookscope.trace_events(net, x),
+    "ablate_each": lambda net, x: hookscope.ablate_each(net, x, layers="0"),
+    "layer_gradients": lambda net, x: hookscope.layer_gradients(net, x),
+    "cam": lambda net, x: hookscope.class_activation_maps(net, x, "0"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_model_is_freed_with_its_last_name(use: str) -> None:
+    net = nn.Sequential(conv(1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2)).eval()
+    x = torch.ones(1, 1, 2, 2)
+    USES[use](copy.deepcopy(net), x)  # imports inside of the first use may keep its frame
+    freed = weakref.ref(net)
+    gc.disable()  # it would free the model later, in a cycle
+    try:
+        USES[use](net, x)
+        del net
+        assert freed() is None
+    finally:
+        gc.enable()
