@@ -65,6 +65,10 @@ class TargetError(HookscopeError, LookupError):
     """A class that the model does not have, or a name that fits several classes."""
 
 
+class AbsentTargetError(TargetError):
+    """A detected box, or a class of a segmentation, that this image does not have: another may have it."""
+
+
 class NonFiniteError(HookscopeError):
     """The first NaN or Inf in a training run that stops there."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from hookscope.errors import TargetError, UsageError
+from hookscope.errors import AbsentTargetError, UsageError
 from hookscope.scores.detections import Detections, detections
 from hookscope.scores.logits import Score
 from hookscope.scores.objective import Objective, ScoreTarget, Size
@@ -39,7 +39,7 @@ class BoxTarget(ScoreTarget):
         fit: Whether the overlap counts too.
 
     Raises:
-        TargetError: when used, if the detector found no such box.
+        AbsentTargetError: when used, if the detector found no such box.
         ModelError: when used, if the model is no detector.
 
     Example:
@@ -102,14 +102,14 @@ def _score(found: Detections, index: int, categories: Sequence[str] | None, size
     return Score(label, class_label(label, categories), value, None, target=name, box=place)
 
 
-def _no_box(index: int, found: Detections, categories: Sequence[str] | None, what: str) -> TargetError:
+def _no_box(index: int, found: Detections, categories: Sequence[str] | None, what: str) -> AbsentTargetError:
     count = len(found.scores)
     if not count:
-        return TargetError(f"no box {index}", f"{what} finds no box in this image", "give another image")
+        return AbsentTargetError(f"no box {index}", f"{what} finds no box in this image", "give another image")
     best = [
         f"{at} {class_label(label, categories) or f'class {label}'} {score:.2g}"
         for at, (label, score) in enumerate(zip(found.labels.tolist(), found.scores.tolist(), strict=True))
     ][:_MOST_NAMED]
     more = ", ..." if count > _MOST_NAMED else ""
     boxes = "1 box" if count == 1 else f"{count} boxes"
-    return TargetError(f"no box {index}", f"{what} finds {boxes}: {', '.join(best)}{more}")
+    return AbsentTargetError(f"no box {index}", f"{what} finds {boxes}: {', '.join(best)}{more}")

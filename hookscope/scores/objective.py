@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from hookscope.errors import ModelError, TargetError
+from hookscope.errors import AbsentTargetError, ModelError
 from hookscope.hooks import tensors_in
 from hookscope.models import describe_error
 from hookscope.scores.logits import (
@@ -165,7 +165,7 @@ def class_regions(
             present = Target("top:5").indices([count or None for count in pixels], None)
             exists = "it has " + ", ".join(class_label(each, categories) or str(each) for each in present)
             asked = f"the segmentation has no pixel of {class_label(at, categories) or f'class {at}'}"
-            raise TargetError(asked, exists if present else "", "choose one of these, or a region")
+            raise AbsentTargetError(asked, exists if present else "", "choose one of these, or a region")
     return {at: is_best[at].float() for at in chosen}
 
 

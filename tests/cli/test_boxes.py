@@ -54,6 +54,17 @@ def test_saliency_explains_a_box_as_the_library_does(run: Run) -> None:
     assert np.load("x.npy") == pytest.approx(expected.values.numpy(), abs=1e-6)
 
 
+@pytest.mark.parametrize("command", ["cam", "saliency"])
+def test_an_image_without_the_box_does_not_stop_the_others(run: Run, command: str) -> None:
+    Image.new("RGB", (32, 24)).save("empty.png")
+    words = ("--layer", "relu") if command == "cam" else ()
+    status, out, errors = run(
+        command, FINDS, "empty.png", "street.png", *RAW, "--target", "box:0", "-o", "out/", *words
+    )
+    assert (status, [row["image"] for row in rows(out)]) == (1, ["street.png"])
+    assert "Error: empty.png: no box 0; FindsCells finds no box in this image" in errors
+
+
 def test_a_map_that_is_highest_outside_the_box_has_a_note(run: Run) -> None:
     _, _, errors = run("cam", FINDS, "street.png", *RAW, "--target", "box:2", "--layer", "relu")
     says = "the map of relu for box 2: class 1: the highest value lies outside the box; hirescam and layercam keep to"

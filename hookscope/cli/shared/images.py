@@ -11,7 +11,16 @@ from hookscope import images as image_reader, models
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row
 from hookscope.cli.shared.output_paths import image_words
-from hookscope.errors import HookscopeError, ImageError, InputError, LayerError, NoMapError, UsageError
+from hookscope.errors import (
+    AbsentTargetError,
+    HookscopeError,
+    ImageError,
+    InputError,
+    LayerError,
+    NoMapError,
+    UsageError,
+    printable,
+)
 
 
 def with_notes(image: image_reader.InputImage) -> image_reader.InputImage:
@@ -88,19 +97,20 @@ class ImageFiles:
         for paths in self.groups(net):
             try:
                 yield from rows_of_pass([self.read(path, net.preprocess.frames) for path in paths])
-            except (ImageError, InputError, NoMapError, LayerError) as error:
+            except (AbsentTargetError, ImageError, InputError, NoMapError, LayerError) as error:
                 # a layer that has no map for the first image has none for any image
                 if isinstance(error, NoMapError | LayerError) and not self.done:
                     raise
-                self._failed(error)
+                named = isinstance(error, ImageError)
+                self._failed(error, "" if named else f"{printable(', '.join(paths))}: ")
             else:
                 self.done += 1
 
-    def _failed(self, error: HookscopeError) -> None:
+    def _failed(self, error: HookscopeError, image: str = "") -> None:
         if len(self.paths) == 1:
             raise error
         self.failed += 1
-        output.note(f"Error: {error}", always=True)
+        output.note(f"Error: {image}{error}", always=True)
 
     def exit(self) -> None:
         """End the run with status 1 if an image could not be used."""
