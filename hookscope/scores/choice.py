@@ -110,13 +110,13 @@ class TargetChoice:
         target: What `parse_target` returns; None for the best class.
         region: The pixels of a segmentation that count.
         against: The class whose score is subtracted.
-        similar_to: A photograph to whose embedding the similarity is explained.
+        similar_to: From a number of frames to the photograph or clip to whose embedding the similarity is explained.
     """
 
     target: Target | Boxes | str | None = None
     region: Region | None = None
     against: Target | None = None
-    similar_to: InputImage | None = None
+    similar_to: Callable[[int], InputImage] | None = None
 
     def __post_init__(self) -> None:
         if self.classes is None:
@@ -170,7 +170,7 @@ class TargetChoice:
             return _always(BoxTarget(self.target.indices, self.target.fit))
         if self.similar_to:
             check_family(net.family, net.name, "embedding")
-            return _always(SimilarityTarget.of_picture(net, self.similar_to))
+            return _always(SimilarityTarget.of_picture(net, self.similar_to(net.preprocess.frames)))
         check_family(net.family, net.name, boxes=True)
         if getattr(net.model, "num_classes", None) == 0:  # so timm says that there is no classifier
             raise ModelError(f"{net.name} gives an embedding, no score for each class", do=EXPLAIN_SIMILARITY)

@@ -233,6 +233,8 @@ def test_a_clip_is_drawn_frame_by_frame(run: Run, here: Path) -> None:
                 picture.seek(pages - 1)
                 assert (120, 0, 200) in {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
     assert read_provenance(here / "out.png")["frames"] == 16
+    status, out, _ = run("clip.webp", "--similar-to", "clip.webp", model="nets.py:volume", size="16x32x32")
+    assert (status, rows(out)[0]["score"]) == (0, pytest.approx(1, abs=1e-6))  # all its frames are read
 
 
 def test_an_animation_needs_a_clip(run: Run) -> None:

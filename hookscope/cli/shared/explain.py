@@ -16,7 +16,7 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
-from hookscope.cli.shared.images import with_one_stdin
+from hookscope.cli.shared.images import ImageFiles, with_one_stdin
 from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.options import apply_options, file_option, parsed
 from hookscope.cli.shared.output_paths import OutputPath, file_word, model_word
@@ -33,7 +33,7 @@ class ExplainOptions:
     target: scores.Target | scores.Boxes | str | None
     region: scores.Region | None
     against: scores.Target | None
-    similar_to: images.InputImage | None
+    similar_to: ImageFiles | None
     categories: tuple[str, ...] | None
     output: str | None
     raw: str | None
@@ -43,12 +43,14 @@ class ExplainOptions:
     @property
     def choice(self) -> scores.TargetChoice:
         """What is explained."""
-        return scores.TargetChoice(self.target, self.region, self.against, self.similar_to)
+        files = self.similar_to
+        similar_to = None if files is None else partial(files.read, files.paths[0])
+        return scores.TargetChoice(self.target, self.region, self.against, similar_to)
 
     def check(self, paths: Sequence[str]) -> tuple[OutputPath, ArrayFile]:
         """The places of the pictures and the arrays; refuse what cannot be written there."""
         if self.similar_to is not None:
-            with_one_stdin([*paths, self.similar_to.name])
+            with_one_stdin([*paths, *self.similar_to.paths])
         several = self.choice.count > 1
         output = parse_output(self.output, paths, more=drawing.ANIMATIONS)
         output.check_count(len(paths))
@@ -86,7 +88,7 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
             "--similar-to",
             metavar="IMAGE",
             type=click.Path(),
-            callback=parsed(images.read_picture),
+            callback=parsed(_reference),
             help="Explain the cosine similarity of the output to that of another image, instead of a class.",
         ),
         categories_option,
@@ -98,6 +100,13 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
         colour_map,
     ]
     return lambda command: apply_options(options, command)
+
+
+def _reference(path: str) -> ImageFiles:
+    """The image of ``--similar-to``, which must be one; how many frames the model takes is not known yet."""
+    files = ImageFiles([path])
+    files.read_first()
+    return files
 
 
 @dataclass(frozen=True)
