@@ -293,6 +293,24 @@ def test_a_run_that_never_steps_points_to_its_log(tmp_path: Path, capsys: pytest
     assert note.startswith("Note: no optimizer of torch took a step in train.py, ") and "no-step" in note
 
 
+def one_step() -> None:
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    net(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+
+
+def test_an_interrupt_while_a_sink_ends_ends_the_wait(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TensorBoard, "close", interrupt)
+    watched_here(tmp_path / "log", FunctionAsScript(one_step), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
+    assert len(read_runs(tmp_path / "log")[0].rows) == 1 and "Traceback" not in capsys.readouterr().err
+
+
 def test_a_sink_that_does_not_open_is_left_out_and_the_log_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,14 +318,7 @@ def test_a_sink_that_does_not_open_is_left_out_and_the_log_goes_on(
         raise WriteError("cannot write runs: No space left on device")
 
     monkeypatch.setattr(TensorBoard, "__init__", fail)
-    net = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-
-    def trains() -> None:
-        net(torch.ones(1, 1)).sum().backward()
-        optimizer.step()
-
-    watched_here(tmp_path / "log", FunctionAsScript(trains), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
+    watched_here(tmp_path / "log", FunctionAsScript(one_step), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
     note = "Note: tensorboard gets no lines, the log goes on: cannot write runs: No space left on device\n"
     assert capsys.readouterr().err.startswith(note) and len(read_runs(tmp_path / "log")[0].rows) == 1
 

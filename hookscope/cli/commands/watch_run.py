@@ -140,7 +140,8 @@ class WatchRun:
 
     def _end(self) -> None:
         if os.getpid() == self._pid:  # not in a forked child
-            self._say(self._last_note or self._close())
+            with contextlib.suppress(KeyboardInterrupt):  # another one, of a user who does not wait for a sink
+                self._say(self._last_note or self._close())
             self._remove_empty_log()
 
     def _remove_empty_log(self) -> None:
