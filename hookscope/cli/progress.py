@@ -53,7 +53,10 @@ def download_progress() -> Iterator[Callable[[int, int | None], None] | None]:
 
 @contextmanager
 def pass_progress(unit: str = "passes") -> Iterator[Callable[[int, int], None] | None]:
-    """Yield ``on_progress(done, total)`` for a bar that appears with the first of several; None off a terminal."""
+    """Yield ``on_progress(done, total)`` for a bar that appears with the first of several; None off a terminal.
+
+    A bar disappears at its end: an image may need several, and there may be many images.
+    """
     if not _shows_bars():
         yield None
         return
@@ -68,7 +71,11 @@ def pass_progress(unit: str = "passes") -> Iterator[Callable[[int, int], None] |
             if advance is None or total != expected or done < before:
                 stack.close()
                 start = start if advance is None else time.monotonic()
-                advance, before, expected = stack.enter_context(image_progress(total, unit, start)), 0, total
+                advance, before, expected = (
+                    stack.enter_context(image_progress(total, unit, start, keep=False)),
+                    0,
+                    total,
+                )
             advance(done - before)
             before = done
 
@@ -76,18 +83,21 @@ def pass_progress(unit: str = "passes") -> Iterator[Callable[[int, int], None] |
 
 
 @contextmanager
-def image_progress(total: int, unit: str = "images", start: float | None = None) -> Iterator[Callable[[int], None]]:
+def image_progress(
+    total: int, unit: str = "images", start: float | None = None, keep: bool = True
+) -> Iterator[Callable[[int], None]]:
     """Yield ``advance(count)`` for a bar of ``total`` images with its speed since ``start``; nothing off a terminal.
 
     Lost images count too. A line that is printed inside the ``with`` block, on standard error or on a standard output
-    that is the same terminal, replaces the bar; the next image draws the bar below it.
+    that is the same terminal, replaces the bar; the next image draws the bar below it. At the end the bar stays, unless
+    ``keep`` is false.
     """
     if not _shows_bars():
         yield lambda count: None
         return
     bar = _ImageBar(total, sys.stderr, unit, time.monotonic() if start is None else start)
     with ExitStack() as stack:
-        stack.callback(bar.finish)
+        stack.callback(bar.finish if keep else bar.hide)
         stack.enter_context(redirect_stderr(cast(TextIO, _HidesBar(sys.stderr, bar.hide))))
         if _is_terminal(sys.stdout):
             stack.enter_context(redirect_stdout(cast(TextIO, _HidesBar(sys.stdout, bar.hide))))

@@ -229,19 +229,26 @@ class _Test:
     def measured(self, maps: Mapping[str, Map], run: _Run) -> Rows[Faithfulness]:
         ends = [self.picture, self.removed, self.hidden, _mean(self.picture)]
         each = 2 * (self.steps - 1) + 2 * len(_SHARES) + 1
-        run.total = len(ends) + len(maps) * each
+        spreads = {
+            name: over_picture(torch.from_numpy(values), self.picture.shape[1:]) for name, values in maps.items()
+        }
+        spreads = {name: spread / spread.abs().max().clamp_min(1e-30) for name, spread in spreads.items()}
+        # methods often give the same map in other units
+        first = {
+            name: next(other for other in spreads if torch.allclose(spread, spreads[other], rtol=0, atol=_SAME))
+            for name, spread in spreads.items()
+        }
+        run.total = len(ends) + sum(name == other for name, other in first.items()) * each
         whole, removed, hidden, nothing = run.values(iter(ends))
         scale = partial(_scaled, self.goal, whole, nothing)
-        rows, known = Rows[Faithfulness](), list[tuple[Tensor, NDArray[np.float64]]]()
+        rows, known = Rows[Faithfulness](), dict[str, NDArray[np.float64]]()
         for name, values in maps.items():
-            spread = over_picture(torch.from_numpy(values), self.picture.shape[1:])
-            spread = spread / spread.abs().max().clamp_min(1e-30)
-            # methods often give the same map in other units
-            same = next((found for other, found in known if torch.allclose(spread, other, rtol=0, atol=_SAME)), None)
-            if same is None:
+            if first[name] == name:
                 torch.manual_seed(self.seed)  # the same noise for each map
-                known.append((spread, run.values(self._pictures(spread))))
-            found = known[-1][1] if same is None else same
+                known[name] = run.values(self._pictures(spreads[name]))
+            else:
+                known[name] = known[first[name]]
+            spread, found = spreads[name], known[name]
             deletion, insertion, most, least, [masked] = np.split(
                 found, np.cumsum([self.steps - 1, self.steps - 1, len(_SHARES), len(_SHARES)])
             )
@@ -264,7 +271,7 @@ class _Test:
                     kept > all_of_it,
                     *_in_boxes(spread, self.boxes),
                     curves,
-                    each if same is None else 0,
+                    each if first[name] == name else 0,
                 )
             )
         return rows

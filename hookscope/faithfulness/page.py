@@ -69,7 +69,7 @@ def draw_faithfulness(
     own = picture.width * math.ceil(_NARROWEST / picture.width)  # magnified by a whole number
     width = min(_WIDEST, own) if width is None else width
     what = answer.name if answer.probability is None else f"{answer.name}, probability {percent(answer.probability)}"
-    heading = source.heading([*found.verdict, f"This image: {what}"], "all that follow", why_unseen(answer))
+    heading = source.heading([*found.verdict, f"This image: {what}"], "one for each map", why_unseen(answer))
     lines = [Row(panels[at : at + columns]) for at in range(0, len(panels), columns)]
     page = draw_page(picture, heading, lines, cmap, width)
     facts = [

@@ -108,7 +108,7 @@ def test_a_constant_map_is_as_good_as_any_random_one() -> None:
 
 def test_progress_counts_every_image_once() -> None:
     seen: list[tuple[int, int]] = []
-    maps = {"a": np.eye(4), "b": np.eye(5)}
+    maps = {"a": np.eye(4), "b": np.eye(5), "the same as a": 2 * np.eye(4)}
     found = measure_faithfulness(
         small(), photo(), maps, 0, steps=3, batch_size=4, on_progress=lambda *at: seen.append(at)
     )

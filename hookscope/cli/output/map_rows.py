@@ -40,7 +40,7 @@ def comparison_report(found: faithfulness.MapComparison, rows: Sequence[Row], ca
     passes = sum(each.passes for each in found.maps)
     shown = sorted(rows, key=lambda row: order.index(row["map"])) if single else rows
     verdict = {"by": found.by, "images": found.images, "passes": passes, "sentences": found.verdict}
-    total = f"{counted(found.images, 'image')}, {counted(len(found.maps), 'map')}: the model saw {passes:,} images"
+    total = f"{counted(found.images, 'image')}, {counted(len(found.maps), 'map')}: {passes:,} passes to measure them"
     known = ("increase", "points", "in_box", "randomized", "label", "target", "probability")
     columns = Columns([name for name in FIELDS if name != "weights"], (), known, least_needed=_LEAST_NEEDED)
     means = [_mean_row(each) for each in found.maps]
