@@ -16,6 +16,7 @@ from hookscope.attention.positions import Coordinates
 from hookscope.attention.weights import Attention, follow_attention
 from hookscope.display import Rows
 from hookscope.errors import NoMapError, UsageError
+from hookscope.findings import percent
 from hookscope.hooks import MODEL, InputSize, Layers, differentiable, passed_on, tensors_in, token_grid
 
 Query = str | int | tuple[float, float] | None
@@ -233,4 +234,4 @@ def _shares(attention: Attention, grid: TokenGrid, query: Query) -> tuple[Tensor
     nearest = int(torch.where(valid, distance, torch.inf).argmin())
     share.view(-1)[nearest] = 1
     y, x = (float(axis.flatten()[nearest]) for axis in grid.queries[-2:])
-    return share, f"position y {y:.3f}, x {x:.3f}", (y, x)
+    return share, f"position x {percent(x)}, y {percent(y)}", (y, x)

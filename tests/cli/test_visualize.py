@@ -22,8 +22,8 @@ from tests.cli.helpers import POSIX, ROOT, Run, files, one_error, rows
 PICTURES = {"cat.jpg": (60, 40), "dog.png": (40, 60)}
 
 
-def command_line(*words: str, model: str = "nets.py:Small") -> list[str]:
-    return ["visualize", model, *words, "--format", "ndjson"]
+def command_line(*words: str, model: str = "nets.py:Small", format: str = "ndjson") -> list[str]:
+    return ["visualize", model, *words, "--format", format]
 
 
 def test_a_row_is_of_the_values_in_the_sheet(run: Run, here: Path) -> None:
@@ -229,6 +229,14 @@ def test_attention_is_a_page_for_each_image_and_a_row_for_each_head(run: Run, he
     assert second["max"] == values[1].max() and first["elsewhere"] == pytest.approx(1 - values[0].sum(), abs=1e-6)
     row, column = divmod(int(values[0].argmax()), 6)  # cells of 10x10 pixels of the photograph
     assert (first["peak_x"], first["peak_y"]) == (column * 10 + 5, row * 10 + 5)
+
+
+def test_a_table_of_attention_has_the_head_with_the_fewest_positions(run: Run) -> None:
+    few, many = sorted(rows(run("cat.jpg", "--attention", model="nets.py:Looks")[1]), key=lambda row: row["positions"])
+    _, out, _ = run("cat.jpg", "--attention", model="nets.py:Looks", format="table")
+    assert few["positions"] < many["positions"]
+    assert f"head: {few['head']};" in out or f"  {few['head']}  " in out.splitlines()[1]
+    assert "the head that looks at the fewest positions; --format tsv has all heads" in " ".join(out.split())
 
 
 def test_the_query_of_attention_is_a_position_in_pixels_of_the_image(run: Run, here: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import click
@@ -89,6 +90,12 @@ def _parse_query(text: str) -> _Query:
 )
 @click.option("--overlay", is_flag=True, help="Draw each map over the grey image; a large |value| is opaque.")
 @click.option(
+    "--alpha",
+    metavar="SHARE",
+    type=shared.FiniteRange(0, 1),
+    help=f"With --overlay: opacity of the largest |value|, 0 to 1.  [default: {drawing.ALPHA}]",
+)
+@click.option(
     "--attention",
     is_flag=True,
     help="Draw what each head of attention looks at instead. --layer then counts the calls of attention.",
@@ -99,12 +106,6 @@ def _parse_query(text: str) -> _Query:
     callback=shared.parsed(_parse_query),
     help="With --attention, the query: class (the class token), mean (of all positions), X,Y (a position in pixels of"
     " the image), or K (token number K).  [default: class, or mean if there is no class token]",
-)
-@click.option(
-    "--alpha",
-    metavar="SHARE",
-    type=shared.FiniteRange(0, 1),
-    help=f"With --overlay: opacity of the largest |value|, 0 to 1.  [default: {drawing.ALPHA}]",
 )
 @shared.colour_map_option("Any matplotlib colour map.  [default: viridis, with --scale symmetric RdBu_r]")
 @shared.columns_option("Maps in a row.  [default: a grid with full rows]")
@@ -141,8 +142,9 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
 
     --attention writes one page for each image, with a row of maps for each layer and a map for each head. A map has the
     attention weight of each position for the query. A row for each head has the highest weight and its position in
-    pixels of the image; positions, the number of positions that the head looks at (the exponential of the entropy);
-    and elsewhere, the weight of the class token and of padding.
+    pixels of the image. positions is the number of positions that the head looks at (the exponential of the entropy),
+    and elsewhere the weight of the class token and of padding. A table has one head of each layer: that with the fewest
+    positions.
 
     --raw keeps all channels as the layer returned them; bfloat16 becomes float32.
     """
@@ -214,8 +216,20 @@ def _draw_attention(model: ModelOptions, paths: list[str], options: Options) -> 
     raw = ArrayFile.parse(options.raw, paths)
     run = PictureRun.load(model, paths, parse_output(options.output, paths), (), options.layers)
     with raw:
-        run.print_rows(lambda read: _attention_of(run, read, options, raw), _ATTENTION_FIELDS, options.format)
+        run.print_rows(
+            lambda read: _attention_of(run, read, options, raw),
+            _ATTENTION_FIELDS,
+            options.format,
+            shown=_narrowest,
+            totals=["of each layer: the head that looks at the fewest positions; --format tsv has all heads"],
+        )
     run.files.exit()
+
+
+def _narrowest(rows: Iterable[Row]) -> Iterator[Row]:
+    """Of the heads of each call the one that looks at the fewest positions."""
+    for _, heads in groupby(rows, key=lambda row: (row["image"], row["name"], row["call"])):
+        yield min(heads, key=lambda row: row["positions"])
 
 
 def _attention_of(

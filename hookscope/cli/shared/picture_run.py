@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError
 
 _ONLY_WITH_VALUES = ("call", "target", "box", "unseen", "nonfinite")
+_ONLY_IF_KNOWN = ("index", "class", "label", "probability", "expected", "steps")
 _LEAST_NEEDED = (
     {"box"}, {"type"}, {"dead"}, {"mean"}, {"shape"}, {"max"}, {"min"}, {"steps"}, {"score"}, {"expected"}, {"sum"},
     {"class"}, {"peak_x", "peak_y"},
@@ -78,10 +79,16 @@ class PictureRun:
         return cls(net, files, output)
 
     def print_rows(
-        self, draw: Callable[[Sequence[images.InputImage]], Iterator[Row]], fields: Sequence[str], format: str
+        self,
+        draw: Callable[[Sequence[images.InputImage]], Iterator[Row]],
+        fields: Sequence[str],
+        format: str,
+        shown: Callable[[Iterable[Row]], Iterable[Row]] = iter,
+        totals: Sequence[str] = (),
     ) -> None:
         """Call ``draw`` with the images of each forward pass, and print its rows as they come.
 
+        A table has the rows that ``shown`` takes of them, and ``totals`` under them.
         No rows are printed if a page goes to standard output. All pages are drawn, even when the reader of the rows
         leaves.
         """
@@ -91,8 +98,8 @@ class PictureRun:
             if self.output.kind == "stdout":
                 deque(drawn, maxlen=0)
                 return
-            columns = Columns(fields, _ONLY_WITH_VALUES, ("expected", "steps"), least_needed=_LEAST_NEEDED)
-            rows = Section(drawn, fields, columns=columns)
+            columns = Columns(fields, _ONLY_WITH_VALUES, _ONLY_IF_KNOWN, least_needed=_LEAST_NEEDED)
+            rows = Section(drawn, fields, columns=columns, totals=totals, shown=shown(drawn))
             try:
                 formats.write_report(Report([rows], caption=caption_of(self.net)), format)
             except BrokenPipeError:
