@@ -107,7 +107,7 @@ def _no_box(index: int, found: Detections, categories: Sequence[str] | None, wha
     if not count:
         return AbsentTargetError(f"no box {index}", f"{what} finds no box in this image", "give another image")
     best = [
-        f"{at} {class_label(label, categories) or f'class {label}'} {score:.2g}"
+        f"box:{at} {class_label(label, categories) or f'class {label}'} ({score:.2g})"
         for at, (label, score) in enumerate(zip(found.labels.tolist(), found.scores.tolist(), strict=True))
     ][:_MOST_NAMED]
     more = ", ..." if count > _MOST_NAMED else ""

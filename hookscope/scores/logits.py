@@ -152,7 +152,8 @@ def is_a_list_of_records(output: Any) -> bool:
 def described(output: Any) -> str:
     """What a model's output holds, in a few words."""
     if is_a_list_of_records(output):
-        return " and ".join(output[0])
+        *names, last = output[0]
+        return " and ".join(filter(None, [", ".join(names), last]))
     if isinstance(output, list):
         return f"a list of {len(output)} tensors"
     shape = shape_of(output)

@@ -75,8 +75,8 @@ def test_a_map_that_is_highest_outside_the_box_has_a_note(run: Run) -> None:
 @pytest.mark.parametrize(
     ("model", "words", "status", "says"),
     [
-        (FINDS, "--target box:3", 1, "no box 3; FindsCells finds 3 boxes: 0 class 1 0.98, 1 class 2 0.96, 2 class 1"),
-        (FINDS, "", 1, "FindsCells gives boxes and labels and scores, no score for each class; name a box: --target"),
+        (FINDS, "--target box:3", 1, "no box 3; FindsCells finds 3 boxes: box:0 class 1 (0.98), box:1 class 2 (0.96)"),
+        (FINDS, "", 1, "FindsCells gives boxes, labels and scores, no score for each class; name a box: --target"),
         ("shapes", "--target box:0", 1, "no boxes with classes and scores; explain a class"),
         ("shapes", "--target box:x", 2, "bad target 'box:x' for a box; write box:K with K from 0"),
     ],

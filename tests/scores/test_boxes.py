@@ -146,10 +146,15 @@ def test_ultralytics_models_without_overlaps_are_read() -> None:
 @pytest.mark.parametrize(
     ("index", "output", "error", "says"),
     [
-        (3, STREET, TargetError, "no box 3; the detector finds 3 boxes: 0 cat 0.9, 1 dog 0.4, 2 cat 0.3"),
-        (-1, STREET, TargetError, "no box -1; the detector finds 3 boxes: 0 cat 0.9"),
-        (1, [found((7, 0.5, 0, 0, 1, 1))], TargetError, "no box 1; the detector finds 1 box: 0 class 7 0.5"),
-        (6, [found(*[(1, 0.5, 0, 0, 1, 1)] * 6)], TargetError, "4 cat 0.5, ..."),
+        (
+            3,
+            STREET,
+            TargetError,
+            "finds 3 boxes: box:0 cat (0.9), box:1 dog (0.4), box:2 cat (0.3)",
+        ),
+        (-1, STREET, TargetError, "no box -1; the detector finds 3 boxes: box:0 cat (0.9)"),
+        (1, [found((7, 0.5, 0, 0, 1, 1))], TargetError, "no box 1; the detector finds 1 box: box:0 class 7 (0.5)"),
+        (6, [found(*[(1, 0.5, 0, 0, 1, 1)] * 6)], TargetError, "box:4 cat (0.5), ..."),
         (0, [found()], TargetError, "no box 0; the detector finds no box in this image"),
         (0, STREET * 2, HookscopeError, "expected one picture, got 2"),
         (0, torch.ones(1, 3), ModelError, "the detector gives 1x3 values, no boxes with classes and scores"),
