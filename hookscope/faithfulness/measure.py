@@ -229,10 +229,10 @@ class _Test:
     def measured(self, maps: Mapping[str, Map], run: _Run) -> Rows[Faithfulness]:
         ends = [self.picture, self.removed, self.hidden, _mean(self.picture)]
         each = 2 * (self.steps - 1) + 2 * len(_SHARES) + 1
-        spreads = {
-            name: over_picture(torch.from_numpy(values), self.picture.shape[1:]) for name, values in maps.items()
-        }
-        spreads = {name: spread / spread.abs().max().clamp_min(1e-30) for name, spread in spreads.items()}
+        spreads = dict[str, Tensor]()
+        for name, values in maps.items():
+            spread = over_picture(torch.from_numpy(values), self.picture.shape[1:])
+            spreads[name] = spread / spread.abs().max().clamp_min(1e-30)
         # methods often give the same map in other units
         first = {
             name: next(other for other in spreads if torch.allclose(spread, spreads[other], rtol=0, atol=_SAME))

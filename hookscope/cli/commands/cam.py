@@ -50,22 +50,29 @@ _methods = kept_rows("cam", "explain", _read_methods)
 
 @click.command("cam", cls=CommandWithTable, table=_methods)
 @shared.model_argument()
-@shared.layer_option(
-    f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
-)
-@shared.counted_type_option
 @shared.method_option(_methods, "gradcam", "How to weight the channels.")
-@explain_options("IMAGE/LAYER/CLASS", shared.colour_map_option("Any matplotlib colour map.", "inferno"))
-@click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1.")
-@click.option(
-    "--smooth", is_flag=True, help="Average the maps of the image and its mirror image, times 0.9, 1 and 1.1."
+@explain_options(
+    "IMAGE/LAYER/CLASS",
+    shared.colour_map_option("Any matplotlib colour map.", "inferno"),
+    shared.layer_option(
+        f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
+    ),
+    shared.counted_type_option,
+    click.option(
+        "--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1."
+    ),
+    click.option(
+        "--smooth",
+        is_flag=True,
+        help="Average six maps: of the image and its mirror image, with values times 0.9, 1 and 1.1.",
+    ),
+    comparison_options(_methods),
 )
 @shared.file_option(
     "--sheet",
     "Also write one page of several classes and layers: those of --target and --layer, else the three best classes"
     " and the last layers of three resolutions.",
 )
-@comparison_options(_methods)
 @image_inputs
 @shared.count_option(
     "--batch-size", "Images in one forward pass of scorecam and ablationcam.  [default: as many as fit well]"
@@ -103,8 +110,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     so, and its map has the scale of the best class. A map with no value above 0 is drawn too, with a note.
 
     --compare draws all methods and two baselines side by side, and names the maps that suit the model best. It needs 10
-    images to tell maps apart. road, insertion: higher is better; deletion, drop: lower is better; randomized: near 0 is
-    better.
+    images to tell maps apart. The numbers say how the score changes when the important pixels are removed or shown.
+    road, insertion: higher is better; deletion, drop: lower is better; randomized: near 0 is better.
 
     More in docs/howto: targets, faithfulness, attention.
 

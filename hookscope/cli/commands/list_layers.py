@@ -51,7 +51,12 @@ TOTAL_FIELDS = (
 @ops_option
 @click.option("--total", is_flag=True, help="Print one row with the totals of the types and of the model.")
 @click.option("--tree", is_flag=True, help="Print the modules as a tree; equal neighbours share a row.")
-@click.option("--depth", metavar="N", type=click.IntRange(1), help="Levels of modules of --tree and --graph.")
+@click.option(
+    "--depth",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Levels of modules of --tree and --graph.  [default: as deep as 40 rows or boxes show]",
+)
 @file_option("--graph", "Draw the data flow as a graph: an SVG, PNG, PDF or DOT file.")
 @open_option
 @format_option

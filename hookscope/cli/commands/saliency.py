@@ -55,35 +55,41 @@ _methods = kept_rows("saliency", "explain", _read_methods)
 @explain_options(
     "IMAGE/CLASS",
     shared.colour_map_option("Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]"),
+    shared.count_option(
+        "--samples", "Number of noisy copies for smoothgrad, masks for rise.  [default: 25 copies, 1000 masks]"
+    ),
+    click.option(
+        "--noise",
+        metavar="SHARE",
+        type=shared.FiniteRange(0),
+        default=_DEFAULTS.noise,
+        show_default=True,
+        help="Standard deviation of smoothgrad's noise, as a share of the image's range.",
+    ),
+    shared.count_option("--steps", "Number of steps of integrated-gradients from zeros to the image.", _DEFAULTS.steps),
+    shared.count_option(
+        "--most-steps",
+        "Largest number of steps, when --steps are too few and are doubled.",
+        _DEFAULTS.most_steps,
+    ),
+    click.option(
+        "--smooth",
+        metavar="PIXELS",
+        type=shared.FiniteRange(0),
+        help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
+        "  [default: 1/64 of the shorter side]",
+    ),
+    shared.count_option(
+        "--window",
+        "Side of occlusion's square and of rise's cells, in pixels of the model's input."
+        "  [default: 1/8 of the shorter side]",
+    ),
+    shared.count_option("--stride", "With occlusion: pixels from one square to the next.  [default: half of --window]"),
+    click.option("--layer", metavar="LAYER", help="Layer of guided-gradcam.  [default: the layer that cam takes]"),
+    shared.count_option(
+        "--batch-size", "Images in one forward pass, for methods that run several.", _DEFAULTS.batch_size
+    ),
 )
-@shared.count_option("--samples", "Number of noisy copies for smoothgrad, masks for rise.  [default: 25, 1,000]")
-@click.option(
-    "--noise",
-    metavar="SHARE",
-    type=shared.FiniteRange(0),
-    default=_DEFAULTS.noise,
-    show_default=True,
-    help="Standard deviation of smoothgrad's noise, as a share of the image's range.",
-)
-@shared.count_option("--steps", "Number of steps of integrated-gradients from zeros to the image.", _DEFAULTS.steps)
-@shared.count_option(
-    "--most-steps",
-    "Largest number of steps, when --steps are too few and are doubled.",
-    _DEFAULTS.most_steps,
-)
-@click.option(
-    "--smooth",
-    metavar="PIXELS",
-    type=shared.FiniteRange(0),
-    help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
-    "  [default: 1/64 of the shorter side]",
-)
-@shared.count_option(
-    "--window", "Side of occlusion's square and rise's cells in pixels.  [default: 1/8 of the shorter side]"
-)
-@shared.count_option("--stride", "Pixels from one square to the next.  [default: half of --window]")
-@click.option("--layer", metavar="LAYER", help="Layer of guided-gradcam.  [default: that of cam]")
-@shared.count_option("--batch-size", "Images in one forward pass of methods with several.", _DEFAULTS.batch_size)
 @image_inputs
 @model_options
 @shared.format_option

@@ -59,8 +59,13 @@ class ExplainOptions:
         return output, ArrayFile.parse(self.raw, paths, several)
 
 
-def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of `ExplainOptions` but ``--format``; ``keys`` names the arrays of a ``.npz`` file."""
+def explain_options(
+    keys: str, colour_map: Callable[[Any], Any], *how: Callable[[Any], Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of `ExplainOptions` but ``--format``; ``keys`` names the arrays of a ``.npz`` file.
+
+    ``how``, options of the command about its maps, stand between what is explained and where it is written.
+    """
     options: list[Callable[[Any], Any]] = [
         target_option(
             default=None,
@@ -81,7 +86,7 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
             metavar="FILE|X,Y",
             type=click.Path(),
             callback=parsed(scores.Region.parse),
-            help="Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or a point."
+            help="Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or the pixel X,Y."
             "  [default: where the class has the highest score]",
         ),
         click.option(
@@ -92,6 +97,7 @@ def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Ca
             help="Explain the cosine similarity of the output to that of another image, instead of a class.",
         ),
         categories_option,
+        *how,
         output_option("picture"),
         file_option(
             "--raw",

@@ -73,7 +73,9 @@ def comparison_options(methods: Callable[[], Any]) -> Callable[[Callable[..., An
 
     options: list[Callable[[Any], Any]] = [
         click.option(
-            "--compare", is_flag=True, help="Draw all methods side by side and measure how faithful each map is."
+            "--compare",
+            is_flag=True,
+            help="Draw all methods side by side, and measure how well each map tells which pixels matter to the score.",
         ),
         click.option(
             "--methods",
@@ -95,8 +97,8 @@ def comparison_options(methods: Callable[[], Any]) -> Callable[[Callable[..., An
             metavar="FILE",
             callback=shared.parsed(lambda path: faithfulness.read_boxes(path)),
             type=click.Path(),
-            help='Where the objects are, as JSON: {"cat.jpg": [left, top, right, bottom]}. --compare says how much of'
-            " each map lies inside.",
+            help='Where the objects are, as JSON: {"cat.jpg": [left, top, right, bottom]}, in pixels of the'
+            " photograph. --compare says how much of each map lies inside.",
         ),
     ]
 
