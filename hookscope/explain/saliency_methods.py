@@ -207,7 +207,7 @@ SALIENCY_METHODS = {
     ),
     "occlusion": SaliencyMethod(
         occlusion,
-        "score lost while a square of zeros hides the pixel; many passes",
+        "score lost while a square of zeros hides the pixel; some 225 passes",
         "score lost while the pixel is hidden, mean over the windows that hide it",
         signed=True,
         pictures=lambda settings, picture: len(windows(settings, picture)) + 1,
@@ -215,7 +215,7 @@ SALIENCY_METHODS = {
     ),
     "rise": SaliencyMethod(
         rise,
-        "score gained where random masks show the pixel; many passes",
+        "score gained where random masks show the pixel; 1,000 passes",
         "mean score of the masks that show the pixel, minus that of all masks",
         signed=True,
         pictures=lambda settings, picture: settings.samples or _MASKS,

@@ -53,6 +53,14 @@ def test_of_several_images_the_means_stand_in_the_table(run: Run, here: Path) ->
     assert len(files(here)) == 2
 
 
+def test_methods_that_are_missing_for_one_reason_are_one_note(run: Run, here: Path) -> None:
+    model = (here / "nets.py").read_text()
+    (here / "nets.py").write_text(f"import torch\n{model}\nSmall.forward = torch.no_grad()(Small.forward)\n")
+    status, _, errors = run("cat.jpg", "--compare")
+    assert status == 0 and errors.count("without gradcam") == 1, errors
+    assert "without gradcam, gradcam++, hirescam, layercam, xgradcam: no layer of Small has a map" in errors
+
+
 @SLOW
 def test_every_method_that_the_model_has_is_drawn(run: Run) -> None:
     found = json.loads(run("cat.jpg", "--compare", "--layer", "conv1", "-o", "x.png", format="json")[1])

@@ -21,6 +21,7 @@ from hookscope.cli.shared.model import ModelOptions, caption_of, running
 from hookscope.cli.shared.output_paths import OutputPath
 from hookscope.cli.shared.picture_run import PictureRun
 from hookscope.errors import InputError, UsageError, nearest
+from hookscope.findings import listed
 
 _OTHER_PAGES = {"fuse": "--fuse", "sheet": "--sheet"}
 
@@ -165,8 +166,9 @@ def _measured(
             free = name if name not in {*maps, *taken} else f"{name} of {os.path.basename(path)}"
             maps[free] = faithfulness.over_input(values, source.photograph.size, source.box, size)
     methods = chosen.methods if chosen.compare else (options.method,)
+    skipped: dict[str, list[str]] = {}
     with running(net, explanation.inputs), pass_progress("images") as on_progress:
-        return faithfulness.cam_faithfulness(
+        measured = faithfulness.cam_faithfulness(
             net.model,
             explanation.inputs,
             layers,
@@ -178,8 +180,11 @@ def _measured(
             batch_size=options.batch_size,
             boxes=_boxes(explanation, chosen.boxes, size),
             on_progress=on_progress,
-            on_skip=lambda method, error: explanation.note(f"without {method}: {error}"),
+            on_skip=lambda method, error: skipped.setdefault(str(error), []).append(method),
         )
+    for reason, names in skipped.items():
+        explanation.note(f"without {listed(names)}: {reason}")
+    return measured
 
 
 def _boxes(explanation: Explanation, boxes: dict[str, Any] | None, size: tuple[int, int]) -> list[tuple[float, ...]]:
