@@ -6,7 +6,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hookscope.errors import ModelError, nearest
+from hookscope.errors import ModelError, WeightsError, nearest
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.model_source import ModelSource, Progress
 from hookscope.models.weights_choice import WeightsChoice, WeightsKind, random_label
@@ -29,9 +29,11 @@ class TimmSource(ModelSource):
         from hookscope.models.checkpoint_files import read_checkpoint
         from hookscope.models.checkpoints import fitted, fitting_kwargs, load_checkpoint
         from hookscope.models.loaded import LoadedModel
+        from hookscope.models.run import quiet_log
         from hookscope.models.stated import stated_transforms
 
-        weights.refuse_names(model)
+        if weights.kind is WeightsKind.NAME:
+            weights.refuse_names(model)
         try:
             timm: Any = importlib.import_module("timm")
         except ImportError:
@@ -41,11 +43,15 @@ class TimmSource(ModelSource):
             raise ModelError(f"no timm model '{name}'", nearest(name, timm.list_models()))
         notes, missing = list[str](), ""
         built, label = None, "timm pretrained"
-        if weights.kind is WeightsKind.AUTO:
+        if weights.kind in (WeightsKind.AUTO, WeightsKind.DEFAULT):
             try:
-                built = timm.create_model(name, pretrained=True)
+                with quiet_log("huggingface_hub"):  # it tells of each new attempt
+                    built = timm.create_model(name, pretrained=True)
             except Exception as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+                reason = (str(error).splitlines() or [type(error).__name__])[0][:120].strip(" .")
+                if weights.kind is WeightsKind.DEFAULT:
+                    do = "use --weights none, or a checkpoint file"
+                    raise WeightsError(f"timm gives no weights for {model}: {reason}", do=do) from error
                 missing = f"weights of {model} are random (seed {seed}): {reason}"
         if built is None:
             torch.default_generator.manual_seed(seed)  # the failed attempt may have drawn numbers
