@@ -21,7 +21,7 @@ from hookscope.explain import ClassActivationMap, first_batch, in_place_of, over
 from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
 from hookscope.faithfulness.imputation import imputed
 from hookscope.hooks import differentiable
-from hookscope.scores import Objective, Prediction, check_finite_score, class_scores, objectives, probabilities
+from hookscope.scores import Objective, check_finite_score, objectives
 
 Box = Sequence[float]
 Progress = Callable[[int, int], None]
@@ -106,7 +106,7 @@ def measure_faithfulness(
         if len(goals) != 1:
             raise UsageError(f"a map explains one score, and the target names {len(goals)}", do="name one class")
         check_finite_score(goals[0].score)
-        run = _Run(model, inputs, _reader(goals[0], type(model).__name__), batch_size, on_progress)
+        run = _Run(model, inputs, goals[0].probability or goals[0].of, batch_size, on_progress)
         fills = {"mean": partial(_mean, picture), "blur": partial(_blurred, picture)}
         test = _Test(picture, fills[fill or "mean"](), fills[fill or "blur"](), steps, goals[0], boxes, seed)
         return test.measured(named, run)
@@ -170,14 +170,6 @@ def _blurred(picture: Tensor) -> Tensor:
     frames = picture.movedim(0, -3)
     blurred: Tensor = gaussian_blur(frames.float(), sizes, [sigma, sigma])
     return blurred.to(picture).movedim(-3, 0)
-
-
-def _reader(goal: Objective, what: str) -> Callable[[Any], Tensor]:
-    """From an output to what is measured: of a class its probability."""
-    if not isinstance(goal.score, Prediction):
-        return goal.of
-    index = goal.score.index
-    return lambda output: probabilities(class_scores(output, what))[:, index]
 
 
 @dataclass
@@ -306,7 +298,7 @@ class _Test:
 
 def _scaled(goal: Objective, whole: float, nothing: float, values: Any) -> Any:
     """Probabilities as they are; other scores as shares of the way from the mean colour to the image."""
-    if isinstance(goal.score, Prediction):
+    if goal.probability is not None:
         return values
     if not whole > nothing:
         exists = f"it is {whole:.4g} for the image, and {nothing:.4g} for an image of its mean colour"

@@ -26,6 +26,7 @@ from hookscope.scores.logits import (
     is_a_list_of_records,
     one_picture,
     predictions,
+    probabilities,
 )
 from hookscope.scores.target import Target, class_label
 
@@ -41,10 +42,12 @@ class Objective:
         score: Its name and its value for the image.
         of: From the model's output for ``N`` images to the values ``(N,)``, in its graph. The same number of further
             images, such as copies with parts hidden: of a detected box, how well these still show it.
+        probability: The same for the probability of a class; None for a number without one.
     """
 
     score: Score
     of: Callable[[Any], Tensor]
+    probability: Callable[[Any], Tensor] | None = None
 
 
 class ScoreTarget(ABC):
@@ -175,12 +178,19 @@ def class_objective(
     """The score of a class, of a segmentation its mean over ``region``."""
     if region is None:
         [prediction] = predictions(one_picture(class_scores(output, what)), categories, Target(str(index)))
-        return Objective(prediction, lambda output: class_scores(output, what)[:, index])
-    maps = _maps(output).detach()
-    shares = _means(maps.sigmoid() if maps.shape[1] == 1 else maps.softmax(1), region)[0].tolist()
-    value = float(_means(maps, region)[0, index])
+        return Objective(
+            prediction,
+            lambda output: class_scores(output, what)[:, index],
+            lambda output: probabilities(class_scores(output, what))[:, index],
+        )
+    shares = _shares(_maps(output), region)[0].tolist()
+    value = float(_means(_maps(output).detach(), region)[0, index])
     prediction = Prediction(index, class_label(index, categories), value, shares[index], max(shares))
-    return Objective(prediction, lambda output: _means(_maps(output), region)[:, index])
+    return Objective(
+        prediction,
+        lambda output: _means(_maps(output), region)[:, index],
+        lambda output: _shares(_maps(output), region)[:, index],
+    )
 
 
 def _maps(output: Any) -> Tensor:
@@ -192,3 +202,8 @@ def _maps(output: Any) -> Tensor:
 def _means(maps: Tensor, region: Tensor) -> Tensor:
     """The means ``(N, K)`` of ``maps`` ``(N, K, h, w)``, weighted by ``region`` ``(h, w)``."""
     return (maps * (region / region.sum())).sum((2, 3))
+
+
+def _shares(maps: Tensor, region: Tensor) -> Tensor:
+    """The mean probabilities ``(N, K)`` of the classes in ``region``."""
+    return _means(maps.detach().sigmoid() if maps.shape[1] == 1 else maps.detach().softmax(1), region)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import hookscope
 from hookscope import compare_maps, measure_faithfulness
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.faithfulness import BASELINES
-from hookscope.scores import BoxTarget
+from hookscope.scores import BoxTarget, RegionTarget
 from tests.cli.helpers import ROOT
 from tests.helpers import hooks_on, same_values, seeded
 from tests.nets import Function
@@ -89,6 +90,26 @@ def test_the_score_of_a_class_is_its_probability() -> None:
     for each in found:
         assert each.curves["deletion"][0] == each.curves["insertion"][-1] == pytest.approx(expected)
     assert {each.curves["deletion"][-1] for each in found} == {found[0].curves["deletion"][-1]}
+
+
+@pytest.mark.parametrize("wrap", [lambda maps: maps, lambda maps: {"out": maps}])
+def test_the_score_of_a_region_is_the_mean_probability_of_the_class_in_it(wrap: Callable[[Tensor], Any]) -> None:
+    net, x = seeded(lambda: nn.Conv2d(3, 4, 5, padding=2)), photo()
+    region = torch.zeros(24, 24)
+    region[3:9, 4:20] = 1
+    cells = torch.rand(24, 24, generator=torch.Generator().manual_seed(3))
+    found = {
+        "region": measure_faithfulness(Function(lambda x: wrap(net(x))), x, cells, RegionTarget(region, 2)),
+        "best": measure_faithfulness(Function(lambda x: wrap(net(x))), x, cells, 2),
+    }
+    pixels = {"region": region > 0, "best": net(x)[0].argmax(0) == 2}
+    order = cells.flatten().argsort(descending=True)
+    for name, [each, *_] in found.items():
+        for step in (0, 6, 24):
+            removed = x.clone()
+            removed.flatten(2)[..., order[: 24 * step]] = x.mean((2, 3)).detach()[..., None]
+            expected = net(removed).softmax(1)[0, 2][pixels[name]].mean().item()
+            assert each.curves["deletion"][step] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 300.0])
