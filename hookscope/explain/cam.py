@@ -215,6 +215,7 @@ def landmark_layers(
         connected = list(connected_layers(model, layers, first.of(output)[0], shown, needs_gradient=False))
         # as `default_layer` does
         reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]
+    reached = list({layer.call.key: layer for layer in reversed(reached)}.values())[::-1]  # the first part of each call
     last = reached[0].resolution
     chosen = {last: reached[0]}  # the default of `class_activation_maps`
     for layer in reached:  # the last call first

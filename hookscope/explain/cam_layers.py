@@ -20,7 +20,7 @@ _BACKBONES = frozenset(("backbone", "encoder"))
 _LAST_FEW = 8
 _EDGE = 6
 _PROPORTIONS = ((0.475, 0.525), (0.7, 1.4), (1.9, 2.1))
-_DETECTION_HEADS = ("Head", "Heads", "Detect")  # ends of class names in torchvision and ultralytics
+_HEADS = ("head", "heads", "detect")  # ends of names, and of class names in torchvision, transformers, ultralytics
 
 
 @dataclass(frozen=True)
@@ -153,33 +153,35 @@ def candidates(model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: Inp
         if module is model or "Pool" in kind or kind.endswith(("Pad2d", "Pad3d")):
             continue
         with suppress(NoMapError):
-            layers += reversed(_parts_with_maps(call, module, output, shown))
+            layers += _parts_with_maps(call, module, output, shown)
     return [layer for layer in layers if layer.is_of_places(shown)] or layers
 
 
 def before_head(model: nn.Module, layers: list[MapLayer], output: Any) -> list[MapLayer]:
-    """The ``layers``, the last first; of a segmentation model those of the backbone or the encoder.
+    """The ``layers``, the last first; of a detector or a segmentation model those of the backbone or the encoder.
 
-    Behind it are the maps of the classes, which are the same whatever pixels are asked about. Without a module of that
-    name, the last layer of the lowest resolution is the last. Of a detector they are those outside of its head, on one
-    position of which a box depends; a layer that runs several times may be in the head too.
+    Behind it are the maps of the classes, which are the same whatever pixels are asked about, and tokens of a decoder.
+    Without a module of that name, they are those outside of the head, on one position of which a box depends. For a
+    segmentation the last layer of the lowest resolution is the last then. A layer of a detector that runs several
+    times may be in the head too; its tokens are places only where a map has the same resolution, as tokens of several
+    levels can follow each other.
     """
-    if gives_boxes(output):
-        names = [name for name, module in model.named_modules() if name and _is_detection_head(module)]
-        outside = [
-            layer for layer in layers if not f"{layer.call.name}.".startswith(tuple(f"{name}." for name in names))
-        ]
-        again = {layer.call.name for layer in layers if layer.call.call}
-        return [layer for layer in outside if layer.call.name not in again] or outside or layers
-    if not layers or class_maps(output, bare=True) is None:
+    is_detector = gives_boxes(output)
+    if not layers or (not is_detector and class_maps(output, bare=True) is None):
         return layers
-    inside = [layer for layer in layers if not _BACKBONES.isdisjoint(layer.call.name.split("."))]
-    lowest = min(range(len(layers)), key=lambda at: math.prod(layers[at].resolution))
-    return inside or layers[lowest:]
+    if is_detector:
+        again = {layer.call.name for layer in layers if layer.call.call}
+        grids = {layer.resolution for layer in layers if layer.maps.frames == 1 and layer.maps.axes != "N L C"}
+        layers = [layer for layer in layers if layer.call.name not in again and layer.resolution in grids] or layers
+    heads = tuple(f"{name}." for name, module in model.named_modules() if name and _is_head(name, module))
+    outside = [layer for layer in layers if not f"{layer.call.name}.".startswith(heads)] or layers
+    inside = [layer for layer in outside if not _BACKBONES.isdisjoint(layer.call.name.split("."))]
+    lowest = 0 if is_detector else min(range(len(outside)), key=lambda at: math.prod(outside[at].resolution))
+    return inside or outside[lowest:]
 
 
-def _is_detection_head(module: nn.Module) -> bool:
-    return any(kind.__name__.endswith(_DETECTION_HEADS) for kind in type(module).__mro__)
+def _is_head(name: str, module: nn.Module) -> bool:
+    return any(each.lower().endswith(_HEADS) for each in (name, *(kind.__name__ for kind in type(module).__mro__)))
 
 
 def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
@@ -191,6 +193,7 @@ def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None
 
 
 def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSize) -> list[MapLayer]:
+    """The parts of an output that are maps: the coarsest first, and of one resolution the last."""
     layers: list[MapLayer] = []
     single, several = False, 0
     for part, tensor in tensors_in(output).items():
@@ -205,7 +208,8 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSiz
         else:
             single = True
     if layers:
-        return layers
+        layers.reverse()
+        return sorted(layers, key=lambda layer: math.prod(layer.resolution))
     if several > 1:
         raise NoMapError(
             f"the output of {call.key} holds {several} parts of the image", do="choose the layer that contains it"

@@ -96,6 +96,46 @@ def test_the_default_of_a_segmentation_without_a_backbone_is_the_last_layer_of_t
     assert landmark_layers(net, picture(8, 8), RegionTarget(region)) == ["0", "2"]
 
 
+class Encoder(nn.Module):
+    """Returns the maps of all its levels, the finest first, as in segmentation_models_pytorch and transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 6, 2, 2)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        fine = self.fine(x)
+        return [x, fine, self.coarse(fine.relu())]
+
+
+class Segments(nn.Module):
+    """A segmentation model whose head is coarser than what it is given."""
+
+    def __init__(self, encoder: str, head: str) -> None:
+        super().__init__()
+        self.names = encoder, head
+        self.add_module(encoder, Encoder())
+        self.add_module(head, nn.ModuleDict({"down": nn.Conv2d(6, 6, 2, 2), "classes": nn.Conv2d(10, 5, 1)}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        encoder, head = map(self.get_submodule, self.names)
+        _, fine, coarse = encoder(x)
+        down = head["down"](coarse)
+        up = nn.functional.interpolate(down, fine.shape[2:])
+        return head["classes"](torch.cat([fine, up], 1))
+
+
+@pytest.mark.parametrize(("encoder", "head"), [("encoder", "after"), ("net", "decode_head")])
+def test_the_layer_of_a_segmentation_is_the_last_map_before_the_head(encoder: str, head: str) -> None:
+    net, x, region = seeded(lambda: Segments(encoder, head)), picture(32, 32), RegionTarget(torch.ones(32, 32), 1)
+    inner = only(net, x, f"{encoder}.coarse", region)
+    for layer in (None, encoder):
+        cam = only(net, x, layer, region)
+        assert cam.call.name == encoder and np.array_equal(cam.values, inner.values)
+    assert landmark_layers(net, x, region) == [f"{encoder}.fine", encoder]
+    assert only(net, x, target=1, smooth=True).values.shape == (8, 8)
+
+
 class Attends(nn.Module):
     """Attention written out, as libraries do: what is inside has four axes, and none of them are places."""
 
