@@ -81,15 +81,6 @@ class MapComparison(Shown):
     maps: tuple[MapScores, ...]
     verdict: tuple[str, ...]
 
-    @property
-    def word(self) -> str:
-        """What they are compared by, in words."""
-        return _WORDS[self.by]
-
-    def is_better(self, value: float, other: float) -> bool:
-        """Whether ``value`` of what maps are compared by is better than ``other``."""
-        return MEASURES[self.by] * (value - other) > 0
-
     def _cells(self) -> Cells:
         return {"images": self.images, "by": self.by, "verdict": " ".join(self.verdict)}
 
@@ -188,11 +179,7 @@ def _of_few_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by
     best, *others = maps
     equal = [each for each in others if abs(getattr(each, by) - getattr(best, by)) < _EQUAL]
     place = "this image" if images == 1 else f"these {images} images"
-
-    def is_no_better(each: MapScores, base: MapScores) -> bool:
-        return bool(MEASURES[by] * (getattr(each, by) - getattr(base, by)) < _EQUAL)
-
-    ahead = [BASELINES[base.name] for base in baselines if is_no_better(best, base)]
+    ahead = [BASELINES[base.name] for base in baselines if is_no_better(best, base, by)]
     if ahead:
         yield f"No map is better than {' or '.join(ahead)} on {place}."
     have, among = "have" if equal else "has", ", of the methods'" if ahead else ""
@@ -200,9 +187,14 @@ def _of_few_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by
     few = "One image does not" if images == 1 else f"{images} images do not"
     yield f"{few} show which map suits the model: give {FEWEST} or more."
     for base in baselines:
-        behind = [each for each in maps if is_no_better(each, base)]
+        behind = [each for each in maps if is_no_better(each, base, by)]
         if behind and len(behind) < len(maps):
             yield f"No better than {BASELINES[base.name]} here: {_names(behind)}."
+
+
+def is_no_better(each: MapScores | Faithfulness, base: MapScores | Faithfulness, by: str) -> bool:
+    """Whether a map is no better than a baseline, in three digits."""
+    return bool(MEASURES[by] * (getattr(each, by) - getattr(base, by)) < _EQUAL)
 
 
 def _of_many_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by: str, images: int) -> Iterator[str]:

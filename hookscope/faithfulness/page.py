@@ -11,7 +11,7 @@ from torch import nn
 from hookscope.drawing import Heat, Panel, Row, draw_page, with_provenance
 from hookscope.errors import UsageError
 from hookscope.explain import OverlaySource, why_unseen
-from hookscope.faithfulness.answer import MapComparison, compare_maps
+from hookscope.faithfulness.answer import compare_maps, is_no_better
 from hookscope.faithfulness.facts import BASELINES, NUMBERS, Faithfulness
 from hookscope.findings import percent
 from hookscope.images import InputImage
@@ -26,7 +26,6 @@ def draw_faithfulness(
     photograph: Image.Image | InputImage,
     net: LoadedModel | nn.Module | None = None,
     *,
-    comparison: MapComparison | None = None,
     cmap: str | None = None,
     width: int | None = None,
 ) -> Image.Image:
@@ -39,7 +38,6 @@ def draw_faithfulness(
         measured: What `cam_faithfulness` or `measure_faithfulness` returns.
         photograph: The photograph that the input was made of.
         net: The model, see `draw_cam`.
-        comparison: What `compare_maps` says of several images: its verdict and its order; None for that of this image.
         cmap: A colour map of matplotlib; None for inferno.
         width: Width of a map in pixels; None for 220 to 320.
 
@@ -57,12 +55,11 @@ def draw_faithfulness(
     if not measured:
         raise UsageError("no map to draw")
     cmap = cmap or "inferno"
-    found = compare_maps([measured]) if comparison is None else comparison
+    found = compare_maps([measured])
     source, answer = OverlaySource.of(photograph, net), measured[0].prediction
     best_first = [each.name for each in found.maps]
     ordered = sorted(measured, key=lambda each: best_first.index(each.name))
-    limits = {each.name: getattr(each, found.by) for each in measured if each.name in BASELINES}
-    panels = [source.panel, *(_panel(source, each, found, limits) for each in ordered)]
+    panels = [source.panel, *(_panel(source, each, _worse_than(each, measured, found.by)) for each in ordered)]
     picture = source.photograph
     rows = max(1, round(math.sqrt(len(panels) * picture.width / (_SHAPE * picture.height))))
     columns = math.ceil(len(panels) / rows)
@@ -76,11 +73,17 @@ def draw_faithfulness(
         {"map": each.name, **{name: getattr(each, name) for name in NUMBERS}, "shape": list(each.values.shape)}
         for each in ordered
     ]
-    more = {"verdict": list(found.verdict), "images": found.images, "maps": facts, **answer.cells()}
+    more = {"verdict": list(found.verdict), "maps": facts, **answer.cells()}
     return with_provenance(page, {**source.provenance("comparison", cmap, page.size), **more})
 
 
-def _panel(source: OverlaySource, each: Faithfulness, found: MapComparison, limits: dict[str, float]) -> Panel:
+def _worse_than(each: Faithfulness, measured: Sequence[Faithfulness], by: str) -> list[str]:
+    """The baselines than which a map is no better, in words."""
+    baselines = [base for base in measured if base.name in BASELINES]
+    return [BASELINES[base.name] for base in baselines if each.name not in BASELINES and is_no_better(each, base, by)]
+
+
+def _panel(source: OverlaySource, each: Faithfulness, worse: Sequence[str]) -> Panel:
     still = each.still
     words = [each.name, f"ROAD {each.road:.3f}", f"insertion {each.insertion:.3f}, deletion {each.deletion:.3f}"]
     words.append("score rises under the map" if each.increase else f"drop {percent(each.drop)}")
@@ -88,10 +91,6 @@ def _panel(source: OverlaySource, each: Faithfulness, found: MapComparison, limi
         words.append(f"{percent(each.in_box)} in the box, highest value {'inside' if each.points else 'outside'}")
     if each.randomized is not None:
         words.append(f"random weights: correlation {each.randomized:.2f}")
-    if found.images > 1:
-        mean = next(row for row in found.maps if row.name == each.name)
-        words.append(f"mean {found.word} of all images {getattr(mean, found.by):.3f}")
-    worse = [BASELINES[name] for name, limit in limits.items() if not found.is_better(getattr(each, found.by), limit)]
-    alarm = f"no better than {' or '.join(worse)}" if worse and each.name not in BASELINES else ""
+    alarm = f"no better than {' or '.join(worse)}" if worse else ""
     heat = Heat(still, source.box, max(float(still.max()), 0.0), source.peak_in(still))
     return Panel(heat, words, alarm)

@@ -375,6 +375,6 @@ def _in_words(types: Sequence[str]) -> str:
 Layers = Selection | str | int | Iterable[Selection | str | int]
 
 
-def _sample(names: Sequence[str], count: int = 3) -> str:
+def _sample(names: Sequence[str]) -> str:
     named = [name for name in names if name]
-    return f"it has {len(named)} layers: {', '.join(named[:count])}, ..." if named else "it has no layers"
+    return f"it has {len(named)} layers: {', '.join(named[:3])}, ..." if named else "it has no layers"

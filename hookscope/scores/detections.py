@@ -39,9 +39,10 @@ class Detections:
         order = self.scores.argsort(descending=True, stable=True)
         return Detections(self.boxes[order], self.labels[order], self.scores[order], self.shares)
 
-    def chosen(self, least: float = _LEAST) -> Detections:
-        """Those with a score of at least ``least``."""
-        kept = self.scores >= least
+    @property
+    def chosen(self) -> Detections:
+        """Those with a score of at least 0.05."""
+        kept = self.scores >= _LEAST
         return Detections(self.boxes[kept], self.labels[kept], self.scores[kept], self.shares)
 
 
@@ -74,7 +75,7 @@ def _of_transformers(output: Mapping[str, Tensor]) -> list[Detections]:
         scores, boxes = logits.sigmoid().flatten(1), boxes.repeat_interleave(classes, 1)
         labels = torch.arange(classes, device=logits.device).repeat(len(logits), queries)
     images = zip(boxes, labels, scores, strict=True)
-    return [Detections(*image, shares=True).chosen() for image in images]
+    return [Detections(*image, shares=True).chosen for image in images]
 
 
 def _of_ultralytics(rows: Any, raw: Any) -> list[Detections]:
@@ -83,14 +84,14 @@ def _of_ultralytics(rows: Any, raw: Any) -> list[Detections]:
     if isinstance(raw, tuple):  # RT-DETR
         boxes = box_convert(rows[..., :4], "cxcywh", "xyxy")
         images = zip(boxes, rows[..., 5].long(), rows[..., 4], strict=True)
-        return [Detections(*image, shares=True).chosen() for image in images]
+        return [Detections(*image, shares=True).chosen for image in images]
     raw = raw.get("one2many") or raw.get("one2one") or raw
     classes, anchors = raw["scores"].shape[1:]
     if rows.shape[2] != anchors:  # without overlaps: left, top, right, bottom, score, class
-        return [Detections(image[:, :4], image[:, 5].long(), image[:, 4]).chosen() for image in rows]
+        return [Detections(image[:, :4], image[:, 5].long(), image[:, 4]).chosen for image in rows]
     boxes = box_convert(rows[:, :4].mT, "cxcywh", "xyxy")
     scores, labels = rows[:, 4 : 4 + classes].max(1)
-    return [_once(Detections(*image).chosen()) for image in zip(boxes, labels, scores, strict=True)]
+    return [_once(Detections(*image).chosen) for image in zip(boxes, labels, scores, strict=True)]
 
 
 def _once(found: Detections) -> Detections:
