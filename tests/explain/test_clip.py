@@ -76,6 +76,7 @@ def test_every_frame_stands_beside_its_map_on_one_scale() -> None:
     assert max(abs(brightness[at] - brightness[at + 1]) for at in (0, 2, 4, 6)) < 10  # two frames have one map
     facts = json.loads(pages[5].info["hookscope"])
     assert (facts["frames"], facts["maps"][0]["top"]) == (8, pytest.approx(float(cam.values.max())))
+    assert pages[0].width - animate_clip([cam], FRAMES, width=100)[0].width == 2 * (SIDE - 100)
 
 
 def test_a_strip_has_all_frames_in_the_order_of_time() -> None:

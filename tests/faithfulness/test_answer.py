@@ -96,6 +96,12 @@ def test_the_interval_is_that_of_the_mean() -> None:
     assert (low, high) == (pytest.approx(values.mean() - wide, abs=2e-3), pytest.approx(values.mean() + wide, abs=2e-3))
 
 
+def test_the_seed_sets_the_resampling() -> None:
+    measured = images(12, a=0.3)
+    first, again, other = (compare_maps(measured, seed=seed).maps[0].interval for seed in (0, 0, 1))
+    assert first == again != other
+
+
 def test_equal_methods_are_told_apart_as_seldom_as_it_says() -> None:
     names = {f"map {at}": 0.3 for at in range(8)} | {"random": 0.3}
     wrong = sum(

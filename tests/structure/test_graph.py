@@ -153,6 +153,13 @@ def test_repeats_hold_the_numbers_of_all() -> None:
     assert graph.nodes[0].output_shape == (1, 3, 224, 224) and graph.nodes[-1].output_shape == (1, 1000)
 
 
+def test_a_graph_of_a_model_with_two_inputs() -> None:
+    net = Function(lambda net, x, y: net.a(x) + y, a=conv())
+    graph = layer_graph(net, inputs=(torch.ones(1, 4, 8, 8), torch.ones(1, 4, 8, 8)))
+    assert [node.name or node.type or node.kind for node in graph.nodes] == ["input", "a", "add", "output"]
+    assert {(edge.source, edge.target) for edge in graph.edges} == {(0, 1), (0, 2), (1, 2), (2, 3)}
+
+
 def test_without_a_depth_forty_nodes_are_the_most() -> None:
     assert layer_graph(torchvision.models.resnet18()).depth == 2
     assert layer_graph(nn.Sequential(*[nn.Sequential(conv(), nn.ReLU())] * 2)).depth == 2
