@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from hookscope.display import Cells, Shown
 from hookscope.hooks import MODEL, OPERATION, Shape, activation_class, call_key
-from hookscope.structure.blocks import Block, Structure, folded_name
+from hookscope.structure.blocks import Block, Structure, folded_name, size_of
 from hookscope.tracing import INPUT, Trace
 
 _NODES = 40  # of a graph whose depth nobody chose
@@ -174,7 +174,8 @@ class _Sketch:
             sources = self.reads[node]
             call = self.structure.call(draft.blocks[0])
             is_layer = any(activation_class(kind) or _LAYERS.search(kind) for kind in draft.types)
-            is_layer = is_layer or _sides(call.input_shape, call.output_shape) is not None
+            if size_of(call.input_shape) != size_of(call.output_shape):  # not a view of other sides
+                is_layer = is_layer or _sides(call.input_shape, call.output_shape) is not None
             if draft.is_operation and (not sources or (len(sources) == 1 and not is_layer)):
                 self.remove(node, keep_way=True)
         for node, draft in reversed(list(self.nodes.items())):

@@ -289,5 +289,5 @@ def test_a_graph_is_drawn_beside_the_rows(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_graph_of_another_format_is_refused_before_the_model_is_built(run: Run) -> None:
-    wrong = "cannot write net.bmp...name it .svg or .dot"
+    wrong = "cannot write net.bmp...name it .svg, .png, .pdf, .dot"
     one_error(run("--graph", "net.bmp", model="no_such_model"), 2, wrong)

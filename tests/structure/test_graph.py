@@ -73,6 +73,11 @@ CASES: list[tuple[nn.Module, set[tuple[str, str]]]] = [
         Function(lambda net, x: net.a(torch.cat([x[..., ::2, ::2], x[..., 1::2, 1::2]], 1)), a=conv(8)),
         {("input", "getitem, cat"), ("getitem, cat", "a"), ("a", "output")},
     ),
+    # not another view of the same values
+    (
+        Function(lambda net, x: net.a(x.view(1, 16, 4, 4)), a=conv(16)),
+        {("input", "a"), ("a", "output")},
+    ),
     # what a layer computes without torch is its own work
     (
         Function(
