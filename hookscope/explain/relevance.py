@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from hookscope.errors import InstallationError, ModelError
-from hookscope.models import describe_error
+from hookscope.models import describe_error, is_quantized
 
 
 @contextmanager
@@ -25,6 +25,10 @@ def relevance_rules(model: nn.Module) -> Iterator[nn.Module]:
         from zennit.torchvision import ResNetCanonizer
     except ImportError as error:
         raise InstallationError("lrp needs the package zennit", do="pip install 'hookscope[lrp]'") from error
+    if is_quantized(model):
+        raise ModelError(
+            "zennit has no rules for layers of 8 bits", do="use a method without gradient: occlusion, rise"
+        )
     composite = EpsilonPlusFlat(canonizers=[ResNetCanonizer()])
     try:
         twin = copy.deepcopy(model)

@@ -144,7 +144,8 @@ class OnnxModel(nn.Module):
     def _taken(self, pictures: Tensor) -> Tensor:
         """``pictures`` as the file takes them."""
         if torch.is_grad_enabled() and pictures.requires_grad:
-            raise ModelError(f"no gradient can flow through {self._path}: onnxruntime computes no gradients")
+            asked = f"no gradient can flow through {self._path}: onnxruntime computes no gradients"
+            raise ModelError(asked, do="use a method without gradient, or the program of torch.export")
         if pictures.is_meta:
             raise InputError(f"{self._path} cannot run on tensors without values", "onnxruntime computes every pass")
         want = [size or "any" for size in self.input_shape]

@@ -525,6 +525,14 @@ def test_relevances_of_a_resnet_with_reused_relus_in_place_add_up_to_the_score()
     assert hooks_on(net) == 0 and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
+@pytest.mark.filterwarnings("ignore")  # that this part of torch will go
+def test_relevance_of_a_quantized_model_is_refused() -> None:
+    net = nn.Sequential(torch.ao.nn.quantized.Quantize(1 / 64, 0, torch.quint8), torch.ao.nn.quantized.Conv2d(3, 4, 3))
+    net.extend([torch.ao.nn.quantized.DeQuantize(), nn.AdaptiveAvgPool2d(1), nn.Flatten()])
+    with pytest.raises(ModelError, match="zennit has no rules for layers of 8 bits; use a method without gradient: oc"):
+        saliency_maps(net, picture(), 2, "lrp")
+
+
 def test_without_zennit_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zennit.composites", None)
     with pytest.raises(InstallationError, match="needs the package zennit; pip install"):
