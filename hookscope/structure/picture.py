@@ -83,14 +83,14 @@ def _texts(node: GraphNode) -> tuple[str, str]:
         return node.kind, ""
     if node.kind == "junction":
         return "", ""
+    sides = f"  {node.resolution[0]} → {node.resolution[1]}" if node.resolution else ""
     if node.kind == "operation":
         kinds = node.type.split(", ")
         if len(kinds) == 1:
             return _SIGNS.get(kinds[0], kinds[0]), ""
         more = ", …" if len(kinds) > _TYPES else ""
-        return ", ".join(kinds[:_TYPES]) + more, f"functions in {node.name or MODEL}"
+        return ", ".join(kinds[:_TYPES]) + more, f"functions in {node.name or MODEL}{sides}"
     times = f" ×{node.repeats}" if node.repeats > 1 else ""
-    sides = f"  {node.resolution[0]} → {node.resolution[1]}" if node.resolution else ""
     return node.name or MODEL, f"{node.type}{times}{sides}"
 
 

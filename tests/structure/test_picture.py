@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torchvision
 from PIL import Image
 from torch import nn
 
 from hookscope.errors import UsageError
 from hookscope.structure import draw_graph, layer_graph, write_graph
+from tests.nets import Function
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -30,6 +32,11 @@ def test_a_picture_has_names_repeats_shapes_and_resolutions(resnet: str) -> None
     shown = texts(resnet)
     assert {"input", "conv1", "Conv2d  64 → 32", "layer1.0–1", "BasicBlock ×2", "64×16×16", "output"} <= set(shown)
     assert resnet.count("<polygon") == 6  # conv1, maxpool, three blocks, avgpool
+
+
+def test_functions_that_merge_patches_have_the_resolutions_too() -> None:
+    merge = Function(lambda x: torch.cat([x[..., ::2, ::2], x[..., 1::2, 1::2]], 1))
+    assert "functions in (model)  8 → 4" in texts(draw_graph(layer_graph(merge, (1, 3, 8, 8))))
 
 
 def test_everything_lies_in_the_picture(resnet: str) -> None:
