@@ -378,7 +378,7 @@ class _Step:
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             saved[storage._cdata] = storage.nbytes()
-            return tensor
+            return tensor.detach()  # a graph that keeps its own outputs would never be freed
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = self._forward()  # holds the graph, so that no memory is used twice

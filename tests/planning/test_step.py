@@ -59,8 +59,8 @@ def kept_by_autograd(net: nn.Module, batch: Tensor, autocast: Any = None) -> int
     kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
+        kept.append(tensor.detach())  # a graph that keeps its own outputs would never be freed
+        return kept[-1]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast or nullcontext():
         output = net(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import timeit
 from functools import partial
@@ -143,6 +144,18 @@ def test_progress_and_phases(optimizer: str | None) -> None:
     assert {"", "layer", "::add"} <= times.forward.keys() and bool(times.backward) == bool(optimizer)
     assert done[0] == (0, 7) and done[-1] == (7, 7)
     assert times.step.macs_per_second / times.step.bytes_per_second == 3
+
+
+def test_the_graph_of_a_measured_step_is_freed() -> None:
+    """A Sigmoid keeps its own output."""
+    net = nn.Sequential(nn.Linear(37, 37), nn.Sigmoid())
+
+    def living() -> int:
+        gc.collect()
+        return sum(issubclass(type(kept), Tensor) and kept.shape == (53, 37) for kept in gc.get_objects())
+
+    measure(net, (torch.ones(53, 37),), SGD, repeats=1, warm_up=1)
+    assert living() == 0
 
 
 def _mlp(n: int) -> nn.Sequential:
