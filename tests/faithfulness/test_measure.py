@@ -147,7 +147,7 @@ def test_progress_counts_every_image_once() -> None:
     ],
 )
 def test_clips_detectors_and_other_precisions_are_measured(inputs: Any, values: Any) -> None:
-    net = Function(lambda x: torch.stack([each.float().sum() + each.max() for each in x]))
+    net = Function(lambda x: torch.stack([each.float().sum() + 9 * each.max() for each in x]))
     [found] = measure_faithfulness(net, inputs, values, lambda output: output + 1e4, steps=4, baselines=False)
     assert all(np.isfinite(curve).all() for curve in found.curves.values())
     assert len(found.curves["most"]) == 9 and len(found.curves["deletion"]) == 5
