@@ -93,7 +93,10 @@ def test_quantized_scores_are_dequantized() -> None:
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        ([{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}], "boxes, labels and scores"),
+        (
+            [{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}],
+            "boxes, labels and scores",
+        ),
         ([torch.zeros(1, 2, 8, 8)] * 3, "a list of 3 tensors"),
         (torch.zeros(1, 8, 4, 4), "1x8x4x4 values"),
         (torch.zeros(10), "10 values"),
