@@ -36,6 +36,7 @@ def judged_by_torchinfo(model: nn.Module, size: tuple[int, int], summary: Trace)
         judge = torchinfo.summary(
             model, input_data=[tensor.to(device) for tensor in inputs], device=device, verbose=0, depth=99
         )
+    torchinfo.torchinfo.clear_cached_forward_pass()  # which keeps a model of each class
     expected = Counter(
         (layer.class_name, tuple(layer.output_size), layer.macs if "Conv" in layer.class_name else None)
         for layer in judge.summary_list
