@@ -22,6 +22,7 @@ FEWEST = 10
 _EQUAL = 5e-4  # in three digits
 _RESAMPLES = 10_000
 _LEVEL = 0.95
+_ROUNDING = 1e-9  # of the largest value
 
 Interval = tuple[float, float] | None
 
@@ -92,8 +93,8 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     """Compare maps over images: the means, the best map, and which differences are within noise.
 
     The images are resampled 10,000 times. A map is behind the best one if the interval of their mean difference is
-    above 0; the interval is widened for the number of maps (Bonferroni), and only given for 10 images or more. The best
-    map was chosen on these images.
+    above 0. The best map was chosen on these images, so the intervals hold for all pairs of maps at once (Tukey's range
+    test, with resampled images); they are only given for 10 images or more.
 
     Args:
         measured: For each image what `cam_faithfulness` or `measure_faithfulness` returns, with the same names.
@@ -139,17 +140,25 @@ def _resampled(values: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float
     none: list[Interval] = [None] * maps
     if count == 1:
         return means, none, list(none)
-    best = int(means.argmax())
-    weights = np.random.default_rng(seed).multinomial(count, [1 / count] * count, _RESAMPLES) / count
-    intervals = _interval(weights @ values, 1 - _LEVEL)
+    random = np.random.default_rng(seed)
+    weights = random.multinomial(count, [1 / count] * count, _RESAMPLES) / count
+    intervals = _intervals(*np.quantile(weights @ values, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0))
     if count < FEWEST:
         return means, intervals, none
-    gaps = _interval(weights @ (values[:, best, None] - values), (1 - _LEVEL) / max(1, maps - 1))
-    return means, intervals, [None if at == best else gap for at, gap in enumerate(gaps)]
+    # the best map was chosen on these images: the intervals hold for all pairs at once, as those of Tukey's range test
+    first, second = np.triu_indices(maps, 1)
+    pairs = values[:, first] - values[:, second]
+    deviations = np.where(pairs.std(0) > _ROUNDING * np.abs(values).max(), pairs.std(0), np.inf)
+    errors = np.abs(weights @ pairs - pairs.mean(0)) * np.sqrt(count) / deviations
+    student = np.sqrt((count - 1) / random.chisquare(count - 1, _RESAMPLES))  # the spread of few images is uncertain
+    times = np.quantile(errors.max(1, initial=0) * student, _LEVEL) / np.sqrt(count - 1)
+    best = int(means.argmax())
+    gaps = values[:, best, None] - values
+    behind = _intervals(gaps.mean(0) - times * gaps.std(0), gaps.mean(0) + times * gaps.std(0))
+    return means, intervals, [None if at == best else gap for at, gap in enumerate(behind)]
 
 
-def _interval(resampled: NDArray[np.float64], outside: float) -> list[Interval]:
-    low, high = np.quantile(resampled, [outside / 2, 1 - outside / 2], axis=0)
+def _intervals(low: NDArray[np.float64], high: NDArray[np.float64]) -> list[Interval]:
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 

@@ -206,8 +206,9 @@ def one_picture(scores: Tensor) -> Tensor:
 
 
 def probabilities(scores: Tensor) -> Tensor:
-    """The softmax of ``scores`` ``(N, K)`` over the classes, in double precision."""
-    return scores.detach().cpu().double().softmax(-1)  # not every device has double precision
+    """The softmax of ``scores`` ``(N, K)`` over the classes, of a single class the sigmoid, in double precision."""
+    values = scores.detach().cpu().double()  # not every device has double precision
+    return values.sigmoid() if values.shape[-1] == 1 else values.softmax(-1)
 
 
 def predictions(scores: Tensor, categories: Sequence[str] | None, target: Target | None = None) -> list[Prediction]:

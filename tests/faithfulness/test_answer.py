@@ -102,12 +102,13 @@ def test_the_seed_sets_the_resampling() -> None:
     assert first == again != other
 
 
-def test_equal_methods_are_told_apart_as_seldom_as_it_says() -> None:
-    names = {f"map {at}": 0.3 for at in range(8)} | {"random": 0.3}
-    wrong = sum(
-        not compare_maps(images(12, seed, **names)).verdict[0].startswith("No map is better") for seed in range(20)
-    )
-    assert wrong <= 5  # one in ten, and chance
+def test_of_equally_good_maps_few_seem_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.faithfulness.answer._RESAMPLES", 1000)
+    names = {f"map {at}": 0.3 for at in range(9)} | {"random": 0.3}
+    runs = [compare_maps(images(12, seed, **names)) for seed in range(100)]
+    wrong = sum(any(row.behind is not None and not row.within_noise for row in run.maps) for run in runs)
+    assert wrong <= 15  # of 100; with an interval for each map on its own it is more than 30
+    assert sum(not run.verdict[0].startswith("No map is better") for run in runs) <= wrong
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,12 @@ def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
         one_picture(torch.zeros(1, 0))
 
 
+def test_the_probability_of_a_single_class_is_the_sigmoid() -> None:
+    scores = torch.tensor([[0.0], [2.0]], requires_grad=True)
+    assert probabilities(scores)[:, 0].tolist() == pytest.approx([0.5, 1 / (1 + math.exp(-2.0))])
+    assert predictions(scores[1], None)[0].probability == pytest.approx(0.8807971)
+
+
 def test_probabilities_are_the_softmax_and_leave_the_graph() -> None:
     shares = probabilities(LOGITS.clone().requires_grad_())
     by_hand = [math.exp(score - 3.0) for score in (1.0, 3.0, -2.0)]
