@@ -139,7 +139,7 @@ def why_outside(cam: ClassActivationMap) -> str:
     left, top, right, bottom = answer.box
     if left <= x + half[1] and x - half[1] <= right and top <= y + half[0] and y - half[0] <= bottom:
         return ""
-    do = "" if cam.method in _OF_POSITIONS else f"; {' and '.join(_OF_POSITIONS)} keep to what its score depends on"
+    do = "" if cam.method in _OF_POSITIONS else f"; {' and '.join(_OF_POSITIONS)} show only what its score depends on"
     return f"the highest value lies outside the box{do}"
 
 

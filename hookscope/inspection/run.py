@@ -45,6 +45,7 @@ from hookscope.models import (
     LoadedModel,
     OnNote,
     as_loaded,
+    describe_error,
     model_errors_as_input_errors,
     package_versions,
     warn_of_image,
@@ -294,7 +295,7 @@ class _Run:
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            return f"no gradient can flow through {self.net.name}: {str(error).splitlines()[0][:200]}"
+            return f"no gradient can flow through {self.net.name}: {describe_error(error)}"
         return ""
 
     def _cam(self, recorder: Recorder, label: Prediction, prepared: Tensor) -> ClassActivationMap | None:

@@ -149,7 +149,7 @@ def test_a_map_that_is_highest_outside_the_box_says_so() -> None:
         for target in (LEFT, RIGHT):
             [maps[method, target]] = class_activation_maps(FindsCells(), [street()], "relu", target, method)
     assert why_outside(maps["gradcam", RIGHT]) == (
-        "the highest value lies outside the box; hirescam and layercam keep to what its score depends on"
+        "the highest value lies outside the box; hirescam and layercam show only what its score depends on"
     )
     assert not any(why_outside(maps[key]) for key in maps if key != ("gradcam", RIGHT))
     [coarse] = class_activation_maps(FindsCells(), [street()], "head.mean", RIGHT)
