@@ -69,7 +69,7 @@ def test_classes_and_pictures_that_do_not_exist_are_refused(method: str) -> None
     ("output", "text"),
     [
         (lambda x: x.mean((2, 3))[:, :0], "the model has no classes"),
-        (lambda x: [{"boxes": x[0, 0], "labels": x[0, 0], "scores": x[0, 0]}], "gives boxes and labels and scores"),
+        (lambda x: [{"boxes": x[0, 0], "labels": x[0, 0], "scores": x[0, 0]}], "gives boxes, labels and scores"),
         (lambda x: [x[:, :2], x[:, :2]], "gives a list of 2 tensors"),
         (lambda x: x, "gives 1x4x16x16"),
         (lambda x: None, "gives no tensor"),

@@ -718,7 +718,7 @@ def test_layers_models_and_inputs_without_a_map_are_refused(
     with pytest.raises(error) as caught:
         class_activation_maps(net.eval(), x, **options)
     assert text in str(caught.value) and hooks_on(net) == 0
-    if not options:
+    if not options and not isinstance(net, Aside):  # methods without gradient take any layer with a map
         with pytest.raises(error) as caught:
             landmark_layers(net, x)
         assert text in str(caught.value)
