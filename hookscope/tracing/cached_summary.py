@@ -15,7 +15,7 @@ from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
 if TYPE_CHECKING:  # a cached list of layers needs no torch
     from torch import nn
 
-_VERSION = 5  # of what is stored: raise it when `Trace` changes
+_VERSION = 6  # of what is stored: raise it when `Trace` changes
 Listing = tuple[tuple[int, ...], Trace]
 
 

@@ -49,10 +49,20 @@ class MacCounter(TorchDispatchMode):
         kind = func._overloadpacket if isinstance(func, OpOverload) else func
         formula = flop_registry.get(kind)
         if formula is None:
+            if len(args) > 1 and hasattr(args[1], "unpack"):
+                return self._quantized(kind, args, func(*args, **kwargs))
             if kind in _FORMULAS:
                 self._count(_FORMULAS[kind](*args[:5]), 0)
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         added = output.numel() if kind in _CONVOLUTIONS and args[2] is not None else 0
         self._count(formula(*args, **kwargs, out_val=output) // 2, added)
+        return output
+
+    def _quantized(self, kind: Any, args: tuple[Any, ...], output: Any) -> Any:
+        """Count an operation of a quantized layer, whose second argument holds the weight and the bias."""
+        weight, bias = args[1].unpack()[:2]
+        is_convolution = "conv" in kind.__name__
+        each = args[0] if "transpose" in kind.__name__ else output  # of these values, one row of the weight for each
+        self._count(each.numel() * weight[0].numel(), output.numel() if is_convolution and bias is not None else 0)
         return output

@@ -139,16 +139,25 @@ def _traced_layers(model: nn.Module, positions: dict[int, int]) -> Iterator[Trac
         aliases.setdefault(id(module), []).append(name)
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append(name)
+        for key in _numbers_held(module):
+            owners.setdefault(key, []).append(name)
     for name, module in model.named_modules():
         others = aliases[id(module)][1:]
-        own = [id(parameter) for parameter in module._parameters.values() if parameter is not None]
+        own = _numbers_held(module)
         others += [other for key in own for other in owners[key] if other != name]
         shared = ", ".join(dict.fromkeys(others))
         held = tuple(positions[key] for key in own)
         yield TracedLayer(name, tuple(class_names(module)), is_single(name, module), held, shared)
+
+
+def _numbers_held(module: nn.Module) -> dict[int, int]:
+    """How many values each parameter of a layer has, by its ``id``; a quantized layer has packed them into one."""
+    held = {id(parameter): parameter.numel() for parameter in module._parameters.values() if parameter is not None}
+    weight_and_bias: Any = getattr(module, "_weight_bias", None)
+    if "_packed_params" in vars(module) and weight_and_bias is not None:
+        packed = [tensor.numel() for tensor in weight_and_bias() if tensor is not None]
+        held[id(vars(module)["_packed_params"])] = sum(packed)
+    return held
 
 
 def list_layers(
@@ -318,7 +327,7 @@ class CallRecorder:
 
     def trace(self, real: bool) -> Trace:
         """What was recorded of one pass."""
-        parameters = {id(parameter): parameter.numel() for parameter in self._model.parameters()}
+        parameters = {key: size for each in self._model.modules() for key, size in _numbers_held(each).items()}
         layers = [*_traced_layers(self._model, {key: position for position, key in enumerate(parameters)})]
         layers += [TracedLayer(name, (name.rpartition(OPERATION)[2],), True, (), "") for name in self.operations]
         positions = {opened.number: position for position, opened in enumerate(self.counted)} | {INPUT: INPUT}

@@ -67,7 +67,7 @@ def test_an_image_without_the_box_does_not_stop_the_others(run: Run, command: st
 
 def test_a_map_that_is_highest_outside_the_box_has_a_note(run: Run) -> None:
     _, _, errors = run("cam", FINDS, "street.png", *RAW, "--target", "box:2", "--layer", "relu")
-    says = "the map of relu for box 2: class 1: the highest value lies outside the box; hirescam and layercam keep to"
+    says = "the map of relu for box 2: class 1: the highest value lies outside the box; hirescam and layercam show only"
     assert says in errors
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hookscope import models
 from hookscope.errors import InputError, ModelError
@@ -165,7 +166,11 @@ def test_each_family_at_its_own_size(name: str, size: tuple[int, int], convoluti
 def test_every_quantized_model_lists(name: str) -> None:
     size, summary = listed(name)
     assert min(size) >= 224 and summary.real
-    assert rows_of_type(summary, ("Conv2d",)) and summary.params == 0  # its layers hold packed weights
+    judge = build_skeleton(f"quantized_{name.partition(':')[2]}").model
+    norms = [module for module in judge.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    biases = sum(norm.num_features for norm in norms)  # one takes the place of weight and bias of each
+    assert rows_of_type(summary, ("Conv2d",)) and summary.macs > 0
+    assert summary.params == sum(parameter.numel() for parameter in judge.parameters()) - biases
 
 
 @pytest.mark.slow

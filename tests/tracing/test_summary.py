@@ -565,3 +565,21 @@ def test_a_model_built_in_inference_mode() -> None:
     with torch.inference_mode():
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
         assert [row.output_shape for row in list_layers(net, (8, 8))] == [(1, 4, 6, 6)]
+
+
+@pytest.mark.filterwarnings("ignore:torch")
+def test_quantized_layers_hold_packed_parameters() -> None:
+    quantized = torch.ao.nn.quantized
+    net = nn.Sequential(
+        quantized.Quantize(0.1, 0, torch.quint8),
+        quantized.Conv2d(4, 6, 3, groups=2),  # 6x6: 6 * 2 * 3 * 3 + 6 parameters
+        nn.Flatten(),
+        quantized.Linear(6 * 6 * 6, 5),
+        quantized.DeQuantize(),
+        torch.ao.nn.quantized.dynamic.Linear(5, 2, bias_=False),
+    ).eval()  # fmt: skip
+    rows = list_layers(net, inputs=(torch.rand(2, 4, 8, 8),), types=("Conv2d", "Linear"))
+    images, places = 2, 6 * 6
+    assert [row.params for row in rows] == [6 * 18 + 6, 216 * 5 + 5, 5 * 2]
+    convolution = images * places * 6 * (18 + 1)  # a value more for the bias, as in float layers
+    assert [row.macs for row in rows] == [convolution, images * 216 * 5, images * 5 * 2]
