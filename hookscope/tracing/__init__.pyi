@@ -1,4 +1,5 @@
 from .cached_summary import cached_listing as cached_listing, listing as listing
+from .call_recorder import CallRecorder as CallRecorder
 from .events import CallRecord as CallRecord, Event as Event, PassRecord as PassRecord, trace_events as trace_events
 from .facts import (
     INPUT as INPUT,
@@ -16,7 +17,6 @@ from .non_finite import (
     find_non_finite as find_non_finite,
 )
 from .summary import (
-    CallRecorder as CallRecorder,
     Inputs as Inputs,
     check_traceable as check_traceable,
     everything_as_before as everything_as_before,
