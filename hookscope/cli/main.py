@@ -36,7 +36,7 @@ SUMMARIES = {
         "extract": "Write the features of many images to a file.",
         "weights": "Report on the weights of a model.",
         "plan": "Say what a model costs: memory, arithmetic, time.",
-        "compare": "Say where two models, or two runs of one, part.",
+        "compare": "Say where two models, or two runs of one, begin to differ.",
         "verify": "Prove that hookscope reports the truth on this machine.",
     },
     "Explain": {

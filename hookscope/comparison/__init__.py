@@ -1,4 +1,4 @@
-"""Where two models, or two ways to run one, part: call by call over the same images."""
+"""Where two models, or two ways to run one, begin to differ: call by call over the same images."""
 
 import lazy_loader
 

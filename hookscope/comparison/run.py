@@ -55,7 +55,7 @@ def compare(
     on_note: OnNote = warn_of_image,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
-    """Where two models, or two ways to run one, part: call by call over the same images.
+    """Where two models, or two ways to run one, begin to differ: call by call over the same images.
 
     The outputs of A are kept for one batch at a time, until B has computed its own. A batch has up to 16 images, and
     down to 4 so that these outputs take at most 512 MiB; memory does not grow with the number of images. Both models

@@ -87,7 +87,7 @@ class NetworkGraph(Shown):
 
     Attributes:
         nodes: The input, all calls to this depth, and the output.
-        edges: Which node reads what another put out, each pair once.
+        edges: Which node reads the output of another, each pair once.
         depth: How many levels of modules are open.
     """
 

@@ -1,4 +1,4 @@
-"""``hookscope compare``: two models, or two ways to run one, side by side; where they part."""
+"""``hookscope compare``: two models, or two ways to run one, side by side; where they begin to differ."""
 
 from __future__ import annotations
 
