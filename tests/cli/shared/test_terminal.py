@@ -39,6 +39,14 @@ assert termios.tcgetattr(1) == before
 print("SCREEN", screen.protocol, *screen.cell, f"{seconds:.3f}", flush=True)
 print(terminal.draw(Image.open(sys.argv[1]), screen), end="END", flush=True)
 """
+PATIENT = """
+import sys
+from hookscope.cli.main import main
+from hookscope.cli.shared import terminal
+
+terminal._SECONDS = 30  # a terminal that answers has all the time it needs
+main(sys.argv[1:])
+"""
 ATTRIBUTES, SIXEL = (b"\x1b[c", b"\x1b[?62;22c"), (b"\x1b[c", b"\x1b[?62;4;22c")  # question, answer
 CELL, KITTY = (b"\x1b[16t", b"\x1b[6;18;9t"), (b"\x1b_Gi=31", b"\x1b_Gi=31;OK\x1b\\")
 
@@ -286,8 +294,8 @@ def test_the_library_gets_no_terminal_and_the_environment_is_put_back() -> None:
 
 @POSIX
 def test_a_run_in_a_terminal_with_sixel_draws_the_file_that_it_wrote(tmp_path: Path) -> None:
-    words = ["-m", "hookscope", "cam", "shapes", "samples/shapes/star.png", "-o", str(tmp_path / "a.png"), "--show"]
-    got, left = in_terminal(*words, answers=(SIXEL, CELL), size=(60, 100, 0, 0), cwd=ROOT)
+    words = ["cam", "shapes", "samples/shapes/star.png", "-o", str(tmp_path / "a.png"), "--show"]
+    got, left = in_terminal("-c", PATIENT, *words, answers=(SIXEL, CELL), size=(60, 100, 0, 0), cwd=ROOT)
     drawn, written = of_sixels(got), Image.open(tmp_path / "a.png").convert("RGB")
     off = np.abs(np.asarray(drawn, int)[: written.height, : written.width] - np.asarray(written, int))
     assert off.mean() < 6 and left == b""  # 256 colours
