@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+_SPELLINGS = re.compile("‹([^|›]*)\\|([^›]*)›")
+_spells_for_shell = False
 
 
 class HookscopeError(Exception):
     """Base class of the errors that hookscope raises on purpose.
 
-    ``str()`` is one line without control characters. ``exit_code`` is the exit status of the command.
+    ``str()`` is one line without control characters. ``exit_code`` is the exit status of the command. A part may hold
+    advice in two spellings, see `spelled`.
 
     Args:
         asked: The request and why it fails, in one line.
@@ -30,7 +36,7 @@ class HookscopeError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        return printable("; ".join(part for part in (self.asked, self.exists, self.do) if part))
+        return printable(spelled("; ".join(part for part in (self.asked, self.exists, self.do) if part)))
 
 
 class UsageError(HookscopeError):
@@ -105,6 +111,30 @@ class WriteError(HookscopeError):
 
 class InstallationError(HookscopeError):
     """A missing or broken package that hookscope needs."""
+
+
+@contextlib.contextmanager
+def spelling_for_shell() -> Iterator[None]:
+    """Inside, `spelled` gives the spelling of the command line: only the command line enters this block."""
+    global _spells_for_shell
+    before, _spells_for_shell = _spells_for_shell, True
+    try:
+        yield
+    finally:
+        _spells_for_shell = before
+
+
+def spelled(text: str) -> str:
+    """``text`` with one of the two spellings of each advice: the Python call, or the option of the command line.
+
+    Example:
+        >>> spelled("add ‹types='all'|--type all›")
+        "add types='all'"
+        >>> with spelling_for_shell():
+        ...     spelled("add ‹types='all'|--type all›")
+        'add --type all'
+    """
+    return _SPELLINGS.sub(r"\2" if _spells_for_shell else r"\1", text)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from hookscope.cli import process, settings
 from hookscope.cli.output import formats
 from hookscope.cli.output.formats import note
 from hookscope.cli.shared.written import tell_what_was_written
-from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
+from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses, spelling_for_shell
 from hookscope.findings import listed
 from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings
 
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(run: _Run) -> int:
-    with process.signals_as_exits(), process.warnings_as_notes():
+    with process.signals_as_exits(), process.warnings_as_notes(), spelling_for_shell():
         try:
             stdout = process.standard_output()
             status = _invoke(run)

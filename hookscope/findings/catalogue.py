@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
+from hookscope.errors import spelled
 from hookscope.findings.finding import Finding
 
 
@@ -54,7 +55,7 @@ class FindingKind:
     def text(self, case: str = "") -> str:
         """Meaning and advice of ``case``, or the usual ones."""
         special = self.cases.get(case, Case())
-        return f"{special.meaning or self.meaning} {special.advice or self.advice}"
+        return spelled(f"{special.meaning or self.meaning} {special.advice or self.advice}")
 
     def severity_of(self, case: str = "") -> str:
         """Severity of ``case``, or the usual one."""
