@@ -1,6 +1,11 @@
-from .facts import AttentionMap as AttentionMap
 from .figure import draw_attention as draw_attention
-from .run import Query as Query, attention_maps as attention_maps, map_of as map_of, usual_query as usual_query
+from .run import (
+    AttentionMap as AttentionMap,
+    Query as Query,
+    attention_maps as attention_maps,
+    map_of as map_of,
+    usual_query as usual_query,
+)
 from .weights import (
     Attention as Attention,
     follow_attention as follow_attention,

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 from torch import nn
 
-from hookscope.attention.facts import AttentionMap
+from hookscope.attention.run import AttentionMap
 from hookscope.drawing import DARK, Heading, Heat, Origin, Panel, Row, draw_page, seen_part, with_provenance
 from hookscope.errors import UsageError
 from hookscope.findings import counted, percent

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from hookscope.comparison.facts import INPUT, TIMES_NOISE, Answer, PairedCall, SideFacts
-from hookscope.comparison.functions import functions_of
-from hookscope.comparison.input_change import InputChange
+from hookscope.comparison.inputs import InputChange
+from hookscope.comparison.side import functions_of
 from hookscope.display import text_of
 from hookscope.findings import counted, listed
 from hookscope.hooks import MODEL, Call, Shape

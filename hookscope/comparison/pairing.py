@@ -11,7 +11,7 @@ from math import log, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.comparison.functions import WITH_WEIGHTS, functions_of, is_activation
+from hookscope.comparison.side import WITH_WEIGHTS, functions_of, is_activation
 from hookscope.errors import LayerError, UsageError, near_misses
 from hookscope.hooks import OPERATION, Call, Shape, call_key, enclosing
 

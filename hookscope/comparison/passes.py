@@ -2,32 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from hookscope.comparison.calls import ComparedCalls
-from hookscope.comparison.cka import gram
+from hookscope.comparison.facts import INPUT
 from hookscope.comparison.inputs import PairedBatch, copied
-from hookscope.comparison.pairing import Pair
+from hookscope.comparison.pairing import Pair, Pairing
+from hookscope.comparison.rows import RowSums, gram
 from hookscope.comparison.side import Side
 from hookscope.hooks import (
     EVERY_OPERATION,
+    MODEL,
     OPERATION,
     Call,
     Observer,
     Selection,
     buffers_kept,
     map_tensors,
+    named_inputs,
     random_states_kept,
     tensors_in,
 )
 from hookscope.models import model_errors_as_input_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller of `compare` wants to know, in its words."""
+
+    layers: Selection | None
+    types: tuple[Any, ...] | None
+    ops: bool
+    names: Mapping[str, str]
+    alone: bool
+    matrix: bool
+    keep: Selection | None
+
+
+@dataclass
+class ComparedCalls:
+    """The calls that are compared.
+
+    Attributes:
+        pairing: The pairs that are wanted, and the calls without a partner.
+        with_alone: Keys of the calls of A on whose inputs the layer of B runs too.
+        with_maps: Keys of the calls of A whose maps are kept.
+        matrix_a: Calls of A for the CKA of all against all, by key.
+        matrix_b: Likewise of B.
+        bytes: What is kept of A for one image.
+        ops: Whether operations may be among the calls.
+    """
+
+    pairing: Pairing
+    with_alone: set[str]
+    with_maps: set[str]
+    matrix_a: dict[str, Call]
+    matrix_b: dict[str, Call]
+    bytes: float
+    ops: bool
+
+    @cached_property
+    def by_a(self) -> dict[str, Pair]:
+        return {pair.a.key: pair for pair in self.pairing.pairs}
+
+    @cached_property
+    def by_b(self) -> dict[str, Pair]:
+        return {pair.b.key: pair for pair in self.pairing.pairs}
 
 
 def run_side(side: Side, inputs: tuple[Any, ...], observers: Sequence[Observer] = ()) -> Any:
@@ -153,3 +200,40 @@ def _add_gram(grams: dict[str, Tensor], key: str, output: Any, images: int) -> N
     tensor = next(iter(tensors_in(output).values()), None)
     if tensor is not None and tensor.dim() and len(tensor) == images:
         grams[key] = gram(tensor)
+
+
+def measure_noise(
+    a: Side, batch: PairedBatch, calls: ComparedCalls, kept: Mapping[str, Kept], output: Any, rows: RowSums
+) -> None:
+    """Run A again, and with its input changed by rounding.
+
+    Where whole numbers are the input, such as tokens, the first numbers with fractions that come of them change.
+    """
+    listed = a.net.family == "detection"
+    whole = not _has_fractions(batch.a)
+    for inputs in (batch.a, map_tensors(batch.a, _rounded)):
+
+        def on_call(call: Call, module: Any, args: Any, kwargs: Any, output: Any, again: Any = inputs) -> Any:
+            if whole and again is not batch.a and not _has_fractions((args, kwargs)):
+                output = map_tensors(output, _rounded)
+            if call.key in kept:
+                rows.add_noise(call.key, kept[call.key].output, output, batch)
+            return output if whole else None
+
+        looked_at = [pair.a for pair in calls.pairing.pairs]
+        again = run_side(a, inputs, observers_of(a, looked_at, calls.ops, on_call))
+        rows.add_noise(MODEL, output, again, batch, listed)
+        rows.add_noise(INPUT, named_inputs(batch.a, {}), named_inputs(inputs, {}), batch, listed)
+
+
+def _has_fractions(value: Any) -> bool:
+    return any(tensor.is_floating_point() for tensor in tensors_in(value).values())
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """``tensor`` with each value changed by about one unit in the last place, up or down."""
+    if not tensor.is_floating_point():
+        return tensor
+    signs = torch.randint(2, tensor.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    step = torch.finfo(tensor.dtype).eps * signs.to(tensor.device)
+    return (tensor.double() * (1 + step.double())).to(tensor.dtype) if tensor.device.type != "mps" else tensor

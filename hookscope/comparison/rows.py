@@ -2,20 +2,267 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.comparison.cka import PairCka
-from hookscope.comparison.facts import INPUT, PairedCall
+from hookscope.comparison.facts import INPUT, CkaMatrix, Difference, LargestDifference, PairedCall
 from hookscope.comparison.inputs import PairedBatch
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.side import Side
-from hookscope.comparison.sums import DifferenceSums, PartSums, shape_for_one
-from hookscope.hooks import MODEL, Call, as_plain, by_channel, tensors_in
+from hookscope.hooks import MODEL, Call, Shape, as_plain, by_channel, tensors_in
+
+LEAST_IMAGES = 4
+"""Fewer images in a batch say nothing: the unbiased estimate divides by n - 3."""
+
+_SLICE = 1 << 17  # values that are converted to double precision at a time: they stay in the cache
+_ROUNDING = 1e-12  # of the norm of a Gram matrix: what is left of a constant layer is below
+
+
+def gram(output: Tensor) -> Tensor:
+    """``(n, n)`` scalar products in float64 of the images of ``output`` ``(n, ...)``, without their common offset."""
+    output = as_plain(output)
+    features = (torch.view_as_real(output) if output.is_complex() else output)[..., None].flatten(1)
+    products = torch.zeros(len(features), len(features), dtype=torch.float64, device=features.device)
+    for part in features.split(max(1, _SLICE // max(1, len(features))), 1):
+        part = part.double()
+        part = part - part[:1]  # exactly 0 where all images are equal
+        part = part - part.mean(0)
+        products += part @ part.T
+    return products.cpu()
+
+
+def _centred(gram: Tensor | None, images: int) -> Tensor:
+    """``(n * n,)``: the U-centred matrix, of which two have the scalar product ``n (n - 3) HSIC_1``.
+
+    Székely and Rizzo 2014, Partial distance correlation with methods for dissimilarities, proposition 1.
+    """
+    if gram is None or gram.shape != (images, images):
+        return torch.full((images * images,), torch.nan, dtype=torch.float64)
+    hollow = gram.clone().fill_diagonal_(0)
+    rows = hollow.sum(1) / (images - 2)
+    centred = (hollow - rows[:, None] - rows + rows.sum() / (images - 1)).fill_diagonal_(0)
+    if centred.norm() <= _ROUNDING * gram.norm():
+        centred.zero_()
+    return centred.flatten()
+
+
+class CkaSums:
+    """Minibatch linear CKA of every layer of A against every layer of B (Nguyen et al. 2020, arXiv:2010.15327).
+
+    The unbiased HSIC_1 of batches is added up, each with the weight ``n (n - 3)``: for batches of equal size this is
+    the paper's mean. Batches with fewer than four images do not count.
+    """
+
+    def __init__(self, names_a: Sequence[str], names_b: Sequence[str]) -> None:
+        self._names = tuple(names_a), tuple(names_b)
+        self._products = torch.zeros(len(names_a), len(names_b), dtype=torch.float64)
+        self._own_a = torch.zeros(len(names_a), dtype=torch.float64)
+        self._own_b = torch.zeros(len(names_b), dtype=torch.float64)
+
+    def add(self, grams_a: Sequence[Tensor | None], grams_b: Sequence[Tensor | None]) -> None:
+        """Add a batch: the `gram` of each layer in the order of the names; None where a layer has none.
+
+        The first gram says how many images the batch has; layers with another number have no CKA.
+        """
+        images = next((len(gram) for gram in (*grams_a, *grams_b) if gram is not None), 0)
+        if images < LEAST_IMAGES:
+            return
+        a = torch.stack([_centred(gram, images) for gram in grams_a])
+        b = torch.stack([_centred(gram, images) for gram in grams_b])
+        self._products += a @ b.T
+        self._own_a += a.square().sum(1)
+        self._own_b += b.square().sum(1)
+
+    def matrix(self, images: int) -> CkaMatrix:
+        """The CKA over all batches so far; ``images`` is their number of images."""
+        values = self._products / self._own_a.sqrt()[:, None] / self._own_b.sqrt()
+        return CkaMatrix(*self._names, np.asarray(values).round(12), images)  # so that 1 is 1
+
+
+class PairCka:
+    """Minibatch linear CKA of one pair of layers, as `CkaSums` computes it."""
+
+    def __init__(self) -> None:
+        self._sums = CkaSums(("a",), ("b",))
+
+    def add(self, features_a: Tensor, features_b: Tensor) -> None:
+        """Add a batch of outputs ``(n, ...)``, of the same images on both sides."""
+        self._sums.add([gram(features_a)], [gram(features_b)])
+
+    @property
+    def value(self) -> float | None:
+        """The CKA; None where a layer is constant or not finite, and without a batch of at least four images."""
+        value = float(self._sums.matrix(0).values[0, 0])
+        return value if np.isfinite(value) else None
+
+
+_PIECE = 1 << 16  # values that are added at a time: in double precision they stay in the processor's cache
+
+
+def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both decoded, on one device; complex numbers have a further axis of two."""
+    a, b = as_plain(a), as_plain(b)
+    if a.device != b.device:
+        a, b = a.cpu(), b.cpu()
+    if a.is_complex() or b.is_complex():
+        wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.complex64)
+        a, b = (torch.view_as_real(side.to(wide).resolve_conj()) for side in (a, b))
+    return a, b
+
+
+def shape_for_one(tensor: Tensor, images: int) -> tuple[int, ...]:
+    """The shape for one image: without the batch axis, and of windows or proposals as many as one image has."""
+    shape = tuple(int(size) for size in tensor.shape)
+    each, rest = divmod(shape[0], images) if shape else (0, 1)
+    if rest or not each:
+        return shape
+    return shape[1:] if each == 1 else (each, *shape[1:])
+
+
+@dataclass
+class DifferenceSums:
+    """Sums over the values of a pair of outputs; squares are those of the values that are finite on both sides."""
+
+    values: int = 0
+    equal: int = 0
+    finite: int = 0
+    moved: float = 0.0
+    a: float = 0.0
+    b: float = 0.0
+    nonfinite_a: int = 0
+    nonfinite_b: int = 0
+    largest: LargestDifference | None = None
+
+    def add(self, a: Tensor, b: Tensor, images: Sequence[int]) -> None:
+        """Add outputs of equal shape; ``images`` are the positions of the images of the batch."""
+        a, b = comparable(a, b)
+        before, at = self.largest.value if self.largest else 0.0, -1
+        flat = a.reshape(-1), b.reshape(-1)
+        for number, (x, y) in enumerate(zip(*(side.split(_PIECE) for side in flat), strict=True)):
+            value, where = self._add_piece(x.double(), y.double())
+            if value > before:
+                before, at = value, number * _PIECE + where
+        if at >= 0:
+            self.largest = _largest(before, at, *flat, a.shape, images)
+
+    def _add_piece(self, a: Tensor, b: Tensor) -> tuple[float, int]:
+        """Add some values in double precision; returns the largest difference among them, and where it is."""
+        moved = b - a
+        squares = [float(side.dot(side)) for side in (a, b, moved)]
+        finite = len(a)
+        if not math.isfinite(sum(squares)):
+            fine_a, fine_b = a.isfinite(), b.isfinite()
+            both = fine_a & fine_b
+            finite = int(both.sum())
+            self.nonfinite_a += int((fine_b & ~both).sum())
+            self.nonfinite_b += int((fine_a & ~both).sum())
+            squares = [float(some.dot(some)) for some in (side[both] for side in (a, b, moved))]
+            same = (a == b) | (a.isnan() & b.isnan())
+            moved = moved.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(same, 0.0)
+        self.values += len(a)
+        self.finite += finite
+        self.a, self.b, self.moved = self.a + squares[0], self.b + squares[1], self.moved + squares[2]
+        changed = int(torch.count_nonzero(moved))
+        self.equal += len(a) - changed
+        if not changed:
+            return 0.0, 0
+        value, where = moved.abs().max(0)
+        return float(value), int(where)
+
+    @property
+    def relative_l2(self) -> float | None:
+        """Norm of B − A divided by the norm of A."""
+        if not self.finite:
+            return None
+        if self.moved == 0:
+            return 0.0
+        return math.sqrt(self.moved / self.a) if self.a else math.inf
+
+    def difference(self) -> Difference:
+        product = math.sqrt(self.a) * math.sqrt(self.b)
+        cosine = (self.a + self.b - self.moved) / (2 * product) if product else None
+        return Difference(
+            self.values,
+            self.equal,
+            self.relative_l2,
+            self.largest,
+            None if cosine is None else max(-1.0, min(1.0, cosine)),
+            self.nonfinite_a,
+            self.nonfinite_b,
+        )
+
+
+def _largest(
+    value: float, flat: int, a: Tensor, b: Tensor, shape: Sequence[int], images: Sequence[int]
+) -> LargestDifference:
+    place = tuple(int(at) for at in np.unravel_index(flat, shape))
+    values = float(a[flat]), float(b[flat])
+    each, rest = divmod(shape[0], len(images)) if place else (0, 1)
+    if rest:  # such as the proposals of a detector
+        return LargestDifference(value, images[0] if len(images) == 1 else None, place, *values)
+    item = (place[0] % each,) if each > 1 else ()
+    return LargestDifference(value, images[place[0] // each], item + place[1:], *values)
+
+
+@dataclass
+class ConstantChannels:
+    """Which channels have had one value so far, over all images and positions."""
+
+    values: Tensor | None = None
+    constant: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    count: int = 0
+
+    def add(self, output: Tensor) -> None:
+        """Add an output ``(N, C, ...)``."""
+        channels = output.shape[1]
+        if not output.numel():
+            return
+        if self.values is None:
+            self.values, self.constant = output[0].reshape(channels, -1)[:, 0].clone(), torch.ones(channels) > 0
+        if len(self.constant) != channels:
+            return
+        self.count += output.numel() // channels
+        left = self.constant.nonzero().flatten()
+        if len(left):
+            some = output[:, left.to(output.device)].movedim(1, 0).flatten(1)
+            self.constant[left] = (some == self.values[left.to(output.device), None]).all(1).cpu()
+
+    @property
+    def dead(self) -> Tensor | None:
+        """``(C,)``; None where a channel has had one value only, so that nothing is known."""
+        return self.constant if self.count > 1 else None
+
+
+@dataclass
+class PartSums:
+    """What is added up for one row: a pair of calls, or a part of their outputs."""
+
+    shape_a: Shape = None
+    shape_b: Shape = None
+    shapes_differ: bool = False
+    difference: DifferenceSums = field(default_factory=DifferenceSums)
+    alone: DifferenceSums = field(default_factory=DifferenceSums)
+    noise: float | None = None
+    dead_a: ConstantChannels = field(default_factory=ConstantChannels)
+    dead_b: ConstantChannels = field(default_factory=ConstantChannels)
+
+    @property
+    def alone_relative(self) -> float | None:
+        """Relative L2 of the layer alone; inf where NaN or Inf are on one side only, None if it did not run alone."""
+        sums = self.alone
+        return math.inf if sums.nonfinite_a or sums.nonfinite_b else sums.relative_l2 if sums.values else None
+
+    def only_dead_in(self, side: ConstantChannels, other: ConstantChannels) -> float | None:
+        """Share of the channels that are dead in ``side`` and not in ``other``."""
+        if side.dead is None or other.dead is None or len(side.dead) != len(other.dead):
+            return None
+        return float((side.dead & ~other.dead).double().mean())
 
 
 class RowSums:

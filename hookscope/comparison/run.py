@@ -5,31 +5,124 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.comparison.agreement import AgreementSums
-from hookscope.comparison.alone import run_alone
 from hookscope.comparison.answer import find_answer
-from hookscope.comparison.calls import ComparedCalls, Wanted
-from hookscope.comparison.cka import CkaSums
-from hookscope.comparison.facts import INPUT, ComparedMaps, Comparison
-from hookscope.comparison.first_pass import find_calls
-from hookscope.comparison.input_change import InputChange
-from hookscope.comparison.inputs import PairedBatch, Picture, as_pictures, paired_batches
-from hookscope.comparison.maps import calls_to_draw, compared_maps
-from hookscope.comparison.noise import measure_noise
+from hookscope.comparison.facts import INPUT, Agreement, ChangedImage, ComparedMaps, Comparison, how_different
+from hookscope.comparison.first_pass import find_calls, run_alone
+from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches
 from hookscope.comparison.pairing import Pair
-from hookscope.comparison.passes import Kept, keep_outputs, meet_outputs
-from hookscope.comparison.rows import RowSums, parts_of
+from hookscope.comparison.passes import ComparedCalls, Kept, Wanted, keep_outputs, measure_noise, meet_outputs
+from hookscope.comparison.rows import CkaSums, RowSums, parts_of
 from hookscope.comparison.side import Side
-from hookscope.errors import HookscopeError, InputError, UsageError, is_out_of_memory
+from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
 from hookscope.findings import counted
-from hookscope.hooks import MODEL, Layers, Selection, check_hookable, named_inputs
+from hookscope.hooks import MODEL, Call, Layers, Selection, check_hookable, maps_or_vectors, named_inputs
 from hookscope.models import LoadedModel, OnLost, OnNote, package_versions, raise_lost, warn_of_image
+from hookscope.scores import class_label, class_scores, probabilities, without_scores
+
+_CHANNELS = 16  # of a pair, whose maps are kept
+
+
+def compared_maps(
+    key: str, modules: tuple[Any, Any], outputs: tuple[Any, Any], batch: PairedBatch
+) -> Iterator[ComparedMaps]:
+    """The maps of the first image of a batch, of the channels that changed most."""
+    layers = (module if isinstance(module, nn.Module) else None for module in modules)
+    try:
+        sides = [maps_or_vectors(output, layer, batch.size) for output, layer in zip(outputs, layers, strict=True)]
+    except NoMapError:
+        return
+    for a, b in zip(*sides, strict=False):
+        if a.item or a.values.shape != b.values.shape:
+            continue
+        one, two = a.values.cpu(), b.values.cpu()
+        moved = (two.double() - one.double()).nan_to_num(nan=np.inf).flatten(1)
+        changes = torch.linalg.vector_norm(moved, dim=1)
+        channels = changes.argsort(dim=0, descending=True, stable=True)[:_CHANNELS]
+        label = f"{key} {a.part}" if a.part else key
+        one, two = (side[channels].float() for side in (one, two))
+        drawn = np.asarray(one), np.asarray(two), np.asarray(changes[channels])
+        yield ComparedMaps(label, batch.positions[0], tuple(channels.tolist()), drawn[0], drawn[1], drawn[2])
+
+
+def calls_to_draw(found: Comparison) -> list[Call]:
+    """The first call that differs and the one that adds most.
+
+    Where only the input adds a difference, it is the call that differs most.
+    """
+    differing = [pair for pair in found.calls[1:-1] if pair.differs]
+    chosen = [pair.a for pair in differing if pair.key in (found.answer.first, found.answer.most)]
+    return chosen or [pair.a for pair in sorted(differing, key=how_different, reverse=True)[:1]]
+
+
+@dataclass
+class AgreementSums:
+    """The agreement so far; none once the outputs of a batch are no scores of the same classes."""
+
+    a: LoadedModel
+    b: LoadedModel
+    categories: Sequence[str] | None = None
+    images: int = 0
+    same: int = 0
+    shared: float = 0.0
+    changed: list[ChangedImage] = field(default_factory=list)
+    has_scores: bool = True
+
+    def add(self, output_a: Any, output_b: Any, positions: Sequence[int], names: Sequence[str]) -> None:
+        """Add the outputs of both sides for a batch."""
+        if not self.has_scores:
+            return
+        sides = (output_a, self.a), (output_b, self.b)
+        if any(without_scores(output, net.family, net.name) for output, net in sides):
+            self.has_scores = False
+            return
+        a, b = (class_scores(output, net.name).detach().cpu().double() for output, net in sides)
+        if a.shape != b.shape or len(a) != len(positions) or a.shape[1] < 2:
+            self.has_scores = False
+            return
+        best_a, best_b = _best(a), _best(b)
+        most = min(5, a.shape[1] - 1)
+        top_a, top_b = (scores.argsort(dim=1, descending=True, stable=True)[:, :most] for scores in (a, b))
+        common = (top_a[:, :, None] == top_b[:, None]).any(2).double().mean(1)
+        shares_a, shares_b = probabilities(a), probabilities(b)
+        for at in range(len(positions)):
+            one, two = int(best_a[at]), int(best_b[at])
+            self.images += 1
+            self.same += one == two
+            self.shared += float(common[at])
+            if one != two:
+                self.changed.append(
+                    ChangedImage(
+                        positions[at],
+                        names[at],
+                        self._class_name(one, self.a),
+                        self._class_name(two, self.b),
+                        float(shares_a[at, one]),
+                        float(shares_b[at, two]),
+                    )
+                )
+
+    def _class_name(self, index: int, net: LoadedModel) -> str:
+        if index < 0:
+            return "not finite"
+        return class_label(index, self.categories or net.categories) or f"class {index}"
+
+    def result(self) -> Agreement | None:
+        if not self.has_scores or not self.images:
+            return None
+        return Agreement(self.images, self.same / self.images, self.shared / self.images, tuple(self.changed))
+
+
+def _best(scores: Tensor) -> Tensor:
+    """The best class of each image, −1 where a score is NaN."""
+    return torch.where(scores.isnan().any(1), -1, scores.argmax(1))
+
 
 _KEPT = 512 << 20  # bytes of A that wait for B
 _MOST, _LEAST = 16, 4  # images in a batch; CKA needs four

@@ -5,20 +5,153 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo import list_backends, lookup_backend
+from torch._dynamo.exc import TorchDynamoException
+from torch.utils import _pytree as pytree
 
-from hookscope.comparison.compiled import CompiledPass
 from hookscope.comparison.facts import SideFacts
-from hookscope.errors import UsageError
-from hookscope.hooks import Call
+from hookscope.errors import ModelError, UsageError, nearest
+from hookscope.hooks import ACTIVATION_FUNCTIONS, Call, HookHandles, check_hookable, is_single, tensors_in
 from hookscope.interventions import intervene
 from hookscope.models import LoadedModel, as_loaded, dtype_name, is_quantized, parse_dtype
+
+
+class CompiledPass:
+    """The forward pass of a model whose layers give what they gave inside a compiled program.
+
+    Hooks on a compiled model fire only if they were there at its first call, and then are part of its program. So two
+    copies are compiled: a plain one gives the output. In the other one hooks copy what each layer returns; the layers
+    of `model`, a third copy, are then called in the same order, without inputs, and return these copies. All copies
+    share the parameters and buffers of the given model.
+
+    Attributes:
+        model: The module to hook and to call.
+        apart: The largest relative L2 difference of the outputs of the two programs so far.
+    """
+
+    def __init__(self, model: nn.Module, backend: str | Callable[..., Any]) -> None:
+        check_hookable(model)
+        known = list_backends(exclude_tags=())
+        if isinstance(backend, str) and backend not in known:
+            raise UsageError(f"no backend '{backend}' of torch.compile", nearest(backend, known))
+        self.model, self.apart = _copied(model), 0.0
+        watched = _copied(model)
+        self._name, self._backend = type(model).__name__, backend
+        self._plain, self._watched = (self._compiled(net) for net in (_copied(model), watched))
+        self._layers = {name: layer for name, layer in self.model.named_modules() if name and is_single(name, layer)}
+        self._calls: list[tuple[str, Any]] = []
+        self._handles = HookHandles()
+        for name in self._layers:
+            self._handles.forward(watched.get_submodule(name), self._keeper(name))
+        self.model.forward = self._forward
+        self.model._compiled_pass = self  # type: ignore[assignment]
+
+    def _compiled(self, model: nn.Module) -> Any:
+        # torch takes the program of another instance of a class if the backend is the same object, hooks or not
+        return torch.compile(model, backend=lambda graph, inputs: lookup_backend(self._backend)(graph, inputs))
+
+    def _keeper(self, name: str) -> Any:
+        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self._calls.append((name, pytree.tree_map_only(Tensor, torch.clone, output)))
+
+        return keep
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+        output = self._run(self._plain, *inputs)
+        self._calls.clear()
+        again = self._run(self._watched, args, kwargs)
+        self.apart = max(self.apart, _apart(output, again))
+        for name, value in self._calls:
+            layer = self._layers[name]
+            layer.forward = lambda value=value: value
+            layer()
+        self._calls.clear()
+        return output
+
+    def _run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return program(*args, **kwargs)
+        except TorchDynamoException as error:
+            why = str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split()
+            what = f"torch.compile failed on {self._name}: {' '.join(why)[:200]}"
+            raise ModelError(what, do="compare it without compile") from error
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Other modules with the same parameters and buffers."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+
+
+def _apart(a: Any, b: Any) -> float:
+    pairs = [(a, b) for a, b in zip(tensors_in(a).values(), tensors_in(b).values(), strict=False) if a.shape == b.shape]
+    moved = sum(float((b.double() - a.double()).nan_to_num().square().sum()) for a, b in pairs)
+    size = sum(float(a.double().nan_to_num().square().sum()) for a, _ in pairs)
+    return (moved / size) ** 0.5 if moved and size else 0.0
+
+
+_ACTIVATIONS = tuple(sorted((name.lower() for name in ACTIVATION_FUNCTIONS), key=len, reverse=True))
+# What stands in the name of a class or an operator for what it computes.
+_WORDS = {
+    "convtranspose": "convtranspose|deconv",
+    "conv": "conv(olution)?",
+    "linear": "(?<!bi)linear|gemm|matmul|addmm",
+    "batchnorm": "batchnorm(alization)?|^bn|(?<=conv)bn|(?<=linear)bn",
+    "layernorm": "layernorm(alization)?",
+    "groupnorm": "groupnorm(alization)?",
+    "add": "(^i?|(?<=conv))add(?=relu|$)",
+    "adaptivepool": "(global|adaptive).*pool|^(reduce)?mean$",
+    "maxpool": "maxpool",
+    "avgpool": "(avg|average)pool",
+    "dropout": "drop(out|path|block)|stochasticdepth",
+    "reshape": "^(un)?flatten|^reshape$|^view$|^permute$|^(un)?squeeze$|^transpose$",
+    "quantize": "^(de)?quant(ize(?!d)|stub)",
+    "cat": "^cat$|^concat(enate)?$",
+    "resize": "upsampl|interpolate|^resize",
+    "relu6": "^clip$|^clamp$",
+    "silu": "(?<!hard)swish",
+    "activation": "|".join(_ACTIVATIONS) + "|(?<=norm)act",
+}
+_WORD = re.compile("|".join(f"(?P<{kind}>{words})" for kind, words in _WORDS.items()))
+WITH_WEIGHTS = ("conv", "convtranspose", "linear")  # a BatchNorm or a bias that follows can be folded into them
+_FUSED = (*WITH_WEIGHTS, "batchnorm", "add")  # classes that compute them may compute what follows too
+
+
+@lru_cache(maxsize=1024)
+def functions_of(type_name: str) -> tuple[str, ...]:
+    """What a class or an operator computes, in order: ``("conv", "batchnorm", "relu")`` for a ``ConvBnReLU2d``.
+
+    The words are the same for classes of torch, functions, and operators of ATen and ONNX: ``conv`` for ``Conv2d``,
+    ``conv2d``, ``aten.conv2d.default``, ``QLinearConv``.
+    """
+    name = re.sub(r"^.*::|^aten\.|^quantized\.|\.[A-Za-z]+$|^QLinear", "", type_name)
+    name = re.sub(r"[123]d(?![a-z])|_", "", name.lower())
+    words = [match[0] if match.lastgroup == "activation" else str(match.lastgroup) for match in _WORD.finditer(name)]
+    words = words or [name]
+    return tuple(words) if words[0] in _FUSED else (words[0],)
+
+
+def is_layer_type(type_name: str) -> bool:
+    """Whether a class or an operator computes what most models leave to a layer, unlike ``+`` or a slice."""
+    function = functions_of(type_name)[0]
+    return function not in ("add", "cat", "resize") and (function in _WORDS or is_activation(function))
+
+
+def is_activation(kind: str) -> bool:
+    return kind in _ACTIVATIONS or kind == "act"
+
 
 FUNCTIONAL = ("QFunctional", "FloatFunctional", "FXFloatFunctional")
 """Classes of torch.ao that add, multiply and concatenate; they are no calls, but the Identity in them is."""

@@ -43,8 +43,6 @@ from .heat import (
     draw_page as draw_page,
     seen_part as seen_part,
 )
-from .origin import Origin as Origin
-from .page import LEAST_WIDTH as LEAST_WIDTH, MARGIN as MARGIN, Page as Page, colour_bar as colour_bar
 from .plot import (
     BODY as BODY,
     DPI as DPI,
@@ -69,6 +67,10 @@ from .plot import (
     write_at as write_at,
 )
 from .png import (
+    LEAST_WIDTH as LEAST_WIDTH,
+    MARGIN as MARGIN,
+    Page as Page,
+    colour_bar as colour_bar,
     encode_png as encode_png,
     map_png as map_png,
     read_provenance as read_provenance,
@@ -93,6 +95,7 @@ from .sheet import (
     placed as placed,
     shape_text as shape_text,
 )
+from .sheet_parts import Origin as Origin
 from .text import (
     Pixels as Pixels,
     fitting as fitting,

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from hookscope.drawing import colours
 from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_alike, to_image
-from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, colour_bar
-from hookscope.drawing.png import with_provenance
+from hookscope.drawing.png import LEAST_WIDTH, MARGIN, Page, colour_bar, with_provenance
 from hookscope.drawing.scale import Scale, SymmetricScale
 from hookscope.drawing.sheet import finite_or_none, placed
 from hookscope.drawing.text import Pixels, stamp, text_pixels

@@ -13,15 +13,21 @@ from PIL import Image
 from torch import nn
 
 from hookscope.drawing import colours
-from hookscope.drawing.bars import draw_bars
 from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
-from hookscope.drawing.origin import Origin
-from hookscope.drawing.overlay import lay_bar_over, lay_maps_over
-from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, beside, colour_bar
-from hookscope.drawing.photograph import Frames, Shares, field_words, middle_box, photograph_cells
-from hookscope.drawing.png import with_provenance
+from hookscope.drawing.png import LEAST_WIDTH, MARGIN, Page, beside, colour_bar, with_provenance
 from hookscope.drawing.reduce import ActivationSummary, Part, reduce_output
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
+from hookscope.drawing.sheet_parts import (
+    Frames,
+    Origin,
+    Shares,
+    draw_bars,
+    field_words,
+    lay_bar_over,
+    lay_maps_over,
+    middle_box,
+    photograph_cells,
+)
 from hookscope.drawing.text import Pixels
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import NoMapError, UsageError

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from hookscope.drawing import input_size_of
 from hookscope.errors import InputError, LayerError, UsageError
-from hookscope.exemplars.duplicates import Ints, Prints, prints_of
-from hookscope.exemplars.histogram import ChannelHistograms
-from hookscope.exemplars.selectivity import ClassMeans
-from hookscope.exemplars.top import BestImages, Candidates, PrintsOf
+from hookscope.exemplars.histogram import ChannelHistograms, ClassMeans
+from hookscope.exemplars.top import BestImages, Candidates, Ints, Prints, PrintsOf, prints_of
 from hookscope.hooks import (
     MODEL,
     Call,

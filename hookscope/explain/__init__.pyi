@@ -7,12 +7,21 @@ from .cam_maps import (
     maps_by_class as maps_by_class,
 )
 from .cam_methods import CAM_METHODS as CAM_METHODS
-from .cam_page import draw_cam as draw_cam, why_empty as why_empty, why_outside as why_outside
-from .cam_perturbation import first_batch as first_batch, over_picture as over_picture
+from .cam_perturbation import (
+    first_batch as first_batch,
+    in_place_of as in_place_of,
+    over_picture as over_picture,
+    picture_of as picture_of,
+)
 from .clip import animate_clip as animate_clip, draw_clip as draw_clip
-from .page import OverlaySource as OverlaySource, why_unseen as why_unseen
-from .pictures import in_place_of as in_place_of, picture_of as picture_of
+from .page import (
+    OverlaySource as OverlaySource,
+    draw_cam as draw_cam,
+    draw_saliency as draw_saliency,
+    why_empty as why_empty,
+    why_outside as why_outside,
+    why_unseen as why_unseen,
+)
 from .saliency import Saliency as Saliency, saliency_maps as saliency_maps
 from .saliency_methods import SALIENCY_METHODS as SALIENCY_METHODS
-from .saliency_page import draw_saliency as draw_saliency
 from .saliency_settings import Settings as Settings

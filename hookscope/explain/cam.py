@@ -28,8 +28,7 @@ from hookscope.explain.cam_layers import (
 )
 from hookscope.explain.cam_maps import ClassActivationMap
 from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod, gradient_free, method_named
-from hookscope.explain.cam_perturbation import Progress, Rerun, progress_counter
-from hookscope.explain.pictures import in_place_of, picture_of
+from hookscope.explain.cam_perturbation import Progress, Rerun, in_place_of, picture_of, progress_counter
 from hookscope.hooks import (
     Call,
     InputSize,

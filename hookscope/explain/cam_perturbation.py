@@ -11,8 +11,24 @@ from torch import Tensor, nn
 
 from hookscope.errors import UsageError
 from hookscope.explain.cam_layers import MapLayer
-from hookscope.explain.pictures import in_place_of, picture_of
 from hookscope.interventions import channel_scores
+
+
+def picture_of(inputs: tuple[Any, ...]) -> Tensor | None:
+    """The picture ``(1, C, H, W)``, or the clip, if it is the only input.
+
+    Detectors of torchvision take a list of pictures ``(C, H, W)``.
+    """
+    only = inputs[0] if len(inputs) == 1 else None
+    if isinstance(only, list) and len(only) == 1 and isinstance(only[0], Tensor) and only[0].dim() == 3:
+        return only[0][None]
+    return only if isinstance(only, Tensor) else None
+
+
+def in_place_of(inputs: tuple[Any, ...], pictures: Tensor) -> tuple[Any, ...]:
+    """The inputs for ``pictures`` ``(N, C, H, W)``, in the form of ``inputs``."""
+    return (list(pictures),) if isinstance(inputs[0], list) else (pictures,)
+
 
 Progress = Callable[[int, int], None]
 _FIRST = {"cpu": 4}  # images in the first pass; on a CPU each larger batch takes its memory anew from the system

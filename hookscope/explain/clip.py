@@ -13,10 +13,17 @@ from torch import nn
 from hookscope.drawing import DARK, LIGHT, PALE, Ground, Heading, Heat, Panel, Row, draw_page, with_provenance
 from hookscope.errors import UsageError
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class
-from hookscope.explain.page import ONE_COLOUR, OverlaySource, answer_facts, answer_lines, why_unseen
+from hookscope.explain.page import (
+    ONE_COLOUR,
+    TWO_COLOURS,
+    OverlaySource,
+    answer_facts,
+    answer_lines,
+    percentile,
+    why_unseen,
+)
 from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
-from hookscope.explain.saliency_page import TWO_COLOURS, percentile
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,25 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import MOST_PIXELS, Heading, Origin, Panel, seen_part
-from hookscope.explain.cam_maps import peak_of
+from hookscope.drawing import (
+    DARK,
+    LIGHT,
+    MOST_PIXELS,
+    Heading,
+    Heat,
+    Origin,
+    Panel,
+    Row,
+    draw_page,
+    seen_part,
+    with_provenance,
+)
+from hookscope.errors import UsageError
+from hookscope.explain.attention_methods import ATTENTION_METHODS
+from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class, peak_of, shared_tops
+from hookscope.explain.saliency import Saliency
+from hookscope.explain.saliency_methods import SALIENCY_METHODS
+from hookscope.findings import counted, percent
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel
 from hookscope.scores import Score
@@ -123,3 +140,292 @@ def why_unseen(answer: Score) -> str:
         return ""
     shares = f"it has {100 * answer.probability:.2g} %, the best class {100 * answer.best:.3g} %"
     return f"the model does not see this class: {shares}"
+
+
+_TOP = 0.995  # share of the pixels below the strongest colour: single pixels are much higher than all others
+_WIDTH = 640  # of a panel; a wider photograph would show no more of a map, which is coarser
+TWO_COLOURS = "RdBu_r"
+
+
+def draw_saliency(
+    saliency: Saliency,
+    photograph: Image.Image | InputImage,
+    net: LoadedModel | nn.Module | None = None,
+    *,
+    scale_of: Sequence[Saliency] = (),
+    cmap: str | None = None,
+    smooth: float | None = None,
+) -> Image.Image:
+    """Draw a saliency map over the grey photograph, beside the photograph itself and the smoothed map.
+
+    Methods that multiply by the image have two colours about 0, on a scale as wide below 0 as above it; 0 is
+    transparent. Other methods have one colour, from 0. The scale is clipped at the 99.5th percentile of the absolute
+    values. A cross marks the highest absolute value. Random weights and a class that the model does not see are named
+    in red.
+
+    The image holds the facts of the map as JSON in ``image.info["hookscope"]``.
+
+    Args:
+        saliency: One of the maps that `saliency_maps` returns.
+        photograph: The photograph that the input was made of.
+        net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
+            preprocessing; with other models the map covers the whole photograph.
+        scale_of: Further maps of the same method that the scale includes, such as those of other classes.
+        cmap: A colour map of matplotlib; None for inferno, and for two colours RdBu_r: red above 0, blue below.
+        smooth: Standard deviation of the Gaussian that smooths, in pixels of the input; None for a 64th of its shorter
+            side, 0 for no smoothed map.
+
+    Raises:
+        UsageError: for an unknown colour map, or a negative ``smooth``.
+
+    Example:
+        >>> import hookscope, torch
+        >>> from PIL import Image
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 2))
+        >>> [saliency] = hookscope.saliency_maps(net, torch.ones(1, 3, 8, 8), target=0)
+        >>> draw_saliency(saliency, Image.new("RGB", (400, 400)), net).width > 3 * 400
+        True
+    """
+    source, how = OverlaySource.of(photograph, net), SALIENCY_METHODS[saliency.method]
+    cmap = cmap or (TWO_COLOURS if how.signed else ONE_COLOUR)
+    sigma = saliency.usual_smoothing if smooth is None else smooth
+    others = [saliency, *scale_of]
+    top = max(percentile(other.drawn) for other in others)
+    panels = [source.panel, _saliency_panel(source, saliency, saliency.drawn, top, _raw_words(saliency, top, cmap))]
+    facts = {"top": top, "high": float(saliency.drawn.max()), "low": float(saliency.drawn.min())}
+    if sigma and saliency.drawn.any():
+        smoothed = saliency.smoothed(sigma)
+        smooth_top = max(percentile(other.smoothed(sigma)) for other in others)
+        words = [f"smoothed: Gaussian, sigma {sigma:.3g} pixels of the input", _scale_words(smoothed, smooth_top)]
+        panels.append(_saliency_panel(source, saliency, smoothed, smooth_top, words))
+        facts |= {"smooth": sigma, "smooth_top": smooth_top}
+    photograph = source.photograph
+    rows = [Row(panels)] if photograph.width <= 2 * photograph.height else [Row([panel]) for panel in panels]
+    heading = source.heading(answer_lines(saliency.prediction), saliency.method, why_unseen(saliency.prediction))
+    width = _width(source, saliency)
+    page = draw_page(photograph, heading, rows, cmap, width, LIGHT if how.signed else DARK)
+    about = source.provenance(saliency.method, cmap, page.size) | answer_facts(saliency.prediction)
+    return with_provenance(page, {**about, "shape": list(saliency.values.shape), **facts})
+
+
+def _width(source: OverlaySource, saliency: Saliency) -> int | None:
+    """The width of a panel, at least a pixel for each of the map; None for that of a photograph that is narrow."""
+    left, _, right, _ = source.box
+    width = max(_WIDTH, math.ceil(saliency.drawn.shape[1] * source.photograph.width / max(right - left, 1.0)))
+    return width if source.photograph.width > width else None
+
+
+def percentile(values: NDArray[np.float32]) -> float:
+    """The absolute value below which 99.5 % of the pixels lie; the highest one where all but a few pixels are 0."""
+    sizes = np.abs(values).ravel()
+    rank = max(0, round(_TOP * sizes.size) - 1)
+    return float(np.partition(sizes, rank)[rank]) or float(sizes.max())
+
+
+def _saliency_panel(
+    source: OverlaySource, saliency: Saliency, values: NDArray[np.float32], top: float, words: Sequence[str]
+) -> Panel:
+    signed, any_value = SALIENCY_METHODS[saliency.method].signed, bool(values.any())
+    alarm = "" if any_value else "all zero: the score does not depend on any pixel"
+    frame = source.frame_of(saliency.prediction, saliency.seen)
+    heat = Heat(values, source.box, top, source.peak_in(np.abs(values)), signed, frame)
+    return Panel(heat, words, alarm, VALUE if any_value else "")
+
+
+def _raw_words(saliency: Saliency, top: float, cmap: str) -> list[str]:
+    values, how = saliency.drawn, SALIENCY_METHODS[saliency.method]
+    frames = f", mean of {saliency.map.shape[0]} frames" if saliency.map.dim() == 3 else ""
+    words = [how.caption + frames]
+    if how.signed:
+        above, below = ("red", "blue") if cmap == TWO_COLOURS else ("the right half of the colours", "the left half")
+        words.append(f"{above} raises the score, {below} lowers it")
+    if values.any():
+        words.append(_scale_words(values, top))
+    if saliency.steps is not None and saliency.expected is not None:
+        total = float(saliency.values.double().sum())
+        words.append(f"{saliency.steps:,} steps; the shares add up to {total:.4g} of {saliency.expected:.4g}")
+    return words
+
+
+def _scale_words(values: NDArray[np.float32], top: float) -> str:
+    own, highest = percentile(values), float(np.abs(values).max())
+    end = "99.5th percentile" + ("" if top == own else f" of the class with the widest scale, here {own:.3g}")
+    return f"scale clipped at the {end}; highest {'|value|' if values.min() < 0 else 'value'} {highest:.3g}"
+
+
+_BESIDE = 4  # more panels than this make several rows
+_CLASSES = 5  # classes of a layer in a row, at most
+_OF_POSITIONS = ("hirescam", "layercam")
+_SHARE = "share of the layer's highest value"
+
+
+def draw_cam(
+    maps: Sequence[ClassActivationMap],
+    photograph: Image.Image | InputImage,
+    net: LoadedModel | nn.Module | None = None,
+    *,
+    scale_of: Sequence[ClassActivationMap] = (),
+    cmap: str | None = None,
+    width: int | None = None,
+) -> Image.Image:
+    """Draw class activation maps of one image over the photograph, which is grey and pale under them.
+
+    Several maps of one class stand side by side after the photograph. Of several classes there is a row for each layer,
+    below the photograph. The classes of a layer share a scale, and values of 0 and below are not drawn. A cross marks
+    the highest value, where it has at least a tenth of the scale. A class that the model does not see, a map without a
+    value above 0 and random weights are named in red.
+
+    The image holds the facts of its maps as JSON in ``image.info["hookscope"]``.
+
+    Args:
+        maps: What `class_activation_maps` returns, or `fuse_maps` makes of it.
+        photograph: The photograph that the input was made of.
+        net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
+            preprocessing; with other models the maps cover the whole photograph.
+        scale_of: Further maps that the scale includes, such as those of classes on other pages.
+        cmap: A colour map of matplotlib; None for inferno.
+        width: Width of a map in pixels; None for that of the photograph, as far as the page has room.
+
+    Raises:
+        UsageError: for no maps, an unknown colour map, or a page of more than 200 million pixels.
+
+    Example:
+        >>> import hookscope, torch
+        >>> from PIL import Image
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> maps = hookscope.class_activation_maps(net, torch.ones(1, 3, 8, 8), target="top:2")
+        >>> draw_cam(maps, Image.new("RGB", (400, 400)), net, width=200).size[0] > 2 * 200
+        True
+    """
+    if not maps:
+        raise UsageError("no class activation map to draw")
+    source, tops, cmap = OverlaySource.of(photograph, net), shared_tops([*maps, *scale_of]), cmap or ONE_COLOUR
+    if len(maps_by_class(maps)) == 1:
+        page = _page_of_class(source, maps, tops, cmap, width)
+    else:
+        page = _page_of_classes(source, maps, tops, cmap, width)
+    return with_provenance(page, _provenance(source, maps, cmap, page, tops))
+
+
+def _page_of_class(
+    source: OverlaySource, maps: Sequence[ClassActivationMap], tops: Mapping[str, float], cmap: str, width: int | None
+) -> Image.Image:
+    """The maps of one class side by side, several after the photograph."""
+    panels = [_cam_panel(source, cam, [cam.call.key, _shape_line(cam)], tops[cam.call.key]) for cam in maps]
+    panels = [source.panel, *panels] if len(panels) > 1 else panels
+    answer, photograph, columns = maps[0].prediction, source.photograph, len(panels)
+    heading = source.heading(answer_lines(answer), maps[0].method, why_unseen(answer))
+    if len(panels) > _BESIDE:  # a page of about 3:2
+        columns = max(1, min(len(panels), round(math.sqrt(len(panels) * 1.5 * photograph.height / photograph.width))))
+    rows = [Row(panels[at : at + columns]) for at in range(0, len(panels), columns)]
+    return _drawn(source, heading, rows, cmap, width, len(panels))
+
+
+def _page_of_classes(
+    source: OverlaySource, maps: Sequence[ClassActivationMap], tops: Mapping[str, float], cmap: str, width: int | None
+) -> Image.Image:
+    """A row for each layer with the maps of all classes, below the photograph."""
+    rows, by_layer = [], dict[str, list[ClassActivationMap]]()
+    for cam in maps:
+        by_layer.setdefault(cam.call.key, []).append(cam)
+    for layer, cams in by_layer.items():
+        words = [layer, f"{_shape_line(cams[0])}, highest value of all {_things(cams[0])} {max(tops[layer], 0.0):.3g}"]
+        panels = [_cam_panel(source, cam, _class_lines(cam), tops[layer], True) for cam in cams]
+        columns = math.ceil(len(panels) / math.ceil(len(panels) / _CLASSES))  # rows of about the same length
+        for at in range(0, len(panels), columns):
+            rows.append(Row(panels[at : at + columns], () if at else words))
+    classes = len(maps_by_class(maps))
+    title = f"{maps[0].method} of {classes} {_things(maps[0])} in {counted(len(by_layer), 'layer')}"
+    heading = source.heading([title], maps[0].method, photograph=True, scale=_SHARE)
+    return _drawn(source, heading, rows, cmap, width, len(maps) + 1)
+
+
+def _drawn(
+    source: OverlaySource, heading: Heading, rows: Sequence[Row], cmap: str, width: int | None, panels: int
+) -> Image.Image:
+    if width is None and (width := source.fitting_width(panels)) is not None:
+        words = f"drawn at {percent(width / source.photograph.width)} of its size"
+        heading = replace(heading, words=[*heading.words[:-1], f"{heading.words[-1]}, {words}"])
+    return draw_page(source.photograph, heading, rows, cmap, width)
+
+
+def _things(cam: ClassActivationMap) -> str:
+    return "targets" if cam.prediction.target else "classes"
+
+
+def why_empty(cam: ClassActivationMap) -> str:
+    """Why no value of the map is above 0; empty if one is."""
+    if cam.still.max() > 0:
+        return ""
+    if cam.unreached:
+        return "all zero: the score does not depend on any position of this map"
+    zero = "no value is above 0" if cam.values.any() else "all zero"
+    return f"{zero}: no position of this layer raises the score"
+
+
+def why_outside(cam: ClassActivationMap) -> str:
+    """That the highest cell of the map of a detected box lies outside the box; empty if it does not."""
+    answer = cam.prediction
+    if cam.peak is None or answer.box is None or answer.index is None or answer.probability is not None:
+        return ""  # around a region: what its pixels depend on may lie elsewhere
+    (height, width), (high, wide) = cam.seen, cam.values.shape[-2:]
+    y, x, half = cam.peak[0] * height, cam.peak[1] * width, (height / high / 2, width / wide / 2)
+    left, top, right, bottom = answer.box
+    if left <= x + half[1] and x - half[1] <= right and top <= y + half[0] and y - half[0] <= bottom:
+        return ""
+    do = "" if cam.method in _OF_POSITIONS else f"; {' and '.join(_OF_POSITIONS)} show only what its score depends on"
+    return f"the highest value lies outside the box{do}"
+
+
+def _class_lines(cam: ClassActivationMap) -> list[str]:
+    highest = float(cam.still.max()) + 0.0  # no -0
+    return [*answer_lines(cam.prediction), f"highest {highest:.3g}"]
+
+
+def _cam_panel(
+    source: OverlaySource, cam: ClassActivationMap, words: Sequence[str], top: float, of_classes: bool = False
+) -> Panel:
+    """A map on a scale from 0 to ``top``; one ``of_classes`` has its scale in the heading."""
+    values = cam.still
+    low, high = float(values.min()), float(values.max())
+    extremes = [f"highest {high:.3g}, of all {_things(cam)} {top:.3g}"] if 0 < high < top and not of_classes else []
+    extremes += [f"lowest {low:.3g}, not drawn"] if low < 0 else []
+    alarm = why_empty(cam) or (why_unseen(cam.prediction) if of_classes else "")
+    unit = "mean, each map 0..1" if cam.fused else VALUE
+    heat = Heat(values, source.box, top, source.peak_in(values), frame=source.frame_of(cam.prediction, cam.seen))
+    extremes += ["hardly visible on this scale"] if heat.peak and not heat.mark else []
+    return Panel(heat, [*words, *extremes], alarm, unit if high > 0 and not of_classes else "")
+
+
+def _shape_line(cam: ClassActivationMap) -> str:
+    *frames, height, width = cam.values.shape
+    clip = [f"mean of {counted(frames[0], 'frame')}"] if frames else []
+    clip += [f"mean of {cam.variants} variants of the image"] if cam.variants > 1 else []
+    parts = counted(cam.channels, "head" if cam.method in ATTENTION_METHODS else "channel")
+    return ", ".join([cam.call.type, f"{parts} of {height}×{width}", *clip])
+
+
+def _provenance(
+    source: OverlaySource,
+    maps: Sequence[ClassActivationMap],
+    cmap: str,
+    page: Image.Image,
+    tops: Mapping[str, float],
+) -> dict[str, Any]:
+    facts = [
+        {
+            "index": cam.call.index,
+            "order": cam.call.order,
+            "layer": cam.call.name,
+            "call": cam.call.call,
+            "type": cam.call.type,
+            **answer_facts(cam.prediction),
+            "shape": list(cam.values.shape),
+            "low": float(cam.values.min()),
+            "high": float(cam.values.max()),
+            "top": tops[cam.call.key],
+        }
+        for cam in maps
+    ]
+    how = {"fused": maps[0].fused} | ({"variants": maps[0].variants} if maps[0].variants > 1 else {})
+    return {**source.provenance(maps[0].method, cmap, page.size), "maps": facts, **how}

@@ -13,15 +13,64 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import IO, Any
 
-from hookscope.errors import InputError, WriteError
-from hookscope.extraction.columns import bytes_of, check_same_columns, columns_of, dtype_of, storable
+import torch
+from torch import Tensor
+
+from hookscope.errors import InputError, LayerError, WriteError
 from hookscope.extraction.facts import FeatureBatch, FeatureSource, WrittenFeatures
-from hookscope.extraction.formats import ROW_FIELDS, FeatureTable
-from hookscope.extraction.output import Output, Progress, check_columns, check_output, metadata_of, part_numbers
-from hookscope.extraction.work_files import append_to, remove, sync, tsv
+from hookscope.extraction.formats import RESERVED, ROW_FIELDS, FeatureTable, check_dtype
+from hookscope.extraction.job import check_alike
+from hookscope.extraction.output import (
+    Output,
+    Progress,
+    append_to,
+    check_columns,
+    check_output,
+    metadata_of,
+    part_numbers,
+    remove,
+    sync,
+    tsv,
+)
 from hookscope.jobs import LostImage, Part, SaveTimer, hash_of_names, picture_of, pictures_in
 from hookscope.models import package_versions
 from hookscope.system import StrPath, make_folder, write_atomically, write_errors
+
+
+def columns_of(batch: FeatureBatch) -> dict[str, Tensor]:
+    """The features by column; a layer that is called as a field of the row gets another name."""
+    named: dict[str, Tensor] = {}
+    for name, value in batch.features.items():
+        column = f"{name} (layer)" if name.lower() in RESERVED else name
+        if column in named:
+            raise InputError(f"two columns are called '{column}'", do="choose one of the layers")
+        named[column] = value
+    return named
+
+
+def storable(output: Output, name: str, value: Tensor) -> Tensor:
+    """The values as they are written, of a type that the format has."""
+    if not value[0].numel():
+        raise InputError(f"{name} has no values", f"its shape is {tuple(value.shape)}", "choose another layer")
+    check_dtype(output.format, output.suffix, name, dtype_of(value))
+    return value.detach().cpu().contiguous()
+
+
+def dtype_of(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def bytes_of(value: Tensor) -> Any:
+    return value.reshape(-1).view(torch.uint8).numpy().data
+
+
+def check_same_columns(columns: dict[str, tuple[str, tuple[int, ...]]], values: dict[str, Tensor], name: str) -> None:
+    """Refuse an image whose features do not fit those of earlier images, also of a run that is resumed."""
+    check_alike({column: shape for column, (_, shape) in columns.items()}, values, name)
+    for column, (dtype, _) in columns.items():
+        if (other := dtype_of(values[column])) != dtype:
+            raise LayerError(f"{name}: {column} is {other}, and {dtype} for earlier images", do="use --dtype")
+
 
 try:
     import fcntl

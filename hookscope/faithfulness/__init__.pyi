@@ -7,6 +7,9 @@ from .map_file import (
     read_maps as read_maps,
 )
 from .measure import measure_faithfulness as measure_faithfulness
-from .methods import cam_faithfulness as cam_faithfulness
+from .methods import (
+    RandomizedWeights as RandomizedWeights,
+    cam_faithfulness as cam_faithfulness,
+    sanity_check as sanity_check,
+)
 from .page import draw_faithfulness as draw_faithfulness
-from .sanity import RandomizedWeights as RandomizedWeights, sanity_check as sanity_check

@@ -2,21 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from hookscope.display import Rows
-from hookscope.errors import HookscopeError, InputError, TargetError, UsageError
+from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError
 from hookscope.explain import ATTENTION_METHODS, CAM_METHODS, ClassActivationMap, class_activation_maps
-from hookscope.faithfulness.facts import BASELINES, Faithfulness
+from hookscope.faithfulness.facts import BASELINES, Faithfulness, as_array
 from hookscope.faithfulness.measure import Progress, measure_faithfulness
-from hookscope.faithfulness.sanity import random_weights, rank_correlation
-from hookscope.hooks import Layers
+from hookscope.hooks import Layers, Observer, enclosing, random_states_kept
+
+
+@dataclass(frozen=True, slots=True)
+class RandomizedWeights:
+    """How far a map is still the same when the weights of the last layers are random.
+
+    Attributes:
+        layer: The first of the layers whose weights are random: it and all after it.
+        layers: How many these are.
+        correlation: Spearman's rank correlation of the map with the model's own, -1 to 1; 0 for a map of equal values.
+    """
+
+    layer: str
+    layers: int
+    correlation: float
+
+
+def sanity_check(
+    model: nn.Module, explain: Callable[[], Any], steps: int = 8, *, seed: int = 0
+) -> Rows[RandomizedWeights]:
+    """Randomise the weights of ``model`` layer by layer from the last one, and compare the map after each step.
+
+    This is the cascading randomisation of Adebayo et al. (arXiv:1810.03292). A map that stays the same does not show
+    what the model has learned. Weights are drawn from a normal distribution with mean 0 and the root mean square of
+    the parameter's own values; vectors, such as biases, are shuffled. Afterwards the model has its weights back, also
+    after an error.
+
+    Args:
+        model: Any eager module.
+        explain: Returns the map of the model as it is now: an array, a tensor, or a result of
+            `class_activation_maps` or `saliency_maps`. Name one class in it: the best class changes with the weights.
+        steps: Number of steps; each randomises about as many layers.
+        seed: Seed of the random weights.
+
+    Raises:
+        ModelError: for a model without parameters in layers that run.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import class_activation_maps, sanity_check
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> image = torch.rand(1, 3, 16, 16)
+        >>> [step] = sanity_check(net, lambda: class_activation_maps(net, image, "0", target=2)[0])
+        >>> step.layer, step.layers, step.correlation < 0.99
+        ('0', 1, True)
+    """
+    if steps < 1:
+        raise UsageError(f"{steps} steps", do="give a number from 1")
+    ran: dict[str, int] = {}
+    with Observer(model, "*", ("all",), lambda call, *rest: ran.update({call.name: len(ran)})):
+        first = _values(explain())
+    layers = [name for name, layer in model.named_modules() if any(True for _ in layer.parameters(recurse=False))]
+    # a layer whose weights the one around it uses without calling it stands where that one does
+    around = {name: [each for each in enclosing(name) if each in ran and (each or not name)] for name in layers}
+    order = {name: ran[found[0]] if found else None for name, found in around.items()}
+    layers = sorted((name for name in layers if order[name] is not None), key=lambda name: -(order[name] or 0))
+    if not layers:
+        raise ModelError(f"{type(model).__name__} has no weights to randomise", do="give a model with parameters")
+    rows, done = Rows[RandomizedWeights](), 0
+    for part in np.array_split(np.arange(len(layers)), min(steps, len(layers))):
+        done += len(part)
+        with random_weights(model, layers[:done], seed):
+            rows.append(RandomizedWeights(layers[done - 1], done, rank_correlation(first, _values(explain()))))
+    return rows
+
+
+def _values(result: Any) -> NDArray[np.float32]:
+    return as_array(result[0] if isinstance(result, list) and len(result) == 1 else result).astype(np.float32)
+
+
+@contextmanager
+def random_weights(model: nn.Module, layers: Sequence[str] | None = None, seed: int = 0) -> Iterator[None]:
+    """Random values of the same size in each parameter of ``layers``, by default all; afterwards as before."""
+    chosen = [model] if layers is None else [model.get_submodule(name) for name in layers]
+    parameters = {id(each): each for layer in chosen for each in layer.parameters(recurse=layers is None)}
+    before = [(each, each.detach().clone()) for each in parameters.values()]
+    try:
+        with torch.no_grad(), random_states_kept():
+            torch.manual_seed(seed)
+            for each, values in before:
+                if values.dim() > 1:
+                    each.normal_().mul_(values.float().square().mean().sqrt().to(values.dtype))
+                else:
+                    each.copy_(values[torch.randperm(values.numel())] if values.dim() else values)
+        yield
+    finally:
+        with torch.no_grad():
+            for each, values in before:
+                each.copy_(values)
+
+
+def rank_correlation(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    """Spearman's rank correlation of two maps of one shape; 0 where one has only equal values."""
+    if first.shape != second.shape:
+        raise HookscopeError(f"maps of {first.shape} and {second.shape} values cannot be compared")
+    a, b = _ranks(first), _ranks(second)
+    below = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / below if below else 0.0
+
+
+def _ranks(values: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The ranks about their mean; equal values share the mean of theirs."""
+    _, group, counts = np.unique(values.reshape(-1), return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    centred: NDArray[np.float64] = ranks[group.reshape(-1)] - (values.size + 1) / 2
+    return centred
 
 
 def cam_faithfulness(

@@ -1,4 +1,8 @@
-from .effective import effective_fields as effective_fields
-from .facts import Box as Box, ReceptiveField as ReceptiveField
-from .receptive_field import computed_field as computed_field, receptive_fields as receptive_fields
+from .receptive_field import (
+    Box as Box,
+    ReceptiveField as ReceptiveField,
+    computed_field as computed_field,
+    effective_fields as effective_fields,
+    receptive_fields as receptive_fields,
+)
 from .tracker import FieldTracker as FieldTracker

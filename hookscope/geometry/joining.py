@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import reduce
 
 from hookscope.geometry.moving import removed
-from hookscope.geometry.operation import Operation, rule
-from hookscope.geometry.reach import Followed, Reach, union
+from hookscope.geometry.operation import Followed, Operation, Reach, rule, union
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from hookscope.geometry.operation import Operation, rule
-from hookscope.geometry.reach import Followed, Part, Reach, alone
+from hookscope.geometry.operation import Followed, Operation, Part, Reach, alone, rule
 
 
 def shifted(reach: Reach, dim: int, length: int, by: int, count: int, every: int = 1) -> Reach:

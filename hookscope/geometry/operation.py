@@ -2,13 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.geometry.reach import Followed
 from hookscope.hooks import tensors_in
+
+Indices = float | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """How a position moves along an axis of a tensor: index ``i`` adds ``(i // inner % count) * step`` pixels."""
+
+    dim: int
+    inner: int
+    count: int
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The rows, or the columns, of the input that a value depends on: ``start`` to ``end``, moved on by ``parts``.
+
+    Attributes:
+        parts: How the position in the tensor moves the interval; empty where all values see the same.
+        start: First pixel.
+        end: One after the last pixel.
+        joined: The first operation that joined positions.
+        ignored: What else reaches the value, the same at all positions, such as the gate of squeeze-and-excitation.
+        known: Whether every operation on the way is known here.
+    """
+
+    parts: tuple[Part, ...]
+    start: float
+    end: float
+    joined: str = ""
+    ignored: str = ""
+    known: bool = True
+
+    def without(self, dims: Collection[int], why: str) -> Reach:
+        """The interval of all values along ``dims`` together."""
+        return self.without_parts({part for part in self.parts if part.dim in dims}, why)
+
+    def without_parts(self, gone: Collection[Part], why: str) -> Reach:
+        """The interval of all values that ``gone`` lead to together."""
+        if not gone:
+            return self
+        more = sum(part.step * (part.count - 1) for part in gone)
+        why = self.joined or (why if any(part.count > 1 for part in gone) else "")
+        kept = tuple(part for part in self.parts if part not in gone)
+        return replace(self, parts=kept, end=self.end + more, joined=why)
+
+    def unknown(self, why: str) -> Reach:
+        return replace(self, parts=(), start=-math.inf, end=math.inf, joined=self.joined or why, known=False)
+
+    def regular(self, dim: int, length: int) -> Reach:
+        """The same with at most one part along ``dim``, a step for each index; the interval grows where it must."""
+        here = [part for part in self.parts if part.dim == dim]
+        if not here or (len(here) == 1 and here[0].inner == 1 and here[0].count == length):
+            return self
+        index = np.arange(length)
+        at = np.zeros(length)
+        for part in here:
+            at += index // part.inner % part.count * part.step
+        step = sum(part.step * part.count for part in here) / length
+        return self._fitted(dim, at, at, step)
+
+    def _fitted(self, dim: int, low: NDArray[Any], high: NDArray[Any], step: float) -> Reach:
+        """Intervals that begin ``low`` and end ``high`` pixels later, as one that moves ``step`` for each index."""
+        moved = np.arange(len(low)) * step
+        others = tuple(part for part in self.parts if part.dim != dim)
+        start, end = self.start + float((low - moved).min()), self.end + float((high - moved).max())
+        return replace(self, parts=(*others, Part(dim, 1, len(low), step)), start=start, end=end)
+
+    def resampled(self, dim: int, length: int, ratio: float, first: Indices, last: Indices, count: int) -> Reach:
+        """Of ``count`` values along ``dim``, each made of the indices ``first`` to ``last`` of ``length``.
+
+        ``first`` and ``last`` are those of each new index, or one number each, to which ``ratio`` times the index is
+        added.
+        """
+        reach = self.regular(dim, length)
+        part = next((part for part in reach.parts if part.dim == dim), None)
+        if part is None:
+            return self
+        index = np.arange(count)
+        low, high = (each + index * ratio if isinstance(each, int | float) else each for each in (first, last))
+        return reach._fitted(dim, low * part.step, high * part.step, part.step * ratio)
+
+    def renumbered(self, dims: Callable[[int], int | None], why: str) -> Reach:
+        """The same with other numbers of the axes; those without are gone."""
+        moved = [(part, dims(part.dim)) for part in self.parts]
+        parts = tuple(replace(part, dim=dim) for part, dim in moved if dim is not None)
+        return replace(self.without({part.dim for part, dim in moved if dim is None}, why), parts=parts)
+
+    def viewed(self, before: Sequence[int], after: Sequence[int]) -> Reach:
+        """Of a tensor of shape ``before`` that is seen in the shape ``after``."""
+        parts: list[Part] = []
+        lost: list[Part] = []
+        for part in self.parts:
+            low = part.inner * math.prod(before[part.dim + 1 :])
+            pieces, count = [], 1
+            for dim, length in enumerate(after):
+                each = math.prod(after[dim + 1 :])
+                bottom, top = max(low, each), min(low * part.count, each * length)
+                if bottom < top and not (bottom % each or top % bottom or bottom % low):
+                    pieces.append(Part(dim, bottom // each, top // bottom, part.step * (bottom // low)))
+                    count *= top // bottom
+            (lost if count != part.count else parts).extend(pieces if count == part.count else [part])
+        reach = self.without({part.dim for part in lost}, "view") if lost else self
+        return replace(reach, parts=tuple(sorted(parts)))
+
+
+Field = tuple[Reach, Reach]
+"""The rows and the columns that the values of a tensor depend on."""
+
+
+def union(a: Reach, b: Reach, shape: Sequence[int], why: str) -> Reach:
+    """What values see that depend on one value of ``a`` and one of ``b``, tensors of one ``shape``."""
+    if a.parts != b.parts:
+        own = [{part.dim for part in set(each.parts) - set(other.parts)} for each, other in ((a, b), (b, a))]
+        dims = [dim for dim in own[0] & own[1] if alone(a, dim) and alone(b, dim)]
+        for dim in dims:
+            a, b = a.regular(dim, shape[dim]), b.regular(dim, shape[dim])
+        a, b = min(((_stepped(a, of, dims), _stepped(b, of, dims)) for of in (a, b)), key=lambda pair: _length(*pair))
+        common, why = set(a.parts) & set(b.parts), a.joined or b.joined or why
+        a, b = (each.without_parts(set(each.parts) - common, why) for each in (a, b))
+    return Reach(
+        a.parts,
+        min(a.start, b.start),
+        max(a.end, b.end),
+        a.joined or b.joined,
+        a.ignored or b.ignored,
+        a.known and b.known,
+    )
+
+
+def alone(reach: Reach, dim: int) -> bool:
+    """Whether ``reach`` moves along ``dim`` at most in blocks, not again and again over the same pixels."""
+    return len([part for part in reach.parts if part.dim == dim]) <= 1
+
+
+def _stepped(reach: Reach, like: Reach, dims: Collection[int]) -> Reach:
+    """``reach`` with the steps of ``like`` along ``dims``; the interval grows by what they differ."""
+    steps = {part.dim: part.step for part in like.parts if part.dim in dims}
+    parts, start, end = [], reach.start, reach.end
+    for part in reach.parts:
+        drift = (part.step - steps.get(part.dim, part.step)) * (part.count - 1)
+        start, end = start + min(drift, 0), end + max(drift, 0)
+        parts.append(replace(part, step=steps.get(part.dim, part.step)))
+    return replace(reach, parts=tuple(parts), start=start, end=end)
+
+
+def _length(a: Reach, b: Reach) -> float:
+    return max(a.end, b.end) - min(a.start, b.start)
+
+
+class Followed(NamedTuple):
+    """What is known of a tensor: its field, and the axes along which all its values are the same."""
+
+    field: Field
+    flat: frozenset[int] = frozenset()
+
+    def each(self, change: Callable[[Reach], Reach], flat: Iterable[int] = ()) -> Followed:
+        return Followed((change(self.field[0]), change(self.field[1])), frozenset(flat))
 
 
 class Operation:

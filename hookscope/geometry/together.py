@@ -8,8 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from hookscope.geometry.moving import inserted, shifted
-from hookscope.geometry.operation import RULES, Operation, rule
-from hookscope.geometry.reach import Field, Followed, Reach, union
+from hookscope.geometry.operation import RULES, Field, Followed, Operation, Reach, rule, union
 
 
 @rule("clone", "detach", "alias", "contiguous", "_to_copy", "lift_fresh", "native_dropout", "native_channel_shuffle")

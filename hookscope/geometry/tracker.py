@@ -14,8 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hookscope.geometry import windows  # noqa: F401  (registers its rules)
 from hookscope.geometry.joining import attention, product, reduction
-from hookscope.geometry.operation import RULES, Operation, Rule
-from hookscope.geometry.reach import Followed, Part, Reach, union
+from hookscope.geometry.operation import RULES, Followed, Operation, Part, Reach, Rule, union
 from hookscope.geometry.together import cat, constant, pointwise
 from hookscope.hooks import InputSize, storage_key, tensors_in
 

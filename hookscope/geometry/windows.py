@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hookscope.geometry.operation import Operation, rule
-from hookscope.geometry.reach import Followed, Reach
+from hookscope.geometry.operation import Followed, Operation, Reach, rule
 from hookscope.hooks import tensors_in
 
 

@@ -1,6 +1,10 @@
 from .anomaly import first_anomaly as first_anomaly, made_by as made_by
 from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
-from .backward_pass import layer_gradients as layer_gradients, select_parameters as select_parameters
+from .backward_pass import (
+    GradientChanges as GradientChanges,
+    layer_gradients as layer_gradients,
+    select_parameters as select_parameters,
+)
 from .cut_points import gradient_stops as gradient_stops
 from .figure import plot_gradients as plot_gradients
 from .findings import (
@@ -19,7 +23,6 @@ from .modify import (
     ZeroGradient as ZeroGradient,
     change_gradients as change_gradients,
 )
-from .parameter_changes import GradientChanges as GradientChanges
 from .report import (
     GradientReport as GradientReport,
     LayerGradient as LayerGradient,

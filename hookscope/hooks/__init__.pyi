@@ -23,23 +23,6 @@ from .calls import (
     select_types as select_types,
     usual_types as usual_types,
 )
-from .differences import (
-    largest_difference as largest_difference,
-    largest_value as largest_value,
-    same_bits as same_bits,
-)
-from .finite import as_float as as_float, as_plain as as_plain, finite_values as finite_values
-from .layer_types import (
-    class_names as class_names,
-    holder_of as holder_of,
-    is_leaf as is_leaf,
-    is_single as is_single,
-    layers_with_weights as layers_with_weights,
-    types_in as types_in,
-    types_of as types_of,
-    was_trained as was_trained,
-    was_updated as was_updated,
-)
 from .maps import (
     InputSize as InputSize,
     Maps as Maps,
@@ -54,33 +37,50 @@ from .model_state import (
     StateChange as StateChange,
     buffers_kept as buffers_kept,
     differentiable as differentiable,
+    largest_difference as largest_difference,
+    largest_value as largest_value,
     leaf_tensors as leaf_tensors,
     leaves_of as leaves_of,
+    one_thread as one_thread,
     passed_on as passed_on,
     random_states as random_states,
     random_states_kept as random_states_kept,
+    same_bits as same_bits,
 )
-from .moments import merge_moments as merge_moments, value_numbers as value_numbers
+from .moments import (
+    GradientSize as GradientSize,
+    merge_moments as merge_moments,
+    norm_and_nonfinite as norm_and_nonfinite,
+    size_of as size_of,
+    total_norm as total_norm,
+    value_numbers as value_numbers,
+)
 from .non_finite import (
     UNKNOWN as UNKNOWN,
     Anomaly as Anomaly,
     NonFiniteSearch as NonFiniteSearch,
+    WatchedPass as WatchedPass,
     kinds_of as kinds_of,
     may_write as may_write,
+    operation_name as operation_name,
+    place_of_code as place_of_code,
     word_of as word_of,
-)
-from .norms import (
-    GradientSize as GradientSize,
-    norm_and_nonfinite as norm_and_nonfinite,
-    size_of as size_of,
-    total_norm as total_norm,
 )
 from .observer import Observer as Observer, is_recomputing as is_recomputing
 from .operations import (
     Operation as Operation,
     OperationCounter as OperationCounter,
     Operations as Operations,
+    class_names as class_names,
+    holder_of as holder_of,
     is_closed as is_closed,
+    is_leaf as is_leaf,
+    is_single as is_single,
+    layers_with_weights as layers_with_weights,
+    types_in as types_in,
+    types_of as types_of,
+    was_trained as was_trained,
+    was_updated as was_updated,
     without_check as without_check,
 )
 from .registration import (
@@ -91,6 +91,9 @@ from .registration import (
 )
 from .selection import Layers as Layers, Selection as Selection, layer_text as layer_text
 from .tensors import (
+    as_float as as_float,
+    as_plain as as_plain,
+    finite_values as finite_values,
     joined_inputs as joined_inputs,
     map_tensors as map_tensors,
     named_inputs as named_inputs,
@@ -98,10 +101,4 @@ from .tensors import (
     split_inputs as split_inputs,
     storage_key as storage_key,
     tensors_in as tensors_in,
-)
-from .threads import one_thread as one_thread
-from .watched_pass import (
-    WatchedPass as WatchedPass,
-    operation_name as operation_name,
-    place_of_code as place_of_code,
 )

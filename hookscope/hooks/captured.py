@@ -15,10 +15,9 @@ from hookscope.display import Cells, Shown
 from hookscope.errors import LayerError, nearest
 from hookscope.findings import counted
 from hookscope.hooks.calls import Call
-from hookscope.hooks.finite import as_float
 from hookscope.hooks.observer import PassProgress
 from hookscope.hooks.registration import hook_tensor
-from hookscope.hooks.tensors import map_tensors, shape_of, tensors_in
+from hookscope.hooks.tensors import as_float, map_tensors, shape_of, tensors_in
 
 
 class CallMapping(Shown, Mapping[str, Any]):

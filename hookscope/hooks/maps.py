@@ -10,8 +10,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from hookscope.errors import NoMapError
-from hookscope.hooks.finite import as_float
-from hookscope.hooks.tensors import tensors_in
+from hookscope.hooks.tensors import as_float, tensors_in
 
 # Detection heads work on hundreds of proposals at once: a sheet draws so many items of a batch, and prints the total.
 MOST_ITEMS = 2

@@ -15,8 +15,7 @@ from torch import nn
 
 from hookscope.errors import LayerError
 from hookscope.hooks.calls import Call, matches_type, no_such_type
-from hookscope.hooks.layer_types import class_names, is_single, types_in, types_of
-from hookscope.hooks.operations import Operations, operation_of
+from hookscope.hooks.operations import Operations, class_names, is_single, operation_of, types_in, types_of
 from hookscope.hooks.registration import HookHandles, StopForward, check_hookable
 from hookscope.hooks.selection import Layers, Selection
 from hookscope.hooks.tensors import tensors_in

@@ -1,4 +1,3 @@
-from .file_types import PROVENANCE as PROVENANCE, is_picture_suffix as is_picture_suffix
 from .find import (
     find_pictures as find_pictures,
     label_of as label_of,
@@ -13,4 +12,4 @@ from .reader import (
     read_picture as read_picture,
     read_pipe as read_pipe,
 )
-from .remote import is_remote as is_remote
+from .remote import PROVENANCE as PROVENANCE, is_picture_suffix as is_picture_suffix, is_remote as is_remote

@@ -15,9 +15,16 @@ from pathlib import PurePath
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.findings import counted
-from hookscope.images.file_types import PNG, foreign_kind, is_drawn_by_hookscope, is_picture_suffix, picture_format
 from hookscope.images.reader import ImageWarning, read_picture
-from hookscope.images.remote import is_remote, remote_pictures
+from hookscope.images.remote import (
+    PNG,
+    foreign_kind,
+    is_drawn_by_hookscope,
+    is_picture_suffix,
+    is_remote,
+    picture_format,
+    remote_pictures,
+)
 
 _PLAIN_PNM = re.compile(rb"P[1-3]\s+[#\d]")
 _HEAD_BYTES = 64

@@ -1,6 +1,6 @@
-from .evidence import Evidence as Evidence
 from .facts import (
     CallFacts as CallFacts,
+    Evidence as Evidence,
     ImageMaps as ImageMaps,
     InspectedImage as InspectedImage,
     InspectedLayer as InspectedLayer,

@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from hookscope.display import Cells, Picture, Shown
 from hookscope.drawing import Heat, Tiles, draw_heat
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
 from hookscope.hooks import Call, Shape
-from hookscope.models import is_random
+from hookscope.models import LoadedModel, is_random
+from hookscope.parameters import ParameterStatistics
 from hookscope.scores import Prediction
+from hookscope.statistics import LayerStatistics, RunningStatistics
 from hookscope.tracing import Trace
 
 _MOST_IMAGES = 3  # that an inspection shows of itself
@@ -221,3 +224,35 @@ def _seen_png(image: InspectedImage) -> bytes:
     buffer = io.BytesIO()
     draw_heat(seen, heat, min(224, seen.width), "inferno").quantize(128).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was recorded.
+
+    Attributes:
+        net: The model.
+        inputs: The prepared images; ``net.inputs(*inputs[0])`` are the positional inputs of a pass of the first.
+        images: The images, with predictions and Grad-CAM.
+        scores: Of each image the logits ``(1, K)``; None for a model without scores of classes.
+        calls: Every call of a layer without layers in it, and of each drawn block, in order of execution.
+        layers: The drawn calls with their maps, channel means, and gradient × activation.
+        totals: What a `StatisticsCollector` measured over all images: BatchNorms, and the layers of ``statistics``.
+        statistics: Of convolutions, Linear layers, activation functions and the model.
+        parameters: Statistics of the parameters.
+        findings: On activations and parameters, the most severe first.
+        changes: Of each block, by the key of its call, ``(images,)`` norm of output minus input over norm of input; NaN
+            where their shapes differ. Blocks have layers inside, and are members of a Sequential or a ModuleList.
+    """
+
+    net: LoadedModel
+    inputs: tuple[tuple[Tensor, ...], ...]
+    images: tuple[InspectedImage, ...]
+    scores: tuple[Tensor | None, ...]
+    calls: tuple[CallFacts, ...]
+    layers: tuple[InspectedLayer, ...]
+    totals: RunningStatistics
+    statistics: tuple[LayerStatistics, ...]
+    parameters: tuple[ParameterStatistics, ...]
+    findings: tuple[Finding, ...]
+    changes: Mapping[str, NDArray[np.float64]]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.findings import CATALOGUE, Finding, alike, counted, default
 from hookscope.hooks import Selection, as_float
-from hookscope.inspection.evidence import Evidence
+from hookscope.inspection.facts import Evidence
 from hookscope.models import is_random
 from hookscope.statistics import BatchNormAccumulator, BatchNormDrift, Floats, StatisticsCollector
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from hookscope.findings import percent
 from hookscope.hooks import passes_values_on
-from hookscope.inspection.evidence import Evidence
-from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedLayer, Place
+from hookscope.inspection.facts import CallFacts, Evidence, ImageMaps, InspectedLayer, Place
 
 _FEWEST = 4  # blocks, calls or channels of one kind among which one can be unusual
 _DEVIATIONS, _TIMES = 6.0, 8.0  # sound networks have channels at 4.7 deviations (6.6 times the usual value) and less

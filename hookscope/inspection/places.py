@@ -10,8 +10,7 @@ from torch.nn.functional import cosine_similarity
 
 from hookscope.findings import SEVERITIES, Finding, counted, single
 from hookscope.inspection.answer import answer_places
-from hookscope.inspection.evidence import Evidence
-from hookscope.inspection.facts import Place
+from hookscope.inspection.facts import Evidence, Place
 from hookscope.inspection.findings import network_findings
 
 MOST = 12

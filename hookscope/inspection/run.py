@@ -37,8 +37,7 @@ from hookscope.hooks import (
     types_of,
 )
 from hookscope.images import InputImage, read_picture
-from hookscope.inspection.evidence import Evidence
-from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedImage, InspectedLayer, Inspection
+from hookscope.inspection.facts import CallFacts, Evidence, ImageMaps, InspectedImage, InspectedLayer, Inspection
 from hookscope.inspection.places import find_places
 from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
 from hookscope.models import (

@@ -29,5 +29,9 @@ from .elementwise import (
 )
 from .parameters import Freeze as Freeze, Prune as Prune
 from .replacement import Mean as Mean, Patch as Patch, Steer as Steer
-from .sources import read_source as read_source
-from .spec import WORDS as WORDS, InterventionSpec as InterventionSpec, help_rows as help_rows
+from .spec import (
+    WORDS as WORDS,
+    InterventionSpec as InterventionSpec,
+    help_rows as help_rows,
+    read_source as read_source,
+)

@@ -24,9 +24,15 @@ from hookscope.hooks import (
     split_inputs,
     tensors_in,
 )
-from hookscope.interventions.base import Change, Intervention, ParameterIntervention, check_takes, checked
+from hookscope.interventions.base import (
+    Change,
+    Intervention,
+    ParameterIntervention,
+    check_takes,
+    checked,
+    type_with_article,
+)
 from hookscope.interventions.parameters import parameter_changed
-from hookscope.interventions.ranges import type_with_article
 
 AnyChange = Change | ParameterIntervention
 Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]

@@ -19,6 +19,7 @@ from hookscope.drawing import (
     Page,
     add_difference,
     column_step,
+    compare_maps,
     difference_page,
     draw_difference,
     input_size_of,
@@ -27,11 +28,24 @@ from hookscope.drawing import (
 )
 from hookscope.errors import HookscopeError, NoMapError
 from hookscope.findings import counted
-from hookscope.hooks import InputSize
+from hookscope.hooks import InputSize, maps_or_vectors, shape_of
 from hookscope.images import InputImage
 from hookscope.interventions.effect import Effect, MovedLayer
-from hookscope.interventions.effect_maps import moved_maps
 from hookscope.models import LoadedModel
+
+NAMES = ("before", "after", "difference")
+
+
+def moved_maps(
+    layer: MovedLayer, module: nn.Module | None = None, shown: InputSize | None = None, most_channels: int = 16
+) -> list[MapDifference]:
+    """The maps of a kept call before, after and their difference, part by part; vectors are maps of one position."""
+    outputs = layer.before, layer.after
+    old, new = map(shape_of, outputs)
+    if old != new:
+        raise NoMapError(f"the shapes differ: {shape_text(old)} before, {shape_text(new)} after")
+    pairs = zip(*(maps_or_vectors(output, module, shown) for output in outputs), strict=True)
+    return [compare_maps(before, after, NAMES, most_channels) for before, after in pairs]
 
 
 @dataclass(frozen=True)

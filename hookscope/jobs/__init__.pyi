@@ -1,9 +1,3 @@
-from .identity import (
-    fingerprint_of as fingerprint_of,
-    layers_in_words as layers_in_words,
-    picture_of as picture_of,
-    pictures_in as pictures_in,
-)
 from .job import (
     Engine as Engine,
     Job as Job,
@@ -17,7 +11,11 @@ from .run import (
     Progress as Progress,
     SavedRun as SavedRun,
     SaveTimer as SaveTimer,
+    fingerprint_of as fingerprint_of,
     hash_of_names as hash_of_names,
+    layers_in_words as layers_in_words,
+    picture_of as picture_of,
+    pictures_in as pictures_in,
 )
 from .state_file import (
     BEGINNING as BEGINNING,

@@ -21,8 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
-from hookscope.jobs.blocks import BATCHES, blocks_of, refuse_own_files, unpacked
-from hookscope.jobs.job import Job, Part
+from hookscope.jobs.job import BATCHES, Job, Part, blocks_of, refuse_own_files, unpacked
 from hookscope.models import LoadedModel, describe_error, package_versions
 
 _SECONDS_TO_ANSWER = 10.0  # of a cluster

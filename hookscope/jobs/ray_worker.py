@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hookscope.errors import InstallationError, ModelError
-from hookscope.jobs.blocks import done_packed, packed_error
+from hookscope.jobs.job import done_packed, packed_error
 from hookscope.models import describe_error, package_versions
 
 

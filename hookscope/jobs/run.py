@@ -7,14 +7,54 @@ import hashlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
 
 from hookscope.errors import InputError
+from hookscope.hooks import Layers, Selection, tensors_in
 from hookscope.jobs.job import Engine, Job, Part
 from hookscope.models import LoadedModel, OnLost, OnNote
 from hookscope.system import StrPath, signals_held
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers with their names."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(f"{name}\0".encode())
+        for tensor in tensors_in(value).values():  # a quantized layer packs weight and bias
+            values = tensor.dequantize() if tensor.is_quantized else tensor
+            digest.update(f"{values.dtype} {tuple(values.shape)}\0".encode())
+            digest.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def layers_in_words(layers: Layers, types: Iterable[Any] | None = None) -> str:
+    """A selection of layers, as saved files hold it."""
+    words = str(layers) if isinstance(layers, str | int | Selection) else ", ".join(map(str, layers))
+    return words + (f" of {', '.join(map(str, types))}" if types else "")
+
+
+def picture_of(sha256: str) -> int:
+    """The identity of an image: the first 64 bits of the SHA-256 of its file, which has the same under any name."""
+    return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
+
+
+def pictures_in(paths: Iterable[str]) -> list[int | None]:
+    """The identity of each image file; None for pipes and files that cannot be read."""
+    pictures: list[int | None] = []
+    for path in paths:
+        pictures.append(None)
+        with contextlib.suppress(OSError, ValueError):
+            if os.path.isfile(path):
+                with open(path, "rb") as stream:
+                    pictures[-1] = picture_of(hashlib.file_digest(stream, "sha256").hexdigest())
+    return pictures
+
 
 _SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
 _SAVE_SHARE = 20.0  # save at most this share of the time: the covariance of every layer is large

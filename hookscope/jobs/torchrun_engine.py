@@ -10,8 +10,17 @@ import torch
 import torch.distributed
 
 from hookscope.errors import HookscopeError
-from hookscope.jobs.blocks import BATCHES, Block, blocks_of, done_packed, packed_error, refuse_own_files, unpacked
-from hookscope.jobs.job import Job, Part
+from hookscope.jobs.job import (
+    BATCHES,
+    Block,
+    Job,
+    Part,
+    blocks_of,
+    done_packed,
+    packed_error,
+    refuse_own_files,
+    unpacked,
+)
 from hookscope.models import LoadedModel
 
 

@@ -24,15 +24,15 @@ from .inputs import (
     first_channels as first_channels,
     outputs_of as outputs_of,
 )
-from .installation import (
-    broken_pair as broken_pair,
-    missing_package as missing_package,
-    unreadable_settings as unreadable_settings,
-)
 from .load import load_model as load_model, pick_device as pick_device
 from .loaded import LoadedModel as LoadedModel, as_loaded as as_loaded
-from .meta_device import meta_forward as meta_forward
 from .metadata import WeightsMetadata as WeightsMetadata
+from .model_source import (
+    WEIGHTS_WORDS as WEIGHTS_WORDS,
+    WeightsChoice as WeightsChoice,
+    is_random as is_random,
+    random_label as random_label,
+)
 from .names import package_versions as package_versions
 from .preprocess import Preprocess as Preprocess
 from .preprocess_choice import (
@@ -46,12 +46,12 @@ from .preprocess_choice import (
 from .run import (
     describe_error as describe_error,
     forward_error as forward_error,
+    meta_forward as meta_forward,
     model_errors_as_input_errors as model_errors_as_input_errors,
 )
 from .sources import class_names_of as class_names_of, find_source as find_source, model_names as model_names
-from .weights_choice import (
-    WEIGHTS_WORDS as WEIGHTS_WORDS,
-    WeightsChoice as WeightsChoice,
-    is_random as is_random,
-    random_label as random_label,
+from .torchvision_builders import (
+    broken_pair as broken_pair,
+    missing_package as missing_package,
+    unreadable_settings as unreadable_settings,
 )

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, WeightsError
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import ModelSource, Progress, Skeleton
+from hookscope.models.model_source import ModelSource, Progress, Skeleton, WeightsChoice, WeightsKind, random_label
 from hookscope.models.names import torchvision_class_names
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind, random_label
 
 if TYPE_CHECKING:
     from hookscope.models.loaded import LoadedModel
@@ -55,7 +54,7 @@ class EfficientNetLiteSource(ModelSource):
         return replace(LoadedModel.of(built, model, label, metadata), checkpoint=path)
 
     def skeleton(self, model: str) -> Skeleton:
-        from hookscope.models.meta_device import build_on_meta
+        from hookscope.models.run import build_on_meta
 
         return Skeleton(build_on_meta(lambda: _package(_CODE).EfficientNet.from_name(_NAME)).eval(), (_SIDE, _SIDE))
 

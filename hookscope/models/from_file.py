@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import ModelSource, Progress
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
 
 if TYPE_CHECKING:
     from hookscope.models.loaded import LoadedModel

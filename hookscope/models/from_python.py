@@ -18,8 +18,7 @@ from hookscope.errors import ModelError, nearest
 from hookscope.findings import listed
 from hookscope.models.factory_text import FactoryText, is_module_name
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import ModelSource, Progress
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
 
 if TYPE_CHECKING:
     from hookscope.models.loaded import LoadedModel

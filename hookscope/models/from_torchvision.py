@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from hookscope.errors import ModelError, nearest
 from hookscope.models.bundled import BUNDLED, weights_path
 from hookscope.models.metadata import Description, read_description
-from hookscope.models.model_source import ModelSource, Progress, Skeleton
+from hookscope.models.model_source import ModelSource, Progress, Skeleton, WeightsChoice
 from hookscope.models.names import torchvision_class_names, torchvision_names
-from hookscope.models.weights_choice import WeightsChoice
 
 _QUANTIZED = "quantized:"
 

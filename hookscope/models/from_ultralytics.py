@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, nearest
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import ModelSource, Progress
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind, random_label
+from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind, random_label
 
 if TYPE_CHECKING:
     from hookscope.models.loaded import LoadedModel

@@ -13,11 +13,10 @@ from hookscope.models.declared import preprocess_of
 from hookscope.models.from_python import find_in_source
 from hookscope.models.inputs import check_size
 from hookscope.models.loaded import LoadedModel
-from hookscope.models.model_source import Progress
+from hookscope.models.model_source import Progress, WeightsChoice, WeightsKind
 from hookscope.models.preprocess_choice import PreprocessChoice
 from hookscope.models.run import quiet_and_seeded
 from hookscope.models.sources import find_source
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
 
 
 def load_model(

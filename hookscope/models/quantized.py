@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from hookscope.errors import ModelError, WeightsError
 from hookscope.models.data_type import is_quantized
 from hookscope.models.loaded import LoadedModel
-from hookscope.models.model_source import Progress
+from hookscope.models.model_source import Progress, WeightsChoice, WeightsKind
 from hookscope.models.torchvision_builders import load_from_torchvision, torchvision_models
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
 
 _CELLS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PICTURES = 8

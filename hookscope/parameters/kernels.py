@@ -36,8 +36,7 @@ from hookscope.drawing import (
 from hookscope.errors import LayerError
 from hookscope.hooks import Layers, one_thread
 from hookscope.models import LoadedModel, is_random, package_versions
-from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_tensor
-from hookscope.parameters.statistics import layers_named
+from hookscope.parameters.statistics import filter_norms, filters_of, is_convolution, layer_tensor, layers_named
 
 _MOST_LAYERS = 24  # with all convolutions
 _ROWS, _COLUMNS = 16, 32  # of a matrix of kernels: more are too small to look at

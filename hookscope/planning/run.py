@@ -27,9 +27,8 @@ from hookscope.models import (
     pick_device,
 )
 from hookscope.planning.facts import CallCost, Plan
-from hookscope.planning.optimizer import OptimizerLike
 from hookscope.planning.step import Conditions, StepRecord, run_step
-from hookscope.planning.subject import Subject
+from hookscope.planning.subject import OptimizerLike, Subject
 from hookscope.planning.timing import CallTimes, measure as measure_step
 from hookscope.tracing import Trace, TracedCall, check_traceable, everything_as_before
 

@@ -21,10 +21,8 @@ from hookscope.errors import ModelError
 from hookscope.geometry import FieldTracker
 from hookscope.hooks import OPERATION, Call, matches_type, tensors_in, usual_types
 from hookscope.planning.facts import MemoryPlan
-from hookscope.planning.kernels import DeviceKernels
-from hookscope.planning.memory import StorageFollower
-from hookscope.planning.optimizer import OptimizerLike, build_optimizer, create_state, state_tensors, step
-from hookscope.planning.subject import Subject
+from hookscope.planning.memory import DeviceKernels, StorageFollower
+from hookscope.planning.subject import OptimizerLike, Subject, build_optimizer, create_state, state_tensors, step
 from hookscope.scores import Loss
 from hookscope.tracing import CallRecorder, Trace, everything_as_before
 

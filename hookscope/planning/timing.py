@@ -31,8 +31,8 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.planning.facts import Measured, Timing
-from hookscope.planning.optimizer import OptimizerLike, build_optimizer, state_tensors
 from hookscope.planning.step import checkpoint_blocks
+from hookscope.planning.subject import OptimizerLike, build_optimizer, state_tensors
 from hookscope.scores import Loss
 from hookscope.tracing import everything_as_before
 

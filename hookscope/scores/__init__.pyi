@@ -12,6 +12,7 @@ from .logits import (
     class_scores as class_scores,
     gives_boxes as gives_boxes,
     one_picture as one_picture,
+    predict as predict,
     predictions as predictions,
     probabilities as probabilities,
     without_scores as without_scores,
@@ -23,7 +24,6 @@ from .objective import (
     ScoreTarget as ScoreTarget,
     objectives as objectives,
 )
-from .prediction import predict as predict
 from .region import RegionTarget as RegionTarget
 from .similarity import SimilarityTarget as SimilarityTarget
 from .target import Target as Target, class_label as class_label

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hookscope.display import Cells
 from hookscope.errors import CategoriesError, InputError, ModelError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import shape_of, tensors_in
+from hookscope.models import LoadedModel, model_errors_as_input_errors
 from hookscope.scores.target import Target, class_label
 
 _SEEN = 0.02  # of the best probability
@@ -227,3 +229,24 @@ def check_finite_score(score: Score) -> None:
     if not math.isfinite(score.score):
         asked = f"the score of {score.target or f'class {score.index}'} is not finite"
         raise InputError(asked, do="see gradients --detect-anomaly")
+
+
+def predict(
+    net: LoadedModel, pictures: Iterable[Tensor], target: Target | None = None, categories: Sequence[str] | None = None
+) -> list[Prediction]:
+    """The scores that ``net`` gives to the classes of ``target`` (default ``top:5``) for one prepared picture or clip.
+
+    Raises:
+        ModelError: the model has no score for each class: detection, optical flow.
+        TargetError: no such class.
+        CategoriesError: the number of names differs from the number of classes.
+        InputError: the model refuses the picture.
+    """
+    check_family(net.family, net.name)
+    names = net.categories if categories is None else categories
+    if target is not None:
+        target.check(names)
+    prepared = list(pictures)
+    with model_errors_as_input_errors(net.name, prepared), torch.no_grad():
+        scores = class_scores(net.model(*net.inputs(*prepared)), type(net.model).__name__)
+    return predictions(one_picture(scores), names, target)

@@ -1,16 +1,12 @@
-from .batchnorm import (
-    BATCH_NORMS as BATCH_NORMS,
-    BatchNormAccumulator as BatchNormAccumulator,
-    BatchNormDrift as BatchNormDrift,
-)
 from .collector import StatisticsCollector as StatisticsCollector
-from .coverage import Coverage as Coverage
 from .figure import plot_statistics as plot_statistics
 from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
 from .layer_statistics import (
     QUANTILES as QUANTILES,
     LayerStatistics as LayerStatistics,
+    ValueHistogram as ValueHistogram,
     ValuePosition as ValuePosition,
+    in_intervals as in_intervals,
 )
 from .limits import (
     BrokenLimit as BrokenLimit,
@@ -21,14 +17,20 @@ from .limits import (
     junit_xml as junit_xml,
 )
 from .moments import Floats as Floats
-from .quantiles import ValueHistogram as ValueHistogram, in_intervals as in_intervals
-from .run import StatisticsJob as StatisticsJob, measure_images as measure_images
-from .storage import (
+from .run import (
     SavedStatistics as SavedStatistics,
     Source as Source,
+    StatisticsJob as StatisticsJob,
     load_statistics as load_statistics,
+    measure_images as measure_images,
     merge_statistics as merge_statistics,
     save_statistics as save_statistics,
 )
 from .tensorboard import buckets as buckets, check_installed as check_installed, write_events as write_events
-from .totals import RunningStatistics as RunningStatistics
+from .totals import (
+    BATCH_NORMS as BATCH_NORMS,
+    BatchNormAccumulator as BatchNormAccumulator,
+    BatchNormDrift as BatchNormDrift,
+    Coverage as Coverage,
+    RunningStatistics as RunningStatistics,
+)

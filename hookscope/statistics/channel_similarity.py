@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks import merge_moments
-from hookscope.statistics.moments import ChannelMoments, Floats
-from hookscope.statistics.state import Accumulator
+from hookscope.statistics.moments import Accumulator, ChannelMoments, Floats
 
 _LENGTH = 16
 _MOST_POSITIONS = 1024  # of a map

@@ -36,13 +36,10 @@ from hookscope.hooks import (
     select_types,
     tensors_in,
 )
-from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
-from hookscope.statistics.batchnorm import BATCH_NORMS, BatchNormAccumulator
+from hookscope.statistics.accumulator import LayerAccumulator, bounds_of, has_fixed_channels
 from hookscope.statistics.channel_similarity import rotations_of
-from hookscope.statistics.coverage import Coverage
 from hookscope.statistics.moments import ChannelMoments
-from hookscope.statistics.saturation import bounds_of
-from hookscope.statistics.totals import RunningStatistics
+from hookscope.statistics.totals import BATCH_NORMS, BatchNormAccumulator, Coverage, RunningStatistics
 
 MOST_CHANNELS_FOR_RANK = 2048
 """A wider layer gets no effective rank: its covariance would take 130 MB, and its eigenvalues minutes."""

@@ -32,9 +32,8 @@ from hookscope.findings import (
 from hookscope.hooks import ACTIVATION_FUNCTIONS
 
 if TYPE_CHECKING:
-    from hookscope.statistics.batchnorm import BatchNormDrift
     from hookscope.statistics.layer_statistics import LayerStatistics, ValuePosition
-    from hookscope.statistics.totals import RunningStatistics
+    from hookscope.statistics.totals import BatchNormDrift, RunningStatistics
 
 
 @dataclass(frozen=True)

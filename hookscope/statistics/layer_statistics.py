@@ -2,17 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hookscope.display import Cells, Shown
 from hookscope.hooks import Call, key_of
 from hookscope.statistics.moments import ChannelMoments
-from hookscope.statistics.quantiles import ValueHistogram
+
+_KEYS = 1 << 16
+_BINS = 128  # to an octave: the 7 highest bits of the mantissa
+_OCTAVES = _KEYS // _BINS  # 256 for each sign
+_MIDDLE = _KEYS // 2
+
+
+class ValueHistogram:
+    """Counts of values by the 16 highest bits of their float32: sign, exponent and 7 bits of the mantissa.
+
+    The ends of a bin differ by at most 1/128 of their value, so the relative error is below 2^-7. Quantiles between two
+    values are interpolated like NumPy's. Counts are whole numbers, so histograms merge exactly in any order. This is
+    DDSketch (Masson, Rim, Lee 2019, arXiv:1908.10693) with the floating-point format as its logarithm. A value costs a
+    nanosecond, against 35 in the KLL sketch of Apache DataSketches and 90 in a t-digest. Zero has its own bin, which
+    also holds magnitudes below 1e-40; below 1e-38 bins are 1e-40 wide. NaN and Inf are left out.
+    """
+
+    def __init__(self) -> None:
+        # only octaves with values are stored: 60 of 512 for a typical layer
+        self._rows = np.full(_OCTAVES, -1, np.int64)
+        self._counts = np.zeros((0, _BINS), np.int64)
+
+    def update(self, values: Tensor) -> None:
+        """Count ``values``, float32 of any shape."""
+        keys = values.contiguous().view(torch.int32) >> 16
+        counts = torch.bincount(keys.add_(_MIDDLE).flatten(), minlength=_KEYS).cpu().numpy()
+        dense = counts.reshape(_OCTAVES, _BINS)
+        octaves = np.flatnonzero(dense.any(axis=1))
+        self._add(octaves, dense[octaves])
+
+    def _add(self, octaves: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        missing = octaves[self._rows[octaves] < 0]
+        if missing.size:
+            self._rows[missing] = np.arange(len(self._counts), len(self._counts) + missing.size)
+            self._counts = np.concatenate([self._counts, np.zeros((missing.size, _BINS), np.int64)])
+        self._counts[self._rows[octaves]] += counts
+
+    def merge(self, other: ValueHistogram) -> None:
+        """Add the counts of ``other``."""
+        self._add(*other._filled())
+
+    def _filled(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        octaves = (self._rows >= 0).nonzero()[0]
+        return octaves, self._counts[self._rows[octaves]]
+
+    def bins(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+        """Lower ends, upper ends and counts ``(B,)`` of the non-empty bins, in ascending order."""
+        dense = np.zeros((_OCTAVES, _BINS), np.int64)
+        octaves, filled = self._filled()
+        dense[octaves] = filled
+        flat = dense.reshape(-1)
+        # order of keys: negative numbers from -0 downwards, then positive numbers from 0 upwards
+        zeros = flat[0] + flat[_MIDDLE]
+        near, far = _ends()
+        negative, positive = flat[1 : len(near)], flat[_MIDDLE + 1 : _MIDDLE + len(near)]
+        counts = np.concatenate([negative[::-1], [zeros], positive])
+        lower = np.concatenate([-far[1:][::-1], [0.0], near[1:]])
+        upper = np.concatenate([-near[1:][::-1], [0.0], far[1:]])
+        some = counts > 0
+        return lower[some], upper[some], counts[some]
+
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """The quantiles at ``shares`` (0 to 1) of all finite values; NaN if there are none."""
+        lower, upper, counts = self.bins()
+        if not counts.size:
+            return [float("nan")] * len(shares)
+        ends = np.cumsum(counts)
+
+        def ranked(ranks: NDArray[np.float64]) -> NDArray[np.float64]:
+            at = np.searchsorted(ends, ranks, side="right")
+            within = (ranks - (ends[at] - counts[at]) + 0.5) / counts[at]
+            value: NDArray[np.float64] = lower[at] + (upper[at] - lower[at]) * within
+            return value
+
+        ranks = np.asarray(shares, np.float64) * (ends[-1] - 1)
+        below, above = ranked(np.floor(ranks)), ranked(np.ceil(ranks))
+        return [float(value) for value in below + (above - below) * (ranks % 1)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Arrays for `from_state`."""
+        octaves, counts = self._filled()
+        return {"octaves": octaves, "counts": counts}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Restore what `state_dict` returned."""
+        histogram = cls()
+        histogram._add(np.array(state["octaves"], np.int64), np.array(state["counts"], np.int64))
+        return histogram
+
+
+@cache
+def _ends() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Lower and upper ends of the bins of positive finite keys."""
+    keys = np.arange(0x7F81, dtype=np.uint32) << 16  # infinity included
+    with np.errstate(all="ignore"):
+        edges = keys.view(np.float32).astype(np.float64)
+    edges[-1] = float(np.finfo(np.float32).max)
+    return edges[:-1], edges[1:]
+
+
+def in_intervals(
+    values: NDArray[np.float64], counts: NDArray[np.int64], low: float, high: float, number: int
+) -> NDArray[np.int64]:
+    """Each of ``values`` counted ``counts`` times in equal intervals; without a range all are in the middle.
+
+    `numpy.histogram` refuses a range that is hardly wider than the distance between two floats.
+    """
+    half = high / 2 - low / 2  # the whole range may overflow
+    at = (values / 2 - low / 2) / half * number if half > 0 else np.full(len(values), number // 2)
+    return np.bincount(at.astype(int).clip(0, number - 1), counts, number).astype(np.int64)
+
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """The shares whose quantiles are computed."""

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 from hookscope.errors import printable
 from hookscope.findings import counted, listed, nonfinite_words, percent
 from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection, key_of
-from hookscope.statistics.coverage import Coverage
 from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.statistics.totals import Coverage
 
 
 @dataclass(frozen=True, slots=True)

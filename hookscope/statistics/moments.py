@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,7 +14,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks import merge_moments
-from hookscope.statistics.state import Accumulator
+
+
+class Accumulator:
+    """A dataclass of arrays, numbers and other accumulators."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all fields, which later updates do not change."""
+        values = vars(self).items()
+        return {
+            name: value.state_dict() if isinstance(value, Accumulator) else deepcopy(value) for name, value in values
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Restore what `state_dict` returned."""
+        return cls(**deepcopy(dict(state)))
+
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

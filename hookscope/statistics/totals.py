@@ -3,19 +3,152 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from hookscope.display import Rows
 from hookscope.errors import InputError
-from hookscope.findings import counted
+from hookscope.findings import counted, listed
+from hookscope.hooks import Call, as_float, was_trained, was_updated
 from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
-from hookscope.statistics.batchnorm import BatchNormAccumulator, BatchNormDrift
 from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.statistics.moments import Accumulator, ChannelMoments, Floats, sums_of_maps
+
+BATCH_NORMS = ("_BatchNorm", "FrozenBatchNorm2d")
+"""Classes of layers with running statistics."""
+
+
+@dataclass(frozen=True)
+class BatchNormDrift:
+    """Distance of the inputs of a BatchNorm from its running statistics.
+
+    Attributes:
+        layer: Key of the call.
+        items: Number of values in a channel.
+        updated: Whether the running statistics were ever updated.
+        shift: ``(C,)`` mean of the inputs minus running mean, in running standard deviations.
+        ratio: ``(C,)`` variance of the inputs over running variance.
+        trained: Whether its scales and biases were trained.
+    """
+
+    layer: str
+    items: int
+    updated: bool
+    shift: Floats
+    ratio: Floats
+    trained: bool = False
+
+    @property
+    def median_shift(self) -> float:
+        """Median over the channels of the absolute ``shift``."""
+        return float(np.median(np.abs(self.shift)))
+
+    @property
+    def median_ratio(self) -> float:
+        """Median over the channels of ``ratio`` or its inverse, whichever is larger."""
+        return float(np.exp(np.median(np.abs(np.log(self.ratio.clip(min=1e-30))))))
+
+
+@dataclass
+class BatchNormAccumulator(Accumulator):
+    """Moments of the inputs of a BatchNorm, and its running statistics."""
+
+    running_mean: Floats
+    running_var: Floats
+    eps: float
+    updated: bool
+    moments: ChannelMoments
+    trained: bool = False
+
+    @classmethod
+    def of(cls, module: Any) -> Self:
+        """An accumulator of no inputs for a BatchNorm."""
+        # copies: training changes a float64 buffer in place
+        mean, variance = (
+            buffer.detach().double().cpu().numpy().copy() for buffer in (module.running_mean, module.running_var)
+        )
+        eps, updated = float(getattr(module, "eps", 0.0)), was_updated(module)
+        return cls(mean, variance, eps, updated, ChannelMoments.empty(len(mean)), was_trained(module))
+
+    @property
+    def channels(self) -> int:
+        return len(self.running_mean)
+
+    def update(self, inputs: Tensor) -> None:
+        """Add a batch ``(N, C, *positions)``."""
+        if inputs.numel():
+            values = as_float(inputs)
+            sums = sums_of_maps(values.reshape(values.shape[0], values.shape[1], -1))
+            self.moments.merge(ChannelMoments.of(sums))
+
+    def merge(self, other: BatchNormAccumulator) -> None:
+        """Add an accumulator of the same layer."""
+        self.moments.merge(other.moments)
+
+    def drift(self, layer: str) -> BatchNormDrift:
+        """Distance of the inputs so far from the running statistics."""
+        variance = self.running_var + self.eps
+        with np.errstate(invalid="ignore", divide="ignore"):  # a damaged file may have variances of 0 or below
+            shift = (self.moments.mean - self.running_mean) / variance**0.5
+            ratio = (self.moments.variance + self.eps) / variance
+        return BatchNormDrift(layer, int(self.moments.count.max(initial=0)), self.updated, shift, ratio, self.trained)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        return super().from_state({**state, "moments": ChannelMoments.from_state(state["moments"])})
+
+
+@dataclass
+class Coverage:
+    """What a `StatisticsCollector` did not measure.
+
+    Attributes:
+        left_out: How many layers of each class the default selection leaves out.
+        operations: How often each function ran that is no module, by torch's internal names, in one pass.
+        idle: The selected layers that no pass has reached.
+        unused: Those of them whose parameters no operation took either.
+        with_channels: Keys of calls that compute channels: of convolutions, Linear layers, activation functions, and
+            the model.
+        unmeasured: Why a call, or a part of its output, has no statistics.
+        handed_on: Keys of calls that returned the very tensor of another measured call.
+        is_empty: Whether no other was merged into it.
+    """
+
+    left_out: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
+    idle: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    with_channels: set[str] = field(default_factory=set)
+    unmeasured: dict[tuple[Call, str], str] = field(default_factory=dict)
+    handed_on: set[str] = field(default_factory=set)
+    is_empty: bool = True
+
+    def count(self, did_not_run: Collection[str], first: bool) -> None:
+        """Add what a pass did not reach."""
+        self.idle = tuple(name for name in (did_not_run if first else self.idle) if name in did_not_run)
+
+    def merge(self, other: Coverage) -> None:
+        """Add what another run of the same job did not measure; adding the same twice changes nothing."""
+        first, self.is_empty = self.is_empty, False
+        self.left_out |= other.left_out
+        self.operations |= other.operations
+        self.idle = tuple(name for name in other.idle if first or name in self.idle)
+        self.unused = tuple(name for name in other.unused if first or name in self.unused)
+        self.with_channels |= other.with_channels
+        self.unmeasured |= other.unmeasured
+        self.handed_on |= other.handed_on
+
+    def words(self) -> str:
+        """What was left out, in a line; empty where that is nothing."""
+        parts = [f"{count:,} {name}" for name, count in self.left_out.most_common()]
+        return f"not measured: {listed(parts, 6)}" if parts else ""
+
 
 _Part = TypeVar("_Part", LayerAccumulator, BatchNormAccumulator)
 

@@ -1,6 +1,4 @@
-from .blocks import Structure as Structure, folded_name as folded_name, size_of as size_of
-from .dot import dot_text as dot_text
-from .files import check_graph_file as check_graph_file, write_graph as write_graph
+from .files import check_graph_file as check_graph_file, dot_text as dot_text, write_graph as write_graph
 from .graph import (
     GraphEdge as GraphEdge,
     GraphNode as GraphNode,
@@ -9,4 +7,10 @@ from .graph import (
 )
 from .picture import Marks as Marks, draw_graph as draw_graph
 from .run import layer_graph as layer_graph, layer_tree as layer_tree
-from .tree import TreeRow as TreeRow, module_tree as module_tree
+from .tree import (
+    Structure as Structure,
+    TreeRow as TreeRow,
+    folded_name as folded_name,
+    module_tree as module_tree,
+    size_of as size_of,
+)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from hookscope.display import Cells, Shown
 from hookscope.hooks import MODEL, OPERATION, Shape, activation_class, call_key
-from hookscope.structure.blocks import Block, Structure, folded_name, size_of
+from hookscope.structure.tree import Block, Structure, folded_name, size_of
 from hookscope.tracing import INPUT, Trace
 
 _NODES = 40  # of a graph whose depth nobody chose

@@ -10,7 +10,6 @@ from .facts import (
     rows_of_type as rows_of_type,
     totals_of_type as totals_of_type,
 )
-from .macs import MacCounter as MacCounter
 from .non_finite import (
     NonFinite as NonFinite,
     NonFiniteReport as NonFiniteReport,
@@ -18,6 +17,7 @@ from .non_finite import (
 )
 from .summary import (
     Inputs as Inputs,
+    MacCounter as MacCounter,
     check_traceable as check_traceable,
     everything_as_before as everything_as_before,
     layer_totals as layer_totals,

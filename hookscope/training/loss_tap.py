@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from types import FrameType
@@ -16,11 +17,28 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hookscope.hooks import hook_tensor
 from hookscope.system import after_import
 from hookscope.training.loss_graph import SCALE
-from hookscope.training.modes import outside_modes
+
+
+@contextlib.contextmanager
+def _outside_all() -> Any:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def are_tensors_fake() -> bool:
+    """Whether the script computes shapes only, in a ``FakeTensorMode``."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def outside_modes() -> AbstractContextManager[Any]:
+    """A block in which no ``TorchFunctionMode`` and no ``TorchDispatchMode`` of the script sees what is called."""
+    return _outside_all() if torch._C._len_torch_dispatch_stack() else torch._C.DisableTorchFunction()
+
 
 _MOST_NODES = 8  # searched for a loss scale: scripts divide a scaled loss or add others to it
 _MODULE_CALLS = (modules.Module._call_impl.__code__, modules.Module._wrapped_call_impl.__code__)

@@ -17,8 +17,14 @@ from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
 from hookscope.training.facts import StepFacts
 from hookscope.training.loss_graph import divisor_of
-from hookscope.training.loss_tap import CompiledCalls, LossTap, hidden_from_compile, scalar_of
-from hookscope.training.modes import are_tensors_fake, outside_modes
+from hookscope.training.loss_tap import (
+    CompiledCalls,
+    LossTap,
+    are_tensors_fake,
+    hidden_from_compile,
+    outside_modes,
+    scalar_of,
+)
 from hookscope.training.optimizers import (
     BackwardSteps,
     Optimizers,

@@ -33,8 +33,16 @@ from hookscope.hooks import (
 )
 from hookscope.models import LoadedModel
 from hookscope.tracing import Trace, TracedCall, rows_of_type, trace
-from hookscope.verification.fx_reference import Edges, run_fx_graph
-from hookscope.verification.paired_passes import CallSignature, PairedPasses, Shapes, inputs_of, run_model, shapes_in
+from hookscope.verification.paired_passes import (
+    CallSignature,
+    Edges,
+    PairedPasses,
+    Shapes,
+    inputs_of,
+    run_fx_graph,
+    run_model,
+    shapes_in,
+)
 
 TOLERANCE = 1e-5
 """The largest difference from the judge that passes on a GPU, which may choose another algorithm, as a share of the

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from hookscope.attention import figure
-from hookscope.attention.facts import AttentionMap
 from hookscope.attention.figure import draw_attention
+from hookscope.attention.run import AttentionMap
 from hookscope.errors import UsageError
 from hookscope.hooks.calls import Call
 

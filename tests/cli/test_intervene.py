@@ -13,8 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import hookscope
-from hookscope.cli.commands.intervene import command
-from hookscope.cli.output.effect_rows import CLASS_FIELDS
+from hookscope.cli.commands.intervene import CLASS_FIELDS, command
 from hookscope.drawing import figure_bytes
 from hookscope.drawing.png import read_provenance
 from hookscope.images import read_picture

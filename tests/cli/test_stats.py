@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import hookscope
-from hookscope.statistics.storage import load_statistics
+from hookscope.statistics.run import load_statistics
 from hookscope.system.atomic_files import check_folder
 from tests.cli.helpers import POSIX, Run, one_error, rows, start
 

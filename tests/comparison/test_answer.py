@@ -9,7 +9,7 @@ import torch
 
 from hookscope.comparison import Difference, PairedCall, SideFacts, how_different
 from hookscope.comparison.answer import find_answer
-from hookscope.comparison.input_change import InputChange
+from hookscope.comparison.inputs import InputChange
 from hookscope.hooks import Call
 
 FLOAT = SideFacts("net", "a.pth", "float32", "cpu", "resize 8")

@@ -17,15 +17,28 @@ from torch import nn
 
 import hookscope
 from hookscope.drawing import colours
-from hookscope.drawing.origin import Origin
-from hookscope.drawing.png import encode_png, read_provenance, with_provenance, write_png
+from hookscope.drawing.png import Page, encode_png, read_provenance, with_provenance, write_png
 from hookscope.drawing.reduce import reduce_output
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Style, draw_call
+from hookscope.drawing.sheet_parts import Origin
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import ImageError, WriteError
 from hookscope.hooks.calls import Call
 from hookscope.hooks.maps import InputSize, maps_or_vectors
+
+
+def test_blocks_stand_one_below_the_other_within_the_margin() -> None:
+    page = Page()
+    assert page.add(np.full((2, 5), colours.BAR, np.uint8)) == 0
+    assert page.add(np.full((3, 4), colours.NAN, np.uint8), space=4) == 6
+    assert (page.width, page.height) == (5, 9)
+    pixels = page.pixels(margin=1)
+    assert pixels.shape == (11, 7)
+    assert np.argwhere(pixels == colours.BAR).tolist() == [[y, x] for y in (1, 2) for x in range(1, 6)]
+    assert np.argwhere(pixels == colours.NAN).tolist() == [[y, x] for y in (7, 8, 9) for x in range(1, 5)]
+    assert set(np.unique(pixels)) == {colours.BAR, colours.NAN, colours.BACKGROUND}
+
 
 PROVENANCE: dict[str, Any] = {
     "hookscope": "0.1.0",

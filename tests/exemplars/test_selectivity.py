@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hookscope.exemplars import selectivity
-from hookscope.exemplars.selectivity import ClassMeans
+from hookscope.exemplars import histogram as selectivity
+from hookscope.exemplars.histogram import ClassMeans
 
 
 def of(values: list[list[float]], labels: list[str]) -> ClassMeans:

@@ -12,10 +12,9 @@ from PIL import Image
 
 from hookscope.drawing.png import read_provenance, write_png
 from hookscope.errors import UsageError
-from hookscope.explain import cam_page, page as pages
+from hookscope.explain import page as cam_page, page as pages
 from hookscope.explain.cam_maps import ClassActivationMap, fuse_maps
-from hookscope.explain.cam_page import draw_cam, why_empty
-from hookscope.explain.page import OverlaySource
+from hookscope.explain.page import OverlaySource, draw_cam, why_empty
 from hookscope.hooks.calls import Call
 from hookscope.scores.logits import Prediction
 from tests.explain.pages import (

@@ -14,11 +14,10 @@ from PIL import Image
 from hookscope.drawing.heat import DARK, LIGHT
 from hookscope.drawing.png import read_provenance, write_png
 from hookscope.errors import UsageError
-from hookscope.explain import saliency_page
-from hookscope.explain.page import OverlaySource
+from hookscope.explain import page as saliency_page
+from hookscope.explain.page import OverlaySource, draw_saliency
 from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
-from hookscope.explain.saliency_page import draw_saliency
 from hookscope.scores.logits import Prediction
 from tests.explain.pages import BOX, SAYS_RANDOM, SAYS_UNSEEN, TABBY, UNSEEN, Drawn, net, picture, record_page
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from hookscope.drawing import figure_bytes
 from hookscope.findings.finding import Finding
-from hookscope.gradients.backward_pass import layer_gradients
+from hookscope.gradients.backward_pass import GradientChanges, layer_gradients
 from hookscope.gradients.figure import plot_gradients
 from hookscope.gradients.findings import GradientThresholds, diagnose_gradients
-from hookscope.gradients.parameter_changes import GradientChanges
 from hookscope.gradients.report import GradientReport
 from hookscope.scores.losses import Loss
 

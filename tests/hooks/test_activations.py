@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import LayerError
-from hookscope.hooks.differences import same_bits
-from hookscope.hooks.model_state import ModelSnapshot
+from hookscope.hooks.model_state import ModelSnapshot, same_bits
 from hookscope.hooks.tensors import map_tensors, tensors_in
 from tests.helpers import hooks_on, numbers, seeded, small_head
 from tests.hooks.nets import KINDS, MODES, ZOO, Pyramid, built, captured, containers, kinds, overwrites, raises

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +15,74 @@ from torch import Tensor, nn
 
 from hookscope.errors import ModelError
 from hookscope.hooks import differentiable, leaf_tensors, leaves_of, passed_on
-from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_states_kept
+from hookscope.hooks.model_state import (
+    ModelSnapshot,
+    StateChange,
+    largest_difference,
+    largest_value,
+    one_thread,
+    random_states_kept,
+    same_bits,
+)
 from tests.nets import Function
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), 0.5),
+        (torch.tensor([math.nan, math.inf]), torch.tensor([math.nan, math.inf]), 0.0),
+        (torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 3.0]), 2.0),
+        (torch.tensor([math.inf]), torch.tensor([-math.inf]), math.inf),
+        (torch.tensor([math.nan]), torch.tensor([0.0]), math.inf),
+        (torch.zeros(2), torch.zeros(3), math.inf),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), math.inf),
+        ([torch.zeros(2)], torch.zeros(2), math.inf),
+        ({"a": torch.tensor(1)}, {"a": torch.tensor(4)}, 3.0),
+        (torch.tensor([True]), torch.tensor([False]), 1.0),
+        (torch.tensor([3 + 4j]), torch.tensor([0j]), 5.0),
+        (torch.zeros(0), torch.zeros(0), 0.0),
+        (None, None, 0.0),
+    ],
+)
+def test_largest_difference(one: Any, other: Any, expected: float) -> None:
+    assert largest_difference(one, other) == largest_difference(other, one) == expected
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_same_bits() -> None:
+    nan = torch.tensor([math.nan, 1.0])
+    assert same_bits({"a": nan}, {"a": nan.clone()})
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not same_bits(torch.zeros(2), torch.zeros(1, 2))
+    assert same_bits(torch.tensor(True), torch.tensor(True))
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+    assert same_bits(quantized, quantized.clone())
+
+
+@pytest.mark.parametrize(
+    ("value", "largest"),
+    [([torch.tensor([1.0, -3.0]), torch.tensor(math.inf)], 3.0), (torch.tensor(3 + 4j), 5.0), (torch.zeros(0), 0.0)],
+)
+def test_largest_value(value: Any, largest: float) -> None:
+    assert largest_value(value) == largest
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_one_thread_inside_the_block_and_the_same_number_as_before_after_it(threads: int) -> None:
+    with one_thread(), one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads
+    with pytest.raises(ValueError, match="on purpose"), one_thread():
+        raise ValueError("on purpose")
+    assert torch.get_num_threads() == threads
 
 
 def small() -> nn.Sequential:

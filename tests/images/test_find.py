@@ -13,7 +13,7 @@ from PIL import Image, features
 
 from hookscope.drawing import figure_bytes, write_png
 from hookscope.errors import ImageError, UsageError
-from hookscope.images import ImageWarning, file_types
+from hookscope.images import ImageWarning, remote as file_types
 from hookscope.images.find import find_pictures, read_names
 
 

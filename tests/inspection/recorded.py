@@ -9,7 +9,7 @@ from unittest import mock
 from torch import nn
 
 from hookscope.inspection import run
-from hookscope.inspection.evidence import Evidence
+from hookscope.inspection.facts import Evidence
 from hookscope.models import LoadedModel, WeightsMetadata
 
 

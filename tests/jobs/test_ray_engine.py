@@ -22,7 +22,7 @@ from PIL import Image
 from hookscope import extract, find_exemplars, load_model
 from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
 from hookscope.jobs import RayEngine, ray_engine, ray_worker
-from hookscope.jobs.blocks import unpacked
+from hookscope.jobs.job import unpacked
 from hookscope.models import package_versions
 from hookscope.statistics import SavedStatistics, load_statistics, measure_images
 

@@ -21,7 +21,7 @@ from hookscope.errors import WeightsError
 from hookscope.models.checkpoint_files import read_checkpoint
 from hookscope.models.checkpoints import load_checkpoint
 from hookscope.models.load import load_model
-from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+from hookscope.models.model_source import WeightsChoice, WeightsKind
 from tests.helpers import Trap, same_values
 
 State = dict[str, Tensor]

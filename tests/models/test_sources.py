@@ -17,10 +17,9 @@ from hookscope.models.from_efficientnet_lite import EfficientNetLiteSource
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import ModelSource, Progress
+from hookscope.models.model_source import ModelSource, Progress, WeightsChoice
 from hookscope.models.names import torchvision_names
 from hookscope.models.sources import find_source, model_names
-from hookscope.models.weights_choice import WeightsChoice
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,7 +21,7 @@ import resource, sys
 import hookscope.models.load
 from hookscope import HookscopeError
 from hookscope.models.checkpoint_files import load_content
-from hookscope.statistics.storage import load_statistics
+from hookscope.statistics.run import load_statistics
 from hookscope.training.log.file import read_runs
 
 used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024

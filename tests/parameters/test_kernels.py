@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import ChannelChoice, Style, colours, encode_png, page
+from hookscope.drawing import ChannelChoice, Style, colours, encode_png, png as page
 from hookscope.drawing.png import read_provenance
 from hookscope.drawing.text import text_pixels
 from hookscope.errors import LayerError

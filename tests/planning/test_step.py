@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hookscope.errors import HookscopeError
 from hookscope.models import find_source
-from hookscope.planning.optimizer import optimizer_names
 from hookscope.planning.run import plan
+from hookscope.planning.subject import optimizer_names
 from tests.nets import Function, named
 
 SMALL = [

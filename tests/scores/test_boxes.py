@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookscope.errors import HookscopeError, ModelError, TargetError
 from hookscope.scores import BoxTarget, Objective, objectives
-from hookscope.scores.detections import detections
+from hookscope.scores.boxes import detections
 
 NAMES = ("nothing", "cat", "dog")
 

@@ -26,8 +26,7 @@ from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
 from hookscope.verification.checks import Check, verify
-from hookscope.verification.fx_reference import Edge, run_fx_graph
-from hookscope.verification.paired_passes import noise_pictures
+from hookscope.verification.paired_passes import Edge, noise_pictures, run_fx_graph
 from tests.helpers import hooks_on
 from tests.nets import Function
 

@@ -16,8 +16,8 @@ from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option
+from hookscope.cli.shared.image_run import LostImages
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import check_choice
 from hookscope.cli.shared.output_paths import (
     OutputPath,

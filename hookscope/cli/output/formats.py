@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 from hookscope.cli.output.report import Report, Row, Section
-from hookscope.cli.output.styles import has_colours
+from hookscope.cli.output.styles import Plain, has_colours, plain, plain_json as plain_json, text_of
 from hookscope.cli.output.table import Page, caption_lines, findings_in_words, lay_out, whole_line
-from hookscope.cli.output.values import Plain, plain, plain_json as plain_json, text_of
 from hookscope.errors import printable
 from hookscope.findings import verdict
 

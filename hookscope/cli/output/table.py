@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookscope.cli.output.report import Columns, Row, Section
-from hookscope.cli.output.styles import cell_style, styled
-from hookscope.cli.output.values import Plain, plain, rounded, text_of
+from hookscope.cli.output.styles import Plain, cell_style, plain, rounded, styled, text_of
 from hookscope.display import text_width
 from hookscope.errors import printable
 from hookscope.findings import Finding, listed, ranked, verdict

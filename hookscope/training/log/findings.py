@@ -3,21 +3,161 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from hookscope.findings import GRAVITY, counted, merged, ranked
+from hookscope.findings import GRAVITY, chains, counted, merged, ranked, thresholds_for
 from hookscope.system import StrPath
-from hookscope.training.log.cause_findings import with_causes
+from hookscope.training.log.causes import CAUSES, CauseRule, Facts, History
 from hookscope.training.log.file import Run, last_run
-from hookscope.training.log.intervals import FindingInterval, grouped, judge, spacing
-from hookscope.training.log.loss import loss_findings
+from hookscope.training.log.loss import flat_findings, loss_findings
 from hookscope.training.log.non_finite import contained_findings, nonfinite_findings, note_finding
 from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
-from hookscope.training.log.series import LayerSeries, RunSeries, series_of
-from hookscope.training.log.summary import TimedFinding, as_grave, summary, timed_finding, when_words
+from hookscope.training.log.series import LayerSeries, RunSeries, runs_of_true, series_of
+from hookscope.training.log.summary import TimedFinding, as_grave, known, summary, timed_finding, when_words
+
+
+def with_causes(
+    run: Run, series: RunSeries, thresholds: TrainingThresholds, symptoms: Sequence[TimedFinding]
+) -> list[TimedFinding]:
+    """The causes in a run, and ``symptoms`` without what the causes explain; a cause comes before its symptoms."""
+    classes = next((row["classes"] for row in run.facts if isinstance(row.get("classes"), int)), math.nan)
+    if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
+        symptoms = [*symptoms, *flat_findings(series, classes, thresholds)]
+    pairs = _causes(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
+    pairs = [(rule, finding) for rule, finding in pairs if not _is_explained(rule, finding, pairs)]
+    explained = frozenset[str]().union(*(rule.explains for rule, finding in pairs if finding.severity != "note"))
+    causes = [
+        finding if finding.severity == "note" else as_grave(finding, rule.precedes, symptoms) for rule, finding in pairs
+    ]
+    causes.sort(key=lambda finding: finding.severity == "note")
+    return [*causes, *(finding for finding in symptoms if finding.finding not in explained)]
+
+
+def _is_explained(rule: CauseRule, finding: TimedFinding, causes: Iterable[tuple[CauseRule, TimedFinding]]) -> bool:
+    """Whether another of the causes explains the finding, and is more than a note."""
+    return any(
+        explanation.severity != "note" and finding.finding in other.explains and other is not rule
+        for other, explanation in causes
+    )
+
+
+def _causes(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tuple[CauseRule, TimedFinding]]:
+    """The causes in a run, each with its rule; those without an optimizer only where no optimizer has them."""
+    by_optimizer: dict[int | None, dict[int, Facts]] = {}
+    for row in run.facts:
+        if isinstance(row.get("step"), int):
+            number = row.get("optimizer")
+            number = number if isinstance(number, int) else None
+            by_optimizer.setdefault(number, {})[row["step"] if number is not None else row.get("backwards") or 0] = row
+    causes: list[tuple[CauseRule, TimedFinding]] = []
+    for number, rows in by_optimizer.items():
+        history = [row for _, row in sorted(rows.items())]
+        for rule in CAUSES:
+            finding = _judge(rule, history, series, limits)
+            is_known = number is None and any(other is rule for other, _ in causes)
+            causes += [] if finding is None or is_known else [(rule, finding)]
+    return sorted(causes, key=lambda pair: CAUSES.index(pair[0]))
+
+
+def _judge(
+    rule: CauseRule, rows: Sequence[Facts], series: RunSeries, limits: Mapping[str, float]
+) -> TimedFinding | None:
+    """The finding from the first to the last long enough series of steps that show it."""
+    shown = [rule.look(History(rows, at, series, limits)) for at in range(len(rows))]
+    needed = min(int(limits["patience"]) if rule.patience is None else rule.patience, len(rows))
+    mask = np.array([evidence is not None for evidence in shown])
+    at = [n for begin, end in runs_of_true(mask) if end - begin >= needed for n in range(begin, end)]
+    if not at:
+        return None
+    first, last = at[0], at[-1]
+    evidence = shown[last if rows[first].get("optimizer") is None else first]  # counts of a whole run grow
+    assert evidence is not None
+    time, lasts = known(rows[first].get("time")), last == len(rows) - 1
+    when = int(rows[first]["step"]), int(rows[last]["step"]), time, lasts
+    layer = evidence.layers[0] if len(evidence.layers) == 1 else ""
+    optimizer = rows[first].get("optimizer") or 0
+    more: dict[str, Any] = {"layers": evidence.layers, "optimizer": optimizer, "numbers": dict(evidence.numbers)}
+    begin = "" if rows[first].get("optimizer") is None else f"{when_words(*when, len(rows))}: "
+    return timed_finding(rule.kind.name, f"{begin}{evidence.words}", *when, evidence.case, layer, **more)
+
+
+_MOST_GROUPS = 3  # of one kind of finding
+
+
+@dataclass(frozen=True, eq=False)
+class FindingInterval:
+    """From when to when a layer has a finding.
+
+    Attributes:
+        layer: The layer.
+        first: Position of the first step that shows it, among the sampled steps of the layer; likewise ``last`` and
+            ``worst``.
+        value: The measured value at the worst.
+        times: How many sampled steps from the first to the last show it.
+        lasts: Whether the last sampled step of the layer shows it.
+    """
+
+    layer: LayerSeries
+    first: int
+    last: int
+    worst: int
+    value: float
+    times: int
+    lasts: bool
+
+    @property
+    def step(self) -> int:
+        """The first step that shows it."""
+        return int(self.layer.steps[self.first])
+
+    @property
+    def last_step(self) -> int:
+        return int(self.layer.steps[self.last])
+
+    @property
+    def worst_step(self) -> int:
+        return int(self.layer.steps[self.worst])
+
+
+def judge(rule: Rule, context: LayerContext) -> tuple[bool, FindingInterval | None]:
+    """Whether a rule could be applied to a layer, and when the layer has the finding; None for never.
+
+    The finding lasts from the first to the last long enough series of bad sampled steps.
+    """
+    values, limit = rule.measure(context), rule.limit_of(context.thresholds)
+    known = np.flatnonzero(~np.isnan(values))
+    bad = values[known] < limit if rule.lowest else values[known] > limit
+    patience = context.thresholds.patience if rule.patience is None else rule.patience
+    needed = min(patience, len(context.run.loss_of(context.layer.optimizer).steps))
+    at = known[[n for begin, end in runs_of_true(bad) if end - begin >= needed for n in range(begin, end)]]
+    if not len(at):
+        return bool(len(known)), None
+    worst = at[np.argmin(values[at]) if rule.lowest else np.argmax(values[at])]
+    first, last = int(at[0]), int(at[-1])
+    lasts = last == known[-1] == len(values) - 1
+    return True, FindingInterval(context.layer, first, last, int(worst), float(values[worst]), len(at), lasts)
+
+
+def grouped(intervals: Sequence[FindingInterval], patience: int) -> list[list[FindingInterval]]:
+    """Layers that began together, give or take ``patience`` sampled steps; late groups are merged into the third."""
+    groups = chains(
+        sorted(intervals, key=lambda interval: interval.step),
+        lambda group, interval: interval.step - group[0].step <= patience * spacing(interval.layer),
+    )
+    if len(groups) > _MOST_GROUPS:
+        groups[_MOST_GROUPS - 1 :] = [[interval for group in groups[_MOST_GROUPS - 1 :] for interval in group]]
+    return [sorted(group, key=lambda interval: interval.layer.index) for group in groups]
+
+
+def spacing(layer: LayerSeries) -> float:
+    """Mean number of steps between two sampled steps."""
+    return (int(layer.steps[-1]) - int(layer.steps[0])) / max(len(layer.steps) - 1, 1)
+
 
 _ENOUGH = 20  # samples that show a trend
 # Findings that may follow from a dead layer before.
