@@ -1,5 +1,4 @@
 from . import colours as colours
-from .animation import ANIMATIONS as ANIMATIONS, write_animation as write_animation
 from .colours import colour_map_names as colour_map_names, palette as palette
 from .difference import (
     BOLD as BOLD,
@@ -11,6 +10,21 @@ from .difference import (
     difference_page as difference_page,
     draw_difference as draw_difference,
     width_of_columns as width_of_columns,
+)
+from .files import (
+    ANIMATIONS as ANIMATIONS,
+    LEAST_WIDTH as LEAST_WIDTH,
+    MARGIN as MARGIN,
+    Page as Page,
+    colour_bar as colour_bar,
+    encode_png as encode_png,
+    map_png as map_png,
+    read_provenance as read_provenance,
+    read_sheet as read_sheet,
+    values_of_levels as values_of_levels,
+    with_provenance as with_provenance,
+    write_animation as write_animation,
+    write_png as write_png,
 )
 from .forward import (
     input_frames as input_frames,
@@ -65,19 +79,6 @@ from .plot import (
     with_types as with_types,
     write as write,
     write_at as write_at,
-)
-from .png import (
-    LEAST_WIDTH as LEAST_WIDTH,
-    MARGIN as MARGIN,
-    Page as Page,
-    colour_bar as colour_bar,
-    encode_png as encode_png,
-    map_png as map_png,
-    read_provenance as read_provenance,
-    read_sheet as read_sheet,
-    values_of_levels as values_of_levels,
-    with_provenance as with_provenance,
-    write_png as write_png,
 )
 from .scale import (
     ALPHA as ALPHA,

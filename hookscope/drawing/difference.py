@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from hookscope.drawing import colours
+from hookscope.drawing.files import LEAST_WIDTH, MARGIN, Page, colour_bar, with_provenance
 from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_alike, to_image
-from hookscope.drawing.png import LEAST_WIDTH, MARGIN, Page, colour_bar, with_provenance
 from hookscope.drawing.scale import Scale, SymmetricScale
 from hookscope.drawing.sheet import finite_or_none, placed
 from hookscope.drawing.text import Pixels, stamp, text_pixels

@@ -11,9 +11,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
-from hookscope.drawing.reduce import ActivationSummary, reduce_output
 from hookscope.drawing.scale import Scale
-from hookscope.drawing.tiles import ChannelChoice
+from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, reduce_output
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.geometry import FieldTracker, computed_field
 from hookscope.hooks import Call, InputSize, Layers, Observer

@@ -13,9 +13,8 @@ from PIL import Image
 from torch import nn
 
 from hookscope.drawing import colours
+from hookscope.drawing.files import LEAST_WIDTH, MARGIN, Page, beside, colour_bar, with_provenance
 from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
-from hookscope.drawing.png import LEAST_WIDTH, MARGIN, Page, beside, colour_bar, with_provenance
-from hookscope.drawing.reduce import ActivationSummary, Part, reduce_output
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.sheet_parts import (
     Frames,
@@ -29,7 +28,7 @@ from hookscope.drawing.sheet_parts import (
     photograph_cells,
 )
 from hookscope.drawing.text import Pixels
-from hookscope.drawing.tiles import ChannelChoice
+from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, Part, reduce_output
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Shape
 from hookscope.models import LoadedModel

@@ -15,10 +15,9 @@ from torch import nn
 
 from hookscope.drawing import colours
 from hookscope.drawing.grid import Grid, Layout
-from hookscope.drawing.reduce import ActivationSummary
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.text import LABEL_HEIGHT, Pixels, stamp, text_pixels
-from hookscope.drawing.tiles import Tiles
+from hookscope.drawing.tiles import ActivationSummary, Tiles
 from hookscope.errors import printable
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel, is_random, package_versions

@@ -1,7 +1,13 @@
-from .answer import MapComparison as MapComparison, MapScores as MapScores, compare_maps as compare_maps
-from .facts import BASELINES as BASELINES, Faithfulness as Faithfulness
-from .map_file import (
+from .answer import (
+    MapComparison as MapComparison,
+    MapScores as MapScores,
+    compare_maps as compare_maps,
+    draw_faithfulness as draw_faithfulness,
+)
+from .facts import (
+    BASELINES as BASELINES,
     MAP_SUFFIXES as MAP_SUFFIXES,
+    Faithfulness as Faithfulness,
     over_input as over_input,
     read_boxes as read_boxes,
     read_maps as read_maps,
@@ -12,4 +18,3 @@ from .methods import (
     cam_faithfulness as cam_faithfulness,
     sanity_check as sanity_check,
 )
-from .page import draw_faithfulness as draw_faithfulness

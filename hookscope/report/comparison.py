@@ -25,10 +25,10 @@ from hookscope.errors import WriteError
 from hookscope.findings import counted, percent
 from hookscope.models import is_random
 from hookscope.report.charts import Chart, Line
+from hookscope.report.network import ModuleRow, module_rows
+from hookscope.report.page import MAX_SIZE, render
 from hookscope.report.pictures import MAPS, png_address
 from hookscope.report.tables import share_of_bar, sortable
-from hookscope.report.template import MAX_SIZE, render
-from hookscope.report.tree import ModuleRow, module_rows
 
 _SIGNED = "RdBu_r"
 _DIGITS = 4  # of the CKA that the page holds

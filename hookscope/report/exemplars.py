@@ -29,8 +29,8 @@ from hookscope.exemplars import (
 from hookscope.findings import counted
 from hookscope.models import LoadedModel, is_random
 from hookscope.report.network import outline
+from hookscope.report.page import MAX_SIZE, render
 from hookscope.report.pictures import jpeg_address, png_address
-from hookscope.report.template import MAX_SIZE, render
 
 _SHARP = 48  # pixels of the longer side up to which a crop is a PNG: the squares of a magnified JPEG show its blocks
 _QUALITY = 75  # of JPEG

@@ -1,195 +1,65 @@
-"""The page of an inspection."""
+"""One file of HTML from a template: styles and scripts in it, and a policy that forbids every request."""
 
 from __future__ import annotations
 
-import os
+import base64
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from hookscope.display import engineering
-from hookscope.errors import WriteError
-from hookscope.exemplars import Crops, LayerExemplars
-from hookscope.explain import why_empty
-from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity
-from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
-from hookscope.report.exemplars import exemplar_views
-from hookscope.report.graph import graph_views
-from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
-from hookscope.report.network import Row, network_rows, outline
-from hookscope.report.pictures import jpeg_address, map_or_cam, over_image, png_address, seen_image
-from hookscope.report.template import MAX_SIZE, render
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hookscope.display import words
+from hookscope.errors import printable
+
+MAX_SIZE = 50_000_000
+"""The largest size of a page in bytes that browsers open at once."""
+
+_FOLDER = Path(__file__).parent
 
 
-def draw_page(
-    inspection: Inspection,
-    exemplars: Sequence[LayerExemplars] = (),
-    crops: Crops | None = None,
-    *,
-    max_size: int | None = MAX_SIZE,
-) -> str:
-    """The page of an inspection: one self-contained file of HTML.
+def render(template: str, styles: Sequence[str], scripts: Sequence[str], **values: Any) -> str:
+    """The page of ``template`` with ``values``; ``styles`` and ``scripts`` are files of this folder.
 
-    Args:
-        inspection: What `inspect` returns.
-        exemplars: Exemplars of layers of the inspection, from `find_exemplars`, for the views of these layers. They
-            take at most half of ``max_size``, else only the first channels have them.
-        crops: The crops of the exemplars, from `cut_crops`.
-        max_size: The largest size of the page in bytes, None for any. A larger page keeps the best channels of each
-            layer, those with the largest share in the answer, and says how many it left out.
-
-    Raises:
-        WriteError: not even one channel of each layer fits.
-
-    Example:
-        >>> from PIL import Image
-        >>> from torch import nn
-        >>> from hookscope import inspect
-        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        >>> draw_page(inspect(net, Image.new("RGB", (32, 32)))).startswith("<!doctype html>")
-        True
+    Text in ``values`` stays text: markup is escaped, and control characters and marks of direction are written out.
     """
-    rows = network_rows(inspection)
-    facts = {
-        "kind": "Inspection",
-        "title": inspection.model,
-        "is_random": inspection.is_random,
-        "provenance": inspection.provenance,
-        "inspection": inspection,
-        "images": [ImageView.of(number, image) for number, image in enumerate(inspection.images)],
-        "places": [PlaceView.of(inspection, rows, place) for place in inspection.places],
-        "total": Row(0, (), "", None, inspection.calls),
-        "rows": rows,
-        "graphs": graph_views(inspection, rows),
-        "severity": SEVERITY_WORDS,
-        "count": count_places(inspection.places),
-        "engineering": engineering,
-        "outline": outline,
-        "colour_maps": COLOUR_MAPS,
-        "colour_tables": colour_tables(),
-        "exemplars": {
-            view.layer.key: view
-            for view in exemplar_views(exemplars, crops or {}, None if max_size is None else max_size // 2)
-        },
-    }
-
-    def draw(views: Sequence[LayerView]) -> str:
-        layers = {"layers": views, "maps_digest": views_digest(views)}
-        return render(
-            "page.html",
-            ("page.css", "graph.css", "layer.css", "exemplars.css"),
-            ("page.js", "list.js", "graph.js", "layer.js"),
-            **facts,
-            **layers,
-        )
-
-    views = layer_views(inspection)
-    room = max_size
-    while True:
-        if room is not None and sum(view.weight for view in views) > room:
-            views = fewer_channels(views, room)
-        page = draw(views)
-        if room is None or max_size is None or (size := len(page.encode())) <= max_size:
-            return page
-        if all(len(view.channels) <= 1 for view in views):
-            least = f"with one channel of each of its {len(views):,} layers it takes {size:,} bytes"
-            raise WriteError(
-                f"the page does not fit into {max_size:,} bytes", least, "choose fewer layers, or a larger size"
-            )
-        room = min(room, sum(view.weight for view in views)) - (size - max_size) - 2_000
+    style, script = _joined(tuple(styles)), _joined(tuple(scripts))
+    policy = (
+        "default-src 'none'; img-src data:; "
+        f"style-src {_hash(style)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    page = _environment().get_template(template)
+    return page.render(style=Markup(style), script=Markup(script), policy=policy, **values)
 
 
-@dataclass(frozen=True)
-class ImageView:
-    """An image as the page shows it: ``seen`` and ``cam`` are addresses of pictures."""
-
-    number: int
-    image: InspectedImage
-    seen: str
-    cam: str
-    without_cam: str
-
-    @classmethod
-    def of(cls, number: int, image: InspectedImage) -> ImageView:
-        shown = seen_image(image.seen)
-        seen, cam = jpeg_address(shown), image.cam
-        if cam is None:
-            return cls(number, image, seen, "", image.without_cam)
-        return cls(number, image, seen, jpeg_address(over_image(shown, cam.still, shown.width)), why_empty(cam))
-
-    @property
-    def name(self) -> str:
-        """Of the file without its folder; of an image without a name its position."""
-        return os.path.basename(self.image.name) or f"image {self.number + 1}"
-
-    @property
-    def best(self) -> str:
-        """The class of the Grad-CAM."""
-        answer = self.image.cam.prediction if self.image.cam else self.image.predictions[0]
-        return answer.name
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_as_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["words"] = words
+    return environment
 
 
-@dataclass(frozen=True)
-class PlaceView:
-    """A place as the page shows it.
-
-    Attributes:
-        place: The place.
-        link: The part of the page that shows more; empty if there is none.
-        channel: The channel to show there.
-        picture: The address of its thumbnail; empty if there is none.
-        about: What the thumbnail shows.
-        facts: Of its call, whose distribution stands in place of a picture.
-    """
-
-    place: Place
-    link: str
-    channel: int | None
-    picture: str
-    about: str
-    facts: CallFacts | None
-
-    @classmethod
-    def of(cls, inspection: Inspection, rows: Sequence[Row], place: Place) -> PlaceView:
-        layer = drawn_layer(inspection, place.layer)
-        row = _row(rows, place.layer)
-        channel = place.channels[0] if place.channels and layer is not None else None
-        link = f"layer={layer}" if layer is not None else f"call={row.number}" if row else ""
-        picture, about = _thumbnail(inspection, layer, place)
-        return cls(place, link, channel, picture, about, row.facts if row else None)
+def _as_text(value: Any) -> Any:
+    if value is None:
+        return ""
+    return printable(value) if type(value) is str else value
 
 
-def drawn_layer(inspection: Inspection, name: str) -> int | None:
-    """The position of the layer with this key, or that has the parameter of this name."""
-    for number, layer in enumerate(inspection.layers):
-        if name in (layer.key, layer.call.key):
-            return number
-    owner = name.rpartition(".")[0]
-    return next((number for number, layer in enumerate(inspection.layers) if owner and layer.call.key == owner), None)
+@cache
+def _joined(names: tuple[str, ...]) -> str:
+    return "\n" + "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
-def _row(rows: Sequence[Row], name: str) -> Row | None:
-    by_name = {row.name: row for row in reversed(rows)}
-    return (by_name.get(name) or by_name.get(name.rpartition(".")[0])) if name else None
-
-
-def count_places(places: Sequence[Place]) -> str:
-    """How many places have which severity: ``1 place must be mended, 2 are worth a look``."""
-    numbers, parts = numbers_by_severity(places), list[str]()
-    for severity, number in numbers.items():
-        be = "" if severity != "note" else "is " if number == 1 else "are "
-        parts.append(f"{number if parts else counted(number, 'place')} {be}{SEVERITY_WORDS[severity]}")
-    return ", ".join(parts) or "no place stands out"
-
-
-def _thumbnail(inspection: Inspection, layer: int | None, place: Place) -> tuple[str, str]:
-    """The address of a picture of a place, and what it shows: for its image, else for the first that has maps."""
-    if layer is None:
-        return "", ""
-    images = range(len(inspection.images)) if place.image is None else (place.image, *range(len(inspection.images)))
-    image = next(at for at in images if inspection.layers[layer].images[at] is not None)
-    picture, channel = map_or_cam(inspection, layer, place, image)
-    if picture is None:
-        return "", ""
-    if channel is not None:
-        return png_address(picture), f"Feature map of channel {channel}"
-    return jpeg_address(picture, 80), "Grad-CAM of the layer over the image"
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

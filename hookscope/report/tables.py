@@ -14,7 +14,7 @@ from hookscope.findings import SEVERITY_WORDS, Finding, ranked, single, verdict
 from hookscope.models import is_random
 from hookscope.report.charts import Chart
 from hookscope.report.network import outline
-from hookscope.report.template import render
+from hookscope.report.page import render
 
 Row = Mapping[str, Any]
 

@@ -80,10 +80,10 @@ def drawing(model, image):
     import tempfile
 
     import hookscope
-    from hookscope.drawing.png import write_png
-    from hookscope.drawing.reduce import reduce_output
+    from hookscope.drawing.files import write_png
     from hookscope.drawing.sheet import draw_call
     from hookscope.drawing.sheet_parts import Origin
+    from hookscope.drawing.tiles import reduce_output
     from hookscope.hooks.calls import Call
 
     net = hookscope.load_model(model, weights="none")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import hookscope
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.files import read_provenance
 from hookscope.explain.cam_maps import fuse_maps
 from hookscope.explain.cam_methods import CAM_METHODS
 from tests.cli.helpers import ROOT, Run, files, one_error, rows

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import hookscope
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.files import read_provenance
 from hookscope.faithfulness import BASELINES
 from tests.cli.helpers import Run, files, one_error, rows
 

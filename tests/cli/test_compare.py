@@ -12,7 +12,7 @@ import torch
 
 from hookscope.cli.commands.compare import command as compare_command
 from hookscope.cli.output.comparison_rows import FIELDS
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.files import read_provenance
 from tests.cli.helpers import Run, files, one_error, rows
 from tests.cli.nets import Small
 from tests.exports import deployed, to_onnx

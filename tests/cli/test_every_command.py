@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hookscope.cli.main import COMMANDS, cli
-from hookscope.drawing.png import read_provenance, write_png
+from hookscope.drawing.files import read_provenance, write_png
 from hookscope.explain.cam_methods import CAM_METHODS, CamMethod, gradcam
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, vanilla
 from tests.cli.helpers import POSIX, Run, Terminal, files, one_error, rows

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import hookscope
 from hookscope.cli.commands.intervene import CLASS_FIELDS, command
 from hookscope.drawing import figure_bytes
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.files import read_provenance
 from hookscope.images import read_picture
 from hookscope.interventions import WORDS
 from tests.cli.helpers import Run, one_error

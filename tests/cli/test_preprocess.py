@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision import transforms as T
 
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.files import read_provenance
 from tests.cli.helpers import Run, one_error
 
 NETS = """

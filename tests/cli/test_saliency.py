@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import hookscope
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.files import read_provenance
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.explain.saliency_settings import Settings
 from tests.cli.helpers import Run, files, one_error, rows

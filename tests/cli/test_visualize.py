@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import hookscope
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.files import read_provenance
 from tests.cli.helpers import POSIX, ROOT, Run, files, one_error, rows
 
 PICTURES = {"cat.jpg": (60, 40), "dog.png": (40, 60)}

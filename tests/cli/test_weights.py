@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hookscope
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.files import read_provenance
 from tests.cli.helpers import Run, files, one_error, rows
 
 NETS = """

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hookscope.drawing.files import read_provenance
 from hookscope.drawing.plot import (
     SUFFIXES,
     figure_bytes,
@@ -23,7 +24,6 @@ from hookscope.drawing.plot import (
     tick_label,
     write,
 )
-from hookscope.drawing.png import read_provenance
 from hookscope.errors import UsageError
 
 

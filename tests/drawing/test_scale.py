@@ -13,8 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from hookscope.drawing import scale as scales
-from hookscope.drawing.png import read_provenance, read_sheet, write_png
-from hookscope.drawing.reduce import reduce_output
+from hookscope.drawing.files import read_provenance, read_sheet, write_png
 from hookscope.drawing.scale import (
     LEVELS,
     ChannelScale,
@@ -26,6 +25,7 @@ from hookscope.drawing.scale import (
 )
 from hookscope.drawing.sheet import draw_call
 from hookscope.drawing.sheet_parts import Origin
+from hookscope.drawing.tiles import reduce_output
 from hookscope.errors import ImageError, UsageError
 from hookscope.hooks import Call
 

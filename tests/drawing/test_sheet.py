@@ -15,15 +15,14 @@ from PIL import Image, ImageChops
 from torch import nn
 
 import hookscope
-from hookscope.drawing import colours, png as pages, sheet as sheets
+from hookscope.drawing import colours, files as pages, sheet as sheets
+from hookscope.drawing.files import encode_png, read_provenance
 from hookscope.drawing.grid import draw_grid, to_image
-from hookscope.drawing.png import encode_png, read_provenance
-from hookscope.drawing.reduce import reduce_output
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Sheet, Style, draw_call, shape_text
 from hookscope.drawing.sheet_parts import Origin
 from hookscope.drawing.text import text_pixels
-from hookscope.drawing.tiles import ChannelChoice, reduce_maps
+from hookscope.drawing.tiles import ChannelChoice, reduce_maps, reduce_output
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
 from hookscope.geometry import ReceptiveField
 from hookscope.hooks.calls import Call

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope.drawing.png import read_provenance, write_png
+from hookscope.drawing.files import read_provenance, write_png
 from hookscope.errors import UsageError
 from hookscope.explain import page as cam_page, page as pages
 from hookscope.explain.cam_maps import ClassActivationMap, fuse_maps

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing.animation import write_animation
+from hookscope.drawing.files import write_animation
 from hookscope.errors import UsageError
 from hookscope.explain.cam import class_activation_maps
 from hookscope.explain.cam_maps import fuse_maps

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from hookscope.drawing.files import read_provenance, write_png
 from hookscope.drawing.heat import DARK, LIGHT
-from hookscope.drawing.png import read_provenance, write_png
 from hookscope.errors import UsageError
 from hookscope.explain import page as saliency_page
 from hookscope.explain.page import OverlaySource, draw_saliency

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import MapDifference, colours, difference, png as pages
-from hookscope.drawing.png import read_provenance, read_sheet, write_png
+from hookscope.drawing import MapDifference, colours, difference, files as pages
+from hookscope.drawing.files import read_provenance, read_sheet, write_png
 from hookscope.drawing.sheet_parts import Origin
 from hookscope.drawing.text import text_pixels
 from hookscope.errors import NoMapError, UsageError

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import ChannelChoice, Style, colours, encode_png, png as page
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing import ChannelChoice, Style, colours, encode_png, files as page
+from hookscope.drawing.files import read_provenance
 from hookscope.drawing.text import text_pixels
 from hookscope.errors import LayerError
 from hookscope.models.loaded import LoadedModel

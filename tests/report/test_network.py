@@ -8,7 +8,7 @@ from PIL import Image
 import hookscope
 from hookscope.hooks import Call
 from hookscope.inspection import CallFacts
-from hookscope.report.network import Row, network_rows, outline
+from hookscope.report.network import NetworkRow, network_rows, outline
 from tests.helpers import seeded
 from tests.report.example import example
 
@@ -25,7 +25,7 @@ def test_a_module_has_the_parameters_that_torch_counts_in_it(resnet):
     assert [row.name for row in modules if not row.parents] == ["layer1", "layer2", "layer3", "layer4"]
     for row in modules:
         assert row.params == sum(parameter.numel() for parameter in net.get_submodule(row.name).parameters())
-    whole = Row(0, (), "", None, inspection.calls)
+    whole = NetworkRow(0, (), "", None, inspection.calls)
     assert whole.params == sum(parameter.numel() for parameter in net.parameters())
     assert whole.macs == sum(row.macs for row in network_rows(inspection) if not row.parents)
 

@@ -1,43 +1,46 @@
-"""Tests of the page of an inspection, without a browser."""
+"""Tests of how a page is put together, and that an installed package has what it is made of."""
 
-from dataclasses import replace
+import base64
+import hashlib
+import html
+import re
+import zipfile
+from pathlib import Path
 
-from hookscope.report import draw_page
-from tests.report.example import HOSTILE, example
+import pytest
 
+import hookscope.report
+from hookscope.report.page import render
+from tests.report.example import HOSTILE
 
-def test_names_are_text_on_the_page():
-    page = draw_page(example(name=HOSTILE))
-    assert "<img src=x" not in page
-    assert page.count("</script>") == 1 + page.count('<script type="application/json"')
-
-
-def test_what_an_inspection_lacks_is_said():
-    found = example()
-    image = replace(found.images[0], predictions=(), cam=None, without_cam="The model gives boxes.")
-    page = draw_page(replace(found, images=(image,), places=(), findings=(), layers=(), calls=(), provenance={}))
-    for words in (
-        "No place stands out.",
-        "The model gives no scores of classes.",
-        "No Grad-CAM: The model gives boxes.",
-    ):
-        assert words in page
+ROOT = Path(__file__).parents[2]
 
 
-def test_scores_of_nan_have_no_classes():
-    found = example()
-    unknown = replace(found.images[0].predictions[0], probability=float("nan"))
-    page = draw_page(replace(found, images=(replace(found.images[0], predictions=(unknown,)),)))
-    assert "The scores are NaN." in page and "nan %" not in page
+def test_the_policy_names_the_hashes_of_the_only_style_and_the_only_script():
+    facts = {"kind": "Inspection", "title": "net", "is_random": False, "summary": {}, "provenance": {}}
+    page = render("base.html", ("page.css",), ("page.js", "list.js"), **facts)
+    policy = html.unescape(re.search('http-equiv="Content-Security-Policy" content="(.*?)"', page)[1])
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
+    for element, rule in (("style", "style-src"), ("script", "script-src")):
+        [text] = re.findall(f"<{element}>(.*?)</{element}>", page, re.DOTALL)
+        assert rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def test_places_are_counted_by_severity():
-    words = "1 place must be mended, 1 should be looked at, 1 is worth a look. The first is the most important."
-    assert words in draw_page(example())
+def test_values_are_text(tmp_path, monkeypatch):
+    (tmp_path / "one.html").write_text("<p title='{{ value }}'>{{ value }}</p>{{ missing }}")
+    monkeypatch.setattr("hookscope.report.page._FOLDER", tmp_path)
+    monkeypatch.setattr("hookscope.report.page._environment", hookscope.report.page._environment.__wrapped__)
+    page = render("one.html", (), (), value=HOSTILE, missing=None)
+    assert "<img" not in page and "\u202e" not in page and "\x1b" not in page and "\u2028" not in page
+    assert html.unescape(page).count("{{7*7}}{% x %}<!--\\u202e\\u2028\\x1b[31m\\x07&amp;") == 2
 
 
-def test_an_image_without_a_name_is_told_by_its_position():
-    found = example()
-    page = draw_page(replace(found, images=(replace(found.images[0], name=""),)))
-    assert "shapes on image 1" in page
-    assert 'alt="image 1, as the network saw it"' in page
+def test_a_wheel_has_templates_styles_and_scripts(tmp_path, monkeypatch):
+    build = pytest.importorskip("hatchling.build")
+    monkeypatch.chdir(ROOT)
+    wheel = zipfile.ZipFile(tmp_path / build.build_wheel(str(tmp_path)))
+    folder = Path(hookscope.report.__file__).parent
+    files = {f"hookscope/report/{path.name}" for path in folder.iterdir() if path.is_file()}
+    assert {path.rpartition(".")[2] for path in files} == {"py", "pyi", "html", "css", "js"}
+    assert files <= set(wheel.namelist())

@@ -17,12 +17,11 @@ from torch import nn
 
 import hookscope
 from hookscope.drawing import colours
-from hookscope.drawing.png import Page, encode_png, read_provenance, with_provenance, write_png
-from hookscope.drawing.reduce import reduce_output
+from hookscope.drawing.files import Page, encode_png, read_provenance, with_provenance, write_png
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Style, draw_call
 from hookscope.drawing.sheet_parts import Origin
-from hookscope.drawing.tiles import ChannelChoice
+from hookscope.drawing.tiles import ChannelChoice, reduce_output
 from hookscope.errors import ImageError, WriteError
 from hookscope.hooks.calls import Call
 from hookscope.hooks.maps import InputSize, maps_or_vectors

@@ -1,0 +1,324 @@
+"""The page of an inspection, its graphs, and a small picture of it for a terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from PIL import Image, ImageOps
+
+from hookscope.display import engineering
+from hookscope.errors import WriteError
+from hookscope.exemplars import Crops, LayerExemplars
+from hookscope.explain import why_empty
+from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity, ranked
+from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
+from hookscope.report.exemplars import exemplar_views
+from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
+from hookscope.report.network import NetworkRow, network_rows, outline
+from hookscope.report.page import MAX_SIZE, render
+from hookscope.report.pictures import jpeg_address, map_or_cam, over_image, png_address, seen_image
+from hookscope.structure import GraphNode, Marks, NetworkGraph, draw_graph, network_graph
+
+_MOST_NODES = 250  # of a graph that is not the first
+_MOST_REASONS = 3
+_SIDE, _GAP, _GROUND = 256, 8, (128, 128, 128)  # visible on light and dark terminals
+_IMAGES, _PLACES = 3, 4
+
+
+def draw_page(
+    inspection: Inspection,
+    exemplars: Sequence[LayerExemplars] = (),
+    crops: Crops | None = None,
+    *,
+    max_size: int | None = MAX_SIZE,
+) -> str:
+    """The page of an inspection: one self-contained file of HTML.
+
+    Args:
+        inspection: What `inspect` returns.
+        exemplars: Exemplars of layers of the inspection, from `find_exemplars`, for the views of these layers. They
+            take at most half of ``max_size``, else only the first channels have them.
+        crops: The crops of the exemplars, from `cut_crops`.
+        max_size: The largest size of the page in bytes, None for any. A larger page keeps the best channels of each
+            layer, those with the largest share in the answer, and says how many it left out.
+
+    Raises:
+        WriteError: not even one channel of each layer fits.
+
+    Example:
+        >>> from PIL import Image
+        >>> from torch import nn
+        >>> from hookscope import inspect
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> draw_page(inspect(net, Image.new("RGB", (32, 32)))).startswith("<!doctype html>")
+        True
+    """
+    rows = network_rows(inspection)
+    facts = {
+        "kind": "Inspection",
+        "title": inspection.model,
+        "is_random": inspection.is_random,
+        "provenance": inspection.provenance,
+        "inspection": inspection,
+        "images": [ImageView.of(number, image) for number, image in enumerate(inspection.images)],
+        "places": [PlaceView.of(inspection, rows, place) for place in inspection.places],
+        "total": NetworkRow(0, (), "", None, inspection.calls),
+        "rows": rows,
+        "graphs": graph_views(inspection, rows),
+        "severity": SEVERITY_WORDS,
+        "count": count_places(inspection.places),
+        "engineering": engineering,
+        "outline": outline,
+        "colour_maps": COLOUR_MAPS,
+        "colour_tables": colour_tables(),
+        "exemplars": {
+            view.layer.key: view
+            for view in exemplar_views(exemplars, crops or {}, None if max_size is None else max_size // 2)
+        },
+    }
+
+    def draw(views: Sequence[LayerView]) -> str:
+        layers = {"layers": views, "maps_digest": views_digest(views)}
+        return render(
+            "page.html",
+            ("page.css", "graph.css", "layer.css", "exemplars.css"),
+            ("page.js", "list.js", "graph.js", "layer.js"),
+            **facts,
+            **layers,
+        )
+
+    views = layer_views(inspection)
+    room = max_size
+    while True:
+        if room is not None and sum(view.weight for view in views) > room:
+            views = fewer_channels(views, room)
+        page = draw(views)
+        if room is None or max_size is None or (size := len(page.encode())) <= max_size:
+            return page
+        if all(len(view.channels) <= 1 for view in views):
+            least = f"with one channel of each of its {len(views):,} layers it takes {size:,} bytes"
+            raise WriteError(
+                f"the page does not fit into {max_size:,} bytes", least, "choose fewer layers, or a larger size"
+            )
+        room = min(room, sum(view.weight for view in views)) - (size - max_size) - 2_000
+
+
+@dataclass(frozen=True)
+class ImageView:
+    """An image as the page shows it: ``seen`` and ``cam`` are addresses of pictures."""
+
+    number: int
+    image: InspectedImage
+    seen: str
+    cam: str
+    without_cam: str
+
+    @classmethod
+    def of(cls, number: int, image: InspectedImage) -> ImageView:
+        shown = seen_image(image.seen)
+        seen, cam = jpeg_address(shown), image.cam
+        if cam is None:
+            return cls(number, image, seen, "", image.without_cam)
+        return cls(number, image, seen, jpeg_address(over_image(shown, cam.still, shown.width)), why_empty(cam))
+
+    @property
+    def name(self) -> str:
+        """Of the file without its folder; of an image without a name its position."""
+        return os.path.basename(self.image.name) or f"image {self.number + 1}"
+
+    @property
+    def best(self) -> str:
+        """The class of the Grad-CAM."""
+        answer = self.image.cam.prediction if self.image.cam else self.image.predictions[0]
+        return answer.name
+
+
+@dataclass(frozen=True)
+class PlaceView:
+    """A place as the page shows it.
+
+    Attributes:
+        place: The place.
+        link: The part of the page that shows more; empty if there is none.
+        channel: The channel to show there.
+        picture: The address of its thumbnail; empty if there is none.
+        about: What the thumbnail shows.
+        facts: Of its call, whose distribution stands in place of a picture.
+    """
+
+    place: Place
+    link: str
+    channel: int | None
+    picture: str
+    about: str
+    facts: CallFacts | None
+
+    @classmethod
+    def of(cls, inspection: Inspection, rows: Sequence[NetworkRow], place: Place) -> PlaceView:
+        layer = drawn_layer(inspection, place.layer)
+        row = _row(rows, place.layer)
+        channel = place.channels[0] if place.channels and layer is not None else None
+        link = f"layer={layer}" if layer is not None else f"call={row.number}" if row else ""
+        picture, about = _thumbnail(inspection, layer, place)
+        return cls(place, link, channel, picture, about, row.facts if row else None)
+
+
+def drawn_layer(inspection: Inspection, name: str) -> int | None:
+    """The position of the layer with this key, or that has the parameter of this name."""
+    for number, layer in enumerate(inspection.layers):
+        if name in (layer.key, layer.call.key):
+            return number
+    owner = name.rpartition(".")[0]
+    return next((number for number, layer in enumerate(inspection.layers) if owner and layer.call.key == owner), None)
+
+
+def _row(rows: Sequence[NetworkRow], name: str) -> NetworkRow | None:
+    by_name = {row.name: row for row in reversed(rows)}
+    return (by_name.get(name) or by_name.get(name.rpartition(".")[0])) if name else None
+
+
+def count_places(places: Sequence[Place]) -> str:
+    """How many places have which severity: ``1 place must be mended, 2 are worth a look``."""
+    numbers, parts = numbers_by_severity(places), list[str]()
+    for severity, number in numbers.items():
+        be = "" if severity != "note" else "is " if number == 1 else "are "
+        parts.append(f"{number if parts else counted(number, 'place')} {be}{SEVERITY_WORDS[severity]}")
+    return ", ".join(parts) or "no place stands out"
+
+
+def _thumbnail(inspection: Inspection, layer: int | None, place: Place) -> tuple[str, str]:
+    """The address of a picture of a place, and what it shows: for its image, else for the first that has maps."""
+    if layer is None:
+        return "", ""
+    images = range(len(inspection.images)) if place.image is None else (place.image, *range(len(inspection.images)))
+    image = next(at for at in images if inspection.layers[layer].images[at] is not None)
+    picture, channel = map_or_cam(inspection, layer, place, image)
+    if picture is None:
+        return "", ""
+    if channel is not None:
+        return png_address(picture), f"Feature map of channel {channel}"
+    return jpeg_address(picture, 80), "Grad-CAM of the layer over the image"
+
+
+@dataclass(frozen=True)
+class GraphView:
+    """A graph as the page shows it: its depth, how many blocks it has, and whether it is shown first."""
+
+    depth: int
+    blocks: int
+    picture: Markup
+    is_first: bool
+
+
+def graph_views(inspection: Inspection, rows: Sequence[NetworkRow]) -> list[GraphView]:
+    """The graphs of each depth that are not too large; none where the calls were not followed."""
+    if inspection.trace is None:
+        return []
+    first, graphs = network_graph(inspection.trace), list[NetworkGraph]()
+    while len((graph := network_graph(inspection.trace, len(graphs) + 1)).nodes) <= _MOST_NODES or not graphs:
+        if graphs and graph.nodes == graphs[-1].nodes:
+            break
+        graphs.append(graph)
+    links = _Links(inspection, rows)
+    return [
+        GraphView(
+            graph.depth,
+            sum(node.kind in ("layer", "block") for node in graph.nodes),
+            Markup(
+                draw_graph(graph, f"graph of {inspection.model}", marks=_marks(inspection, graph), links=links(graph))
+            ),
+            graph.nodes == first.nodes,
+        )
+        for graph in graphs
+    ]
+
+
+class _Links:
+    """The view of the layer of a node, or of the last drawn layer in it; else its row in the list."""
+
+    def __init__(self, inspection: Inspection, rows: Sequence[NetworkRow]) -> None:
+        self._views = {layer.call.name: number for number, layer in reversed(list(enumerate(inspection.layers)))}
+        self._keys = {layer.call.key: number for number, layer in reversed(list(enumerate(inspection.layers)))}
+        self._rows = {row.name: row.number for row in reversed(rows)}
+
+    def __call__(self, graph: NetworkGraph) -> Mapping[int, str]:
+        found = (
+            (at, self._of(node)) for at, node in enumerate(graph.nodes) if node.layers and node.kind != "operation"
+        )
+        return {at: link for at, link in found if link}
+
+    def _of(self, node: GraphNode) -> str:
+        if node.key in self._keys:
+            return f"#layer={self._keys[node.key]}"
+        inside = [number for name, number in self._views.items() if _is_in(name, node)]
+        if inside:
+            return f"#layer={max(inside)}"
+        return f"#call={self._rows[node.key]}" if node.key in self._rows else ""
+
+
+def _is_in(name: str, node: GraphNode) -> bool:
+    return any(f"{name}.".startswith(f"{layer}.") for layer in node.layers)
+
+
+def _marks(inspection: Inspection, graph: NetworkGraph) -> Marks:
+    """The gravest finding of each node, and the first reasons."""
+    reasons = [(finding.layer, finding.severity, finding.evidence) for finding in ranked(inspection.findings)]
+    marks: dict[int, tuple[str, str]] = {}
+    for at, node in enumerate(graph.nodes):
+        if node.kind not in ("layer", "block"):
+            continue
+        own = [(layer, severity, words) for layer, severity, words in reasons if _is_in(layer.partition("#")[0], node)]
+        if own:
+            lines = [f"{layer}: {words}" for layer, _, words in own[:_MOST_REASONS]]
+            lines += [f"and {len(own) - _MOST_REASONS} more"] if len(own) > _MOST_REASONS else []
+            marks[at] = own[0][1], "\n".join(lines)
+    return marks
+
+
+def draw_overview(inspection: Inspection) -> Image.Image:
+    """A row for each of the first images: as the network saw it, with its Grad-CAM, and the first places with maps."""
+    rows = [_overview_row(inspection, number) for number in range(min(_IMAGES, len(inspection.images)))]
+    width, step = max(row.width for row in rows), _SIDE + _GAP
+    overview = Image.new("RGB", (width, len(rows) * step - _GAP), _GROUND)
+    for number, row in enumerate(rows):
+        overview.paste(row, (0, number * step))
+    return overview
+
+
+def _overview_row(inspection: Inspection, number: int) -> Image.Image:
+    image = inspection.images[number]
+    pictures = [image.seen.convert("RGB")]
+    if image.cam is not None:
+        pictures.append(over_image(pictures[0], image.cam.still, max(_SIDE, image.seen.width)))
+    thumbnails = _thumbnails(inspection, number)
+    step = _SIDE + _GAP
+    row = Image.new("RGB", ((len(pictures) + bool(thumbnails)) * step - _GAP, _SIDE), _GROUND)
+    for at, picture in enumerate(pictures):
+        row.paste(_in_square(picture, _SIDE), (at * step, 0))
+    small = (_SIDE - _GAP) // 2
+    for at, thumbnail in enumerate(thumbnails):
+        where = len(pictures) * step + at % 2 * (small + _GAP), at // 2 * (small + _GAP)
+        row.paste(_in_square(thumbnail, small), where)
+    return row
+
+
+def _thumbnails(inspection: Inspection, number: int) -> Sequence[Image.Image]:
+    """The maps of the first places that have one for this image."""
+    drawn = (_small_picture(inspection, place, number) for place in inspection.places if place.image in (None, number))
+    return [image for image in drawn if image is not None][:_PLACES]
+
+
+def _small_picture(inspection: Inspection, place: Place, number: int) -> Image.Image | None:
+    """The map of the first channel of the place, else the Grad-CAM of its layer."""
+    layer = drawn_layer(inspection, place.layer)
+    return None if layer is None else map_or_cam(inspection, layer, place, number, _SIDE)[0]
+
+
+def _in_square(image: Image.Image, side: int) -> Image.Image:
+    """The whole image in a square; maps smaller than it keep their pixels visible."""
+    smaller = max(image.size) < side
+    way = Image.Resampling.NEAREST if smaller else Image.Resampling.BOX
+    return ImageOps.pad(image.convert("RGB"), (side, side), way, _GROUND)
