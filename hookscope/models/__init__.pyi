@@ -33,7 +33,12 @@ from .model_source import (
     is_random as is_random,
     random_label as random_label,
 )
-from .names import package_versions as package_versions
+from .names import (
+    broken_pair as broken_pair,
+    missing_package as missing_package,
+    package_versions as package_versions,
+    unreadable_settings as unreadable_settings,
+)
 from .preprocess import Preprocess as Preprocess
 from .preprocess_choice import (
     PREPROCESS_WORDS as PREPROCESS_WORDS,
@@ -50,8 +55,3 @@ from .run import (
     model_errors_as_input_errors as model_errors_as_input_errors,
 )
 from .sources import class_names_of as class_names_of, find_source as find_source, model_names as model_names
-from .torchvision_builders import (
-    broken_pair as broken_pair,
-    missing_package as missing_package,
-    unreadable_settings as unreadable_settings,
-)

@@ -7,8 +7,8 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from hookscope.models import torchvision_builders as installation
-from hookscope.models.torchvision_builders import broken_pair, missing_package, unreadable_settings
+from hookscope.models import names as installation
+from hookscope.models.names import broken_pair, missing_package, unreadable_settings
 
 NMS = "operator torchvision::nms does not exist"
 
