@@ -107,7 +107,6 @@ from .report import (
     draw_statistics_page as draw_statistics_page,
     draw_training_page as draw_training_page,
     draw_weights_page as draw_weights_page,
-    read_page as read_page,
 )
 from .scores import (
     BoxTarget as BoxTarget,

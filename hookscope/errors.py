@@ -97,10 +97,6 @@ class ImageError(HookscopeError):
     """A file that is not an image, or an image that cannot be read correctly."""
 
 
-class PageError(HookscopeError):
-    """A file that is not a page of hookscope, or a page that was changed."""
-
-
 class InputError(HookscopeError):
     """An input that the model refuses, such as an image below its smallest size."""
 

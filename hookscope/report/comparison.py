@@ -21,12 +21,11 @@ from hookscope.comparison import (
     map_difference,
 )
 from hookscope.drawing import colours, palette, shape_text
-from hookscope.errors import WriteError
 from hookscope.findings import counted, percent
 from hookscope.models import is_random
 from hookscope.report.charts import Chart, Line
 from hookscope.report.network import ModuleRow, module_rows
-from hookscope.report.page import MAX_SIZE, render
+from hookscope.report.page import MAX_SIZE, added_sections, fit_page, items_that_fit, render
 from hookscope.report.pictures import MAPS, png_address
 from hookscope.report.tables import share_of_bar, sortable
 
@@ -53,7 +52,7 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
     """
     maps = [MapsView.of(comparison, kept) for kept in comparison.maps]
     rows = _pair_rows(comparison)
-    sizes = [row.relative_l2 for row in rows if row.relative_l2 and math.isfinite(row.relative_l2)]
+    distances = [row.relative_l2 for row in rows if row.relative_l2 and math.isfinite(row.relative_l2)]
     untrained = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if is_random(side.weights)]
     facts = {
         "kind": "Comparison",
@@ -68,16 +67,19 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
         "charts": _charts(comparison),
         "rows": rows,
         "columns": _columns(comparison),
-        "sizes": (min(sizes), max(sizes)) if sizes else None,
+        "sizes": (min(distances), max(distances)) if distances else None,
         "matrix": None if comparison.matrix is None else MatrixView(comparison.matrix),
         "share": share_of_bar,
         "sortable": sortable,
         "percent": percent,
         "file_name": os.path.basename,
         "counted": counted,
+        "added": added_sections(comparison),
     }
-    most = max((len(view.channels) for view in maps), default=0)
-    while True:
+    sizes = [[channel.size for channel in view.channels] for view in maps]
+
+    def draw(room: float) -> tuple[str, int]:
+        most = items_that_fit(sizes, room)
         page = render(
             "comparison.html",
             ("page.css", "charts.css", "results.css", "comparison.css"),
@@ -85,12 +87,9 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
             maps=[replace(view, channels=view.channels[:most]) for view in maps],
             **facts,
         )
-        if max_size is None or (size := len(page.encode())) <= max_size:
-            return page
-        if not most:
-            least = f"without maps it takes {size:,} bytes"
-            raise WriteError(f"the page does not fit into {max_size:,} bytes", least, "compare fewer layers")
-        most //= 2
+        return page, sum(sum(own[:most]) for own in sizes)
+
+    return fit_page(draw, max_size, "without maps", "compare fewer layers")
 
 
 def _summary(comparison: Comparison) -> dict[str, Any]:
@@ -261,6 +260,11 @@ class ChannelView:
     change: float
     addresses: tuple[str, ...]
     values: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes on the page."""
+        return sum(map(len, self.addresses)) + 500
 
 
 @dataclass(frozen=True)

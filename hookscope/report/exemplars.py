@@ -29,13 +29,12 @@ from hookscope.exemplars import (
 from hookscope.findings import counted
 from hookscope.models import LoadedModel, is_random
 from hookscope.report.network import outline
-from hookscope.report.page import MAX_SIZE, render
+from hookscope.report.page import MAX_SIZE, fit_page, items_that_fit, render
 from hookscope.report.pictures import jpeg_address, png_address
 
 _SHARP = 48  # pixels of the longer side up to which a crop is a PNG: the squares of a magnified JPEG show its blocks
 _QUALITY = 75  # of JPEG
 _SHOWN = 76  # pixels of a cell on the page
-_REST = 70_000  # bytes of styles, scripts and head
 _ROW = 1_200  # about so many bytes has a row beside its pictures
 
 
@@ -63,6 +62,7 @@ def draw_exemplars_page(
 
     Raises:
         UsageError: there is no layer.
+        WriteError: not even one channel of each layer fits.
 
     Example:
         >>> import hookscope
@@ -74,18 +74,25 @@ def draw_exemplars_page(
     if not layers:
         raise UsageError("there is no layer to draw", do="give the result of find_exemplars")
     images = max(layer.images for layer in layers)
-    return render(
-        "exemplars.html",
-        ("page.css", "exemplars.css"),
-        ("page.js", "list.js"),
-        kind="Exemplars",
-        title=title or f"{net.name}, {counted(images, 'image')}",
-        is_random=is_random(net.weights),
-        summary={"weights": net.weights, "images": f"{images:,}", "preprocessing": net.preprocess.describe()},
-        views=exemplar_views(layers, cut_crops(net, layers) if crops is None else crops, max_size),
-        provenance=provenance or {},
-        outline=outline,
-    )
+    views = exemplar_views(layers, cut_crops(net, layers) if crops is None else crops)
+
+    def draw(room: float) -> tuple[str, int]:
+        some = fewer_exemplars(views, room)
+        page = render(
+            "exemplars.html",
+            ("page.css", "exemplars.css"),
+            ("page.js", "list.js"),
+            kind="Exemplars",
+            title=title or f"{net.name}, {counted(images, 'image')}",
+            is_random=is_random(net.weights),
+            summary={"weights": net.weights, "images": f"{images:,}", "preprocessing": net.preprocess.describe()},
+            views=some,
+            provenance=provenance or {},
+            outline=outline,
+        )
+        return page, sum(channel.weight for view in some for channel in view.channels)
+
+    return fit_page(draw, max_size, "with one channel of each layer", "choose fewer layers, or a larger size")
 
 
 @dataclass(frozen=True)
@@ -158,17 +165,15 @@ class ExemplarsView:
         return lines
 
 
-def exemplar_views(layers: Sequence[LayerExemplars], crops: Crops, max_size: int | None) -> list[ExemplarsView]:
-    """The views of all layers; if they do not fit into ``max_size``, with as many first channels of each as do."""
-    views = [_view(layer, crops) for layer in layers]
-    most, weights = max((len(view.channels) for view in views), default=0), 0
-    if max_size is not None:
-        for count in range(most):
-            weights += sum(view.channels[count].weight for view in views if count < len(view.channels))
-            if weights > max_size - _REST and count:
-                most = count
-                break
-    return [replace(view, channels=view.channels[:most]) for view in views]
+def exemplar_views(layers: Sequence[LayerExemplars], crops: Crops) -> list[ExemplarsView]:
+    """The views of all layers, with all channels."""
+    return [_view(layer, crops) for layer in layers]
+
+
+def fewer_exemplars(views: Sequence[ExemplarsView], room: float) -> list[ExemplarsView]:
+    """The views with as many of their first channels as fit into ``room`` bytes, and one at least."""
+    most = items_that_fit([[channel.weight for channel in view.channels] for view in views], room)
+    return [replace(view, channels=view.channels[: max(1, most)]) for view in views]
 
 
 def _view(layer: LayerExemplars, crops: Crops) -> ExemplarsView:

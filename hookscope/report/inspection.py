@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +11,14 @@ from markupsafe import Markup
 from PIL import Image, ImageOps
 
 from hookscope.display import engineering
-from hookscope.errors import WriteError
 from hookscope.exemplars import Crops, LayerExemplars
 from hookscope.explain import why_empty
 from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity, ranked
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
-from hookscope.report.exemplars import exemplar_views
-from hookscope.report.layers import COLOUR_MAPS, LayerView, colour_tables, fewer_channels, layer_views, views_digest
+from hookscope.report.exemplars import exemplar_views, fewer_exemplars
+from hookscope.report.layers import COLOUR_MAPS, colour_tables, fewer_channels, layer_views
 from hookscope.report.network import NetworkRow, network_rows, outline
-from hookscope.report.page import MAX_SIZE, render
+from hookscope.report.page import MAX_SIZE, added_sections, fit_page, render
 from hookscope.report.pictures import jpeg_address, map_or_cam, over_image, png_address, seen_image
 from hookscope.structure import GraphNode, Marks, NetworkGraph, draw_graph, network_graph
 
@@ -76,34 +76,28 @@ def draw_page(
         "colour_tables": colour_tables(),
         "exemplars": {
             view.layer.key: view
-            for view in exemplar_views(exemplars, crops or {}, None if max_size is None else max_size // 2)
+            for view in fewer_exemplars(
+                exemplar_views(exemplars, crops or {}), math.inf if max_size is None else max_size // 2
+            )
         },
+        "added": added_sections(inspection),
     }
 
-    def draw(views: Sequence[LayerView]) -> str:
-        layers = {"layers": views, "maps_digest": views_digest(views)}
-        return render(
+    whole = layer_views(inspection)
+
+    def draw(room: float) -> tuple[str, int]:
+        views = fewer_channels(whole, room) if sum(view.weight for view in whole) > room else whole
+        page = render(
             "page.html",
             ("page.css", "graph.css", "layer.css", "exemplars.css"),
             ("page.js", "list.js", "graph.js", "layer.js"),
+            layers=views,
             **facts,
-            **layers,
         )
+        return page, sum(view.weight for view in views)
 
-    views = layer_views(inspection)
-    room = max_size
-    while True:
-        if room is not None and sum(view.weight for view in views) > room:
-            views = fewer_channels(views, room)
-        page = draw(views)
-        if room is None or max_size is None or (size := len(page.encode())) <= max_size:
-            return page
-        if all(len(view.channels) <= 1 for view in views):
-            least = f"with one channel of each of its {len(views):,} layers it takes {size:,} bytes"
-            raise WriteError(
-                f"the page does not fit into {max_size:,} bytes", least, "choose fewer layers, or a larger size"
-            )
-        room = min(room, sum(view.weight for view in views)) - (size - max_size) - 2_000
+    least = f"with one channel of each of its {len(whole):,} layers"
+    return fit_page(draw, max_size, least, "choose fewer layers, or a larger size")
 
 
 @dataclass(frozen=True)

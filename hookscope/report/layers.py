@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -93,7 +92,7 @@ class LayerView:
 
     @cached_property
     def data(self) -> Markup:
-        """The numbers as JSON, for the script and for `read_page`."""
+        """The numbers as JSON, for the script."""
         images = zip(self.layer.images, self.pictures, strict=True)
         return _json(
             {
@@ -170,7 +169,7 @@ def layer_views(inspection: Inspection) -> list[LayerView]:
     return [LayerView(view.number, view.layer, tuple(range(view.total))) for view in views]
 
 
-def fewer_channels(views: Sequence[LayerView], most: int) -> list[LayerView]:
+def fewer_channels(views: Sequence[LayerView], most: float) -> list[LayerView]:
     """The views with as many of their best channels as fit into about ``most`` bytes, and one at least.
 
     No layer has more bytes than another that is not whole.
@@ -186,20 +185,6 @@ def fewer_channels(views: Sequence[LayerView], most: int) -> list[LayerView]:
 
 def _count(view: LayerView, cost: float, share: float) -> int:
     return min(len(view.channels), max(1, int(share / cost)))
-
-
-def digest(datas: Iterable[str], addresses: Iterable[str]) -> str:
-    """SHA-256 of the numbers and the pictures of maps of a page."""
-    whole = hashlib.sha256()
-    for text in (*datas, *addresses):
-        whole.update(f"{len(text)} {text}".encode())
-    return whole.hexdigest()
-
-
-def views_digest(views: Sequence[LayerView]) -> str:
-    """The `digest` of what the layers have on a page."""
-    addresses = (picture.address for view in views for picture in view.pictures if picture)
-    return digest((view.data for view in views), addresses)
 
 
 @cache

@@ -63,7 +63,7 @@ def test_a_large_page_has_fewer_channels_and_says_so() -> None:
     whole = draw_comparison_page(comparison, max_size=None)
     size = len(whole.encode())
     small = draw_comparison_page(comparison, max_size=size - 1)
-    assert small.count('class="trio"') == 8 and "8 channels not on the page" in small and len(small) < size
+    assert small.count('class="trio"') == 15 and "1 channel not on the page" in small and len(small) < size
     with pytest.raises(WriteError, match="does not fit into 1,000 bytes"):
         draw_comparison_page(comparison, max_size=1000)
 

@@ -6,8 +6,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from hookscope import read_page
-from hookscope.drawing import colours
+from hookscope.drawing import Scale, colours, values_of_levels
 from hookscope.report import draw_page
 from tests.report.example import HOSTILE, inspection_of, layer_of
 
@@ -82,9 +81,9 @@ def test_the_value_under_the_pointer_is_that_of_the_layer(opened):
 
 
 def test_the_enlarged_map_tells_its_values_to_pointer_and_keyboard(opened):
-    values = noise(3, 7, 7)
-    page = opened_layer(opened, layer_of(values), hash="#layer=0&channel=2")
-    [(_, read)] = [image for images in [layer_values(page)] for image in images]
+    layer = layer_of(noise(3, 7, 7))
+    page = opened_layer(opened, layer, hash="#layer=0&channel=2")
+    [read] = shown_values(layer)
     size = page.locator(".open .stage canvas").bounding_box()["width"]
     assert size % 7 == 0
     point(page, ".open .stage canvas", 4.5 * size / 7, 1.5 * size / 7)
@@ -97,8 +96,13 @@ def test_the_enlarged_map_tells_its_values_to_pointer_and_keyboard(opened):
     assert abs(number_in(readout(page)) / read[2, 2, 3] - 1) < 1e-3
 
 
-def layer_values(page, key="layer"):
-    return read_page(page.url.removeprefix("file://").partition("#")[0])[key]
+def shown_values(layer):
+    """The values of the maps of each image, rounded to the levels that the page holds."""
+    scale, tiles = Scale.parse("channel"), [maps.tiles for maps in layer.images]
+    return [
+        np.stack([values_of_levels(*map_, scale) for map_ in zip(each.levels, each.low, each.high, strict=True)])
+        for each in tiles
+    ]
 
 
 def test_every_order_is_the_one_of_numpy(opened):
@@ -121,10 +125,11 @@ def test_every_order_is_the_one_of_numpy(opened):
 
 @pytest.mark.parametrize("scale", ["channel", "layer", "symmetric"])
 def test_every_scale_has_the_colours_of_matplotlib(opened, scale):
-    page = opened_layer(opened, layer_of(noise(4, 9, 8) * 2 + 1, noise(4, 9, 8, seed=1)), hash="#layer=0&channel=1")
+    layer = layer_of(noise(4, 9, 8) * 2 + 1, noise(4, 9, 8, seed=1))
+    page = opened_layer(opened, layer, hash="#layer=0&channel=1")
     choose(page, "scale", scale)
     assert page.locator(".open [name=colours]").input_value() == ("RdBu_r" if scale == "symmetric" else "viridis")
-    images = [values for _, values in layer_values(page)]
+    images = shown_values(layer)
     for name, is_joint in (("viridis", True), ("gray", True), ("magma", False), ("RdBu_r", False)):
         choose(page, "colours", name)
         page.locator(".open [name=joint]").set_checked(is_joint)
@@ -150,8 +155,9 @@ def test_the_colour_bar_says_the_ends_of_a_shared_scale(opened):
 
 
 def test_the_histogram_is_the_one_of_numpy(opened):
-    page = opened_layer(opened, layer_of(noise(3, 20, 20)), hash="#layer=0&channel=1")
-    [(_, values)] = layer_values(page)
+    layer = layer_of(noise(3, 20, 20))
+    page = opened_layer(opened, layer, hash="#layer=0&channel=1")
+    [values] = shown_values(layer)
     low, high = values[1].min(), values[1].max()
     counts, _ = np.histogram(np.rint((values[1] - low) / (high - low) * 192), 24, (0, 192))
     shown = page.locator(".open .histogram svg").get_attribute("aria-label")
@@ -226,9 +232,10 @@ def test_maps_of_one_position_are_bars_with_names(opened):
 
 def test_frames_of_a_clip_stand_side_by_side(opened):
     values = noise(3, 6, 4 * 5)
-    page = opened_layer(opened, layer_of(values, frames=4), hash="#layer=0&channel=1")
+    layer = layer_of(values, frames=4)
+    page = opened_layer(opened, layer, hash="#layer=0&channel=1")
     assert page.locator(".open .frame").all_inner_texts() == ["frame 1", "frame 2", "frame 3", "frame 4"]
-    [(_, read)] = layer_values(page)
+    [read] = shown_values(layer)
     low, high = read[1].min(), read[1].max()
     for frame in range(4):
         assert np.array_equal(
