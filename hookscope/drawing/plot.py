@@ -17,8 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hookscope.drawing.fonts import font_families
-from hookscope.drawing.text import inches, wrapped_lines
+from hookscope.drawing.text import font_families, inches, wrapped_lines
 from hookscope.errors import UsageError, printable
 from hookscope.findings import Finding, counted
 
