@@ -1,6 +1,6 @@
 from .catalogue import (
     CATALOGUE as CATALOGUE,
-    GRAVITY as GRAVITY,
+    REPORT_ORDER as REPORT_ORDER,
     Case as Case,
     FindingKind as FindingKind,
     Threshold as Threshold,
@@ -11,7 +11,6 @@ from .catalogue import (
 )
 from .finding import (
     SEVERITIES as SEVERITIES,
-    SEVERITY_WORDS as SEVERITY_WORDS,
     Finding as Finding,
     alike as alike,
     chains as chains,
@@ -23,6 +22,7 @@ from .finding import (
     operations_in_words as operations_in_words,
     percent as percent,
     ranked as ranked,
+    severity_counts as severity_counts,
     single as single,
     verdict as verdict,
 )

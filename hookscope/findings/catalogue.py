@@ -969,17 +969,17 @@ _ORDER = {
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
     "inspection": "random-weights input-mismatch initial-weights sudden-drift outlier-layer outlier-weights",
 }
-GRAVITY = {question: names.split() for question, names in _ORDER.items()}
+REPORT_ORDER = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the most severe first: the order in which findings are reported."""
 
 
 def add_kind(kind: FindingKind, question: str, before: str | None = None) -> FindingKind:
-    """Add ``kind`` to the catalogue and to the findings of ``question``, graver than ``before``, else the least grave.
+    """Add ``kind`` to the catalogue and to the findings of ``question``, before ``before`` in the reports, else last.
 
     A kind of the same name is replaced and keeps its place.
     """
     CATALOGUE[kind.name] = kind
-    order = GRAVITY[question]
+    order = REPORT_ORDER[question]
     if kind.name not in order:
         order.insert(len(order) if before is None else order.index(before), kind.name)
     return kind
@@ -987,7 +987,7 @@ def add_kind(kind: FindingKind, question: str, before: str | None = None) -> Fin
 
 def thresholds_for(question: str) -> list[Threshold]:
     """The thresholds of the findings of ``question``, the most severe finding first."""
-    return [threshold for name in GRAVITY[question] for threshold in CATALOGUE[name].thresholds]
+    return [threshold for name in REPORT_ORDER[question] for threshold in CATALOGUE[name].thresholds]
 
 
 def default(finding: str, threshold: str) -> float:

@@ -11,9 +11,8 @@ from hookscope.display import Cells, Rows, Shown
 
 Item = TypeVar("Item")
 
-SEVERITY_WORDS = {"error": "must be mended", "warning": "should be looked at", "note": "worth a look"}
-"""How grave a finding is, and what people read; the most severe first."""
-SEVERITIES = tuple(SEVERITY_WORDS)
+SEVERITIES = ("error", "warning", "note")
+"""The most severe first."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,16 +105,20 @@ def numbers_by_severity(findings: Iterable[Any]) -> dict[str, int]:
     return {severity: numbers[severity] for severity in SEVERITIES if numbers[severity]}
 
 
+def severity_counts(findings: Iterable[Any]) -> str:
+    """How many findings, or places, have which severity, such as ``1 error, 2 notes``; empty if there are none."""
+    return ", ".join(counted(number, severity) for severity, number in numbers_by_severity(findings).items())
+
+
 def verdict(findings: Sequence[Finding]) -> str:
-    """One line that says how grave the findings are, and where to look first.
+    """One line that says how severe the findings are, and where to look first.
 
     Example:
         >>> verdict([Finding("dead-layer", "features.3", "every value is 0", "...", severity="error")])
         '1 error: look first at features.3 (dead-layer)'
     """
-    numbers = numbers_by_severity(findings)
-    counts = ", ".join(counted(number, severity) for severity, number in numbers.items())
-    if not numbers.keys() - {"note"}:
+    counts = severity_counts(findings)
+    if not numbers_by_severity(findings).keys() - {"note"}:
         return "no errors and no warnings" + (f", {counts}" if counts else "")
     first = ranked(findings)[0]
     return f"{counts}: look first at {f'{first.layer} ({first.finding})' if first.layer else first.finding}"

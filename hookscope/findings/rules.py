@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from hookscope.findings.catalogue import CATALOGUE, GRAVITY, FindingKind, add_kind
+from hookscope.findings.catalogue import CATALOGUE, REPORT_ORDER, FindingKind, add_kind
 from hookscope.findings.finding import Finding, listed
 
 Rule = Callable[[Any], Iterable[Finding]]
@@ -43,8 +43,8 @@ class Rules:
         return register
 
     def findings(self, measured: Any) -> Iterator[Finding]:
-        """What the rules find, in the order of `GRAVITY`."""
-        for name in GRAVITY[self.question]:
+        """What the rules find, in the order of `REPORT_ORDER`."""
+        for name in REPORT_ORDER[self.question]:
             if name in self.by_name:
                 yield from self.by_name[name](measured)
 

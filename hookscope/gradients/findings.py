@@ -269,7 +269,7 @@ def _of_chain(
 def _case(
     name: str, chain: Sequence[ParameterGradient], weights: Sequence[ParameterGradient], report: GradientReport
 ) -> str:
-    """What makes the gradients of ``chain`` usual, or graver than usual."""
+    """What makes the gradients of ``chain`` usual, or more severe than usual."""
     source = chain[-1]
     if report.updated and not any(report.updated.values()) and not report.trained:
         return "untrained"

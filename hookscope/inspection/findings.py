@@ -32,7 +32,7 @@ _LEAP_CHANNEL, _LEAP = default("sudden-drift", "leap_channel"), default("sudden-
 
 
 def network_findings(evidence: Evidence) -> list[Finding]:
-    """The findings on the whole network, in order of `GRAVITY`; the input is judged by the first BatchNorms."""
+    """The findings on the whole network, in order of `REPORT_ORDER`; the input is judged by the first BatchNorms."""
     drifts, weights = _sudden(evidence.totals.batch_norms), list(_weights(evidence.net.model))
     scaled = any(finding.finding == "outlier-layer" for finding in weights)  # another input would undo that
     initial = [finding for finding in weights if finding.finding == "initial-weights"]

@@ -1,6 +1,6 @@
 from .comparison import draw_comparison_page as draw_comparison_page
 from .exemplars import draw_exemplars_page as draw_exemplars_page
-from .inspection import count_places as count_places, draw_overview as draw_overview, draw_page as draw_page
+from .inspection import draw_overview as draw_overview, draw_page as draw_page
 from .results import (
     draw_gradients_page as draw_gradients_page,
     draw_statistics_page as draw_statistics_page,

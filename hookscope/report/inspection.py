@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from hookscope.display import engineering
 from hookscope.exemplars import Crops, LayerExemplars
 from hookscope.explain import why_empty
-from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity, ranked
+from hookscope.findings import ranked, severity_counts
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.exemplars import exemplar_views, fewer_exemplars
 from hookscope.report.layers import COLOUR_MAPS, colour_tables, fewer_channels, layer_views
@@ -68,8 +68,7 @@ def draw_page(
         "total": NetworkRow(0, (), "", None, inspection.calls),
         "rows": rows,
         "graphs": graph_views(inspection, rows),
-        "severity": SEVERITY_WORDS,
-        "count": count_places(inspection.places),
+        "count": severity_counts(inspection.places),
         "engineering": engineering,
         "outline": outline,
         "colour_maps": COLOUR_MAPS,
@@ -174,15 +173,6 @@ def _row(rows: Sequence[NetworkRow], name: str) -> NetworkRow | None:
     return (by_name.get(name) or by_name.get(name.rpartition(".")[0])) if name else None
 
 
-def count_places(places: Sequence[Place]) -> str:
-    """How many places have which severity: ``1 place must be mended, 2 are worth a look``."""
-    numbers, parts = numbers_by_severity(places), list[str]()
-    for severity, number in numbers.items():
-        be = "" if severity != "note" else "is " if number == 1 else "are "
-        parts.append(f"{number if parts else counted(number, 'place')} {be}{SEVERITY_WORDS[severity]}")
-    return ", ".join(parts) or "no place stands out"
-
-
 def _thumbnail(inspection: Inspection, layer: int | None, place: Place) -> tuple[str, str]:
     """The address of a picture of a place, and what it shows: for its image, else for the first that has maps."""
     if layer is None:
@@ -258,7 +248,7 @@ def _is_in(name: str, node: GraphNode) -> bool:
 
 
 def _marks(inspection: Inspection, graph: NetworkGraph) -> Marks:
-    """The gravest finding of each node, and the first reasons."""
+    """The most severe finding of each node, and the first reasons."""
     reasons = [(finding.layer, finding.severity, finding.evidence) for finding in ranked(inspection.findings)]
     marks: dict[int, tuple[str, str]] = {}
     for at, node in enumerate(graph.nodes):

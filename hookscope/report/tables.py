@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from hookscope.display import words
-from hookscope.findings import SEVERITY_WORDS, Finding, ranked, single, verdict
+from hookscope.findings import Finding, ranked, single, verdict
 from hookscope.models import is_random
 from hookscope.report.charts import Chart
 from hookscope.report.network import outline
@@ -137,7 +137,6 @@ def draw_result_page(page: ResultPage) -> str:
         offsets=offsets,
         places=places,
         about=about,
-        severity=SEVERITY_WORDS,
         outline=outline,
         share=share_of_bar,
         sortable=sortable,

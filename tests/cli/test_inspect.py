@@ -219,26 +219,26 @@ def test_a_terminal_has_about_ten_lines(found: inspection.Inspection) -> None:
     lines = words_of(replace(found, places=(place("error"), place("warning"), *[place(reason=reason)] * 10)))
     assert 8 <= len(lines) <= 11
     assert lines[0].startswith("cat.jpg: class ") and lines[1].startswith("dog.png: class ")
-    assert lines[2] == "1 place must be mended, 1 should be looked at, 10 are worth a look"
-    assert lines[3:5] == [" 1  must be mended  conv1: it is wide", " 2  should be looked at  conv1: it is wide"]
+    assert lines[2] == "1 error, 1 warning, 10 notes"
+    assert lines[3:5] == [" 1  error  conv1: it is wide", " 2  warning  conv1: it is wide"]
     assert [line for line in lines if re.fullmatch(r"    \d more places on the page", line)]
 
 
 def test_a_layer_is_named_once(found: inspection.Inspection) -> None:
     lines = words_of(replace(found, places=(place(reason="Channel 3 of conv1 is dead."), place(reason="It is wide."))))
-    assert lines[3:5] == [" 1  worth a look  Channel 3 of conv1 is dead.", " 2  worth a look  conv1: It is wide."]
+    assert lines[3:5] == [" 1  note  Channel 3 of conv1 is dead.", " 2  note  conv1: It is wide."]
 
 
 @pytest.mark.parametrize(
     ("severities", "verdict"),
     [
         ((), "no place stands out"),
-        (("note",), "1 place is worth a look"),
-        (("warning", "note", "note"), "1 place should be looked at, 2 are worth a look"),
-        (("error", "error"), "2 places must be mended"),
+        (("note",), "1 note"),
+        (("warning", "note", "note"), "1 warning, 2 notes"),
+        (("error", "error"), "2 errors"),
     ],
 )
-def test_the_verdict_says_how_grave_it_is(
+def test_the_verdict_says_how_severe_it_is(
     found: inspection.Inspection, severities: tuple[str, ...], verdict: str
 ) -> None:
     assert verdict in words_of(replace(found, places=tuple(map(place, severities))))
@@ -253,9 +253,9 @@ def test_random_weights_are_said_first_and_loudly(found: inspection.Inspection) 
 def test_random_weights_are_said_once(found: inspection.Inspection) -> None:
     told = replace(place("error", ""), kind="random-weights", reason="The weights are random (seed 3).")
     found = replace(found, weights="random (seed 3)", places=(told,))
-    assert [line for line in words_of(found) if "mended" in line or "weights are" in line] == []
+    assert [line for line in words_of(found) if "error" in line or "weights are" in line] == []
     lines = words_of(replace(found, places=(told, place())))
-    assert lines[-4:-2] == ["1 place must be mended, 1 is worth a look", " 2  worth a look  conv1: it is wide"]
+    assert lines[-4:-2] == ["1 error, 1 note", " 2  note  conv1: it is wide"]
 
 
 @pytest.mark.parametrize("columns", [30, 40, 60, 80, 200])

@@ -12,7 +12,7 @@ from typing import Any
 import hookscope
 import hookscope.interventions
 from hookscope.cli.main import COMMANDS, cli
-from hookscope.findings import CATALOGUE, GRAVITY
+from hookscope.findings import CATALOGUE, REPORT_ORDER
 from tests.docs.running import run_line
 
 _FIELDS = {
@@ -269,7 +269,7 @@ def _codes(words: list[str]) -> str:
 
 
 def _questions() -> Iterator[str]:
-    for question, names in GRAVITY.items():
+    for question, names in REPORT_ORDER.items():
         links = ", ".join(f"[`{name}`](#{name})" for name in names)
         yield f"| {_QUESTIONS[question]} | {links} |"
 

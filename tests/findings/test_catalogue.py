@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hookscope.findings import CATALOGUE, GRAVITY, FindingKind, add_kind, thresholds_for
+from hookscope.findings import CATALOGUE, REPORT_ORDER, FindingKind, add_kind, thresholds_for
 from hookscope.gradients import GradientThresholds
 from hookscope.parameters import ParameterThresholds
 from hookscope.statistics import StatisticsThresholds
@@ -24,8 +24,8 @@ def test_every_kind_is_complete_and_short(name: str) -> None:
 
 
 def test_every_finding_belongs_to_a_question() -> None:
-    assert {name for order in GRAVITY.values() for name in order} == set(CATALOGUE)
-    assert all(len(set(order)) == len(order) for order in GRAVITY.values())
+    assert {name for order in REPORT_ORDER.values() for name in order} == set(CATALOGUE)
+    assert all(len(set(order)) == len(order) for order in REPORT_ORDER.values())
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_the_thresholds_have_the_defaults_of_the_catalogue(question: str, thresh
 
 
 def test_a_kind_is_added_before_a_less_grave_one_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GRAVITY, "weights", ["non-finite", "dead-filters"])
+    monkeypatch.setitem(REPORT_ORDER, "weights", ["non-finite", "dead-filters"])
     kind = FindingKind("toy", "It is a toy.", "Leave it.")
     monkeypatch.setitem(CATALOGUE, "toy", kind)
     add_kind(kind, "weights", before="dead-filters")
     add_kind(kind, "weights")
-    assert GRAVITY["weights"] == ["non-finite", "toy", "dead-filters"]
+    assert REPORT_ORDER["weights"] == ["non-finite", "toy", "dead-filters"]

@@ -45,7 +45,7 @@ def untrained(name: str) -> nn.Module:
     return net.eval()
 
 
-def graver_than_notes(net: nn.Module, counts: tuple[int, ...], side: int) -> list[tuple[str, Finding]]:
+def more_severe_than_notes(net: nn.Module, counts: tuple[int, ...], side: int) -> list[tuple[str, Finding]]:
     found = [("stats", finding) for count in counts for finding in COMMANDS["stats"](net, pictures(count, side))]
     for command in ("weights", "gradients"):
         found += [(command, finding) for finding in COMMANDS[command](net, pictures(1, side))]
@@ -64,7 +64,7 @@ SMALL = [
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_untrained_model_has_only_notes(name: str) -> None:
-    assert graver_than_notes(untrained(name), (3, 16), 64) == []
+    assert more_severe_than_notes(untrained(name), (3, 16), 64) == []
 
 
 # fmt: off
@@ -80,9 +80,9 @@ FAMILIES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_untrained_model_has_no_error_and_hardly_a_warning(name: str) -> None:
-    found = graver_than_notes(untrained(name), (1, 3, 20), 224)
-    graver = {(name.split("_")[0], command, finding.finding, finding.layer) for command, finding in found}
-    assert graver <= FEW_WARNINGS and all(finding.severity == "warning" for _, finding in found)
+    found = more_severe_than_notes(untrained(name), (1, 3, 20), 224)
+    more_severe = {(name.split("_")[0], command, finding.finding, finding.layer) for command, finding in found}
+    assert more_severe <= FEW_WARNINGS and all(finding.severity == "warning" for _, finding in found)
 
 
 def test_the_shipped_model_has_only_notes() -> None:

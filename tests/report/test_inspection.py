@@ -39,7 +39,7 @@ def test_scores_of_nan_have_no_classes():
 
 
 def test_places_are_counted_by_severity():
-    words = "1 place must be mended, 1 should be looked at, 1 is worth a look. The first is the most important."
+    words = "1 error, 1 warning, 1 note. The first is the most important."
     assert words in draw_page(example())
 
 

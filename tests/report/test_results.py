@@ -135,7 +135,7 @@ def test_findings_come_first_and_causes_before_consequences(page_of: Any, kind: 
     said = re.findall(r'<span class="of">([a-z-]+)</span></p>', html.partition('id="table=0"')[0])
     assert said == [finding["finding"] for finding in answer["findings"]]
     if kind == "watch":
-        assert said[0] == "dead-layer" and "must be mended" in html
+        assert said[0] == "dead-layer" and '<span class="severity">error</span>' in html
 
 
 @pytest.mark.parametrize("kind", KINDS)

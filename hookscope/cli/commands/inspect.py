@@ -85,7 +85,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     \b
     Fields:
       rank      1 for the first place to look at
-      severity  error (must be mended), warning, or note (worth a look)
+      severity  error, warning or note
       kind      name of the finding, or of another reason to look
       layer     the layer or the parameter, empty for the input or the whole model
       index     index, call and order are those of list-layers

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hookscope import hooks, inspection, report
+from hookscope import hooks, inspection
 from hookscope.cli.output.report import Row, Section, row_of
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, wrapped
 from hookscope.errors import printable
-from hookscope.findings import SEVERITY_WORDS, counted, numbers_by_severity, percent
+from hookscope.findings import counted, numbers_by_severity, percent, severity_counts
 
 FIELDS = (
     "rank", "severity", "kind", "layer", "index", "call", "order", "channels", "image", "reason", "numbers", "meaning",
@@ -56,7 +56,7 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
     if not named or len(found.places) > named:
         lines += _verdict(found.places, page)
     for place in found.places[named:]:
-        begin = f"{shown + 1:>2}  {SEVERITY_WORDS[place.severity]}  "
+        begin = f"{shown + 1:>2}  {place.severity}  "
         layer = "" if place.layer in place.reason else printable(place.layer)
         where = f"{shortened([layer], page.columns // 2, page.ellipsis)[0]}: " if layer else ""
         more = [*beside(begin, [f"{where}{place.reason}"], len(where), place.severity, page, indent=" " * 4)]
@@ -90,5 +90,5 @@ def _answer(image: inspection.InspectedImage) -> str:
 
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:
     severest = next(iter(numbers_by_severity(places)), "note")
-    for line in wrapped(report.count_places(places), page.columns):
+    for line in wrapped(severity_counts(places) or "no place stands out", page.columns):
         yield styled(line, severest, page.colours) if severest != "note" else line

@@ -223,11 +223,11 @@ def findings_in_words(findings: Sequence[Finding], page: Page) -> Iterator[str]:
         meanings.add(finding.meaning)
         longest = max(map(text_width, printable(where).split()), default=0)
         yield from beside(begin, words, longest, finding.severity, Page(columns, page.colours))
-    gravest = ranked(findings)[0].severity if findings else "note"
+    most_severe = ranked(findings)[0].severity if findings else "note"
     if findings:
         yield ""
     for line in wrapped(verdict(findings), columns):
-        yield styled(line, "good" if gravest == "note" else gravest, page.colours)
+        yield styled(line, "good" if most_severe == "note" else most_severe, page.colours)
 
 
 def beside(

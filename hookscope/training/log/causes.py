@@ -68,7 +68,7 @@ class CauseRule:
         kind: The entry of the catalogue.
         patience: Sampled steps in a row, where not that of the thresholds.
         explains: Findings that are left out, because the cause says more.
-        precedes: Findings that follow from the cause, which becomes as grave as they are.
+        precedes: Findings that follow from the cause, and from which it takes its severity.
     """
 
     kind: FindingKind

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from hookscope.findings import GRAVITY, chains, counted, merged, ranked, thresholds_for
+from hookscope.findings import REPORT_ORDER, chains, counted, merged, ranked, thresholds_for
 from hookscope.system import StrPath
 from hookscope.training.log.causes import CAUSES, CauseRule, Facts, History
 from hookscope.training.log.file import Run, last_run
@@ -18,7 +18,7 @@ from hookscope.training.log.loss import flat_findings, loss_findings
 from hookscope.training.log.non_finite import contained_findings, nonfinite_findings, note_finding
 from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
 from hookscope.training.log.series import LayerSeries, RunSeries, runs_of_true, series_of
-from hookscope.training.log.summary import TimedFinding, as_grave, known, summary, timed_finding, when_words
+from hookscope.training.log.summary import TimedFinding, known, summary, timed_finding, when_words, with_severity_of
 
 
 def with_causes(
@@ -32,7 +32,8 @@ def with_causes(
     pairs = [(rule, finding) for rule, finding in pairs if not _is_explained(rule, finding, pairs)]
     explained = frozenset[str]().union(*(rule.explains for rule, finding in pairs if finding.severity != "note"))
     causes = [
-        finding if finding.severity == "note" else as_grave(finding, rule.precedes, symptoms) for rule, finding in pairs
+        finding if finding.severity == "note" else with_severity_of(finding, rule.precedes, symptoms)
+        for rule, finding in pairs
     ]
     causes.sort(key=lambda finding: finding.severity == "note")
     return [*causes, *(finding for finding in symptoms if finding.finding not in explained)]
@@ -190,16 +191,16 @@ def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None
     notes = [note_finding(note) for note in run.notes if note.get("note") != "non-finite"]
     findings = [*causes, *contained_findings(series), *findings, *notes]
     findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
-    findings = [_as_grave_as_its_symptoms(finding, findings, series) for finding in findings]
+    findings = [_with_severity_of_symptoms(finding, findings, series) for finding in findings]
     findings = with_causes(run, series, thresholds, findings)
     return ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)])
 
 
-def _as_grave_as_its_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding], run: RunSeries) -> TimedFinding:
+def _with_severity_of_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding], run: RunSeries) -> TimedFinding:
     """A cause as an error if it explains an error that begins later; a warning as a note if it passed without harm."""
     if finding.severity != "warning" or not finding.layers:
         return finding
-    finding = as_grave(finding, _LEADS_TO.get(finding.finding, ()), findings)
+    finding = with_severity_of(finding, _LEADS_TO.get(finding.finding, ()), findings)
     has_passed = finding.severity == "warning" and not finding.lasts
     is_harmless = has_passed and run.loss_of(finding.optimizer).falls_after(finding.step)
     return dataclasses.replace(finding, severity="note") if is_harmless else finding
@@ -229,7 +230,7 @@ def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Ite
     first_calls = _first_calls(layers)
     judged: dict[str, int] = {}
     intervals: dict[str, list[FindingInterval]] = {}
-    for name in GRAVITY["training"]:
+    for name in REPORT_ORDER["training"]:
         if name in RULES:
             judged_layers = first_calls if RULES[name].of_parameters else layers
             results = [judge(RULES[name], LayerContext(layer, run, thresholds)) for layer in judged_layers]

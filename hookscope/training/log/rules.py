@@ -64,7 +64,7 @@ class LayerContext:
 Measure = Callable[[LayerContext], Array]
 
 RULES: dict[str, Rule] = {}
-"""The rule of each finding on a layer, by name; they run in the order of `GRAVITY`."""
+"""The rule of each finding on a layer, by name; they run in the order of `REPORT_ORDER`."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Rule:
         named: Which layer is named of several that begin together: the ``first`` or ``last`` in order of execution,
             or the one with the ``worst`` value.
         patience: Sampled steps in a row, where not that of the thresholds.
-        before: The next less grave finding, see `add_kind`.
+        before: The next less severe finding, see `add_kind`.
         severity: Its severity in training, where not that of the kind.
         of_all: The severity where every layer has it, if that is another.
     """

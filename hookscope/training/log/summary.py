@@ -58,7 +58,7 @@ def timed_finding(
     return TimedFinding(name, layer, evidence, text, **{"severity": severity, **times, **more})
 
 
-def as_grave(finding: TimedFinding, follow: Container[str], findings: Iterable[TimedFinding]) -> TimedFinding:
+def with_severity_of(finding: TimedFinding, follow: Container[str], findings: Iterable[TimedFinding]) -> TimedFinding:
     """The finding with the severity of the most severe one that follows from it, so that the cause comes first.
 
     ``follow`` are the names of what may follow from it.
