@@ -1,14 +1,10 @@
-"""Places to look at that are no findings: where the answer comes from, and layers unlike those of their kind.
+"""Places to look at that are not findings: where the answer comes from, and layers unlike those of their kind.
 
 All are notes, in this order. Places of one kind are in the order of their numbers:
 
 | kind | what the place is |
 | --- | --- |
-| dominates-answer | a channel far larger than its neighbours; without it the answer is another, or much more probable |
-| changes-answer | a channel without which another class is the answer |
-| carries-answer | a channel without which the probability of the answer falls by at least a quarter of itself |
-| supports-answer | if no channel does that: one without which it falls by at least 5 percentage points |
-| carries-together | where no channel does that: the fewest channels of one layer without which it falls by half |
+| carries-answer | the fewest channels of a layer without which the answer loses a quarter of its probability |
 | classes-separate | the first layer whose channel means separate images of different answers |
 | adds-nothing | a block that hardly changes its input |
 | adds-most | the block that changes its input most |
@@ -29,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.errors import spelled
 from hookscope.findings import percent
 from hookscope.hooks import differentiable
 from hookscope.inspection.facts import CallFacts, Evidence, ImageMaps, Place
@@ -118,7 +115,7 @@ def separating_places(evidence: Evidence) -> Iterator[Place]:
     )
     reason = f"At {key} {counts}: their distance is {apart}."
     numbers = {"before": before, "after": after, "images": len(answers), "answers": len(set(answers))}
-    show = f"hookscope visualize MODEL IMAGE --layer {shlex.quote(key)}"
+    show = spelled(f"‹capture(net.model, {key!r})|hookscope visualize MODEL IMAGE --layer {shlex.quote(key)}›")
     meaning = (
         f"Before this layer, the channel means of these images differ little. Compare the maps from here on: {show}"
     )
@@ -127,51 +124,35 @@ def separating_places(evidence: Evidence) -> Iterator[Place]:
 
 Floats = NDArray[np.float64]
 
-_KINDS = ("dominates-answer", "changes-answer", "carries-answer", "supports-answer", "carries-together")
 _LATE = 0.5  # of the multiply-accumulates at most come after a layer whose channels are tried for their gradient
 _COST = 1.0  # forward passes that the copies of an image for these may cost
-_LAYERS, _OF_LAYER, _DOMINANT = 3, 3, 2  # layers, channels of each, and dominating channels that are tried
-_LOST = 0.25  # of its probability, which an answer loses at least without a channel that carries it
-_LOST_A_LITTLE = 0.05  # probability that it loses at least without a channel that supports it
-_LOST_TOGETHER = 0.5  # of its probability, which an answer loses at least without channels that carry it together
-_FEW_TOGETHER = 5  # channels of each layer that are tried, and up to eight times as many of one if these do too little
-_MOST, _MOST_SUPPORTING = 2, 2  # places of one image; in all
-_DEPENDS = "The answer to this image depends on this channel. See its map, and the classes without it:"
-_MEANINGS = {
-    "dominates-answer": "One channel decides this answer: its weights may be wrong. See the classes without it:",
-    "changes-answer": _DEPENDS,
-    "carries-answer": _DEPENDS,
-    "supports-answer": "No channel that was tried decides the answer alone. See the classes without this one:",
-    "carries-together": "The answer depends on these channels: their maps show on what. See the classes without them:",
-}
+_LAYERS, _OF_LAYER, _OUTLIERS = 3, 3, 2  # layers, channels of each, and outliers that are tried
+_TOGETHER = (
+    range(2, 6),
+    (10, 20, 40),
+)  # numbers of channels of one layer that are tried; more where fewer do too little
+_LOST = 0.25  # of its probability, which an answer loses at least without the channels that carry it
+_MOST = 2  # places of one image
 
 REASONS: list[Callable[[Evidence], Iterable[Place]]] = [separating_places, block_places, map_places]
 """What finds places after the channels that carry the answer, the most important first."""
 
 
 def answer_places(evidence: Evidence) -> list[Place]:
-    """The places that are no findings, the most important first; with random weights they would mean nothing."""
-    carriers = list(_carriers(evidence))
-    known = {(place.layer, place.channels) for place in carriers}
-    others = (place for find in REASONS for place in find(evidence))
-    return [*carriers, *(place for place in others if (place.layer, place.channels) not in known)]
-
-
-def _carriers(evidence: Evidence) -> Iterator[Place]:
-    """The channels without which the answer to an image changes or falls."""
+    """The places that are not findings, the most important first; with random weights they would mean nothing."""
     rest = _rest(evidence.calls)
     found = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest)]
-    best: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+    carriers: dict[tuple[str, tuple[int, ...] | None], Place] = {}
     for place in sorted(found, key=_rank):
-        best.setdefault((place.layer, place.channels), place)  # for the image that needs it most
-    yield from [place for place in best.values() if place.kind not in _KINDS[3:]]
-    for kind in _KINDS[3:]:
-        yield from [place for place in best.values() if place.kind == kind][:_MOST_SUPPORTING]
+        carriers.setdefault((place.layer, place.channels), place)  # for the image that needs it most
+    others = (place for find in REASONS for place in find(evidence))
+    return [*carriers.values(), *(place for place in others if (place.layer, place.channels) not in carriers)]
 
 
-def _rank(place: Place) -> tuple[int, float]:
+def _rank(place: Place) -> tuple[int, bool, float]:
+    """Few channels first, then outliers, then those that move the probability most."""
     before, after = (float(place.numbers[name] or 0) for name in ("probability", "probability_after"))
-    return _KINDS.index(place.kind), -abs(before - after)
+    return len(place.channels or ()), "times" not in place.numbers, -abs(before - after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +160,7 @@ class _Candidate:
     """A channel, or several of one layer, that may carry the answer.
 
     ``answer`` is the gradient × activation; ``of`` the number of channels of the layer; ``times`` the size of a channel
-    over the usual one, 0 if it is no outlier.
+    over the usual one, 0 if it is not an outlier.
     """
 
     facts: CallFacts
@@ -194,28 +175,28 @@ class _Candidate:
 
 
 def _of_image(evidence: Evidence, number: int, rest: Mapping[str, float]) -> list[Place]:
-    """The places of one image: dominating channels, or those of the largest gradient, alone or together."""
+    """The places of one image: outliers that decide it, else the channels with most gradient, alone or together."""
     scores = evidence.scores[number]
     if scores is None or not bool(scores.isfinite().all()):
         return []
-    maps = list(_explained(evidence, number, scores.shape[1]))
-    candidates = list(_candidates(maps))
-    dominant = sorted((each for each in candidates if each.times), key=lambda each: -each.times)[:_DOMINANT]
-    late = (each for each in candidates if each.answer > 0 and rest[each.key] <= _LATE)
-    best = _affordable(sorted(late, key=lambda each: -each.answer), rest)
-    places = _best_of_layers(_confirmed(evidence, number, dominant, scores))
-    if not any(place.kind == _KINDS[0] for place in places):
-        places += _best_of_layers(_confirmed(evidence, number, best, scores))
-    places.sort(key=_rank)
-    alone = [place for place in places if place.kind != _KINDS[3]][:_MOST]
-    return alone or [*places[:1], *_together(evidence, number, maps, rest, scores)]
-
-
-def _best_of_layers(places: Iterable[Place]) -> list[Place]:
-    best: dict[str, Place] = {}
-    for place in sorted(places, key=_rank):
-        best.setdefault(place.layer, place)
-    return list(best.values())
+    layers = list(_explained(evidence, number, scores.shape[1]))
+    late = [each for each in layers if rest[each[0].call.key] <= _LATE] or layers
+    outliers = sorted((each for layer in layers for each in _outliers(*layer)), key=lambda each: -each.times)
+    alone = [
+        _Candidate(facts, (int(at),), float(answer[at]), len(answer))
+        for facts, _, answer in late
+        for at in np.argsort(-answer, kind="stable")[:_OF_LAYER]
+        if answer[at] > 0
+    ]
+    together = ([group for layer in late for group in _groups(*layer, sizes)] for sizes in _TOGETHER)
+    tries = (_affordable(sorted(each, key=lambda each: -each.answer), rest) for each in (alone, *together))
+    for candidates in (outliers[:_OUTLIERS], *tries):
+        best: dict[str, Place] = {}
+        for place in sorted(_confirmed(evidence, number, candidates, scores), key=_rank):
+            best.setdefault(place.layer, place)
+        if best:
+            return list(best.values())[:_MOST]
+    return []
 
 
 def _explained(evidence: Evidence, number: int, classes: int) -> Iterator[tuple[CallFacts, ImageMaps, Floats]]:
@@ -227,37 +208,12 @@ def _explained(evidence: Evidence, number: int, classes: int) -> Iterator[tuple[
             yield facts[layer.call.key], maps, np.nan_to_num(maps.answer, posinf=0, neginf=0)
 
 
-def _candidates(layers: Iterable[tuple[CallFacts, ImageMaps, Floats]]) -> Iterator[_Candidate]:
-    """Of each drawn call the best channels and the outliers."""
-    for facts, maps, answer in layers:
-        times = far_beyond(sizes_of(maps))
-        best = np.argsort(-answer, kind="stable")[:_OF_LAYER].tolist()
-        for channel in dict.fromkeys([*best, *times]):
-            yield _Candidate(facts, (channel,), float(answer[channel]), len(answer), times.get(channel, 0.0))
+def _outliers(facts: CallFacts, maps: ImageMaps, answer: Floats) -> Iterator[_Candidate]:
+    for channel, times in far_beyond(sizes_of(maps)).items():
+        yield _Candidate(facts, (channel,), float(answer[channel]), len(answer), times)
 
 
-def _together(
-    evidence: Evidence,
-    number: int,
-    layers: Sequence[tuple[CallFacts, ImageMaps, Floats]],
-    rest: Mapping[str, float],
-    scores: Tensor,
-) -> list[Place]:
-    """The fewest channels of one layer that carry the answer together; more than five only where these do not."""
-    late = [each for each in layers if rest[each[0].call.key] <= _LATE] or layers
-    groups = [group for facts, _, answer in late for group in _groups(facts, answer, range(2, _FEW_TOGETHER + 1))]
-    groups = _affordable(sorted(groups, key=lambda each: (-len(each.channels), -each.answer)), rest)
-    places = _confirmed(evidence, number, groups, scores)
-    if not any(place.kind == _KINDS[4] for place in places) and groups:
-        sizes = [_FEW_TOGETHER * 2**power for power in range(1, 4)]
-        best = groups[0].key
-        more = [group for facts, _, answer in late if facts.call.key == best for group in _groups(facts, answer, sizes)]
-        places = _confirmed(evidence, number, _affordable(more, rest), scores)
-    together = [place for place in places if place.kind == _KINDS[4]]
-    return sorted(together, key=lambda place: (len(place.channels or ()), _rank(place)))[:1]
-
-
-def _groups(facts: CallFacts, answer: Floats, sizes: Iterable[int]) -> Iterator[_Candidate]:
+def _groups(facts: CallFacts, maps: ImageMaps, answer: Floats, sizes: Iterable[int]) -> Iterator[_Candidate]:
     """So many of the best channels of a call, where as many raise the score."""
     best = np.argsort(-answer, kind="stable")
     raising = int((answer > 0).sum())
@@ -301,30 +257,19 @@ def _place(evidence: Evidence, number: int, candidate: _Candidate, after: Tensor
     """The place of channels without which the scores are ``after`` ``(K,)``; None if that changes little."""
     answer = evidence.images[number].predictions[0]
     probability, best = float(probabilities(after)[answer.index]), int(after.argmax())
-    lost = answer.probability - probability
-    rises = bool(candidate.times) and -lost >= _LOST
-    together = len(candidate.channels) > 1
-    least = _LOST_TOGETHER * answer.probability if together else _LOST_A_LITTLE
-    if not bool(after.isfinite().all()) or not (rises or lost >= least):
+    change = probability - answer.probability
+    matters = change <= -_LOST * answer.probability or (candidate.times and change >= _LOST)
+    if not matters or not bool(after.isfinite().all()):
         return None
     names, key = evidence.net.categories, candidate.key
-    label, other = answer.name, class_label(best, names) or f"class {best}"
-    moves = f"{label} {'falls' if lost > 0 else 'rises'} from {_share(answer.probability)} to {_share(probability)}"
-    outcome = moves if best == answer.index else f"{moves}, and the answer is {other}"
+    outcome = f"{answer.name} {'falls' if change < 0 else 'rises'} from {_share(answer.probability)}"
+    outcome += f" to {_share(probability)}"
+    if best != answer.index:
+        outcome += f", and the answer is {class_label(best, names) or f'class {best}'}"
     of_image = f" for {os.path.basename(evidence.images[number].name)}" if len(evidence.images) > 1 else ""
-    carries = lost >= _LOST * answer.probability
-    if together:
-        kind = _KINDS[4]
-        reason = f"{_listed(candidate)} of {key} carry the answer{of_image} together: without them {outcome}."
-    elif candidate.times and (rises or carries):
-        kind = _KINDS[0]
-        outcome = moves if best == answer.index else f"{other} is the answer, not {label}"
-        size = f"{candidate.times:.3g} times the layer's usual value"
-        reason = f"Channel {candidate.channels[0]} of {key} reaches {size}: without it {outcome}."
-    else:
-        kind = _KINDS[3 if not carries else 2 if best == answer.index else 1]
-        does = "carries" if carries else "supports"
-        reason = f"Channel {candidate.channels[0]} of {key} {does} the answer{of_image}: without it {outcome}."
+    size = f" with {candidate.times:.3g} times the layer's usual value" if candidate.times else ""
+    carry, them = ("carries", "it") if len(candidate.channels) == 1 else ("carry", "them")
+    reason = f"{_listed(candidate)} of {key} {carry} the answer{of_image}{size}: without {them} {outcome}."
     numbers = {
         "probability": answer.probability,
         "probability_after": probability,
@@ -333,18 +278,23 @@ def _place(evidence: Evidence, number: int, candidate: _Candidate, after: Tensor
         "gradient_x_activation": candidate.answer,
         "class": answer.index,
         "class_after": best,
+        **({"times": candidate.times} if candidate.times else {}),
     }
-    if candidate.times:
-        numbers["times"] = candidate.times
+    meaning = "The answer to this image depends on " + ("this channel." if them == "it" else "these channels.")
+    meaning += " Its weights may be wrong." if candidate.times else ""
     channels = ",".join(map(str, candidate.channels))
-    show = f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channels} --classes"
-    return Place(kind, "note", key, reason, candidate.channels, number, numbers, f"{_MEANINGS[kind]} {show}")
+    call = f"intervene(net.model, {{{key!r}: Zero(channels={list(candidate.channels)})}})"
+    shell = f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channels} --classes"
+    meaning += spelled(f" See the classes without {them}: ‹{call}|{shell}›")
+    return Place("carries-answer", "note", key, reason, candidate.channels, number, numbers, meaning)
 
 
 def _listed(candidate: _Candidate) -> str:
     """The channels of a group; of a large group their number."""
     *others, last = candidate.channels
-    if len(others) < _FEW_TOGETHER:
+    if not others:
+        return f"Channel {last}"
+    if len(others) < max(_TOGETHER[0]):
         return f"Channels {', '.join(map(str, others))} and {last}"
     return f"{len(candidate.channels)} of the {candidate.of} channels"
 

@@ -128,10 +128,7 @@ def of_maps(net: LoadedModel) -> list[Place]:
 
 
 def test_a_sound_network_has_no_unusual_maps_and_blocks(shapes: LoadedModel) -> None:
-    assert [place.kind for place in answer_places(evidence_of(shapes, [STAR]))] == [
-        "supports-answer",
-        "carries-together",
-    ]
+    assert [place.kind for place in answer_places(evidence_of(shapes, [STAR]))] == ["carries-answer"]
 
 
 def test_the_widest_channel_is_told_with_its_size(shapes: LoadedModel) -> None:
