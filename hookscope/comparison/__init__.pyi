@@ -1,3 +1,12 @@
+from .columns import (
+    ANSWER as ANSWER,
+    BROKEN_LIMITS as BROKEN_LIMITS,
+    CHANGED_IMAGES as CHANGED_IMAGES,
+    PAIRS as PAIRS,
+    UNPAIRED as UNPAIRED,
+    answer_row as answer_row,
+    pair_row as pair_row,
+)
 from .facts import (
     TIMES_NOISE as TIMES_NOISE,
     Agreement as Agreement,

@@ -1,3 +1,4 @@
+from .columns import EXEMPLARS as EXEMPLARS, class_words as class_words, exemplar_row as exemplar_row
 from .crops import CELL as CELL, Crop as Crop, Crops as Crops, cut_crops as cut_crops, lost_words as lost_words
 from .facts import (
     ChannelExemplars as ChannelExemplars,
@@ -9,7 +10,6 @@ from .job import MEASURES as MEASURES, ExemplarsJob as ExemplarsJob
 from .run import find_exemplars as find_exemplars
 from .sheet import (
     RING_WORDS as RING_WORDS,
-    class_words as class_words,
     draw_exemplars as draw_exemplars,
     field_words as field_words,
     fitted as fitted,

@@ -93,11 +93,6 @@ def measure_words(measure: str) -> str:
     return f"value: {_MEASURES[measure]}"
 
 
-def class_words(channel: ChannelExemplars) -> str:
-    """The classes of the strongest exemplars: ``star 6, ring 3``."""
-    return ", ".join(f"{label} {count}" for label, count in channel.classes)
-
-
 def times_best(image: SynthesizedImage) -> str:
     """How the value of a synthesized image compares with that of the best exemplar."""
     if image.best is None:

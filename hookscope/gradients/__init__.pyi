@@ -12,6 +12,7 @@ from .findings import (
     anything_unreached as anything_unreached,
     diagnose_gradients as diagnose_gradients,
     examine_gradients as examine_gradients,
+    gradient_rows as gradient_rows,
     layer_finding_names as layer_finding_names,
     parameter_finding_names as parameter_finding_names,
 )
@@ -24,6 +25,8 @@ from .modify import (
     change_gradients as change_gradients,
 )
 from .report import (
+    GRADIENTS as GRADIENTS,
+    PARAMETER_GRADIENTS as PARAMETER_GRADIENTS,
     GradientReport as GradientReport,
     LayerGradient as LayerGradient,
     ParameterGradient as ParameterGradient,

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from hookscope.columns import Row
 from hookscope.errors import UsageError
 from hookscope.findings import (
     CATALOGUE,
@@ -27,7 +28,7 @@ from hookscope.findings import (
 from hookscope.gradients.anomaly import first_anomaly
 from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.cut_points import Stop, gradient_stops
-from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
+from hookscope.gradients.report import GRADIENTS, PARAMETER_GRADIENTS, GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import Anomaly, GradientSize
 from hookscope.scores import LossLike
 
@@ -135,6 +136,22 @@ def anything_unreached(report: GradientReport) -> bool:
     measured = {layer.call.name for layer in report.layers}
     # for a frozen parameter the gradient of its layer's output shows whether one would arrive
     return layers or any(p.gradient is None and not (p.frozen and p.layer in measured) for p in report.parameters)
+
+
+def gradient_rows(
+    report: GradientReport, thresholds: GradientThresholds | None = None, weights: str = ""
+) -> tuple[list[Row], list[Row]]:
+    """A row of `GRADIENTS` for each call, which has the findings on the layer's own parameters too, and a row of
+    `PARAMETER_GRADIENTS` for each parameter."""
+    layers = [
+        GRADIENTS.row(layer, findings=layer_finding_names(layer, report.parameters, thresholds), weights=weights)
+        for layer in report.layers
+    ]
+    parameters = [
+        PARAMETER_GRADIENTS.row(parameter, findings=parameter_finding_names(parameter, thresholds), weights=weights)
+        for parameter in report.parameters
+    ]
+    return layers, parameters
 
 
 def layer_finding_names(

@@ -4,10 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from hookscope.columns import Column, Columns
 from hookscope.display import Cells, Shown
-from hookscope.hooks import Call, GradientSize, Shape
+from hookscope.hooks import CALL, Call, GradientSize, Shape
 from hookscope.scores import Prediction
+
+
+def _of_output(name: str, **more: Any) -> Column:
+    """A number of the gradient at the output of a layer."""
+    return Column(name, lambda layer: getattr(layer.grad_output, name, None), **more)
+
+
+def _of_gradient(name: str, **more: Any) -> Column:
+    """A number of the gradient of a parameter."""
+    return Column(name, lambda parameter: getattr(parameter.gradient, name, None), **more)
+
+
+def _norm_after(parameter: ParameterGradient) -> float | None:
+    """The norm after the change; None without a finite value, where it is 0 as if no gradient were left."""
+    after = parameter.after
+    return after.norm if after is not None and after.nan + after.inf != after.count else None
+
+
+GRADIENTS = Columns(
+    *CALL.but(type={"where": "wide"}),
+    Column("grad_output", lambda layer: layer.output_shape, need=3),
+    Column("grad_output_norm", lambda layer: layer.grad_output and layer.grad_output.norm),
+    Column("grad_input", lambda layer: layer.input_shape, where="wide"),
+    Column("grad_input_norm", lambda layer: layer.grad_input and layer.grad_input.norm, need=5),
+    _of_output("mean_abs", need=1),
+    _of_output("zeros", need=6),
+    _of_output("nan", hide="zero"),
+    _of_output("inf", hide="zero"),
+    Column("ratio"),
+    Column("findings", hide="zero"),
+    Column("weights", where="rows"),
+)
+"""What ``gradients`` says of a layer call, a `LayerGradient`."""
+
+PARAMETER_GRADIENTS = Columns(
+    Column("name"),
+    Column("type", where="wide"),
+    Column("shape", need=4),
+    _of_gradient("norm"),
+    _of_gradient("mean_abs", where="wide"),
+    _of_gradient("max_abs", need=2),
+    _of_gradient("zeros", need=6),
+    _of_gradient("nan", hide="zero"),
+    _of_gradient("inf", hide="zero"),
+    Column("ratio"),
+    Column("norm_after", _norm_after, hide="unknown"),
+    Column("frozen", hide="zero"),
+    Column("findings", hide="zero"),
+    Column("weights", where="rows"),
+)
+"""What ``gradients --parameters`` says of a parameter, a `ParameterGradient`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

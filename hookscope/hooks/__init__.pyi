@@ -6,6 +6,7 @@ from .activations import (
 )
 from .calls import (
     ACTIVATION_FUNCTIONS as ACTIVATION_FUNCTIONS,
+    CALL as CALL,
     EVERY_OPERATION as EVERY_OPERATION,
     MODEL as MODEL,
     OPERATION as OPERATION,

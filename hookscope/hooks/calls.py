@@ -7,8 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from hookscope.columns import Column, Columns
 from hookscope.display import Cells, Shown
 from hookscope.errors import LayerError, SelectionError, near_misses
 
@@ -84,6 +86,21 @@ class Call:
     def key(self) -> str:
         """``name`` or ``name#call``, the key of its activation."""
         return call_key(self.name, self.call)
+
+
+def _of_call(name: str, fact: Any) -> Any:
+    """An attribute of a call, which is the ``call`` of a fact or the fact itself."""
+    return getattr(fact.call if isinstance(fact.call, Call) else fact, name)
+
+
+CALL = Columns(
+    Column("index", partial(_of_call, "index"), hide="unknown"),
+    Column("name", lambda fact: _of_call("name", fact) or MODEL),
+    Column("type", partial(_of_call, "type")),
+    Column("call", partial(_of_call, "call"), hide="zero"),
+    Column("order", partial(_of_call, "order")),
+)
+"""The columns that say of which call a row is; ``name`` can be given to ``--layer``, the model itself has one too."""
 
 
 def key_of(call: Call, part: str) -> str:

@@ -1,6 +1,14 @@
-from .facts import ParameterStatistics as ParameterStatistics, ParameterThresholds as ParameterThresholds
+from .facts import (
+    WEIGHTS as WEIGHTS,
+    ParameterStatistics as ParameterStatistics,
+    ParameterThresholds as ParameterThresholds,
+)
 from .figure import plot_weights as plot_weights
-from .findings import finding_names as finding_names, parameter_findings as parameter_findings
+from .findings import (
+    finding_names as finding_names,
+    parameter_findings as parameter_findings,
+    weights_rows as weights_rows,
+)
 from .kernels import (
     draw_kernels as draw_kernels,
     drawable_filters as drawable_filters,

@@ -3,11 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hookscope.columns import Column, Columns
 from hookscope.display import Cells, Shown
 from hookscope.errors import UsageError
 from hookscope.findings import Thresholds, default
+
+
+def _count(groups: Sequence[object] | None) -> int | None:
+    return None if groups is None else len(groups)
+
+
+def _duplicates(row: ParameterStatistics) -> int | None:
+    groups = row.duplicate_filters
+    return None if groups is None else sum(len(group) - 1 for group in groups)
+
+
+WEIGHTS = Columns(
+    Column("name"),
+    Column("type", need=5),
+    Column("shape", need=7),
+    Column("mean", need=10),
+    Column("std"),
+    Column("min", need=8),
+    Column("max", need=8),
+    Column("norm", need=6),
+    Column("zeros", need=9),
+    Column("nan", hide="zero"),
+    Column("inf", hide="zero"),
+    Column("filters", need=3, hide="unknown"),
+    Column("filter_norm_min", need=2, hide="unknown"),
+    Column("filter_norm_mean", need=1, hide="unknown"),
+    Column("filter_norm_max", need=2, hide="unknown"),
+    Column("dead", lambda row: _count(row.dead_filters), hide="zero"),
+    Column("duplicate", _duplicates, hide="zero"),
+    Column("collapsed", lambda row: _count(row.collapsed), hide="zero"),
+    Column("updated", need=4, hide="unknown"),
+    Column("findings", hide="zero"),
+    Column("weights", where="rows"),
+    Column("layer", where="nested"),
+    Column("buffer", where="nested"),
+    Column("dead_filters", where="nested"),
+    Column("duplicate_filters", where="nested"),
+    Column("collapsed_channels", lambda row: row.collapsed, where="nested"),
+    Column("first_nonfinite", where="nested"),
+)
+"""What ``weights`` says of a parameter, a `ParameterStatistics`."""
 
 
 @dataclass(frozen=True)

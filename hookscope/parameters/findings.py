@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hookscope.columns import Row
 from hookscope.findings import (
     CATALOGUE,
     Finding,
@@ -20,7 +21,7 @@ from hookscope.findings import (
     nonfinite_words,
     ranked,
 )
-from hookscope.parameters.facts import ParameterStatistics, ParameterThresholds
+from hookscope.parameters.facts import WEIGHTS, ParameterStatistics, ParameterThresholds
 
 
 class Measured(NamedTuple):
@@ -39,6 +40,13 @@ rule, parameter_rule = RULES.rule, RULES.row_rule
 def finding_names(row: ParameterStatistics, thresholds: ParameterThresholds | None = None) -> tuple[str, ...]:
     """The names of the findings on one parameter, the most severe first."""
     return tuple(finding.finding for finding in parameter_findings([row], thresholds))
+
+
+def weights_rows(
+    rows: Sequence[ParameterStatistics], thresholds: ParameterThresholds | None = None, weights: str = ""
+) -> list[Row]:
+    """A row of `WEIGHTS` for each parameter."""
+    return [WEIGHTS.row(row, findings=finding_names(row, thresholds), weights=weights) for row in rows]
 
 
 def parameter_findings(

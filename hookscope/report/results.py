@@ -12,38 +12,16 @@ from numpy.typing import NDArray
 
 from hookscope.errors import InputError
 from hookscope.findings import Finding
-from hookscope.gradients import GradientReport, GradientThresholds
-from hookscope.parameters import ParameterStatistics, ParameterThresholds, parameter_findings
+from hookscope.gradients import GRADIENTS, PARAMETER_GRADIENTS, GradientReport, GradientThresholds, gradient_rows
+from hookscope.parameters import WEIGHTS, ParameterStatistics, ParameterThresholds, parameter_findings, weights_rows
 from hookscope.report.charts import Chart, Line, spread
-from hookscope.report.row import (
-    GRADIENT_FIELDS,
-    PARAMETER_GRADIENT_FIELDS,
-    STATISTICS_FIELDS,
-    WEIGHTS_FIELDS,
-    last_rows,
-)
-from hookscope.report.rows import (
-    layer_gradient_row,
-    parameter_gradient_row,
-    statistics_rows,
-    weights_row,
-)
 from hookscope.report.tables import Distribution, ResultPage, RowView, Table, draw_result_page
-from hookscope.statistics import LayerStatistics, in_intervals
+from hookscope.statistics import STATISTICS, LayerStatistics, in_intervals, statistics_rows
 from hookscope.system import StrPath
-from hookscope.training import Run, TimedFinding, findings_over_time, read_runs, summary
+from hookscope.training import Run, TimedFinding, findings_over_time, last_rows, read_runs, summary
 
 _INTERVALS = 48  # of a histogram
 _MOST_RUNS, _MOST_LINES = 6, 60
-_NOT_SHOWN = (
-    "weights",
-    "call",
-    "order",
-    "images",
-    "calls",
-    "min_at",
-    "max_at",
-)  # in the table; the view of a row has them
 _TRAINING = {
     "gradient_norm": "gradient norm",
     "update_to_weight": "update to weight",
@@ -92,8 +70,7 @@ def draw_statistics_page(
         for row, layer in zip(rows, layers, strict=True)
     ]
     summary = {"weights": weights, "calls": len(layers), "images": max((layer.items for layer in layers), default=0)}
-    columns = [name for name in STATISTICS_FIELDS if name not in _NOT_SHOWN]
-    table = Table("Layers", "calls", columns, views)
+    table = Table("Layers", "calls", STATISTICS.page, views)
     return draw_result_page(
         ResultPage(
             "Statistics of activations", title, summary, weights, findings, [table], lines, provenance=provenance or {}
@@ -131,11 +108,11 @@ def draw_weights_page(
     """
     thresholds = thresholds or ParameterThresholds()
     findings = parameter_findings(rows, thresholds) if findings is None else findings
-    views = [RowView(weights_row(row, thresholds, weights), row.name, _of_parameter(row)) for row in rows]
-    columns = [name for name in WEIGHTS_FIELDS if name != "weights"]
+    told = zip(weights_rows(rows, thresholds, weights), rows, strict=True)
+    views = [RowView(cells, row.name, _of_parameter(row)) for cells, row in told]
     own = [row for row in rows if not row.buffer]
     summary = {"weights": weights, "parameters": len(own), "values": sum(row.count for row in own)}
-    table = Table("Parameters", "parameters", columns, views)
+    table = Table("Parameters", "parameters", WEIGHTS.page, views)
     return draw_result_page(
         ResultPage("Weights", title, summary, weights, findings, [table], lines, provenance=provenance or {})
     )
@@ -170,21 +147,19 @@ def draw_gradients_page(
         >>> "grad_output_norm" in draw_gradients_page(report, diagnose_gradients(report), "two layers")
         True
     """
-    thresholds = thresholds or GradientThresholds()
-    layers = [layer_gradient_row(layer, report.parameters, thresholds, weights) for layer in report.layers]
-    parameters = [parameter_gradient_row(parameter, thresholds, weights) for parameter in report.parameters]
+    layers, parameters = gradient_rows(report, thresholds, weights)
     keys = [layer.call.key or row["name"] for layer, row in zip(report.layers, layers, strict=True)]
     tables = [
         Table(
             "Layers",
             "calls",
-            [name for name in GRADIENT_FIELDS if name not in _NOT_SHOWN],
+            GRADIENTS.page,
             [RowView(row, key, size=_size(row["grad_output_norm"])) for row, key in zip(layers, keys, strict=True)],
         ),
         Table(
             "Parameters",
             "parameters",
-            [name for name in PARAMETER_GRADIENT_FIELDS if name != "weights"],
+            PARAMETER_GRADIENTS.page,
             [RowView(row, row["name"], size=_size(row["norm"])) for row in parameters],
         ),
     ]

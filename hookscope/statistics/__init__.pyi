@@ -1,8 +1,14 @@
 from .collector import StatisticsCollector as StatisticsCollector
+from .columns import (
+    CHANNELS as CHANNELS,
+    QUANTILES as QUANTILES,
+    STATISTICS as STATISTICS,
+    channel_rows as channel_rows,
+    statistics_rows as statistics_rows,
+)
 from .figure import plot_statistics as plot_statistics
 from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
 from .layer_statistics import (
-    QUANTILES as QUANTILES,
     LayerStatistics as LayerStatistics,
     ValueHistogram as ValueHistogram,
     ValuePosition as ValuePosition,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hookscope.hooks import OPERATION, Call, Operation, activation_class, class_names, key_of
 from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank
-from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, ValueHistogram, ValuePosition
+from hookscope.statistics.columns import QUANTILES
+from hookscope.statistics.layer_statistics import LayerStatistics, ValueHistogram, ValuePosition
 from hookscope.statistics.moments import ChannelMoments, MapSums, sums_of_maps
 
 NEAR_A_BOUND = 0.01

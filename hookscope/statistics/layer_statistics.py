@@ -128,10 +128,6 @@ def in_intervals(
     return np.bincount(at.astype(int).clip(0, number - 1), counts, number).astype(np.int64)
 
 
-QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-"""The shares whose quantiles are computed."""
-
-
 class ValuePosition(NamedTuple):
     """Position of a value: the image (None if an item is not an image), the channel, the position in its map."""
 

@@ -3,6 +3,8 @@ from .call_recorder import CallRecorder as CallRecorder
 from .events import CallRecord as CallRecord, Event as Event, PassRecord as PassRecord, trace_events as trace_events
 from .facts import (
     INPUT as INPUT,
+    LAYER_CALLS as LAYER_CALLS,
+    LAYER_TOTALS as LAYER_TOTALS,
     LayerTotals as LayerTotals,
     Trace as Trace,
     TracedCall as TracedCall,

@@ -8,12 +8,41 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from hookscope.columns import Column, Columns
 from hookscope.display import Rows
 from hookscope.geometry import ReceptiveField
-from hookscope.hooks import OPERATION, LayerCall, Pixels, Shape, matches_type, no_such_type, select_types, usual_types
+from hookscope.hooks import (
+    CALL,
+    OPERATION,
+    LayerCall,
+    Pixels,
+    Shape,
+    matches_type,
+    no_such_type,
+    select_types,
+    usual_types,
+)
 
 INPUT = -1
 """Stands for the input of the model among the calls that made what a call read."""
+
+
+LAYER_CALLS = Columns(
+    *CALL.but(type={"need": 8}),
+    Column("input_shape", need=2),
+    Column("output_shape", need=7),
+    Column("params", need=5),
+    Column("macs", need=6),
+    Column("receptive_field", need=3),
+    Column("stride", need=1),
+    Column("note", need=4, hide="zero"),
+)
+"""What ``list-layers`` says of a call, a `LayerCall`."""
+
+LAYER_TOTALS = Columns(
+    *("model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run")
+)
+"""What ``list-layers --total`` says of a model, a `LayerTotals`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-from .log.file import LateLog as LateLog, Run as Run, RunLog as RunLog, read_runs as read_runs
+from .log.file import LateLog as LateLog, Run as Run, RunLog as RunLog, last_rows as last_rows, read_runs as read_runs
 from .log.findings import findings_over_time as findings_over_time
 from .log.summary import TimedFinding as TimedFinding, duration_words as duration_words, summary as summary
 from .monitor import Monitor as Monitor

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from hookscope.cli.commands.check import FIELDS
+from hookscope.cli.commands.check import COLUMNS
 from tests.cli.helpers import Run, files, one_error
 
 NETS = """
@@ -89,7 +89,7 @@ def broken(out: str) -> list[tuple[str, str, float | None]]:
     return [(row["limit"], row["layer"], row["value"]) for row in json.loads(out, parse_constant=pytest.fail)]
 
 
-HEADER = "\t".join(FIELDS) + "\n"
+HEADER = "\t".join(COLUMNS.flat) + "\n"
 
 
 def test_all_is_well(run: Run) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hookscope.cli.commands.compare import command as compare_command
-from hookscope.cli.output.comparison_rows import FIELDS
+from hookscope.comparison import PAIRS
 from hookscope.drawing.files import read_provenance
 from tests.cli.helpers import Run, files, one_error, rows
 from tests.cli.nets import Small
@@ -120,7 +120,7 @@ def test_a_row_has_every_field_and_the_right_numbers(run: Run, here: Path) -> No
         1,
         ["(input)", "conv1", "relu", "conv2", "fc", "(model)"],
     )
-    assert all(set(row) == {"row", *FIELDS} for row in of_kind["call"])
+    assert all(set(row) == {"row", *PAIRS.flat} for row in of_kind["call"])
     conv1 = by_layer["conv1"]
     assert conv1["relative_l2"] == pytest.approx(2)
     assert (conv1["cosine"], conv1["cka"]) == (pytest.approx(1), pytest.approx(1))
@@ -134,7 +134,7 @@ def test_a_row_has_every_field_and_the_right_numbers(run: Run, here: Path) -> No
 def test_tsv_has_the_pairs_and_a_note_with_the_answer(run: Run) -> None:
     status, out, errors = run("--seed-b", "1", "--format", "tsv")
     lines = out.splitlines()
-    assert (status, lines[0].split("\t"), len(lines)) == (0, [*FIELDS], 7)
+    assert (status, lines[0].split("\t"), len(lines)) == (0, [*PAIRS.flat], 7)
     assert errors.startswith("Note: A and B have different weights: ")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hookscope.cli.output.gradient_rows import FIELDS, PARAMETER_FIELDS
+from hookscope.gradients import GRADIENTS, PARAMETER_GRADIENTS
 from tests.cli.conftest import NETS as COMMON
 from tests.cli.helpers import Run, files, one_error
 
@@ -67,7 +67,8 @@ def test_json_is_one_object(run: Run, here: Path) -> None:
     assert report["loss"]["value"] == pytest.approx(report["targets"][0]["score"])
     assert [(row["name"], row["index"]) for row in report["layers"]] == [("conv1", 0), ("conv2", 1), ("fc", None)]
     assert [row["name"] for row in report["parameters"]] == OWN
-    assert list(report["layers"][0]) == list(FIELDS) and list(report["parameters"][0]) == list(PARAMETER_FIELDS)
+    assert tuple(report["layers"][0]) == GRADIENTS.flat
+    assert tuple(report["parameters"][0]) == PARAMETER_GRADIENTS.flat
     # the score of class 2 is a sum with its bias: gradient 1 there, 0 in the others
     bias = report["parameters"][-1]
     assert (bias["norm"], bias["max_abs"], bias["zeros"], bias["norm_after"]) == (1.0, 1.0, 0.75, None)

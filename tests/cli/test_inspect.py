@@ -16,7 +16,7 @@ from PIL import Image
 
 from hookscope import inspection
 from hookscope.cli.main import cli
-from hookscope.cli.output.place_rows import FIELDS, in_words
+from hookscope.cli.output.place_rows import PLACES, in_words
 from hookscope.cli.output.table import Page
 from hookscope.errors import WriteError
 from hookscope.models import load_model
@@ -141,7 +141,7 @@ def test_a_row_has_the_call_of_its_place(run: Run, finds: Any) -> None:
     status, out, _ = run("cat.jpg", "dog.png", "--format", "ndjson")
     of_conv, of_weight, of_all, of_model, of_unknown = found = rows(out)
     assert status == 0
-    assert [list(row) for row in found] == [list(FIELDS)] * 5
+    assert [list(row) for row in found] == [list(PLACES.flat)] * 5
     assert [row["rank"] for row in found] == [1, 2, 3, 4, 5]
     call = {"index": 1, "call": 0, "order": 2}
     assert of_conv.items() >= {**call, "layer": "conv2", "image": "dog.png", "numbers": {"share": 0.5}}.items()
@@ -155,7 +155,7 @@ def test_tsv_has_channels_and_numbers_as_json(run: Run, finds: Any) -> None:
     finds(place(channels=(2, 10), numbers={"share": 0.5}), place())
     _, out, _ = run("cat.jpg")
     header, first, second = (line.split("\t") for line in out.splitlines())
-    assert tuple(header) == FIELDS
+    assert tuple(header) == PLACES.flat
     told = dict(zip(header, first, strict=True))
     assert (json.loads(told["channels"]), json.loads(told["numbers"])) == ([2, 10], {"share": 0.5})
     assert dict(zip(header, second, strict=True))["channels"] == "null"

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import hookscope
-from hookscope.cli.commands.intervene import CLASS_FIELDS, command
+from hookscope.cli.commands.intervene import CLASSES, command
 from hookscope.drawing import figure_bytes
 from hookscope.drawing.files import read_provenance
 from hookscope.images import read_picture
@@ -144,7 +144,7 @@ def test_ndjson_and_tables_hold_what_json_does(run: Run) -> None:
     table = run(*words, "--format", "table", "--target", "3")[1]
     assert "score of 3: " in table and "changed: conv2" in table and "relative_l2" in table
     lines = table.splitlines()
-    assert set(lines[0].split()) <= set(CLASS_FIELDS) and max(map(len, lines)) <= 100
+    assert set(lines[0].split()) <= set(CLASSES.flat) and max(map(len, lines)) <= 100
     alone = run(*words, "--format", "table", "--classes")[1]
     assert "relative_l2" not in alone and "changed: conv2" in alone
 

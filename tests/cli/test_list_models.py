@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.cli.commands.list_models import FIELDS
+from hookscope.cli.commands.list_models import COLUMNS
 from hookscope.models import catalogue
 from hookscope.models.bundled import BUNDLED
 from hookscope.models.catalogue import ModelInfo
@@ -59,7 +59,7 @@ def test_the_model_that_ships_has_a_row(run: Run, shapes_file: Path, monkeypatch
     [row] = json.loads(run("shapes")[1])
     size = round(shapes_file.stat().st_size / 2**20, 3)
     values = ["shapes", "classification", 727626, size, None, 93.75, "shapes acc@1", ["shapes.safetensors"], []]
-    assert list(row.items()) == list(zip(FIELDS, values, strict=True))
+    assert list(row.items()) == list(zip(COLUMNS.flat, values, strict=True))
 
 
 def test_csv_leaves_what_is_not_known_empty(run: Run) -> None:
@@ -69,13 +69,13 @@ def test_csv_leaves_what_is_not_known_empty(run: Run) -> None:
 
 def test_json_has_numbers_and_lists(run: Run) -> None:
     [row] = json.loads(run("quantized")[1])
-    assert list(row) == FIELDS
+    assert list(row) == list(COLUMNS.flat)
     assert (row["params"], row["weights"]) == (11689512, ["IMAGENET1K_FBGEMM_V1", "B"])
 
 
 def test_the_fields_are_in_the_help(run: Run) -> None:
     lines = run("--help")[1].splitlines()
-    assert [field for field in FIELDS if not any(line.startswith(f"    {field}  ") for line in lines)] == []
+    assert [field for field in COLUMNS.flat if not any(line.startswith(f"    {field}  ") for line in lines)] == []
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from tests.cli.helpers import POSIX, ROOT
 FAKE = '''
 import sys, time, warnings
 import click
-from hookscope.cli.output.report import Report
+from hookscope.cli.output.report import Report, Section
+from hookscope.columns import Columns
 from hookscope.cli.output.formats import write_report
 from hookscope.errors import LayerError
 
@@ -35,9 +36,9 @@ from hookscope.errors import LayerError
 def command(what):
     """Do as told."""
     if what == "rows":
-        write_report(Report.of_rows(({"i": i} for i in range(100_000)), ["i"]), "tsv")
+        write_report(Report([Section(({"i": i} for i in range(100_000)), Columns("i"))]), "tsv")
     if what == "json":
-        write_report(Report.of_rows(({"i": i} for i in range(100_000)), ["i"]), "json")
+        write_report(Report([Section(({"i": i} for i in range(100_000)), Columns("i"))]), "json")
     if what == "print":
         print("x")
     if what == "fail":

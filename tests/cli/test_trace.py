@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hookscope.cli.output.trace_rows import FIELDS
+from hookscope.cli.output.trace_rows import CALLS
 from tests.cli.helpers import Run, one_error
 
 NETS = """
@@ -90,7 +90,7 @@ def test_numbers_equal_those_computed_by_hand(run: Run) -> None:
     assert printed[0]["input_values"] == [[red, green, none]]
     assert [row["output_values"] for row in printed] == [CONVOLVED, CONVOLVED, [[3, 3, 0, 0]], [[6, 6]]]
     assert [row["input_values"] for row in printed[1:]] == [CONVOLVED, CONVOLVED, [[3, 3, 0, 0]]]
-    conv = {name: printed[0][name] for name in FIELDS[:14]}
+    conv = {name: printed[0][name] for name in CALLS.flat[:14]}
     assert conv == {
         "index": 0, "name": "0", "type": "Conv2d", "call": 0, "order": 0,
         "input_shape": [1, 3, 3, 3], "input_dtype": "float32", "input_min": 0, "input_max": 1,

@@ -16,34 +16,34 @@ from hookscope.findings import CATALOGUE, REPORT_ORDER
 from tests.docs.running import run_line
 
 _FIELDS = {
-    "list-layers": "commands.list_layers:FIELDS",
-    "list-layers --total": "commands.list_layers:TOTAL_FIELDS",
-    "list-layers --tree": "output.tree_rows:FIELDS",
-    "visualize": "commands.visualize:FIELDS",
-    "inspect": "output.place_rows:FIELDS",
-    "stats": "output.stats_rows:FIELDS",
-    "stats --per-channel": "output.stats_rows:CHANNEL_FIELDS",
-    "exemplars": "commands.exemplars:FIELDS",
-    "predict": "commands.predict:FIELDS",
-    "cam": "commands.cam:FIELDS",
-    "saliency": "commands.saliency:FIELDS",
-    "gradients": "output.gradient_rows:FIELDS",
-    "gradients --parameters": "output.gradient_rows:PARAMETER_FIELDS",
-    "intervene": "output.effect_rows:FIELDS",
-    "intervene --classes": "output.effect_rows:CLASS_FIELDS",
-    "intervene --ablate-each": "output.effect_rows:CHANNEL_FIELDS",
-    "check": "commands.check:FIELDS",
-    "compare": "output.comparison_rows:FIELDS",
-    "plan": "output.plan_rows:FIELDS",
-    "plan --total": "output.plan_rows:TOTAL_FIELDS",
-    "extract": "commands.extract:FIELDS",
-    "weights": "commands.weights:FIELDS",
-    "trace": "output.trace_rows:FIELDS",
-    "trace --events": "output.trace_rows:EVENT_FIELDS",
-    "trace --non-finite": "output.non_finite_rows:FIELDS",
-    "watch --show": "commands.watch_show:FIELDS",
-    "verify": "commands.verify:FIELDS",
-    "list-models": "commands.list_models:FIELDS",
+    "list-layers": "tracing:LAYER_CALLS",
+    "list-layers --total": "tracing:LAYER_TOTALS",
+    "list-layers --tree": "cli.output.tree_rows:TREE",
+    "visualize": "cli.commands.visualize:COLUMNS",
+    "inspect": "cli.output.place_rows:PLACES",
+    "stats": "statistics:STATISTICS",
+    "stats --per-channel": "statistics:CHANNELS",
+    "exemplars": "exemplars:EXEMPLARS",
+    "predict": "cli.commands.predict:COLUMNS",
+    "cam": "cli.commands.cam:COLUMNS",
+    "saliency": "cli.commands.saliency:COLUMNS",
+    "gradients": "gradients:GRADIENTS",
+    "gradients --parameters": "gradients:PARAMETER_GRADIENTS",
+    "intervene": "cli.commands.intervene:LAYERS",
+    "intervene --classes": "cli.commands.intervene:CLASSES",
+    "intervene --ablate-each": "cli.commands.intervene:CHANNELS",
+    "check": "cli.commands.check:COLUMNS",
+    "compare": "comparison:PAIRS",
+    "plan": "cli.output.plan_rows:COLUMNS",
+    "plan --total": "cli.output.plan_rows:TOTALS",
+    "extract": "cli.commands.extract:COLUMNS",
+    "weights": "parameters:WEIGHTS",
+    "trace": "cli.output.trace_rows:CALLS",
+    "trace --events": "cli.output.trace_rows:EVENTS",
+    "trace --non-finite": "cli.output.non_finite_rows:COLUMNS",
+    "watch --show": "cli.commands.watch_show:COLUMNS",
+    "verify": "cli.commands.verify:COLUMNS",
+    "list-models": "cli.commands.list_models:COLUMNS",
 }
 _QUESTIONS = {
     "activations": "activations: `stats`",
@@ -89,7 +89,7 @@ def _fields(_: str) -> str:
     lines = ["| command | fields |", "| --- | --- |"]
     for command, place in _FIELDS.items():
         module, name = place.split(":")
-        lines.append(f"| `{command}` | `{' '.join(getattr(import_module(f'hookscope.cli.{module}'), name))}` |")
+        lines.append(f"| `{command}` | `{' '.join(getattr(import_module(f'hookscope.{module}'), name).flat)}` |")
     return "\n".join(lines)
 
 

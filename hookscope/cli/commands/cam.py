@@ -9,22 +9,32 @@ from typing import Any
 import click
 
 from hookscope import explain, hooks, scores
-from hookscope.cli.output.report import Row
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import Explanation, explain_images, explain_options
+from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, Explanation, explain_images, explain_options
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.map_comparison import ComparableOptions, compare_images, comparison_options
 from hookscope.cli.shared.model import ModelOptions, model_options, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file, write_picture
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
+from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
-FIELDS = (
-    "image", "index", "layer", "type", "call", "order", "method", "class", "label", "score", "probability",
-    "shape", "max", "peak_x", "peak_y", "weights", "file", "unseen", "target", "box",
-)  # fmt: skip
+COLUMNS = Columns(
+    Column("image"),
+    Column("index", hide="unknown"),
+    Column("layer"),
+    Column("type", need=2),
+    Column("call", hide="zero"),
+    *("order", "method"),
+    *ANSWER,
+    Column("shape", need=5),
+    *PEAK,
+    *("weights", "file"),
+    Column("unseen", hide="zero"),
+    *FRAME,
+)
 _SHEET_TARGET, _MOST_CLASSES = scores.Target("top:3"), 20
 _CELL = 300  # width of a map on the page of --sheet, in pixels
 
@@ -134,7 +144,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
         return
     if options.sheet is not None:
         _check_sheet(options.sheet, options, paths, places[0])
-    explain_images(model, paths, options, places, FIELDS, lambda explanation: _draw(explanation, options), *choice)
+    explain_images(model, paths, options, places, COLUMNS, lambda explanation: _draw(explanation, options), *choice)
 
 
 def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: OutputPath) -> None:
@@ -188,7 +198,7 @@ def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str
     explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.key}", result.values)
     number = None if result.fused else call.call
     place = {"index": call.index, "order": call.order, "type": call.type}
-    return explanation.row(FIELDS, result, path, layer=call.name or hooks.MODEL, call=number, **place)
+    return explanation.row(COLUMNS, result, path, layer=call.name or hooks.MODEL, call=number, **place)
 
 
 def _maps(

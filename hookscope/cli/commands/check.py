@@ -10,17 +10,28 @@ import click
 from hookscope import hooks, statistics, system
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Columns, Report, Section, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_options import images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
 from hookscope.cli.shared.output_paths import refuse_input
 from hookscope.cli.shared.threshold_options import Number, Rank, Share
+from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
-FIELDS = ("limit", "index", "layer", "order", "part", "value", "allowed", "evidence", "weights")
-_COLUMNS = Columns(FIELDS, ("part",), least_needed=({"index"}, {"allowed"}))
+COLUMNS = Columns(
+    Column("limit"),
+    Column("index", need=1),
+    Column("layer", lambda limit: limit.layer.removesuffix(f" {limit.part}") if limit.part else limit.layer),
+    Column("order"),
+    Column("part", hide="zero"),
+    Column("value"),
+    Column("allowed", need=2),
+    Column("evidence"),
+    Column("weights"),
+    Column("channels", where="nested"),
+)
 
 
 @click.command("check")
@@ -102,19 +113,11 @@ def command(
 
 
 def _report(saved: statistics.SavedStatistics, result: statistics.LimitsResult, format: str) -> None:
-    rows = [
-        row_of(
-            (*FIELDS, "channels"),
-            limit,
-            layer=limit.layer.removesuffix(f" {limit.part}") if limit.part else limit.layer,
-            weights=saved.source.weights,
-        )
-        for limit in result.broken
-    ]
+    rows = COLUMNS.rows(result.broken, weights=saved.source.weights)
     verdict = f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {result.verdict()}"
     totals = [verdict, *(f"  {line}" for line in result.words())]
     note = f"Note: {verdict}: {'; '.join(result.words())}"
     with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
-        section = Section(rows, FIELDS, more_fields=["channels"], columns=_COLUMNS, totals=totals)
+        section = Section(rows, COLUMNS, totals=totals)
         caption = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
         output.write_report(Report([section], flat_note=note, caption=caption), format)

@@ -77,6 +77,7 @@ class Options:
 
 
 @click.command("compare")
+@shared.tell_fields(comparison.PAIRS, "Fields of a pair, beside those of list-layers")
 @shared.model_argument("MODEL_A")
 @shared.model_argument("MODEL_B")
 @image_options.images_argument
@@ -137,20 +138,6 @@ def command(
     The answer comes first: the first call that differs by more than noise, and the cause that the numbers show. Noise
     is how far A is from itself when it runs again, and when its input changes by rounding. A difference is more than
     ten times the noise.
-
-    \b
-    Fields of a pair, beside those of list-layers:
-      how             name, order, map, or folded: one layer does the work of more
-      relative_l2     norm of B - A, divided by the norm of A
-      alone           relative_l2 of the layer of B on the inputs of A: its part
-      noise           relative_l2 of A against itself
-      differs         true above ten times the noise, or if one side has NaN
-      cosine, cka     of both outputs; linear CKA over images, of 4 or more
-      max_abs         largest difference; image, place, value_a, value_b say where
-      nonfinite_a     values that are NaN or Inf in A only; nonfinite_b likewise
-      dead_a, dead_b  share of channels that are dead on this side only
-      parameters      relative change of those of the layer; buffers likewise
-      values, equal   number of values, and of those that are the same to the bit
 
     A table has the pairs that differ most; json and ndjson also have the answer, calls without a partner and images
     that changed class. With --max-relative, --min-cosine or --min-agreement the exit status is 3 when a pair breaks a

@@ -14,7 +14,7 @@ import click
 from hookscope import drawing, exemplars, hooks, models, report, system
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Columns, Report, Row, Section, call_row
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import image_progress, pass_progress
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.engine_options import EngineOptions
@@ -25,17 +25,7 @@ from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError, WriteError
 from hookscope.findings import counted
 
-FIELDS = (
-    "index", "name", "call", "order", "type", "part", "channel", "value", "image", "label", "box", "classes",
-    "selectivity", "best_class", "synthesized", "images", "weights",
-)  # fmt: skip
 STATE = "exemplars.json"
-_COLUMNS = Columns(
-    [name for name in FIELDS if name not in ("images", "weights")],
-    ("call", "part", "label", "classes", "best_class"),
-    ("selectivity", "synthesized", "box"),
-    least_needed=({"type"}, {"label"}, {"box"}, {"classes"}, {"best_class"}),
-)
 _MOST = 100  # exemplars of a channel
 _MANY_CROPS = 25_000  # 0.5 GB of sheets
 _CROP_BYTES = 20_000  # of a photograph on a sheet
@@ -79,6 +69,7 @@ class Options:
 
 
 @click.command("exemplars")
+@shared.tell_fields(exemplars.EXEMPLARS, "Fields of a row, one for each channel")
 @shared.model_argument()
 @image_options.images_argument
 @shared.layer_option(f"Calls whose channels to explain: {shared.SELECTION}  [default: 0:, every index]")
@@ -140,21 +131,6 @@ def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
     continues with the first image that is missing. It refuses another model, weights, preprocessing, settings, or list
     of images: their names, and the contents of those that are exemplars. It keeps synthesized images, unless a better
     exemplar was found.
-
-    \b
-    Fields of a row, one for each channel:
-      index        index, call and order are those of list-layers
-      part         name of the tensor, if the layer returns several
-      channel      its number
-      value        the channel's value on the best image
-      image        the image that excites it most
-      label        the label of that image
-      box          left, top, right, bottom of what the unit sees of the input
-      classes      how many of the best images have each label
-      selectivity  (best - others) / (best + others) of the means of classes
-      best_class   the class with the highest mean value
-      synthesized  value of the best synthesized image over that of the best image
-      images       number of images that were used
     """
     options = Options(**values)
     images = image_options.image_list(paths, options.files0_from, options.limit)
@@ -295,26 +271,8 @@ def _remove_others(folder: str, names: set[str]) -> None:
 
 
 def _report(layers: Sequence[exemplars.LayerExemplars], net: models.LoadedModel, format: str) -> None:
-    rows = [_row(layer, channel, net.weights) for layer in layers for channel in layer.channels]
+    pairs = [(layer, channel) for layer in layers for channel in layer.channels]
+    rows = [exemplars.exemplar_row(layer, channel, net.weights) for layer, channel in pairs]
     caption = caption_of(net) | {"images": max(layer.images for layer in layers)}
-    section = Section(rows, FIELDS, columns=_COLUMNS)
+    section = Section(rows, exemplars.EXEMPLARS)
     output.write_report(Report([section], caption=caption), format)
-
-
-def _row(layer: exemplars.LayerExemplars, channel: exemplars.ChannelExemplars, weights: str) -> Row:
-    best = channel.most[0] if channel.most else None
-    made = max((each.value for each in channel.synthesized), default=None)
-    return call_row(
-        FIELDS,
-        layer.call,
-        channel,
-        part=layer.part,
-        value=best and best.value,
-        image=best and best.name,
-        label=best and best.label,
-        box=best and best.place and ",".join(map(str, best.box)),
-        classes=exemplars.class_words(channel),
-        synthesized=made / best.value if made is not None and best is not None and best.value > 0 else None,
-        images=layer.images,
-        weights=weights,
-    )

@@ -18,9 +18,10 @@ from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import refuse_input
 from hookscope.cli.shared.written import wrote_arrays
+from hookscope.columns import Columns
 from hookscope.errors import UsageError
 
-FIELDS = ("layer", "shape", "dtype", "images", "weights")
+COLUMNS = Columns("layer", "shape", "dtype", "images", "weights")
 
 
 @click.command("extract")
@@ -144,6 +145,6 @@ def command(
         wrote_arrays(path)
     if written.lost:
         output.note(f"Note: {written.lost:,} of {run.total} skipped: {written.lost_file} names them")
-    write_report(Report([Section(rows, FIELDS)], caption=caption_of(net)), format)
+    write_report(Report([Section(rows, COLUMNS)], caption=caption_of(net)), format)
     if written.lost and not written.was_complete:
         raise click.exceptions.Exit(1)

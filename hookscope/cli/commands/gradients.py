@@ -13,17 +13,14 @@ import click
 from hookscope import gradients, hooks, models, report, scores
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.gradient_rows import sections, totals
-from hookscope.cli.output.report import Report, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 from hookscope.cli.shared.output_paths import check_html, check_plot, write_html, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
-from hookscope.findings import Finding
-
-_TARGET_FIELDS = ("class", "label", "score", "probability")
+from hookscope.findings import Finding, counted
 
 
 @dataclass(frozen=True)
@@ -152,10 +149,10 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
         )
     if options.detect_anomaly and anomaly is None:
         output.note("Note: no NaN in the forward pass or in the backward pass")
-    lines = totals(measured, loss.name, changes.describe())
+    lines = _totals(measured, loss.name, changes.describe())
     shown = gradients.select_parameters(measured, net.model, options.layers or "all")
     about = _about(net, measured, options)
-    rows = sections(shown, thresholds, net.weights, options.parameters)
+    rows = _sections(shown, thresholds, net.weights, options.parameters)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(
             output.write_report, Report(rows, findings, about, lines, caption=subject.caption), options.format
@@ -190,7 +187,8 @@ def _about(net: models.LoadedModel, measured: gradients.GradientReport, options:
         "weights": net.weights,
         "loss": {"name": options.loss, "value": measured.value},
         "targets": [
-            row_of(_TARGET_FIELDS, prediction, **{"class": prediction.index}) for prediction in measured.targets
+            {"class": answer.index, "label": answer.label, "score": answer.score, "probability": answer.probability}
+            for answer in measured.targets
         ],
         "total_norm": measured.total_norm,
         "total_norm_after": measured.total_after,
@@ -217,3 +215,32 @@ def _provenance(
         "value": output.plain_json(measured.value),
         "findings": output.plain_json([finding.as_row() for finding in findings]),
     }
+
+
+def _sections(
+    measured: gradients.GradientReport, thresholds: gradients.GradientThresholds, weights: str, flat_parameters: bool
+) -> list[Section]:
+    """The layers and the parameters; ``flat_parameters`` says which of them tsv and csv hold."""
+    layers, parameters = gradients.gradient_rows(measured, thresholds, weights)
+    return [
+        Section(layers, gradients.GRADIENTS, "layer", in_flat=not flat_parameters),
+        Section(parameters, gradients.PARAMETER_GRADIENTS, "parameter"),
+    ]
+
+
+def _totals(measured: gradients.GradientReport, loss: str, changes: Sequence[str]) -> list[str]:
+    """The lines under the tables: the loss, and the total norm of all gradients before and after ``changes``."""
+    of = ", ".join(f"{answer.index} {answer.label or ''}".strip() for answer in measured.targets)
+    lines = [f"{loss} of class {of}: {measured.value:.4g}" if of else f"{loss}: {measured.value:.4g}"]
+    lines += [
+        f"total norm of the gradients of {counted(len(measured.parameters), 'parameter')}: {measured.total_norm:.4g}"
+    ]
+    if measured.total_after is not None:
+        lines[-1] += f"; after {', then '.join(changes)}: {measured.total_after:.4g}"
+    bad = sum(1 for p in measured.parameters if p.gradient is not None and p.gradient.nan + p.gradient.inf)
+    if bad:
+        lines.append(f"NaN or Inf in the gradients of {counted(bad, 'parameter')}: norms are of the finite values")
+    spread = sum(1 for p in measured.parameters if p.after is not None and p.after.nan + p.after.inf)
+    if spread > bad:
+        lines.append(f"clipping by norm spreads NaN or Inf to {counted(spread, 'parameter')}, as in training")
+    return lines

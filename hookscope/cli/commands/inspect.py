@@ -12,7 +12,7 @@ import click
 from hookscope import exemplars, hooks, inspection, report, scores, system
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.place_rows import in_words, place_section
+from hookscope.cli.output.place_rows import PLACES, in_words, place_section
 from hookscope.cli.output.report import Report
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
@@ -43,6 +43,7 @@ class Options:
 
 
 @click.command("inspect")
+@shared.tell_fields(PLACES)
 @shared.model_argument()
 @output_option("page")
 @click.option(
@@ -81,21 +82,6 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
 
     A terminal shows the answer and the first places in about ten lines. Other formats have a row for each place, the
     most important first.
-
-    \b
-    Fields:
-      rank      1 for the first place to look at
-      severity  error, warning or note
-      kind      name of the finding, or of another reason to look
-      layer     the layer or the parameter, empty for the input or the whole model
-      index     index, call and order are those of list-layers
-      channels  the channels that the reason is about, the most important first
-      image     the image that the reason is about, empty for all
-      reason    why to look there, in one sentence
-      numbers   the numbers of the reason, by name
-      meaning   what it means and what to do about it
-      weights   the weights; with random weights the answers mean nothing
-      file      the page
 
     The exit status is 0 whatever the page says, and 1 if an image cannot be read. `check` ends with 3 when a layer
     breaks a limit.

@@ -13,7 +13,7 @@ import click
 from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Columns, Report, Section, call_row, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
@@ -22,27 +22,52 @@ from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choic
 from hookscope.cli.shared.output_paths import OutputPath, check_plot, write_picture, write_plot
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.cli.shared.written import show_option
+from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
+from hookscope.hooks import CALL
 
-FIELDS = ("index", "name", "type", "call", "order", "shape", "changed", "relative_l2", "cosine", "nonfinite", "weights")
-CLASS_FIELDS = (
-    "class", "label", "target", "score", "score_after", "change", "probability", "probability_after", "rank",
-    "rank_after", "weights",
-)  # fmt: skip
-CHANNEL_FIELDS = (
-    "place", "index", "name", "type", "call", "order", "channel", "worth", "score", "score_after", "probability_after",
-    "top_after", "top_label", "weights",
-)  # fmt: skip
-_LEAST_NEEDED = ({"change"}, {"rank"}, {"target"}, {"probability"}, {"score"}, {"type"}, {"shape"})
+LAYERS = Columns(
+    *CALL.but(type={"need": 6}),
+    Column("shape", need=7),
+    Column("changed"),
+    Column("relative_l2"),
+    Column("cosine"),
+    Column("nonfinite", hide="zero"),
+    Column("weights", where="rows"),
+)
+CLASSES = Columns(
+    Column("class", lambda change: change.index),
+    Column("label"),
+    Column("target", need=3),
+    Column("score", need=5),
+    Column("score_after"),
+    Column("change", need=1),
+    Column("probability", need=4),
+    Column("probability_after"),
+    Column("rank", need=2),
+    Column("rank_after"),
+    Column("weights", where="rows"),
+)
+CHANNELS = Columns(
+    Column("place", need=5),
+    *CALL.but(index={"need": 1}, type={"need": 1}),
+    Column("channel"),
+    Column("worth"),
+    Column("score", where="rows"),
+    Column("score_after", need=2),
+    Column("probability_after", need=4),
+    Column("top_after", need=3),
+    Column("top_label", hide="zero"),
+    Column("weights", where="rows"),
+)
 
 
 def class_section(changes: Sequence[interventions.ClassChange], weights: str, in_flat: bool) -> Section:
     """The classes of both passes; under the table, the score of each target before and after."""
-    rows = [row_of(CLASS_FIELDS, change, weights=weights, **{"class": change.index}) for change in changes]
-    columns = Columns([name for name in CLASS_FIELDS if name != "weights"], least_needed=_LEAST_NEEDED)
     totals = [_target_line(change) for change in changes if change.target]
-    return Section(rows, CLASS_FIELDS, "class", columns=columns, totals=totals, in_flat=in_flat, needs_rows=True)
+    rows = CLASSES.rows(changes, weights=weights)
+    return Section(rows, CLASSES, "class", totals=totals, in_flat=in_flat, needs_rows=True)
 
 
 def _target_line(change: interventions.ClassChange) -> str:
@@ -54,21 +79,13 @@ def _target_line(change: interventions.ClassChange) -> str:
 
 def layer_section(layers: Sequence[interventions.MovedLayer], weights: str, in_table: bool) -> Section:
     """The calls, and how far their activations moved."""
-    rows = [call_row(FIELDS, layer.call, layer, weights=weights) for layer in layers]
-    shown = [name for name in FIELDS if name != "weights"]
-    columns = Columns(shown, ("call", "nonfinite"), ("index",), least_needed=_LEAST_NEEDED)
-    return Section(rows, FIELDS, "layer", columns=columns, in_table=in_table, needs_rows=True)
+    return Section(LAYERS.rows(layers, weights=weights), LAYERS, "layer", in_table=in_table, needs_rows=True)
 
 
 def channel_section(channels: Sequence[interventions.ChannelWorth], weights: str) -> Section:
     """The channels and the score that is lost without each, in the given order."""
-    rows = [
-        call_row(CHANNEL_FIELDS, channel.call, channel, place=place, weights=weights)
-        for place, channel in enumerate(channels, 1)
-    ]
-    shown = [name for name in CHANNEL_FIELDS if name not in ("score", "weights")]
-    least_needed = ({"index", "type"}, {"score_after"}, {"top_after"}, {"probability_after"}, {"place"})
-    return Section(rows, CHANNEL_FIELDS, columns=Columns(shown, ("call", "top_label"), least_needed=least_needed))
+    rows = [CHANNELS.row(channel, place=place, weights=weights) for place, channel in enumerate(channels, 1)]
+    return Section(rows, CHANNELS)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import click
 from hookscope import hooks, models, structure, tracing
 from hookscope.cli import process
 from hookscope.cli.output.formats import note, write_report
-from hookscope.cli.output.report import Columns, Report, call_row, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.tree_rows import tree_report
 from hookscope.cli.shared.options import (
     file_option,
@@ -20,28 +20,6 @@ from hookscope.cli.shared.options import (
 from hookscope.cli.shared.written import open_option, wrote
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed, operations_in_words
-
-FIELDS = (
-    "index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "receptive_field",
-    "stride", "note",
-)  # fmt: skip
-_COLUMNS = Columns(
-    FIELDS,
-    ("call", "note"),
-    least_needed=(
-        {"stride"},
-        {"input_shape"},
-        {"receptive_field"},
-        {"note"},
-        {"params"},
-        {"macs"},
-        {"output_shape"},
-        {"type"},
-    ),
-)
-TOTAL_FIELDS = (
-    "model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run",
-)  # fmt: skip
 
 
 @click.command("list-layers")
@@ -137,15 +115,15 @@ def command(
     totals = tracing.totals_of_type(trace, types or None, bool(ops))
     shown = types or (("all",) if ops else usual)
     if total:
-        row = row_of(TOTAL_FIELDS, totals, model=model, input_size=size, type="/".join(shown))
-        write_report(Report.of_rows([row], TOTAL_FIELDS), format)
+        row = tracing.LAYER_TOTALS.row(totals, model=model, input_size=size, type="/".join(shown))
+        write_report(Report([Section([row], tracing.LAYER_TOTALS)]), format)
     else:
-        rows = [call_row(FIELDS, call) for call in tracing.rows_of_type(trace, types or None, bool(ops))]
+        rows = tracing.LAYER_CALLS.rows(tracing.rows_of_type(trace, types or None, bool(ops)))
         lines = _lines(totals, shown, whole)
         lines[-1] += " (by a real pass)" if trace.real else ""
         if not ops and (words := operations_in_words(trace.operations)):
             lines = [f"not listed: {words}; --ops lists them", *lines]
-        write_report(Report.of_rows(rows, FIELDS, lines, columns=_COLUMNS), format)
+        write_report(Report([Section(rows, tracing.LAYER_CALLS)], totals=lines), format)
 
 
 def _trace(model: str, input_size: tuple[int, ...] | None, sources: bool) -> tuple[tuple[int, ...], tracing.Trace]:

@@ -10,8 +10,8 @@ import click
 from hookscope import models, planning
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.plan_rows import TOTAL_FIELDS, plan_report, total_row, verdict
-from hookscope.cli.output.report import Report
+from hookscope.cli.output.plan_rows import COLUMNS, TOTALS, plan_report, verdict
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import check_plot, write_plot
@@ -22,6 +22,7 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
 
 
 @click.command("plan")
+@shared.tell_fields(COLUMNS, "Fields of a row, one for each call")
 @shared.model_argument()
 @click.option(
     "--batch-size",
@@ -112,20 +113,6 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
     --measure also gives the effective receptive field (arXiv:1701.04128) of the middle unit: the side of a square with
     as many pixels as have a gradient above 4.55 % of the largest. It is measured on one random image, for layers with
     weights and an output of several positions, such as convolutions: at most 64 of them, at even distances.
-
-    \b
-    Fields of a row, one for each call:
-      index            index, name, type, call and order are those of list-layers
-      input_shape      with the batch axis
-      output_shape     likewise
-      params           parameters of the layer; if shared, at its first call
-      macs             multiply-accumulates of the whole batch
-      bytes_moved      inputs, outputs and parameters that are read or written
-      saved            bytes kept for the backward pass that no earlier call keeps
-      bound            what limits the speed: memory or arithmetic
-      receptive_field  in pixels, as in list-layers; stride likewise
-      effective_field  side of the effective receptive field, with --measure
-      forward          seconds, with forward_low, forward_high; backward likewise
     """
     _check(values, plot, model)
     models.find_source(model)  # an unknown name fails before torch is imported
@@ -134,7 +121,7 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
     for text in found.notes:
         output.note(f"Note: {text}")
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        rows = Report.of_rows([total_row(found)], TOTAL_FIELDS) if total else plan_report(found, top)
+        rows = Report([Section([TOTALS.row(found)], TOTALS)]) if total else plan_report(found, top)
         stack.callback(output.write_report, rows, format)
         if plot is not None:
             figure = planning.plot_plan(found, lines=verdict(found))

@@ -9,18 +9,27 @@ import click
 from hookscope import images, scores
 from hookscope.cli import process
 from hookscope.cli.output.formats import write_report
-from hookscope.cli.output.report import Report, Row, Section, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of, model_options
+from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 
-FIELDS = ("image", "class", "label", "score", "probability", "weights")
+COLUMNS = Columns(
+    Column("image", help="the image, as it was named"),
+    Column("class", lambda prediction: prediction.index, "number of the class"),
+    Column("label", help="name of the class, empty if unknown"),
+    Column("score", help="logit of the class, before softmax, as the model returns it"),
+    Column("probability", help="softmax over all classes, 0 to 1"),
+    Column("weights", help="the weights; with random weights the classes mean nothing"),
+)
 
 
 @click.command("predict")
+@shared.tell_fields(COLUMNS)
 @shared.model_argument()
 @click.option(
     "--top",
@@ -53,15 +62,6 @@ def command(
 
     IMAGE is a file, a folder, a glob, or - for standard input. There is a row for each class, the highest score first.
 
-    \b
-    Fields:
-      image        the image, as it was named
-      class        number of the class
-      label        name of the class, empty if unknown
-      score        logit of the class, before softmax, as the model returns it
-      probability  softmax over all classes, 0 to 1
-      weights      the weights; with random weights the classes mean nothing
-
     In a segmentation model, the score of a class is the mean of its logits over all positions. Detection and optical
     flow models have no class scores.
     """
@@ -79,8 +79,7 @@ def command(
         with process.prints_to_standard_error():
             predictions = scores.predict(net, tensors, classes, names)
         for prediction in predictions:
-            number = {"class": prediction.index}
-            yield row_of(FIELDS, prediction, image=pictures[0].name, weights=net.weights, **number)
+            yield COLUMNS.row(prediction, image=pictures[0].name, weights=net.weights)
 
-    write_report(Report([Section(files.rows(net, rows), FIELDS)], caption=caption_of(net)), format)
+    write_report(Report([Section(files.rows(net, rows), COLUMNS)], caption=caption_of(net)), format)
     files.exit()

@@ -9,20 +9,36 @@ from typing import Any
 import click
 
 from hookscope import explain
-from hookscope.cli.output.report import Row
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
+from hookscope.cli.shared.explain import (
+    ANSWER,
+    FRAME,
+    PEAK,
+    ExplainOptions,
+    Explanation,
+    explain_images,
+    explain_options,
+)
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, model_options, running
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
+from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.findings import counted
 
-FIELDS = (
-    "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x",
-    "peak_y", "weights", "file", "unseen", "steps", "target", "box",
-)  # fmt: skip
+COLUMNS = Columns(
+    *("image", "method"),
+    *ANSWER,
+    Column("shape", need=5),
+    Column("sum", need=11),
+    Column("expected", need=10, hide="unknown"),
+    *PEAK,
+    *("weights", "file"),
+    Column("unseen", hide="zero"),
+    Column("steps", need=8, hide="unknown"),
+    *FRAME,
+)
 _DEFAULTS = explain.Settings()
 
 
@@ -130,7 +146,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
         options.window, options.stride, options.layer,
     )  # fmt: skip
     draw = lambda explanation: _draw(explanation, options, settings)  # noqa: E731
-    explain_images(model, paths, options, options.check(paths), FIELDS, draw)
+    explain_images(model, paths, options, options.check(paths), COLUMNS, draw)
 
 
 def _draw(explanation: Explanation, options: Options, settings: explain.Settings) -> Iterator[Row]:
@@ -165,7 +181,7 @@ def _row(explanation: Explanation, result: explain.Saliency, path: str, steps: i
     total = float(result.values.double().sum())
     _note_limits(explanation, result, total, steps)
     explanation.raw.keep(f"{explanation.word}/{result.prediction.key}", result.values.cpu().float().numpy())
-    return explanation.row(FIELDS, result, path, sum=total)
+    return explanation.row(COLUMNS, result, path, sum=total)
 
 
 def _note_limits(explanation: Explanation, result: explain.Saliency, total: float, steps: int) -> None:

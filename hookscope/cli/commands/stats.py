@@ -13,8 +13,7 @@ import click
 from hookscope import jobs, models, report, statistics, system
 from hookscope.cli import process
 from hookscope.cli.output.formats import note, write_report
-from hookscope.cli.output.report import Report
-from hookscope.cli.output.stats_rows import channel_section, layer_section
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.engine_options import EngineOptions
 from hookscope.cli.shared.image_options import images_argument
@@ -170,16 +169,17 @@ def _report(
     format: str,
 ) -> None:
     weights = saved.source.weights
-    section = layer_section(layers, findings, weights)
+    section = Section(statistics.statistics_rows(layers, findings, weights), statistics.STATISTICS, "layer")
     # findings that no row names, such as those of a BatchNorm
     keys = set() if per_channel else {layer.key for layer in layers}
     rest = [f"{finding.finding} {finding.layer}".strip() for finding in single(findings) if finding.layer not in keys]
     flat_note = f"Note: not in TSV or CSV: {listed(rest, 4)}; see --format table or json" if rest else ""
     about = {"layers": section.rows} if per_channel else {}
-    shown = channel_section(layers, weights) if per_channel else section
+    if per_channel:
+        section = Section(statistics.channel_rows(layers, weights), statistics.CHANNELS, "channel")
     source = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
     caption = source | {"images": saved.totals.images}
-    write_report(Report([shown], findings, about, _totals(saved, layers), flat_note, caption), format)
+    write_report(Report([section], findings, about, _totals(saved, layers), flat_note, caption), format)
 
 
 def _totals(saved: statistics.SavedStatistics, layers: Sequence[statistics.LayerStatistics]) -> list[str]:

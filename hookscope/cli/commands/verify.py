@@ -9,12 +9,19 @@ import click
 from hookscope import hooks, verification
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
+from hookscope.columns import Column, Columns, Row
 
-FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
-_COLUMNS = Columns(FIELDS, ("note",), ("layer",), least_needed=({"compared"}, {"largest_difference"}))
+COLUMNS = Columns(
+    Column("check", lambda check: check.name),
+    Column("holds"),
+    Column("compared", need=1),
+    Column("largest_difference", need=2),
+    Column("layer", hide="unknown"),
+    Column("note", hide="zero"),
+)
 
 
 @click.command("verify")
@@ -61,7 +68,7 @@ def command(
     check_choice(subject.net, types, layers)
     failed: list[verification.Check] = []
     checks = _checks(subject, model.seed, layers, types or None)
-    rows = Section(_rows(checks, failed), FIELDS, columns=_COLUMNS)
+    rows = Section(_rows(checks, failed), COLUMNS)
     output.write_report(Report([rows], caption=subject.caption), format)
     for check in failed:
         where = f" at '{check.layer}'" if check.layer else ""
@@ -87,7 +94,7 @@ def _checks(
 def _rows(checks: Iterable[verification.Check], failed: list[verification.Check]) -> Iterator[Row]:
     """A row for each check up to the first that fails, which is added to ``failed``."""
     for check in checks:
-        yield row_of(FIELDS, check, check=check.name)
+        yield COLUMNS.row(check)
         if check.holds is False:
             failed.append(check)
             return

@@ -14,24 +14,38 @@ import click
 from hookscope import attention, drawing, explain, hooks, images
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Row, call_row
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.array_file import ArrayFile, as_array
 from hookscope.cli.shared.class_options import categories_of, categories_option
+from hookscope.cli.shared.explain import PEAK
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, model_options, running
 from hookscope.cli.shared.output_paths import call_names, file_word, model_word
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.findings import listed
+from hookscope.hooks import CALL
 
-FIELDS = (
-    "index", "name", "type", "call", "order", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file",
-)  # fmt: skip
-_ATTENTION_FIELDS = (
-    "image", "index", "name", "type", "call", "head", "shape", "query", "max", "peak_x", "peak_y", "positions",
-    "elsewhere", "windows", "weights", "file",
-)  # fmt: skip
+COLUMNS = Columns(
+    *CALL.but(type={"need": 2}),
+    Column("shape", need=5),
+    Column("min", lambda summary: summary.low, need=7),
+    Column("mean", need=4),
+    Column("max", lambda summary: summary.high, need=6),
+    Column("dead", need=3),
+    Column("nonfinite", hide="zero"),
+    *("weights", "file"),
+)
+ATTENTION = Columns(
+    Column("image"),
+    *CALL.but("order", type={"need": 2}),
+    Column("head"),
+    Column("shape", need=5),
+    Column("query"),
+    *PEAK,
+    *("positions", "elsewhere", "windows", "weights", "file"),
+)
 _OF_MAPS = {  # options that only sheets of feature maps have
     "types": "--type", "channels": "--channels", "scale": "--scale", "overlay": "--overlay", "alpha": "--alpha",
     "plain": "--plain", "categories": "--categories",
@@ -165,7 +179,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     raw = ArrayFile.parse(options.raw, paths)
     run = PictureRun.load(model, paths, output, options.types, options.layers)
     with raw:
-        run.print_rows(lambda read: _draw(run, read, options, scale, style, raw), FIELDS, options.format)
+        run.print_rows(lambda read: _draw(run, read, options, scale, style, raw), COLUMNS, options.format)
     run.files.exit()
 
 
@@ -202,7 +216,7 @@ def _draw(
         run.write(sheet.image, file)
         for part, values in summary.values.items():
             raw.keep("/".join(filter(None, (run.files.words[image], call.key, part))), as_array(values))
-        yield call_row(FIELDS, call, summary, min=summary.low, max=summary.high, weights=net.weights, file=file)
+        yield COLUMNS.row(summary, **CALL.row(call), weights=net.weights, file=file)
 
 
 def _check_attention() -> None:
@@ -218,7 +232,7 @@ def _draw_attention(model: ModelOptions, paths: list[str], options: Options) -> 
     with raw:
         run.print_rows(
             lambda read: _attention_of(run, read, options, raw),
-            _ATTENTION_FIELDS,
+            ATTENTION,
             options.format,
             shown=_narrowest,
             totals=["of each layer: the head that looks at the fewest positions; --format tsv has all heads"],
@@ -259,7 +273,7 @@ def _attention_of(
             x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
             about |= {"head": head, "max": float(still.max()), "peak_x": x, "peak_y": y}
             about |= {"positions": float(found.positions[head]), "elsewhere": float(found.elsewhere[head])}
-            yield call_row(_ATTENTION_FIELDS, found.call, query=found.query, windows=found.windows, **about)
+            yield ATTENTION.row(found, **about)
 
 
 def _in_shares(query: _Query, source: explain.OverlaySource) -> _Query:

@@ -8,17 +8,26 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hookscope import models, report
+from hookscope import models, report, training
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Columns, Report, Section
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared.output_paths import check_html, check_plot, write_html, write_plot
+from hookscope.columns import Column, Columns
 from hookscope.errors import InputError, near_misses
 from hookscope.training import Run, TimedFinding, duration_words, findings_over_time, read_runs, summary
 
-FIELDS = ("step", "last_step", "time", "lasts", "finding", "severity", "layer", "layers", "evidence", "meaning")
-_COLUMNS = Columns(
-    ("step", "last_step", "time", "finding", "severity", "layer"), least_needed=({"time"}, {"last_step"}, {"severity"})
+COLUMNS = Columns(
+    Column("step"),
+    Column("last_step", need=2),
+    Column("time", need=1),
+    Column("lasts", where="rows"),
+    Column("finding"),
+    Column("severity", need=3),
+    Column("layer"),
+    Column("layers", where="rows"),
+    Column("evidence", where="rows"),
+    Column("meaning", where="rows"),
 )
 
 
@@ -81,7 +90,7 @@ def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -
 
 def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str], format: str) -> None:
     """Write the findings; json also has the run and the last metrics of each layer."""
-    rows = [{name: value for name, value in finding.as_row().items() if name in FIELDS} for finding in findings]
-    section = Section(rows, FIELDS, columns=_COLUMNS, needs_rows=True)
-    about = {"run": _run_row(run), "layers": report.last_rows(run)}
+    rows = [{name: value for name, value in finding.as_row().items() if name in COLUMNS.flat} for finding in findings]
+    section = Section(rows, COLUMNS, needs_rows=True)
+    about = {"run": _run_row(run), "layers": training.last_rows(run)}
     output.write_report(Report([section], findings, about, lines), format)

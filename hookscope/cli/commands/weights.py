@@ -12,7 +12,7 @@ import click
 from hookscope import drawing, hooks, models, parameters, report, system, tracing
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Columns, Report, Section
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.output_paths import (
@@ -31,18 +31,8 @@ from hookscope.findings import Finding, counted
 from hookscope.parameters import (
     finding_names as finding_names,  # its file registers the findings whose options help shows
 )
-from hookscope.report import NESTED_WEIGHTS_FIELDS as NESTED_FIELDS, WEIGHTS_FIELDS as FIELDS
 
 _BINS = 48  # of a histogram on a page
-_COLUMNS = Columns(
-    FIELDS,
-    ("nan", "inf", "dead", "duplicate", "collapsed", "findings"),
-    ("filters", "filter_norm_min", "filter_norm_mean", "filter_norm_max", "updated"),
-    least_needed=(
-        {"filter_norm_mean"}, {"filter_norm_min", "filter_norm_max"}, {"filters"}, {"updated"}, {"type"}, {"norm"},
-        {"shape"}, {"min", "max"}, {"zeros"}, {"mean"},
-    ),
-)  # fmt: skip
 
 
 @click.command("weights")
@@ -119,8 +109,7 @@ def command(
     rows = parameters.parameter_statistics(net.model, thresholds, layers, bins=_BINS if html else 0)
     findings = parameters.parameter_findings(rows, thresholds)
     totals = _totals(rows)
-    shown = [report.weights_row(row, thresholds, net.weights) for row in rows]
-    section = Section(shown, FIELDS, "parameter", NESTED_FIELDS, _COLUMNS)
+    section = Section(parameters.weights_rows(rows, thresholds, net.weights), parameters.WEIGHTS, "parameter")
     about = {"model": net.name, "weights": net.weights}
     style = drawing.Style(columns, cell, cmap or "RdBu_r")
     sheet = kernels and parameters.kernel_sheet(net.model, layers, channels, style, net.name, net.weights)

@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from hookscope import comparison, statistics
-from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
+from hookscope.columns import Row
 from hookscope.findings import counted, listed, percent
 
-ANSWER_FIELDS = (
-    "kind", "sentence", "advice", "first", "most", "same_before", "images", "top1", "top5", "changed", "a", "b",
-)  # fmt: skip
-FIELDS = (
-    "index", "layer", "type", "call", "order", "part", "layer_b", "type_b", "how", "shape", "shape_b", "relative_l2",
-    "alone", "noise", "differs", "cosine", "cka", "max_abs", "image", "place", "value_a", "value_b", "values", "equal",
-    "nonfinite_a", "nonfinite_b", "dead_a", "dead_b", "parameters", "buffers",
-)  # fmt: skip
-UNPAIRED_FIELDS = ("side", "index", "layer", "type", "call", "order")
-IMAGE_FIELDS = ("image", "class_a", "class_b", "probability_a", "probability_b")
-LIMIT_FIELDS = ("limit", "index", "layer", "order", "part", "value", "allowed", "evidence")
-_TABLE = (
-    "index", "layer", "part", "layer_b", "type", "shape", "relative_l2", "alone", "cosine", "cka", "max_abs",
-    "nonfinite_a", "nonfinite_b", "dead_a", "dead_b", "parameters", "buffers",
-)  # fmt: skip
-_WITH_VALUES = (
-    "part",
-    "layer_b",
-    "nonfinite_a",
-    "nonfinite_b",
-    "dead_a",
-    "dead_b",
-    "parameters",
-    "buffers",
-)
-_LEAST_NEEDED = (
-    {"index"},
-    {"max_abs"},
-    {"dead_a", "dead_b"},
-    {"shape"},
-    {"cosine"},
-    {"buffers"},
-    {"type"},
-    {"cka"},
-    {"parameters"},
-)
 _IMAGES, _CALLS = 3, 4  # in the words above the table
 
 
@@ -62,34 +26,27 @@ def comparison_report(
     totals = (
         [f"{len(shown)} of {len(order)} pairs; --top N shows more, --format tsv all"] if len(shown) < len(order) else []
     )
-    answer = row_of(
-        ANSWER_FIELDS,
-        found.answer,
-        found.agreement,
-        images=len(found.names),
-        changed=len(found.agreement.changed) if found.agreement else None,
-        a=asdict(found.a),
-        b=asdict(found.b),
-    )
+    sides = (("a", found.unpaired_a), ("b", found.unpaired_b))
+    unpaired = [comparison.UNPAIRED.row(call, side=side) for side, calls in sides for call in calls]
+    changed = comparison.CHANGED_IMAGES.rows(found.agreement.changed if found.agreement else ())
     sections = [
-        Section([answer], ANSWER_FIELDS, "answer", in_table=False, in_flat=False),
+        Section([comparison.answer_row(found)], comparison.ANSWER, "answer", in_table=False, in_flat=False),
         Section(
-            [_pair_row(pair, found.names) for pair in order],
-            FIELDS,
+            [comparison.pair_row(pair, found.names) for pair in order],
+            comparison.PAIRS,
             "call",
-            columns=Columns(_TABLE, _WITH_VALUES, ("index", "alone", "cka", "cosine"), least_needed=_LEAST_NEEDED),
             totals=totals,
-            shown=[_pair_row(pair, found.names) for pair in shown],
+            shown=[comparison.pair_row(pair, found.names) for pair in shown],
             for_table=_without_same_name,
         ),
-        Section(_unpaired_rows(found), UNPAIRED_FIELDS, "unpaired_call", in_table=False, in_flat=False),
-        Section(_image_rows(found), IMAGE_FIELDS, "changed_image", in_table=False, in_flat=False),
+        Section(unpaired, comparison.UNPAIRED, "unpaired_call", in_table=False, in_flat=False),
+        Section(changed, comparison.CHANGED_IMAGES, "changed_image", in_table=False, in_flat=False),
     ]
     verdict = ""
     if limits is not None:
-        rows = [row_of(LIMIT_FIELDS, limit) for limit in limits.broken]
-        columns = Columns(LIMIT_FIELDS, ("part",), least_needed=({"index"}, {"allowed"}))
-        sections.append(Section(rows, LIMIT_FIELDS, "broken_limit", columns=columns, in_flat=False, needs_rows=True))
+        rows = comparison.BROKEN_LIMITS.rows(limits.broken)
+        broken = Section(rows, comparison.BROKEN_LIMITS, "broken_limit", in_flat=False, needs_rows=True)
+        sections.append(broken)
         verdict = f"limits: {limits.verdict()}"
     note = " ".join(filter(None, ["Note:", found.answer.sentence, verdict]))
     return Report(
@@ -114,40 +71,9 @@ def _shown(
     return [pair for pair in order if pair.key in chosen]
 
 
-def _pair_row(pair: comparison.PairedCall, names: Sequence[str]) -> Row:
-    largest = pair.difference.largest if pair.difference else None
-    values: dict[str, Any] = dict.fromkeys(("max_abs", "image", "place", "value_a", "value_b"))
-    if largest is not None:
-        image = None if largest.image is None else names[largest.image]
-        values = {"max_abs": largest.value, "image": image, "place": largest.place}
-        values |= {"value_a": largest.a, "value_b": largest.b}
-    return row_of(
-        FIELDS,
-        pair.a,
-        pair,
-        pair.difference,
-        layer=pair.a.key,
-        layer_b=pair.b.key,
-        type_b=pair.b.type,
-        shape=pair.shape_a,
-        differs=pair.differs,
-        **values,
-    )
-
-
 def _without_same_name(row: Row) -> Row:
     """The row of a table: the layer of B only where its name is another."""
     return {**row, "layer_b": row["layer_b"] if row["layer_b"] != row["layer"] else None}
-
-
-def _unpaired_rows(found: comparison.Comparison) -> list[Row]:
-    sides = (("a", found.unpaired_a), ("b", found.unpaired_b))
-    return [row_of(UNPAIRED_FIELDS, call, side=side, layer=call.key) for side, calls in sides for call in calls]
-
-
-def _image_rows(found: comparison.Comparison) -> list[Row]:
-    changed = found.agreement.changed if found.agreement else ()
-    return [row_of(IMAGE_FIELDS, image, image=image.name) for image in changed]
 
 
 def _caption(found: comparison.Comparison) -> Mapping[str, Any]:

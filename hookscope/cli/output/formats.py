@@ -16,9 +16,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
-from hookscope.cli.output.report import Report, Row, Section
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.styles import Plain, has_colours, plain, plain_json as plain_json, text_of
 from hookscope.cli.output.table import Page, caption_lines, findings_in_words, lay_out, whole_line
+from hookscope.columns import Row
 from hookscope.errors import printable
 from hookscope.findings import verdict
 
@@ -74,13 +75,13 @@ def _csv_line(values: Sequence[Plain]) -> str:
 
 def _write_flat(report: Report, stream: TextIO, line: Callable[[Sequence[Plain]], str]) -> None:
     section = next(section for section in report.sections if section.in_flat)
-    header = line(list(section.fields))
+    header, as_json = line(section.columns.flat), {column.name for column in section.columns if column.as_json}
     try:
         for row in section.rows:
             section.check(row)
-            cells = {name: _json(row[name]) if name in section.as_json else row[name] for name in row}
+            cells = {name: _json(row[name]) if name in as_json else row[name] for name in row}
             # the header is written with the first row, because an error may come instead
-            _emit(stream, header + line([plain(cells.get(name)) for name in section.fields]))
+            _emit(stream, header + line([plain(cells.get(name)) for name in section.columns.flat]))
             header = ""
         _emit(stream, header)
     except BrokenPipeError:
@@ -125,7 +126,7 @@ def _encoding(stream: TextIO) -> str:
 
 def _whole(section: Section, row: Row) -> dict[str, Any]:
     section.check(row)
-    return {name: row.get(name) for name in (*section.fields, *section.more_fields)}
+    return {name: row.get(name) for name in section.columns.nested}
 
 
 def _write_ndjson(report: Report, stream: TextIO) -> None:

@@ -6,32 +6,45 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookscope import faithfulness
-from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.table import MOST_WORDS, wrapped
+from hookscope.columns import Column, Columns, Row
 from hookscope.findings import counted
 
-_NUMBERS = ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized", "passes")
-FIELDS = ("image", "map", "class", "label", "target", "score", "probability", *_NUMBERS, "weights", "file")
-MEAN_FIELDS = ("map", "road", "low", "high", *_NUMBERS[1:], "behind_low", "behind_high", "within_noise")
-VERDICT_FIELDS = ("by", "images", "passes", "sentences")
-_LEAST_NEEDED = (
-    {"passes"}, {"score", "probability"}, {"class"}, {"label"}, {"target"}, {"increase"}, {"points"}, {"in_box"},
-    {"drop"}, {"randomized"},
-)  # fmt: skip
-
-
-def map_row(measured: faithfulness.Faithfulness, **more: Any) -> Row:
-    """The row of one map of one image."""
-    answer = measured.prediction
-    named = {"map": measured.name, "class": answer.index, "target": answer.target or None}
-    return row_of(FIELDS, measured, answer, **named, **more)
-
-
-def _mean_row(each: faithfulness.MapScores) -> Row:
-    low, high = each.interval or (None, None)
-    behind_low, behind_high = each.behind or (None, None)
-    ends = {"low": low, "high": high, "behind_low": behind_low, "behind_high": behind_high}
-    return row_of(MEAN_FIELDS, each, map=each.name, **ends)
+_NUMBERS = Columns(
+    Column("road"),
+    Column("insertion"),
+    Column("deletion"),
+    Column("drop", need=9),
+    Column("increase", need=6, hide="unknown"),
+    Column("points", need=7, hide="unknown"),
+    Column("in_box", need=8, hide="unknown"),
+    Column("randomized", need=10, hide="unknown"),
+    Column("passes", need=1),
+)
+MAPS = Columns(
+    Column("image"),
+    Column("map", lambda measured: measured.name),
+    Column("class", lambda measured: measured.prediction.index, need=3),
+    Column("label", lambda measured: measured.prediction.label, need=4, hide="unknown"),
+    Column("target", lambda measured: measured.prediction.target or None, need=5, hide="unknown"),
+    Column("score", lambda measured: measured.prediction.score, need=2),
+    Column("probability", lambda measured: measured.prediction.probability, need=2, hide="unknown"),
+    *_NUMBERS,
+    Column("weights", where="rows"),
+    Column("file"),
+)
+MEANS = Columns(
+    Column("map", lambda scores: scores.name),
+    _NUMBERS[0],
+    Column("low", lambda scores: scores.interval and scores.interval[0], hide="unknown"),
+    Column("high", lambda scores: scores.interval and scores.interval[1], hide="unknown"),
+    *_NUMBERS[1:],
+    Column("behind_low", lambda scores: scores.behind and scores.behind[0], where="rows"),
+    Column("behind_high", lambda scores: scores.behind and scores.behind[1], where="rows"),
+    Column("within_noise", where="rows"),
+)
+VERDICT = Columns("by", "images", "passes", "sentences")
 
 
 def comparison_report(found: faithfulness.MapComparison, rows: Sequence[Row], caption: Mapping[str, Any]) -> Report:
@@ -41,20 +54,10 @@ def comparison_report(found: faithfulness.MapComparison, rows: Sequence[Row], ca
     shown = sorted(rows, key=lambda row: order.index(row["map"])) if single else rows
     verdict = {"by": found.by, "images": found.images, "passes": passes, "sentences": found.verdict}
     total = f"{counted(found.images, 'image')}, {counted(len(found.maps), 'map')}: {passes:,} passes to measure them"
-    known = ("increase", "points", "in_box", "randomized", "label", "target", "probability")
-    columns = Columns([name for name in FIELDS if name != "weights"], (), known, least_needed=_LEAST_NEEDED)
-    means = [_mean_row(each) for each in found.maps]
     sections = [
-        Section([verdict], VERDICT_FIELDS, "verdict", in_table=False, in_flat=False),
-        Section(shown, FIELDS, "measured_map", columns=columns, in_table=single),
-        Section(
-            means,
-            MEAN_FIELDS,
-            "map",
-            columns=Columns(MEAN_FIELDS[:-3], (), (*known, "low", "high"), least_needed=_LEAST_NEEDED),
-            in_table=not single,
-            in_flat=False,
-        ),
+        Section([verdict], VERDICT, "verdict", in_table=False, in_flat=False),
+        Section(shown, MAPS, "measured_map", in_table=single),
+        Section(MEANS.rows(found.maps), MEANS, "map", in_table=not single, in_flat=False),
     ]
     return Report(
         sections,

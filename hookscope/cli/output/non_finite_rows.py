@@ -8,27 +8,29 @@ from functools import partial
 from typing import Any
 
 from hookscope import hooks, tracing
-from hookscope.cli.output.report import Report, Section, call_row
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import Page, caption_lines, wrapped
+from hookscope.columns import Column, Columns
 from hookscope.errors import printable
 from hookscope.findings import counted, listed
+from hookscope.hooks import CALL
 
-FIELDS = (
-    "kind", "name", "type", "call", "order", "operation", "place", "cause", "source", "deliberate", "nonfinite",
-    "inputs", "output", "weights",
-)  # fmt: skip
+COLUMNS = Columns(
+    Column("kind"),
+    *CALL.but("index"),
+    *("operation", "place", "cause", "source", "deliberate", "nonfinite"),
+    Column("inputs", lambda call: _plain(call.inputs), as_json=True),
+    Column("output", lambda call: _plain(call.output), as_json=True),
+    Column("weights"),
+)
 
 
 def non_finite_report(found: tracing.NonFiniteReport, weights: str, caption: Mapping[str, Any]) -> Report:
     """A row for each call that makes NaN or Inf; a table says it in words."""
     about = asdict(found) | {"contained": [call.call.key for call in found.contained]}
     del about["made"]
-    rows = [
-        call_row(FIELDS, call.call, call, weights=weights, inputs=_plain(call.inputs), output=_plain(call.output))
-        for call in found.made
-    ]
-    section = Section(rows, FIELDS, "call", as_json=("inputs", "output"))
+    section = Section(COLUMNS.rows(found.made, weights=weights), COLUMNS, "call")
     words = partial(_in_words, found, caption)
     return Report([section], about=about, flat_note="Note: " + " ".join(_seen(found)), in_words=words)
 

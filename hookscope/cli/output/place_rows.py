@@ -8,23 +8,36 @@ from dataclasses import replace
 from typing import Any
 
 from hookscope import hooks, inspection
-from hookscope.cli.output.report import Row, Section, row_of
+from hookscope.cli.output.report import Section
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, wrapped
+from hookscope.columns import Column, Columns, Row
 from hookscope.errors import printable
 from hookscope.findings import counted, numbers_by_severity, percent, severity_counts
 
-FIELDS = (
-    "rank", "severity", "kind", "layer", "index", "call", "order", "channels", "image", "reason", "numbers", "meaning",
-    "weights", "file",
-)  # fmt: skip
+PLACES = Columns(
+    Column("rank", help="1 for the first place to look at"),
+    Column("severity", help="error, warning or note"),
+    Column("kind", help="name of the finding, or of another reason to look"),
+    Column("layer", help="the layer or the parameter, empty for the input or the whole model"),
+    Column("index", help="index, call and order are those of list-layers"),
+    Column("call"),
+    Column("order"),
+    Column("channels", help="the channels that the reason is about, the most important first", as_json=True),
+    Column("image", help="the image that the reason is about, empty for all"),
+    Column("reason", help="why to look there, in one sentence"),
+    Column("numbers", help="the numbers of the reason, by name", as_json=True),
+    Column("meaning", help="what it means and what to do about it"),
+    Column("weights", help="the weights; with random weights the answers mean nothing"),
+    Column("file", help="the page"),
+)
 _MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption
 _IMAGES, _CLASSES, _LEAST_SHARE = 3, 3, 0.01  # of the answer
 
 
 def place_section(found: inspection.Inspection, file: str) -> Section:
     """A row for each place."""
-    return Section(list(_rows(found, file)), FIELDS, as_json=("channels", "numbers"))
+    return Section(list(_rows(found, file)), PLACES)
 
 
 def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:
@@ -35,8 +48,7 @@ def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:
     for rank, place in enumerate(found.places, 1):
         call = calls.get(place.layer) if place.layer else None
         owner = call or (calls.get(place.layer.rpartition(".")[0]) if "." in place.layer else None)
-        yield row_of(
-            FIELDS,
+        yield PLACES.row(
             place,
             owner,
             rank=rank,

@@ -2,43 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from hookscope import planning
-from hookscope.cli.output.report import Columns, Report, Row, Section, call_row, row_of
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
+from hookscope.columns import Column, Columns
 from hookscope.findings import counted, listed, percent
+from hookscope.hooks import CALL
 
 _PHASES = {"forward": "forward", "backward": "backward", "update": "optimizer"}  # field, and part of a step
-_SPREAD = ("", "_low", "_high")
-_TIMES = tuple(f"{phase}{end}" for phase in _PHASES for end in _SPREAD)
-FIELDS = (
-    "index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "bytes_moved", "saved",
-    "bound", "receptive_field", "stride", "effective_field", *_TIMES[:6],
-)  # fmt: skip
 _KINDS = ("parameters", "buffers", "gradients", "optimizer", "input", "saved", "temporary")
-TOTAL_FIELDS = (
-    "model", "input_shape", "dtype", "device", "optimizer", "checkpointed", "params", "macs", "bytes_moved",
-    *(f"{kind}_bytes" for kind in _KINDS), "peak_bytes", "peak_in", "peak_call", "limit", "largest_batch", "real",
-    "measured_on", "measured_saved", "measured_peak", *_TIMES, "repeats", "warm_up", "macs_per_second",
-    "bytes_per_second",
-)  # fmt: skip
-_COLUMNS = Columns(
-    [name for name in FIELDS if name not in ("call", "order", "input_shape", *_TIMES) or name in _PHASES],
-    ("params", "saved"),
-    ("effective_field", "forward", "backward"),
-    least_needed=(
-        {"stride"},
-        {"receptive_field"},
-        {"params"},
-        {"effective_field"},
-        {"type"},
-        {"output_shape"},
-        {"bytes_moved"},
-        {"bound"},
-        {"macs"},
+
+
+def _seconds(name: str, time_of: Callable[[Any], planning.Timing | None], **more: Any) -> list[Column]:
+    """The median and the quartiles of a time."""
+
+    def end(part: str) -> Callable[[Any], float | None]:
+        return lambda fact: getattr(time_of(fact), part, None)
+
+    ends = (Column(f"{name}_{part}", end(part), where="rows") for part in ("low", "high"))
+    return [Column(name, end("median"), **more), *ends]
+
+
+def _measured(name: str) -> Callable[[planning.Plan], Any]:
+    return lambda found: getattr(found.measured, name, None)
+
+
+def _sum(name: str) -> Column:
+    return Column(name, lambda found: sum(getattr(call, name) for call in found.calls))
+
+
+def _bytes(kind: str) -> Column:
+    return Column(f"{kind}_bytes", lambda found: getattr(found.memory, kind))
+
+
+COLUMNS = Columns(
+    *CALL.but(
+        index={"help": "index, name, type, call and order are those of list-layers", "hide": ""},
+        type={"need": 5},
+        call={"where": "rows"},
+        order={"where": "rows"},
     ),
+    Column("input_shape", help="with the batch axis", where="rows"),
+    Column("output_shape", help="likewise", need=6),
+    Column("params", None, "parameters of the layer; if shared, at its first call", 3, "zero"),
+    Column("macs", help="multiply-accumulates of the whole batch", need=9),
+    Column("bytes_moved", help="inputs, outputs and parameters that are read or written", need=7),
+    Column("saved", help="bytes kept for the backward pass that no earlier call keeps", hide="zero"),
+    Column("bound", help="what limits the speed: memory or arithmetic", need=8),
+    Column("receptive_field", help="in pixels, as in list-layers; stride likewise", need=2),
+    Column("stride", need=1),
+    Column("effective_field", None, "side of the effective receptive field, with --measure", 4, "unknown"),
+    *_seconds(
+        "forward",
+        lambda call: call.forward,
+        help="seconds, with forward_low, forward_high; backward likewise",
+        hide="unknown",
+    ),
+    *_seconds("backward", lambda call: call.backward, hide="unknown"),
+)
+TOTALS = Columns(
+    *("model", "input_shape", "dtype", "device", "optimizer", "checkpointed"),
+    *map(_sum, ("params", "macs", "bytes_moved")),
+    *map(_bytes, (*_KINDS, "peak")),
+    Column("peak_in", lambda found: found.memory.peak_in),
+    Column("peak_call", lambda found: found.memory.peak_call),
+    *("limit", "largest_batch", "real"),
+    Column("measured_on", _measured("device")),
+    Column("measured_saved", _measured("saved")),
+    Column("measured_peak", _measured("peak")),
+    *_seconds("forward", lambda found: getattr(found.measured, "forward", None)),
+    *_seconds("backward", lambda found: getattr(found.measured, "backward", None)),
+    *_seconds("update", lambda found: getattr(found.measured, "optimizer", None)),
+    *(Column(name, _measured(name)) for name in ("repeats", "warm_up", "macs_per_second", "bytes_per_second")),
 )
 _KINDS_IN_WORDS = {"saved": "activations kept for backward", "temporary": "other activations", "input": "the batch"}
 _SLOWEST = 3
@@ -47,40 +85,17 @@ _SMALLEST = 0.01  # share of the peak that is named
 
 def plan_report(found: planning.Plan, most: int) -> Report:
     """The verdict, and the calls in order of execution; a table has the ``most`` costly ones."""
-    rows = [(call, _call_row(call)) for call in found.calls]
-    costly = sorted(rows, key=lambda pair: _cost(found, pair[0]), reverse=True)[:most]
+    costly = sorted(found.calls, key=lambda call: _cost(found, call), reverse=True)[:most]
     about = []
-    if len(costly) < len(rows):
+    if len(costly) < len(found.calls):
         by = "time" if found.measured else "activations kept" if found.memory.saved else "MACs"
-        about = [f"{len(costly):,} of {len(rows):,} calls, the most {by} first; --top N shows more, --format tsv all"]
-    calls = Section(
-        [row for _, row in rows], FIELDS, "call", columns=_COLUMNS, totals=about, shown=[row for _, row in costly]
-    )
-    totals = Section([total_row(found)], TOTAL_FIELDS, "total", in_table=False, in_flat=False)
+        about = [
+            f"{len(costly):,} of {len(found.calls):,} calls, the most {by} first; --top N shows more, --format tsv all"
+        ]
+    calls = Section(COLUMNS.rows(found.calls), COLUMNS, "call", totals=about, shown=COLUMNS.rows(costly))
+    totals = Section([TOTALS.row(found)], TOTALS, "total", in_table=False, in_flat=False)
     note = f"Note: {_answer(found)}; --total prints the sums"
     return Report([totals, calls], flat_note=note, lead=lambda page: _in_words(found, page))
-
-
-def total_row(found: planning.Plan) -> Row:
-    """The sums, the memory by kind, and what was measured."""
-    measured = asdict(found.measured) if found.measured else {}
-    more = {f"{kind}_bytes": getattr(found.memory, kind) for kind in (*_KINDS, "peak")}
-    more |= {name: sum(getattr(call, name) for call in found.calls) for name in ("params", "macs", "bytes_moved")}
-    more |= {f"measured_{name}": measured.get(name) for name in ("saved", "peak")}
-    more |= _times({field: getattr(found.measured, part, None) for field, part in _PHASES.items()})
-    more |= {name: measured.get(name) for name in ("repeats", "warm_up", "macs_per_second", "bytes_per_second")}
-    more |= {"optimizer": found.optimizer, "measured_on": measured.get("device")}
-    return row_of(TOTAL_FIELDS, found, found.memory, **more)
-
-
-def _call_row(call: planning.CallCost) -> Row:
-    return call_row(FIELDS, call.call, call, **_times({"forward": call.forward, "backward": call.backward}))
-
-
-def _times(phases: dict[str, planning.Timing | None]) -> Row:
-    """Median and quartiles in seconds."""
-    spans = {phase: (time.median, time.low, time.high) if time else (None,) * 3 for phase, time in phases.items()}
-    return {f"{phase}{end}": value for phase, span in spans.items() for end, value in zip(_SPREAD, span, strict=True)}
 
 
 def _cost(found: planning.Plan, call: planning.CallCost) -> float:
@@ -148,7 +163,7 @@ def _arithmetic(found: planning.Plan) -> str:
 
 
 def _time(found: planning.Plan, measured: planning.Measured) -> str:
-    phases = [(part, getattr(measured, part)) for part in _PHASES.values()]
+    phases = [(part, getattr(measured, part)) for part in ("forward", "backward", "optimizer")]
     whole = sum(time.median for _, time in phases if time is not None)
     times = [f"{phase} {time_in_words(time)}" for phase, time in phases if time is not None]
     slowest = sorted(found.calls, key=lambda call: _cost(found, call), reverse=True)[:_SLOWEST]

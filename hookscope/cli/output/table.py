@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.cli.output.report import Columns, Row, Section
+from hookscope.cli.output.report import Section
 from hookscope.cli.output.styles import Plain, cell_style, plain, rounded, styled, text_of
+from hookscope.columns import ALWAYS, Row
 from hookscope.display import text_width
 from hookscope.errors import printable
 from hookscope.findings import Finding, listed, ranked, verdict
@@ -47,16 +48,17 @@ def lay_out(rows: Sequence[Row], section: Section, caption: Mapping[str, Any], p
     A table that is too wide loses the columns that are the same in every row, then the least needed, and then cells are
     shortened in the middle. A table of one row loses nothing, because the caption takes its columns.
     """
-    shown = section.columns or Columns(section.fields)
-    values = {name: [row.get(name) for row in rows] for name in shown.chosen(rows)}
+    shown = section.columns.shown(rows)
+    values = {column.name: [row.get(column.name) for row in rows] for column in shown}
     same = {name: column[0] for name, column in values.items() if column and column.count(column[0]) == len(column)}
     constant = {name: same[name] for name in _CAPTION_FIELDS if same.get(name) is not None}
     constant = {name: value for name, value in constant.items() if caption.get(name, value) == value}
     columns = {name: _Column.of(name, column) for name, column in values.items() if name not in constant}
-    groups = [{"order"}, *map(set, shown.least_needed)]
+    needs = sorted({column.need for column in shown if column.need < ALWAYS})
+    groups = [{"order"}, *({column.name for column in shown if column.need == need} for need in needs)]
     alike = {name for name in same if len(rows) > 1 and name not in _KEYS}
-    needs = [*groups, set(columns).difference(*groups)]  # what is alike in all rows leaves first, in the same order
-    kept = _kept(columns, [*(group & alike for group in needs), *(group - alike for group in groups)], page.columns)
+    every = [*groups, set(columns).difference(*groups)]  # what is alike in all rows leaves first, in the same order
+    kept = _kept(columns, [*(group & alike for group in every), *(group - alike for group in groups)], page.columns)
     constant |= {name: same[name] for name in columns if name in same and name not in kept}
     widths = _shared({name: columns[name] for name in kept}, page.columns)
     cells = [columns[name].cells(width, page) for name, width in widths.items()]

@@ -8,51 +8,54 @@ from typing import Any
 
 from hookscope import hooks, tracing
 from hookscope.cli.output.formats import terminal_columns
-from hookscope.cli.output.report import Columns, Row, Section, call_row
+from hookscope.cli.output.report import Section
+from hookscope.columns import Column, Columns, Row
+from hookscope.hooks import CALL
 
-FIELDS = (
-    "index", "name", "type", "call", "order", "input_shape", "input_dtype", "input_min", "input_max", "output_shape",
-    "output_dtype", "output_min", "output_max", "output_nonfinite", "weights", "input_values", "output_values",
-)  # fmt: skip
-EVENT_FIELDS = (
-    "number", "event", "index", "name", "type", "call", "order", "depth", "shape", "dtype", "min", "max", "nonfinite",
-    "weights", "values",
-)  # fmt: skip
-# a table has the call in the name, the depth as an indent of the name, and the values below
-_NOT_IN_A_TABLE = ("call", "depth", "weights", "values", "input_values", "output_values")
-_LEAST_NEEDED = (
-    {"input_dtype", "output_dtype"}, {"type"}, {"input_min", "input_max"}, {"input_shape"}, {"dtype"}, {"shape"},
-)  # fmt: skip
+_BASE = CALL.but(call={"where": "rows", "hide": ""}, order={"hide": "unknown"})
+CALLS = Columns(
+    *_BASE.but(type={"need": 2}),
+    Column("input_shape", need=4),
+    Column("input_dtype", need=1, hide="same"),
+    Column("input_min", need=3),
+    Column("input_max", need=3),
+    Column("output_shape"),
+    Column("output_dtype", need=1, hide="same"),
+    Column("output_min"),
+    Column("output_max"),
+    Column("output_nonfinite", hide="zero"),
+    Column("weights", where="rows"),
+    Column("input_values", where="rows", as_json=True),
+    Column("output_values", where="rows", as_json=True),
+)
+EVENTS = Columns(
+    Column("number"),
+    Column("event"),
+    *_BASE.but(type={"need": 2}, index={"where": "rows"}, order={"where": "rows"}),
+    Column("depth", where="rows"),
+    Column("shape", need=6),
+    Column("dtype", need=5, hide="same"),
+    Column("min"),
+    Column("max"),
+    Column("nonfinite", hide="zero"),
+    Column("weights", where="rows"),
+    Column("values", where="rows", as_json=True),
+)
 
 
 def section(record: tracing.PassRecord, weights: str, events: bool, values: bool, totals: Iterable[str]) -> Section:
     """The calls of a pass, or its ``events``, with or without the fields of ``values``."""
-    fields = [name for name in (EVENT_FIELDS if events else FIELDS) if values or not name.endswith("values")]
+    columns = EVENTS if events else CALLS
+    columns = columns if values else columns.but(*(name for name in columns.flat if name.endswith("values")))
     if events:
-        rows = [
-            call_row(fields, event.call, event, **_columns(event.tensors, ""), weights=weights)
-            for event in record.events
-        ]
+        rows = [columns.row(event, **_numbers(event.tensors, ""), weights=weights) for event in record.events]
     else:
-        both = [(call, _columns(call.input, "input_") | _columns(call.output, "output_")) for call in record.calls]
-        rows = [call_row(fields, call.call, **columns, weights=weights) for call, columns in both]
-    return Section(
-        rows,
-        fields,
-        columns=Columns(
-            [name for name in fields if name not in _NOT_IN_A_TABLE and not (events and name in ("index", "order"))],
-            only_with_values=("output_nonfinite", "nonfinite"),
-            only_if_known=("index", "order"),
-            only_if_varied=("input_dtype", "output_dtype", "dtype"),
-            least_needed=_LEAST_NEEDED,
-        ),
-        totals=totals,
-        for_table=_for_table,
-        as_json=[name for name in fields if name.endswith("values")],
-    )
+        both = [(call, _numbers(call.input, "input_") | _numbers(call.output, "output_")) for call in record.calls]
+        rows = [columns.row(call, **numbers, weights=weights) for call, numbers in both]
+    return Section(rows, columns, totals=totals, for_table=_for_table)
 
 
-def _columns(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
+def _numbers(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
     """The facts of a tensor; for several tensors each column maps parts to facts."""
     row: dict[str, Any] = {f"{prefix}nonfinite": sum(tensor.nonfinite for tensor in facts.values()) if facts else None}
     for name in ("shape", "dtype", "min", "max", "values"):

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
+from hookscope.cli.output.report import Report, Section
+from hookscope.columns import Column, Columns, Row
 from hookscope.display import engineering
 from hookscope.hooks import MODEL, Shape
 from hookscope.structure import TreeRow, folded_name
 
-FIELDS = (
-    "depth", "name", "type", "repeats", "last", "calls", "input_shape", "output_shape", "params", "macs", "values",
-)  # fmt: skip
+TREE = Columns(
+    Column("layer", where="table"),
+    Column("depth", where="rows"),
+    Column("name", where="rows"),
+    Column("type", need=1),
+    Column("repeats", where="rows"),
+    Column("last", where="rows"),
+    Column("calls", where="rows"),
+    Column("input_shape", where="rows"),
+    Column("output_shape", where="rows"),
+    Column("output", where="table", need=2),
+    Column("params"),
+    Column("macs"),
+    Column("values"),
+)
 _TEXTS, _NUMBERS = ("layer", "type", "output"), ("params", "macs", "values")  # columns of a table
 _BAR = 5  # characters of a bar of 100 %
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -19,11 +32,10 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 def tree_report(tree: Sequence[TreeRow], totals: Sequence[str]) -> Report:
     """The rows of a tree; a table leaves a model with layers to the ``totals``, and adds bars of shares in it."""
-    rows = [row_of(FIELDS, row) for row in tree]
+    rows = TREE.rows(tree)
     below = rows[1:] or rows
     cells = {id(row): shown for row, shown in zip(below, _in_table(tree), strict=True)}
-    columns = Columns((*_TEXTS, *_NUMBERS), least_needed=({"type"}, {"output"}))
-    section = Section(rows, FIELDS, columns=columns, shown=below, for_table=lambda row: cells[id(row)])
+    section = Section(rows, TREE, shown=below, for_table=lambda row: cells[id(row)])
     return Report([section], totals=totals)
 
 

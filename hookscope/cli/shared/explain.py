@@ -13,7 +13,7 @@ import click
 
 from hookscope import drawing, explain, hooks, images, models, scores
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Row, row_of
+from hookscope.cli.output.report import Report
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
 from hookscope.cli.shared.images import ImageFiles, with_one_stdin
@@ -21,9 +21,23 @@ from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.options import apply_options, file_option, parsed
 from hookscope.cli.shared.output_paths import OutputPath, file_word, model_word
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 
 _LONGEST_WHAT = 80  # letters of a file name
+
+
+ANSWER = Columns(
+    Column("class", need=12, hide="unknown"),
+    Column("label", hide="unknown"),
+    Column("score", need=9),
+    Column("probability", hide="unknown"),
+)
+"""The columns of the class that a map explains."""
+PEAK = Columns(Column("max", need=6), Column("peak_x", need=13), Column("peak_y", need=13))
+"""The columns of the highest value of a map."""
+FRAME = Columns(Column("target", hide="zero"), Column("box", need=1, hide="zero"))
+"""The columns of what else a map may explain than a class."""
 
 
 @dataclass(frozen=True)
@@ -176,13 +190,12 @@ class Explanation:
         self.run.write(page, path)
         return path
 
-    def row(self, fields: Sequence[str], result: Any, path: str, **more: Any) -> Row:
+    def row(self, columns: Columns, result: Any, path: str, **more: Any) -> Row:
         """The row of one map, with the position of its highest value in pixels of the image."""
         x, y = self.source.peak_in(result.still) or (None, None)
         frame = self.source.frame_of(result.prediction, result.seen)
         more["class"] = result.prediction.index
-        return row_of(
-            fields,
+        return columns.row(
             result.prediction,
             result,
             image=self.source.origin.image,
@@ -203,7 +216,7 @@ def explain_images(
     paths: Sequence[str],
     options: ExplainOptions,
     places: tuple[OutputPath, ArrayFile],
-    fields: Sequence[str],
+    columns: Columns,
     draw: Callable[[Explanation], Iterator[Any]],
     types: Sequence[str] = (),
     layers: hooks.Selection | None = None,
@@ -231,7 +244,7 @@ def explain_images(
 
     with raw:
         if together is None:
-            run.print_rows(rows, fields, options.format)
+            run.print_rows(rows, columns, options.format)
         else:
             run.output.check_count(len(paths))
             run.print_report(together(list(run.files.rows(net, rows)), run), options.format)

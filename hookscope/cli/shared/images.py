@@ -9,8 +9,8 @@ import click
 
 from hookscope import images as image_reader, models
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Row
 from hookscope.cli.shared.output_paths import image_words
+from hookscope.columns import Row
 from hookscope.errors import (
     AbsentTargetError,
     HookscopeError,

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from hookscope import explain, faithfulness, hooks
-from hookscope.cli.output.map_rows import comparison_report, map_row
-from hookscope.cli.output.report import Report, Row
+from hookscope.cli.output.map_rows import MAPS, comparison_report
+from hookscope.cli.output.report import Report
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.array_file import ArrayFile
@@ -20,6 +20,7 @@ from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_im
 from hookscope.cli.shared.model import ModelOptions, caption_of, running
 from hookscope.cli.shared.output_paths import OutputPath
 from hookscope.cli.shared.picture_run import PictureRun
+from hookscope.columns import Row
 from hookscope.errors import InputError, UsageError, nearest
 from hookscope.findings import listed
 
@@ -143,7 +144,7 @@ def compare_images(
         page = faithfulness.draw_faithfulness(measured, explanation.image, explanation.net, cmap=options.cmap)
         path = explanation.write(page, "compare" + (f"-{layers}" if layers else ""), answer, True)
         facts = {"image": explanation.source.origin.image, "weights": explanation.net.weights, "file": path}
-        rows.extend(map_row(each, **facts) for each in measured)
+        rows.extend(MAPS.row(each, **facts) for each in measured)
         yield measured
 
     def together(measured: list[Sequence[faithfulness.Faithfulness]], run: PictureRun) -> Report:
@@ -151,7 +152,7 @@ def compare_images(
             run.files.exit()
         return comparison_report(faithfulness.compare_maps(measured), rows, caption_of(run.net))
 
-    explain_images(model, paths, options, places, (), draw, types, layers, together)
+    explain_images(model, paths, options, places, MAPS, draw, types, layers, together)
 
 
 def _measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
@@ -16,6 +17,7 @@ from hookscope import drawing, hooks, images, models, tracing
 from hookscope.cli.output import formats
 from hookscope.cli.shared.registries import RegistryChoice, Rows
 from hookscope.cli.shared.written import open_option
+from hookscope.columns import Columns
 from hookscope.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -86,6 +88,17 @@ def apply_options(options: Iterable[Callable[[Any], Any]], command: Command) -> 
     for option in reversed(list(options)):
         command = option(command)
     return command
+
+
+def tell_fields(columns: Columns, title: str = "Fields") -> Callable[[Command], Command]:
+    """A decorator that adds what ``columns`` say of themselves to the help of a command."""
+
+    def add(command: Command) -> Command:
+        lines = "\n  ".join([f"{title}:", *columns.help_lines()])
+        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n\b\n{lines}"
+        return command
+
+    return add
 
 
 def complete_words(*words: str) -> Completion:

@@ -13,19 +13,13 @@ import click
 from hookscope import drawing, hooks, images, models, system
 from hookscope.cli import process
 from hookscope.cli.output import formats
-from hookscope.cli.output.report import Columns, Report, Row, Section
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input, write_picture
 from hookscope.cli.shared.written import open_option, show_option
+from hookscope.columns import Columns, Row
 from hookscope.errors import UsageError
-
-_ONLY_WITH_VALUES = ("call", "target", "box", "unseen", "nonfinite")
-_ONLY_IF_KNOWN = ("index", "class", "label", "probability", "expected", "steps")
-_LEAST_NEEDED = (
-    {"box"}, {"type"}, {"dead"}, {"mean"}, {"shape"}, {"max"}, {"min"}, {"steps"}, {"score"}, {"expected"}, {"sum"},
-    {"class"}, {"peak_x", "peak_y"},
-)  # fmt: skip
 
 
 def output_option(pages: str) -> Callable[[Any], Any]:
@@ -81,7 +75,7 @@ class PictureRun:
     def print_rows(
         self,
         draw: Callable[[Sequence[images.InputImage]], Iterator[Row]],
-        fields: Sequence[str],
+        columns: Columns,
         format: str,
         shown: Callable[[Iterable[Row]], Iterable[Row]] = iter,
         totals: Sequence[str] = (),
@@ -98,8 +92,7 @@ class PictureRun:
             if self.output.kind == "stdout":
                 deque(drawn, maxlen=0)
                 return
-            columns = Columns(fields, _ONLY_WITH_VALUES, _ONLY_IF_KNOWN, least_needed=_LEAST_NEEDED)
-            rows = Section(drawn, fields, columns=columns, totals=totals, shown=shown(drawn))
+            rows = Section(drawn, columns, totals=totals, shown=shown(drawn))
             try:
                 formats.write_report(Report([rows], caption=caption_of(self.net)), format)
             except BrokenPipeError:

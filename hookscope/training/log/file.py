@@ -23,6 +23,7 @@ _FIRST = b'{"row": "run"'
 _MOST_BYTES = 1 << 31  # a step of a hundred layers takes 40 thousand
 _LONGEST_LINE = 1 << 22
 _MOST_CALLS = 20_000  # of layers: more take minutes
+_NO_METRICS = ("row", "loss", "passes", "learning_rate")  # in the line of a layer
 _SAMPLE = "sample fewer steps with --every"
 
 
@@ -87,6 +88,18 @@ def read_runs(path: StrPath) -> list[Run]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}") from error
     return runs
+
+
+def last_rows(run: Run) -> list[dict[str, Any]]:
+    """The metrics of each layer call at the last step in which it ran, in order of execution."""
+    last = {(row.get("model"), row.get("layer"), row.get("call")): row for row in run.rows}
+    rows = [{name: value for name, value in row.items() if name not in _NO_METRICS} for row in last.values()]
+    return sorted(rows, key=_place_in_run)
+
+
+def _place_in_run(row: Mapping[str, Any]) -> tuple[int, int]:
+    order = row.get("order")
+    return row.get("model") or 0, (row.get("index") or 0) if order is None else order  # old logs have no order
 
 
 def last_run(run: Run | StrPath) -> Run:

@@ -19,8 +19,9 @@ import pytest
 
 from hookscope.cli.output import formats
 from hookscope.cli.output.formats import FORMATS, default_format, note, terminal_columns, write_report
-from hookscope.cli.output.report import Columns, Report, Section
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.table import shortened, text_width
+from hookscope.columns import Column, Columns
 
 FIELDS = ("index", "layer", "shape", "mean")
 ROWS: list[dict[str, Any]] = [
@@ -32,7 +33,7 @@ ROWS: list[dict[str, Any]] = [
 
 def written(rows: list[dict[str, Any]], format: str, fields: tuple[str, ...] = FIELDS, totals: Any = ()) -> str:
     stream = io.StringIO()
-    write_report(Report.of_rows(rows, fields, totals), format, stream)
+    write_report(Report([Section(rows, Columns(*fields))], totals=totals), format, stream)
     return stream.getvalue()
 
 
@@ -75,7 +76,7 @@ def test_csv_is_read_back_by_the_csv_module() -> None:
 def test_csv_on_a_terminal_has_escapes_for_control_characters() -> None:
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
-    write_report(Report.of_rows(ROWS, FIELDS), "csv", screen)
+    write_report(Report([Section(ROWS, Columns(*FIELDS))]), "csv", screen)
     assert screen.getvalue().splitlines()[2] == r'12345,"a\tb\c\n\x1b]0;x\x07",,0.3333333333333333'
     assert len(screen.getvalue().splitlines()) == 1 + len(ROWS)
 
@@ -191,7 +192,7 @@ def test_rows_are_flushed_as_they_come(format: str) -> None:
             counts.append(stream.flushed.count("\n"))
             yield {"index": index}
 
-    write_report(Report.of_rows(rows(), ("index",)), format, stream)
+    write_report(Report([Section(rows(), Columns("index"))]), format, stream)
     header = 0 if format == "ndjson" else 1
     assert counts == [0, header + 1, header + 2]
 
@@ -205,7 +206,7 @@ def test_an_error_loses_no_row_and_leaves_nothing_else(format: str, before: list
 
     stream = io.StringIO()
     with pytest.raises(OSError, match="disk full"):
-        write_report(Report.of_rows(rows(), ("index",)), format, stream)
+        write_report(Report([Section(rows(), Columns("index"))]), format, stream)
     assert stream.getvalue() == (written(before, format, ("index",)) if before else "")
 
 
@@ -217,7 +218,7 @@ def test_a_document_is_written_whole_and_not_row_by_row(format: str) -> None:
         yield {"index": 1}
         assert stream.getvalue() == ""
 
-    write_report(Report.of_rows(rows(), ("index",)), format, stream)
+    write_report(Report([Section(rows(), Columns("index"))]), format, stream)
     assert stream.getvalue()
 
 
@@ -229,7 +230,7 @@ def test_totals_may_be_counted_while_the_rows_run() -> None:
         totals.append("1 row")
 
     stream = io.StringIO()
-    write_report(Report.of_rows(rows(), ("index",), totals), "table", stream)
+    write_report(Report([Section(rows(), Columns("index"))], totals=totals), "table", stream)
     assert stream.getvalue() == "index\n    1\n\n1 row\n"
 
 
@@ -270,7 +271,7 @@ class Terminal(io.StringIO):
 def columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, columns: Columns) -> list[str]:
     monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((width, 24)))
     stream = Terminal()
-    write_report(Report([Section(WIDE, WIDE_FIELDS, columns=columns)]), "table", stream)
+    write_report(Report([Section(WIDE, columns)]), "table", stream)
     lines = stream.getvalue().splitlines()
     header = lines[0].split()
     assert max(map(len, lines)) <= max(20, width)
@@ -284,18 +285,8 @@ def columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, columns: 
 def test_the_least_needed_columns_go_first_and_only_where_they_must(
     monkeypatch: pytest.MonkeyPatch, width: int, header: list[str]
 ) -> None:
-    columns = Columns(WIDE_FIELDS, least_needed=[["note"], ["shape", "mean"]])
+    columns = Columns(*WIDE_FIELDS).but(note={"need": 1}, shape={"need": 2}, mean={"need": 2})
     assert columns_on_a_terminal(monkeypatch, width, columns) == header
-
-
-def test_columns_that_say_nothing_are_left_out() -> None:
-    rows = [{"a": 0, "b": None, "c": "x", "d": "x"}, {"a": 0, "b": 0, "c": None, "d": "x"}]
-    assert Columns("abcd").chosen(rows) == ["a", "b", "c", "d"]
-    assert Columns("abcd", only_with_values=("a", "c")).chosen(rows) == ["b", "c", "d"]
-    assert Columns("abcd", only_if_known=("a", "b")).chosen(rows) == ["a", "b", "c", "d"]
-    assert Columns("abcd", only_if_known=("b",)).chosen(rows[:1]) == ["a", "c", "d"]
-    assert Columns("abcd", only_if_varied=("c", "d")).chosen(rows) == ["a", "b"]
-    assert Columns("abcd", only_if_varied=("b", "c")).chosen(rows) == ["a", "b", "c", "d"]
 
 
 def test_a_stream_that_is_no_terminal_has_a_hundred_columns() -> None:
@@ -313,7 +304,7 @@ def table(report: Report) -> str:
 
 def test_a_caption_holds_what_is_the_same_in_every_row() -> None:
     rows = [{"layer": name, "weights": "none", "image": "a.png", "dead": 0} for name in ("conv1", "fc")]
-    section = Section(rows, ("layer", "weights", "image", "dead"))
+    section = Section(rows, Columns("layer", "weights", "image", "dead"))
     assert table(Report([section], caption={"model": "net", "weights": "none"}, totals=["2 layers"])).split("\n") == [
         "layer  dead",
         "conv1     0",
@@ -327,7 +318,7 @@ def test_a_caption_holds_what_is_the_same_in_every_row() -> None:
 
 def test_a_column_that_varies_or_contradicts_the_caption_stays() -> None:
     rows = [{"image": "a.png", "weights": "none"}, {"image": "b.png", "weights": "none"}]
-    text = table(Report([Section(rows, ("image", "weights"))], caption={"weights": "default"}))
+    text = table(Report([Section(rows, Columns("image", "weights"))], caption={"weights": "default"}))
     assert text == "image  weights\na.png  none\nb.png  none\n\nweights: default\n"
 
 
@@ -358,7 +349,7 @@ def test_only_a_table_on_a_terminal_has_colours(
 ) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    section = Section([{"dead": 3, "weights": "random (seed 0)"}], ("dead", "weights"))
+    section = Section([{"dead": 3, "weights": "random (seed 0)"}], Columns("dead", "weights"))
     for format in FORMATS:
         out = stream()
         write_report(Report([section]), format, out)
@@ -368,7 +359,7 @@ def test_only_a_table_on_a_terminal_has_colours(
 @pytest.mark.usefixtures("no_colour_settings")
 def test_colours_change_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"name": "a", "findings": ["dead-layer"], "mean": math.nan}, {"name": "b", "findings": [], "mean": 1.5}]
-    report = Report([Section(rows, ("name", "findings", "mean"))], caption={"weights": "random (seed 0)"})
+    report = Report([Section(rows, Columns("name", "findings", "mean"))], caption={"weights": "random (seed 0)"})
     plain = table(report)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert table(report) != plain
@@ -394,7 +385,7 @@ def test_json_keeps_its_characters_on_a_terminal_or_on_request(
 ) -> None:
     monkeypatch.setattr(formats, "is_utf8", asked)
     out = stream()
-    write_report(Report([Section([NAMES], ("name",))]), format, out)
+    write_report(Report([Section([NAMES], Columns("name"))]), format, out)
     assert (ESCAPED in out.getvalue(), out.getvalue().isascii()) == (keeps, not keeps)
     found = json.loads(out.getvalue())
     assert (found[0] if format == "json" else found) == NAMES
@@ -408,7 +399,7 @@ def test_json_of_a_terminal_without_utf8_is_escaped_unless_asked(
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="latin-1", errors="backslashreplace")
     monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    write_report(Report([Section([{"name": "星"}], ("name",))]), "ndjson", stream)
+    write_report(Report([Section([{"name": "星"}], Columns("name"))]), "ndjson", stream)
     assert written in raw.getvalue()
 
 
@@ -427,8 +418,8 @@ def test_equal_columns_leave_first_and_the_line_under_the_table_says_what_else_l
         {"name": f"layer{number}.conv", "mean": 0.1 * number, "dead": 0, "shape": (64, number)}
         for number in range(1, 4)
     ]
-    columns = Columns(("name", "mean", "dead", "shape", "zeros"), least_needed=({"shape"}, {"mean"}))
-    section = Section([row | {"zeros": 1 / row["shape"][1]} for row in rows], columns.fields, columns=columns)
+    columns = Columns("name", Column("mean", need=2), "dead", Column("shape", need=1), "zeros")
+    section = Section([row | {"zeros": 1 / row["shape"][1]} for row in rows], columns)
     assert table(Report([section])).split("\n") == [
         "name         mean   zeros",
         "layer1.conv   0.1       1",
@@ -445,14 +436,14 @@ def test_equal_columns_leave_first_and_the_line_under_the_table_says_what_else_l
 def test_one_row_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {f"field{number}": "x" * number for number in range(1, 30)}
     monkeypatch.setenv("COLUMNS", "50")
-    text = table(Report([Section([row], tuple(row))]))
+    text = table(Report([Section([row], Columns(*row))]))
     assert "left out" not in text and all(name in text for name in row)
 
 
 def test_names_are_shortened_after_other_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     rows = [{"name": "backbone.blocks.7.conv", "label": "a" * 30 + end, "file": "out/" + "b" * 30} for end in "xy"]
-    header, first, *_ = table(Report([Section(rows, ("name", "label", "file"))])).splitlines()
+    header, first, *_ = table(Report([Section(rows, Columns("name", "label", "file"))])).splitlines()
     assert len(header) <= 60 and first.startswith("backbone.blocks.7.conv  aaa")
 
 
@@ -479,12 +470,12 @@ def test_a_shortened_path_keeps_its_file_name(monkeypatch: pytest.MonkeyPatch) -
     assert len({*shortened(alike, 12, are_paths=True)}) == 2
     monkeypatch.setenv("COLUMNS", "60")
     rows = [{"image": path, "label": "a" * 30 + path[-5], "score": 1.5} for path in paths]
-    assert "/circle-2.png  " in table(Report([Section(rows, ("image", "label", "score"))]))
+    assert "/circle-2.png  " in table(Report([Section(rows, Columns("image", "label", "score"))]))
 
 
 def test_a_table_has_lines_above_it_and_some_of_the_rows() -> None:
     rows = [{"name": name} for name in "abc"]
-    section = Section(rows, ["name"], shown=rows[1:2])
+    section = Section(rows, Columns("name"), shown=rows[1:2])
     report = Report([section], lead=lambda page: [f"{page.columns} columns"])
     table, tsv = io.StringIO(), io.StringIO()
     write_report(report, "table", table)

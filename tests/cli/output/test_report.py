@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hookscope.cli.output.formats import write_report
-from hookscope.cli.output.report import Report, Section, row_of
+from hookscope.cli.output.report import Report, Section
+from hookscope.columns import Column, Columns
 from hookscope.findings.finding import Finding
-from hookscope.hooks import Call
 
 DEAD = Finding("dead-channels", "conv1", "1 of 8 channels never leaves 0: 3", "It is wasted.", channels=(3,))
 MORE = Finding("dead-channels", "conv2", "2 of 8 channels never leave 0: 3, 4", "It is wasted.", channels=(3, 4))
@@ -22,14 +22,15 @@ ROWS = [
     {"name": "conv1", "dead": 1, "mean": 0.5, "long": [3]},
     {"name": "a\tb\n", "dead": 0, "mean": float("nan"), "long": []},
 ]
-FIELDS = ["name", "dead", "mean"]
+FIELDS = ("name", "dead", "mean")
+COLUMNS = Columns(*FIELDS, Column("long", where="nested"))
 
 
 def written(
     format: str, findings: list[Finding], kind: str = "layer", stream: io.StringIO | None = None, **more: Any
 ) -> str:
     stream = stream or io.StringIO()
-    section = Section(iter(ROWS), FIELDS, kind, more_fields=["long"])
+    section = Section(iter(ROWS), COLUMNS, kind)
     write_report(Report([section], findings, totals=["in all 2"], **more), format, stream)
     return stream.getvalue()
 
@@ -84,7 +85,7 @@ def test_json_is_one_object_of_plain_ascii() -> None:
 
 def test_json_without_rows_has_empty_lists() -> None:
     stream = io.StringIO()
-    write_report(Report([Section([], FIELDS, "layer")], []), "json", stream)
+    write_report(Report([Section([], COLUMNS, "layer")], []), "json", stream)
     assert json.loads(stream.getvalue()) == {"layers": [], "findings": [], "verdict": "no errors and no warnings"}
 
 
@@ -130,8 +131,8 @@ def test_control_characters_in_words_are_escapes() -> None:
 
 
 def test_every_format_writes_its_sections() -> None:
-    classes = Section([{"index": 1}], ["index"], "class", totals=["one class"], in_flat=False)
-    layers = Section([{"name": "conv1"}], ["name"], "layer", needs_rows=True)
+    classes = Section([{"index": 1}], Columns("index"), "class", totals=["one class"], in_flat=False)
+    layers = Section([{"name": "conv1"}], Columns("name"), "layer", needs_rows=True)
     texts = {}
     for format in ("table", "tsv", "json", "ndjson"):
         stream = io.StringIO()
@@ -145,7 +146,7 @@ def test_every_format_writes_its_sections() -> None:
 
 def test_a_table_may_do_without_an_empty_section() -> None:
     stream = io.StringIO()
-    write_report(Report([Section([], FIELDS, needs_rows=True)], [], totals=["in all 0"]), "table", stream)
+    write_report(Report([Section([], COLUMNS, needs_rows=True)], [], totals=["in all 0"]), "table", stream)
     assert stream.getvalue() == "in all 0\n\nno errors and no warnings\n"
 
 
@@ -153,10 +154,3 @@ def test_a_note_says_what_flat_formats_leave_out(capsys: pytest.CaptureFixture[s
     for format, line in (("tsv", "Note: not here\n"), ("json", "")):
         written(format, [DEAD], flat_note="Note: not here")
         assert capsys.readouterr().err == line
-
-
-def test_a_row_is_laid_out_from_values_and_then_from_sources() -> None:
-    call = Call("conv1", "Conv2d", 0, 3)
-    row = row_of(["index", "call", "finding", "layer", "mean"], call, DEAD, layer="own", mean=0.5)
-    assert list(row.items()) == [("index", 3), ("call", 0), ("finding", DEAD.finding), ("layer", "own"), ("mean", 0.5)]
-    assert row_of(["index", "absent"], None, call) == {"index": 3, "absent": None}
