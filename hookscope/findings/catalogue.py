@@ -886,11 +886,6 @@ _kind(
     ),
     Threshold("sudden_ratio", 9.0, "median factor of the variance: on one image sound first BatchNorms reach 6.3"),
     Threshold(
-        "sudden_spread",
-        1.7,
-        "interquartile range of the logarithm of this factor: on one image sound first BatchNorms reach 1.0",
-    ),
-    Threshold(
         "sudden_channel",
         6.0,
         "distance of one channel: on one image sound BatchNorms reach 3.4, and 11 where earlier ones reach 10",
@@ -902,12 +897,6 @@ _kind(
         " BatchNorm, where the running means differ by 0.4 standard deviations",
     ),
     Threshold("sudden_step", 2.0, "over the largest before it: in sound networks 1.6"),
-    Threshold(
-        "leap_channel",
-        2.0,
-        "distance of one channel, where it leaps; lower, because the BatchNorms before it are sound",
-    ),
-    Threshold("channel_leap", 3.5, "a leap, over the largest before it: in sound networks one channel reaches 2.4"),
     cases={
         "sign": Case(
             "The layer seems to compute the opposite of what its BatchNorm expects.",

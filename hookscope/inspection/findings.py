@@ -28,7 +28,6 @@ _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input
 _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
 _STEP = default("sudden-drift", "sudden_step")
-_LEAP_CHANNEL, _LEAP = default("sudden-drift", "leap_channel"), default("sudden-drift", "channel_leap")
 
 
 def network_findings(evidence: Evidence) -> list[Finding]:
@@ -67,7 +66,6 @@ class _Drift(NamedTuple):
 
     sudden_shift: float = 0.0
     sudden_ratio: float = 0.0
-    sudden_spread: float = 0.0
     sudden_channel: float = 0.0
     sudden_profile: float = 0.0
 
@@ -75,11 +73,9 @@ class _Drift(NamedTuple):
 def _measured(drift: BatchNormDrift, running: Floats) -> _Drift:
     """``running`` are the running means in running standard deviations."""
     ratio = np.log(drift.ratio.clip(1e-30, 1e30))
-    low, high = np.percentile(ratio, [25, 75])
     return _Drift(
         sudden_shift=drift.median_shift,
         sudden_ratio=float(np.exp(abs(np.median(ratio)))),
-        sudden_spread=float(high - low),
         sudden_channel=float(np.abs(drift.shift).max()),
         sudden_profile=1 - _correlation(running, drift.shift) if running.std() > _VARIED else 0.0,
     )
@@ -113,9 +109,6 @@ def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
             name: value / max(default(kind.name, name), _STEP * before)
             for name, value, before in zip(now._fields, now, largest, strict=True)
         }
-        if not first:
-            leap = now.sudden_channel / max(_LEAP_CHANNEL, _LEAP * largest.sudden_channel)
-            times["sudden_channel"] = max(times["sudden_channel"], leap)
         if first and np.median(drift.ratio) < 1:
             times["sudden_ratio"] = 0.0  # an image of little contrast
         most = max(times, key=lambda name: times[name])
@@ -128,7 +121,7 @@ def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
 def _sudden_finding(
     drift: BatchNormDrift, running: Floats, now: _Drift, most: str, times: float, before: _Drift | None
 ) -> Finding:
-    channel, value, spread = int(np.abs(drift.shift).argmax()), getattr(now, most), np.exp(now.sudden_spread)
+    channel, value = int(np.abs(drift.shift).argmax()), getattr(now, most)
     numbers = {**now._asdict(), "times": times}
     correlation = _correlation(running, drift.shift)
     if now.sudden_profile and correlation < -_OPPOSITE:
@@ -137,14 +130,12 @@ def _sudden_finding(
     text = {
         "sudden_shift": f"the mean of its inputs is off by {value:.3g} standard deviations",
         "sudden_ratio": f"the variance of its inputs is off by a factor of {value:.3g}",
-        "sudden_spread": f"the variances of its inputs are off by factors with quartiles {spread:.2g}:1",
         "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
         "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
     }[most]
     if before is not None:
-        usual = {"sudden_profile": 1 - before.sudden_profile, "sudden_spread": np.exp(before.sudden_spread)}
-        text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'}"
-        text += f" {usual.get(most, getattr(before, most)):.2g})"
+        usual = 1 - before.sudden_profile if most == "sudden_profile" else getattr(before, most)
+        text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g})"
     channels = (channel,) if most == "sudden_channel" else None
     return CATALOGUE["sudden-drift"].finding(drift.layer, text, channels=channels, numbers=numbers)
 
