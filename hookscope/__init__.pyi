@@ -1,34 +1,23 @@
 from . import interventions as interventions
 from ._version import __version__ as __version__
 from .attention import (
-    AttentionMap as AttentionMap,
     attention_maps as attention_maps,
     draw_attention as draw_attention,
 )
 from .comparison import (
-    Comparison as Comparison,
-    Side as Side,
     compare as compare,
     draw_compared_maps as draw_compared_maps,
-    draw_differences as draw_differences,
-    draw_matrix as draw_matrix,
     make_side as make_side,
 )
 from .drawing import draw_overlay as draw_overlay, draw_sheet as draw_sheet, read_sheet as read_sheet
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .exemplars import (
-    ChannelExemplars as ChannelExemplars,
-    Exemplar as Exemplar,
-    LayerExemplars as LayerExemplars,
-    SynthesizedImage as SynthesizedImage,
-    cut_crops as cut_crops,
     draw_exemplars as draw_exemplars,
     find_exemplars as find_exemplars,
     read_exemplars as read_exemplars,
     synthesize_images as synthesize_images,
 )
 from .explain import (
-    ClassActivationMap as ClassActivationMap,
     animate_clip as animate_clip,
     class_activation_maps as class_activation_maps,
     draw_cam as draw_cam,
@@ -39,22 +28,15 @@ from .explain import (
     saliency_maps as saliency_maps,
 )
 from .extraction import (
-    Extraction as Extraction,
-    FeatureBatch as FeatureBatch,
-    WrittenFeatures as WrittenFeatures,
     extract as extract,
 )
 from .faithfulness import (
-    Faithfulness as Faithfulness,
-    MapComparison as MapComparison,
     cam_faithfulness as cam_faithfulness,
     compare_maps as compare_maps,
     draw_faithfulness as draw_faithfulness,
     measure_faithfulness as measure_faithfulness,
     sanity_check as sanity_check,
 )
-from .findings import Finding as Finding
-from .geometry import ReceptiveField as ReceptiveField
 from .gradients import (
     ClampGradientSign as ClampGradientSign,
     ClipGradientNorm as ClipGradientNorm,
@@ -64,23 +46,17 @@ from .gradients import (
     change_gradients as change_gradients,
     diagnose_gradients as diagnose_gradients,
     layer_gradients as layer_gradients,
-    plot_gradients as plot_gradients,
 )
 from .hooks import (
-    Activations as Activations,
-    Call as Call,
-    LayerCall as LayerCall,
     SaveOutput as SaveOutput,
     capture as capture,
 )
 from .images import open_image as open_image
 from .inspection import (
-    Inspection as Inspection,
     inspect as inspect,
 )
 from .interventions import (
     ablate_each as ablate_each,
-    draw_ablation as draw_ablation,
     draw_effect as draw_effect,
     intervene as intervene,
     intervention_effect as intervention_effect,
@@ -88,7 +64,6 @@ from .interventions import (
 from .jobs import RayEngine as RayEngine
 from .models import (
     LoadedModel as LoadedModel,
-    ModelInfo as ModelInfo,
     find_models as find_models,
     load_model as load_model,
 )
@@ -96,48 +71,30 @@ from .parameters import (
     draw_kernels as draw_kernels,
     parameter_findings as parameter_findings,
     parameter_statistics as parameter_statistics,
-    plot_weights as plot_weights,
 )
-from .planning import Plan as Plan, plan as plan, plot_plan as plot_plan
-from .report import (
-    draw_comparison_page as draw_comparison_page,
-    draw_exemplars_page as draw_exemplars_page,
-    draw_gradients_page as draw_gradients_page,
-    draw_page as draw_page,
-    draw_statistics_page as draw_statistics_page,
-    draw_training_page as draw_training_page,
-    draw_weights_page as draw_weights_page,
-)
+from .planning import plan as plan
+from .report import plot as plot, write_page as write_page
 from .scores import (
     BoxTarget as BoxTarget,
     DifferenceTarget as DifferenceTarget,
     Loss as Loss,
-    Prediction as Prediction,
     RegionTarget as RegionTarget,
     Score as Score,
     ScoreTarget as ScoreTarget,
     SimilarityTarget as SimilarityTarget,
 )
 from .statistics import (
-    LayerStatistics as LayerStatistics,
     RunningStatistics as RunningStatistics,
     StatisticsCollector as StatisticsCollector,
     diagnose as diagnose,
-    plot_statistics as plot_statistics,
 )
 from .structure import (
-    GraphEdge as GraphEdge,
-    GraphNode as GraphNode,
-    NetworkGraph as NetworkGraph,
-    TreeRow as TreeRow,
     draw_graph as draw_graph,
     layer_graph as layer_graph,
     layer_tree as layer_tree,
     write_graph as write_graph,
 )
 from .tracing import (
-    LayerTotals as LayerTotals,
-    NonFiniteReport as NonFiniteReport,
     find_non_finite as find_non_finite,
     layer_totals as layer_totals,
     list_layers as list_layers,
@@ -147,7 +104,6 @@ from .training import (
     Monitor as Monitor,
     Run as Run,
     findings_over_time as findings_over_time,
-    plot_training as plot_training,
     read_runs as read_runs,
 )
 from .verification import verify as verify

@@ -1,8 +1,10 @@
-"""The public names: each there, documented, and loaded when it is first used; the faces of the packages likewise."""
+"""The public names: each there, documented, and loaded when it is first used; and so are the faces of the packages."""
 
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 import types
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +44,13 @@ def test_no_function_of_a_face_has_the_name_of_a_file(package: str) -> None:
     face = import_module(f"hookscope.{package}")
     files = {path.stem for path in (HOUSE / package).glob("*.py")}
     assert [name for name in files & set(face.__all__) if not isinstance(getattr(face, name), types.ModuleType)] == []
+
+
+def test_completion_shows_no_private_package() -> None:
+    code = "import hookscope, hookscope.cli.main; hookscope.load_model; hookscope.plot; print(*dir(hookscope))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    packages = {path.parent.name for path in HOUSE.glob("*/__init__.py")}
+    assert packages & set(shown) == {"interventions"} and len(shown) <= 80
 
 
 def test_a_name_that_does_not_exist() -> None:

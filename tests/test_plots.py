@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,17 +26,17 @@ def statistics(folder: Path, **more: Any) -> Figure:
     with hookscope.StatisticsCollector(model) as collector, torch.no_grad():
         model(torch.rand(4, 3, 8, 8))
     totals = collector.totals
-    return hookscope.plot_statistics(totals.statistics(), hookscope.diagnose(totals), "$a$ net_1", **more)
+    return hookscope.plot(totals, title="$a$ net_1", **more)
 
 
 def weights(folder: Path, **more: Any) -> Figure:
     rows = hookscope.parameter_statistics(net())
-    return hookscope.plot_weights(rows, hookscope.parameter_findings(rows), "$a$ net_1", **more)
+    return hookscope.plot(rows, findings=hookscope.parameter_findings(rows), title="$a$ net_1", **more)
 
 
 def gradients(folder: Path, **more: Any) -> Figure:
     report = hookscope.layer_gradients(net().eval(), torch.rand(1, 3, 8, 8))
-    return hookscope.plot_gradients(report, hookscope.diagnose_gradients(report), "$a$ net_1", **more)
+    return hookscope.plot(report, findings=hookscope.diagnose_gradients(report), title="$a$ net_1", **more)
 
 
 def training(folder: Path) -> Figure:
@@ -48,8 +47,7 @@ def training(folder: Path) -> Figure:
             optimizer.zero_grad()
             model(torch.rand(4, 3, 8, 8)).square().mean().backward()
             optimizer.step()
-    run = hookscope.read_runs(log)[-1]
-    return hookscope.plot_training(run, hookscope.findings_over_time(run), "$a$ net_1")
+    return hookscope.plot(log, findings=hookscope.findings_over_time(log), title="$a$ net_1")
 
 
 PLOTS = [statistics, weights, gradients, training]
@@ -98,17 +96,16 @@ def test_types_stand_beside_bare_numbers(plot: Callable[..., Figure], tmp_path: 
     assert "0  Conv2d" in {text.get_text() for text in texts(plot(tmp_path))}
 
 
-def test_all_plots_take_the_facts_the_findings_and_a_title() -> None:
-    for name in ("plot_statistics", "plot_weights", "plot_gradients", "plot_training"):
-        _, *others = inspect.signature(getattr(hookscope, name)).parameters.values()
-        assert [(one.name, one.default) for one in others[:2]] == [("findings", None), ("title", "")]
-        assert all(one.kind is one.KEYWORD_ONLY for one in others[2:])
+def test_what_has_no_plot_is_refused(tmp_path: Path) -> None:
+    for result in ([], net(), {"a": 1}):
+        with pytest.raises(hookscope.HookscopeError, match=f"no plot of {type(result).__name__}; there is one"):
+            hookscope.plot(result)
 
 
 def test_no_plot_needs_pyplot() -> None:
     code = (
         "import sys, torch, hookscope\n"
-        "hookscope.plot_weights(hookscope.parameter_statistics(torch.nn.Linear(2, 2)))\n"
+        "hookscope.plot(hookscope.parameter_statistics(torch.nn.Linear(2, 2)))\n"
         "print('matplotlib.pyplot' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

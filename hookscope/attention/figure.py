@@ -54,7 +54,7 @@ def draw_attention(
     Example:
         >>> import numpy as np
         >>> from PIL import Image
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> values = np.full((2, 4, 4), 1 / 16, np.float32)
         >>> call = Call("attention", "MultiheadAttention", 0, 0)
         >>> maps = [AttentionMap(call, values, values[:, 0, 0] * 0, "class token", None, 1, (64, 64))]

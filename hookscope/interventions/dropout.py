@@ -101,7 +101,7 @@ class DropBlock(_Dropping):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> drop = DropBlock(p=0.5, block_size=3, when="always")
         >>> dropped = drop(Call("layer3", "Sequential", 0, None), torch.ones(1, 64, 9, 9))
         >>> dropped.shape, bool((dropped == 0).any())
@@ -173,7 +173,7 @@ class Dropout(_Dropping):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> dropped = Dropout(0.5, when="always")(Call("fc", "Linear", 0, None), torch.ones(1, 1000))
         >>> sorted(set(dropped.flatten().tolist()))
         [0.0, 2.0]
@@ -192,7 +192,7 @@ class Dropout2d(_Dropping):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> dropped = Dropout2d(0.5, when="always")(Call("conv", "Conv2d", 0, 0), torch.ones(1, 100, 2, 2))
         >>> all(len(set(channel.flatten().tolist())) == 1 for channel in dropped[0])
         True

@@ -24,7 +24,7 @@ class Zero(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> Zero(channels=1)(Call("fc", "Linear", 0, None), torch.ones(1, 3)).tolist()
         [[1.0, 0.0, 1.0]]
     """
@@ -42,7 +42,7 @@ class Scale(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> Scale(2.0)(Call("fc", "Linear", 0, None), torch.tensor([[1.0, -3.0]])).tolist()
         [[2.0, -6.0]]
     """
@@ -63,7 +63,7 @@ class Clamp(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> Clamp(0, 6)(Call("fc", "Linear", 0, None), torch.tensor([[-1.0, 3.0, 9.0]])).tolist()
         [[0.0, 3.0, 6.0]]
     """
@@ -100,7 +100,7 @@ class Noise(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> noisy = Noise(std=0.1)(Call("fc", "Linear", 0, None), torch.zeros(1, 10_000))
         >>> 0.09 < float(noisy.std()) < 0.11
         True
@@ -137,7 +137,7 @@ class Quantize(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> Quantize(bits=2)(Call("fc", "Linear", 0, None), torch.tensor([[0.0, 0.4, 1.4, 3.0]])).tolist()
         [[0.0, 0.0, 1.0, 3.0]]
     """
@@ -190,7 +190,7 @@ class Permute(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> shuffled = Permute("channels")(Call("fc", "Linear", 0, None), torch.arange(4.0)[None])
         >>> sorted(shuffled.flatten().tolist())
         [0.0, 1.0, 2.0, 3.0]

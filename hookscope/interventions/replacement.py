@@ -36,7 +36,7 @@ class Patch(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> patch = Patch({"fc": torch.tensor([[5.0, 6.0]])}, channels=0)
         >>> patch(Call("fc", "Linear", 0, None), torch.zeros(1, 2)).tolist()
         [[5.0, 0.0]]
@@ -65,7 +65,7 @@ class Mean(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> Mean()(Call("fc", "Linear", 0, None), torch.tensor([[1.0], [3.0]])).tolist()
         [[2.0], [2.0]]
     """
@@ -117,7 +117,7 @@ class Steer(Intervention):
 
     Example:
         >>> import torch
-        >>> from hookscope import Call
+        >>> from hookscope.hooks import Call
         >>> Steer(torch.tensor([1.0, 0.0]), scale=3)(Call("fc", "Linear", 0, None), torch.ones(1, 2)).tolist()
         [[4.0, 1.0]]
     """

@@ -38,7 +38,8 @@ def plot_plan(plan: Plan, title: str = "", *, lines: Sequence[str] = ()) -> Figu
 
     Example:
         >>> import torch
-        >>> from hookscope import plan, plot_plan
+        >>> from hookscope import plan
+        >>> from hookscope.planning import plot_plan
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Sigmoid())
         >>> figure = plot_plan(plan(net, input_size=(9, 9), train=True))
         >>> [axes.texts[0].get_text() for axes in figure.axes]

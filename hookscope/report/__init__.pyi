@@ -1,3 +1,4 @@
+from .by_kind import plot as plot, write_page as write_page
 from .comparison import draw_comparison_page as draw_comparison_page
 from .exemplars import draw_exemplars_page as draw_exemplars_page
 from .inspection import draw_overview as draw_overview, draw_page as draw_page

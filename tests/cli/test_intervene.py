@@ -187,7 +187,7 @@ def test_the_plot_of_ablated_channels_is_that_of_python(run: Run, net: hookscope
     as_json(run, "--ablate-each", "conv1,conv2", "--top", "3", "--plot", "worth.png")
     x = net.preprocess(hookscope.open_image("cat.png"))[None]
     ablation = hookscope.ablate_each(net.model, x, "conv1,conv2", keep=3)
-    figure = hookscope.draw_ablation(ablation, read_picture("cat.png"), net, top=3)
+    figure = hookscope.plot(ablation, photograph=read_picture("cat.png"), net=net, top=3)
     assert figure_bytes(figure, ".png", read_provenance("worth.png")) == Path("worth.png").read_bytes()
     assert read_provenance("worth.png")["image"] == "cat.png"
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hookscope import Faithfulness, compare_maps, draw_faithfulness
+from hookscope import compare_maps, draw_faithfulness
 from hookscope.errors import UsageError
-from hookscope.faithfulness import answer
+from hookscope.faithfulness import Faithfulness, answer
 from hookscope.scores import Prediction, Score
 from tests.explain.pages import BOX, TABBY, VALUES, net, picture, record_page
 

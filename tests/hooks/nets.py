@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.hooks import Activations
 from hookscope.hooks.tensors import map_tensors, tensors_in
 from tests.nets import Fails, Function, X, chain, conv, named, row
 
 
-def captured(net: nn.Module, *selection: Any, x: Tensor = X, **options: Any) -> hookscope.Activations:
+def captured(net: nn.Module, *selection: Any, x: Tensor = X, **options: Any) -> Activations:
     """What a pass without gradients keeps."""
     with torch.no_grad(), hookscope.capture(net, *selection, **options) as activations:
         net(x)

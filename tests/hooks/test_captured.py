@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookscope
 from hookscope.errors import LayerError
+from hookscope.hooks import Activations
 from hookscope.hooks.registration import HookHandles
 from hookscope.hooks.tensors import tensors_in
 from tests.helpers import hooks_on, not_in_place, numbers, small_head
@@ -27,7 +28,7 @@ FROM_PAPER = {"0": [0, 0], "2": [0, 50], "4": [1, 10]}
 """Gradients of ``(chain()(X) * row(1, 10)).sum()``: times 5, through a ReLU, times -3, through a ReLU."""
 
 
-def gradients_of(activations: hookscope.Activations) -> dict[str, list[float]]:
+def gradients_of(activations: Activations) -> dict[str, list[float]]:
     return {key: numbers(gradient) for key, gradient in activations.grad.items()}
 
 
@@ -254,7 +255,7 @@ def test_a_view_that_the_next_layer_overwrites(options: dict[str, Any]) -> None:
     assert [numbers(kept) for kept in activations.values()] == [[2, -4], [2], [6]]
 
 
-def error_of(activations: hookscope.Activations, key: str | int) -> str:
+def error_of(activations: Activations, key: str | int) -> str:
     with pytest.raises(LayerError) as caught:
         activations.grad[key]
     assert key not in activations.grad and activations.grad.get(key) is None

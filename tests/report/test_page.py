@@ -8,8 +8,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 import hookscope.report
+from hookscope.errors import UsageError
 from hookscope.report.page import render
 from tests.report.example import HOSTILE
 
@@ -44,3 +46,20 @@ def test_a_wheel_has_templates_styles_and_scripts(tmp_path, monkeypatch):
     files = {f"hookscope/report/{path.name}" for path in folder.iterdir() if path.is_file()}
     assert {path.rpartition(".")[2] for path in files} == {"py", "pyi", "html", "css", "js"}
     assert files <= set(wheel.namelist())
+
+
+def test_the_page_of_a_result_is_written_by_its_kind(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()).eval()
+    with hookscope.StatisticsCollector(net) as collector, torch.no_grad():
+        net(torch.rand(2, 3, 5, 5))
+    results = {
+        "Statistics of activations": collector.totals,
+        "Weights": hookscope.parameter_statistics(net),
+        "Gradients": hookscope.layer_gradients(net, torch.rand(1, 3, 5, 5)),
+        "Comparison": hookscope.compare(net, net, torch.rand(2, 3, 5, 5)),
+    }
+    for kind, result in results.items():
+        hookscope.write_page(result, tmp_path / "page.html")
+        assert f'<p class="kind">{kind}</p>' in (tmp_path / "page.html").read_text()
+    with pytest.raises(UsageError, match="there is no page of Sequential"):
+        hookscope.write_page(net, tmp_path / "no.html")

@@ -18,6 +18,7 @@ from torch import nn
 
 import hookscope
 from hookscope.cli.main import main
+from hookscope.report import draw_training_page, draw_weights_page
 from hookscope.report.charts import Chart, Line
 from tests.report.example import HOSTILE
 
@@ -175,15 +176,15 @@ def test_hostile_names_are_text_on_result_pages() -> None:
     net.add_module(HOSTILE.replace(".", ""), nn.Linear(2, 2))
     rows = hookscope.parameter_statistics(net, bins=3)
     run = hookscope.Run({"command": [HOSTILE]}, [{"step": n, "layer": HOSTILE, "gradient_norm": 1.0} for n in range(3)])
-    for page in (hookscope.draw_weights_page(rows, title=HOSTILE), hookscope.draw_training_page([run], title=HOSTILE)):
+    for page in (draw_weights_page(rows, title=HOSTILE), draw_training_page([run], title=HOSTILE)):
         assert "<img src=x" not in page and "\u202e" not in page
         assert page.count("</script>") == 1 + page.count('<script type="application/json"')
 
 
 def test_random_weights_are_said_on_result_pages() -> None:
     rows = hookscope.parameter_statistics(nn.Linear(2, 2))
-    assert 'class="band"' in hookscope.draw_weights_page(rows, weights="random (seed 0)")
-    assert 'class="band"' not in hookscope.draw_weights_page(rows, weights="mine.pth")
+    assert 'class="band"' in draw_weights_page(rows, weights="random (seed 0)")
+    assert 'class="band"' not in draw_weights_page(rows, weights="mine.pth")
 
 
 @pytest.mark.parametrize(
