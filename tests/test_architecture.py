@@ -118,6 +118,7 @@ LIGHT_FILES = [
     "drawing/scale.py",
     "explain/saliency_settings.py",
     "comparison/columns.py",
+    "comparison/similarities.py",
     "exemplars/columns.py",
     "extraction/facts.py",
     "hooks/calls.py",

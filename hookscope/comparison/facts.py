@@ -85,8 +85,7 @@ class PairedCall(Shown):
             is at least the unit roundoff of the data type, 6e-8 for float32.
         alone: Relative L2 difference of A and B when the layer of B runs on the inputs of A; None if not
             measured, inf where NaN or Inf are on one side only.
-        cka: Linear CKA over the images, at most 1; an unbiased estimate, so that of few images it may be below 0. None
-            with fewer than four images, and where a layer is constant or not finite.
+        similarities: By name, such as ``cka``; None where one is not defined.
         dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.
         dead_b: Likewise in B and not in A.
         parameters: Relative L2 change of the layer's own parameters, from 0; None if they do not pair or are none.
@@ -102,11 +101,19 @@ class PairedCall(Shown):
     difference: Difference | None
     noise: float | None = None
     alone: float | None = None
-    cka: float | None = None
+    similarities: Mapping[str, float | None] = field(default_factory=dict)
     dead_a: float | None = None
     dead_b: float | None = None
     parameters: float | None = None
     buffers: float | None = None
+
+    @property
+    def cka(self) -> float | None:
+        """Linear CKA over the images, at most 1; an unbiased estimate, which may be below 0 with few images.
+
+        None with fewer than four images, and where a layer is constant or not finite.
+        """
+        return self.similarities.get("cka")
 
     @property
     def differs(self) -> bool:

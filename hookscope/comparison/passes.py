@@ -12,10 +12,11 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from hookscope.comparison.cka import gram
 from hookscope.comparison.facts import INPUT
 from hookscope.comparison.inputs import PairedBatch, copied
 from hookscope.comparison.pairing import Pair, Pairing
-from hookscope.comparison.rows import RowSums, gram
+from hookscope.comparison.rows import RowSums
 from hookscope.comparison.side import Side
 from hookscope.hooks import (
     EVERY_OPERATION,

@@ -38,7 +38,8 @@ def _synthesized(channel: ChannelExemplars) -> float | None:
 
 
 EXEMPLARS = Columns(
-    *CALL.but(index={"help": "index, call and order are those of list-layers"}, type={"need": 1}),
+    *CALL.but("type", index={"help": "index, call and order as in list-layers", "hide": ""}),
+    *CALL.but("index", "name", "call", "order", type={"need": 1}),
     Column("part", help="name of the tensor, if the layer returns several", hide="zero"),
     Column("channel", help="its number"),
     Column("value", _best("value"), "the channel's value on the best image"),

@@ -35,6 +35,8 @@ def pair(name: str, order: int, relative_l2: float | None = 0.0, kind: str = "Co
     if relative_l2 is not None:
         difference = Difference(1024, 0 if different else 1024, relative_l2, largest, 1 - relative_l2 / 2)
     shape = (8, 16, 16)
+    if "cka" in more:
+        more["similarities"] = {"cka": more.pop("cka")}
     fields: dict[str, Any] = {"b": call, "part": "", "how": "name", "shape_b": shape, "difference": difference}
     return PairedCall(a=call, shape_a=shape, **fields | more)
 

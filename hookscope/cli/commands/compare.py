@@ -77,7 +77,7 @@ class Options:
 
 
 @click.command("compare")
-@shared.tell_fields(comparison.PAIRS, "Fields of a pair, beside those of list-layers")
+@shared.tell_fields(comparison.PAIRS, "Fields of a pair, beside the fields of list-layers")
 @shared.model_argument("MODEL_A")
 @shared.model_argument("MODEL_B")
 @image_options.images_argument

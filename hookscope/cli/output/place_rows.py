@@ -20,7 +20,7 @@ PLACES = Columns(
     Column("severity", help="error, warning or note"),
     Column("kind", help="name of the finding, or of another reason to look"),
     Column("layer", help="the layer or the parameter, empty for the input or the whole model"),
-    Column("index", help="index, call and order are those of list-layers"),
+    Column("index", help="index, call and order as in list-layers"),
     Column("call"),
     Column("order"),
     Column("channels", help="the channels that the reason is about, the most important first", as_json=True),

@@ -40,7 +40,7 @@ def _bytes(kind: str) -> Column:
 
 COLUMNS = Columns(
     *CALL.but(
-        index={"help": "index, name, type, call and order are those of list-layers", "hide": ""},
+        index={"help": "index, name, type, call and order as in list-layers", "hide": ""},
         type={"need": 5},
         call={"where": "rows"},
         order={"where": "rows"},
