@@ -13,6 +13,7 @@ import hookscope
 import hookscope.interventions
 from hookscope.cli.main import COMMANDS, cli
 from hookscope.findings import CATALOGUE, REPORT_ORDER
+from tests.docs.pages import ROOT
 from tests.docs.running import run_line
 
 _FIELDS = {
@@ -52,6 +53,7 @@ _QUESTIONS = {
     "training": "a training run: `watch --show`",
     "inspection": "a whole network: `inspect`",
 }
+SHOWN = {*hookscope.__all__, *hookscope.interventions.__all__}  # in sections of their own
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):$")
 _QUOTES = re.compile(r"(: |-> )(['\"])(.*?)\2")  # around annotations
 
@@ -103,6 +105,34 @@ def public_names(module: str) -> list[str]:
     return sorted(names, key=lambda name: (name.lower(), name.swapcase()))  # plan before Plan: links mean the first
 
 
+def result_types() -> dict[str, type]:
+    """The classes of packages that public names return, and that these hold in fields; by their full names."""
+    faces = [import_module(f"hookscope.{path.parent.name}") for path in sorted(ROOT.glob("hookscope/*/__init__.pyi"))]
+    known = {f"{face.__name__}.{name}": getattr(face, name) for face in faces for name in face.__all__}
+    known = {name: kind for name, kind in known.items() if inspect.isclass(kind) and kind.__name__ not in SHOWN}
+    public, found = [getattr(hookscope, name) for name in public_names("hookscope")], dict[str, type]()
+    members = [each for thing in public for each in (vars(thing).values() if inspect.isclass(thing) else [thing])]
+    todo = [str(getattr(each, "__annotations__", {}).get("return", "")) for each in members]
+    while todo:
+        text = todo.pop()
+        for name, kind in known.items():
+            if (
+                name not in found
+                and re.search(rf"\b{kind.__name__}\b", text)
+                and kind.__module__.startswith(f"{name}."[: name.rindex(".")])
+            ):
+                found[name] = kind
+                todo.append(
+                    str({key: value for key, value in vars(kind).get("__annotations__", {}).items() if key[0] != "_"})
+                )
+    return dict(sorted(found.items(), key=lambda item: item[1].__name__))
+
+
+def _results(_: str) -> str:
+    """Every type of result: its package and its docstring."""
+    return "\n\n".join(_object(kind.__name__, kind, name) for name, kind in result_types().items())
+
+
 def _api(module: str) -> str:
     """Every public name of a module: its signature and its docstring."""
     package = import_module(module)
@@ -130,9 +160,12 @@ def _users(name: str) -> list[str]:
     return users
 
 
-def _object(name: str, thing: Any) -> str:
+def _object(name: str, thing: Any, place: str = "") -> str:
+    """A section: name, signature or the ``place`` of a type of result, docstring and members."""
     parts = [f"### {name}"]
-    if callable(thing):
+    if place:
+        parts.append(f"`{place}`")
+    elif callable(thing):
         parts.append(f"```text\n{_signature(name, thing)}\n```")
     parts.append(_markdown(inspect.getdoc(thing) or ""))
     if inspect.isclass(thing):
@@ -299,6 +332,7 @@ _SECTIONS: dict[str, Callable[[str], str]] = {
     "commands": _commands,
     "fields": _fields,
     "api": _api,
+    "results": _results,
     "interventions": _interventions,
     "findings": _findings,
 }

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from hookscope.cli.main import COMMANDS, cli
-from tests.docs.generated import public_names
+from tests.docs.generated import public_names, result_types
 from tests.docs.pages import PAGES, ROOT, anchors, commands, examples, links
 from tests.docs.renew import renew, same_picture, shown_pictures
 
@@ -73,7 +73,8 @@ def test_every_option_is_somewhere():
 
 def test_every_public_name_is_in_the_python_reference():
     headings = re.findall(r"^### (\S+)$", TEXTS["docs/python-api.md"], re.MULTILINE)
-    assert headings == [*public_names("hookscope"), *public_names("hookscope.interventions")]
+    results = [name.rpartition(".")[2] for name in result_types()]
+    assert headings == [*public_names("hookscope"), *public_names("hookscope.interventions"), *results]
 
 
 def test_the_readme_is_short_and_has_the_two_commands():
