@@ -10,7 +10,17 @@ from PIL import Image
 from torch import nn
 
 from hookscope.attention.run import AttentionMap
-from hookscope.drawing import DARK, Heading, Heat, Origin, Panel, Row, draw_page, seen_part, with_provenance
+from hookscope.drawing import (
+    DARK,
+    Heading,
+    Heat,
+    HeatPanel,
+    HeatRow,
+    Origin,
+    draw_heat_page,
+    seen_part,
+    with_provenance,
+)
 from hookscope.errors import UsageError
 from hookscope.findings import counted, percent
 from hookscope.hooks import MODEL
@@ -83,11 +93,11 @@ def draw_attention(
     title = f"attention of {counted(len(maps), 'call')}: {query}"
     words = [title, ", ".join(filter(None, [origin.model, *origin.words])), _LEGEND]
     heading = Heading([word for word in words if word], origin.alarm, scale="share of the map's highest")
-    page = draw_page(small, heading, rows, cmap, size[0], DARK)
+    page = draw_heat_page(small, heading, rows, cmap, size[0], DARK)
     return with_provenance(page, _provenance(maps, origin, box, cmap, page))
 
 
-def _rows_of(each: AttentionMap, box: tuple[float, float, float, float], columns: int | None) -> list[Row]:
+def _rows_of(each: AttentionMap, box: tuple[float, float, float, float], columns: int | None) -> list[HeatRow]:
     """The heads of one call, in rows of about the same length."""
     left, top, right, bottom = box
     at = each.at and (left + each.at[1] * (right - left), top + each.at[0] * (bottom - top))
@@ -96,7 +106,7 @@ def _rows_of(each: AttentionMap, box: tuple[float, float, float, float], columns
         highest = float(values.max())
         words = [f"head {head}", f"up to {highest:.3g}", f"{positions:.0f} positions"]
         alarm = "" if math.isfinite(highest) else "NaN or Inf"
-        panels.append(Panel(Heat(values if not alarm else values * 0, box, highest, at), words, alarm))
+        panels.append(HeatPanel(Heat(values if not alarm else values * 0, box, highest, at), words, alarm))
     *frames, height, width = each.values.shape[1:]
     words = [each.call.type, f"{counted(each.heads, 'head')} of {height}×{width}", each.query]
     words += [f"sum of {counted(frames[0], 'frame')}"] if frames else []
@@ -105,7 +115,7 @@ def _rows_of(each: AttentionMap, box: tuple[float, float, float, float], columns
     index = "" if each.call.index is None else f"{each.call.index}  "
     above = [f"{index}{each.call.key or MODEL}", ", ".join(words)]
     most = columns or math.ceil(each.heads / math.ceil(each.heads / _COLUMNS))
-    return [Row(panels[at : at + most], () if at else above) for at in range(0, len(panels), most)]
+    return [HeatRow(panels[at : at + most], () if at else above) for at in range(0, len(panels), most)]
 
 
 def _provenance(

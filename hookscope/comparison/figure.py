@@ -27,7 +27,7 @@ from hookscope.drawing import (
     Colour,
     DrawnDifference,
     MapDifference,
-    Page,
+    SheetPage,
     add_difference,
     add_panel,
     column_step,
@@ -280,7 +280,7 @@ def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image
         raise NoMapError("the comparison has no feature maps", do="compare keeps those of keep=")
     many = len(comparison.maps)
     bands = [(maps, draw_difference(map_difference(maps), MOST_PIXELS // many)) for maps in comparison.maps]
-    step, page = column_step([drawn for _, drawn in bands]), Page()
+    step, page = column_step([drawn for _, drawn in bands]), SheetPage()
     width = width_of_columns(step)
     page.add_text(_title(comparison), width, size=15, bold=True)
     for line, colour in [*_side_lines(comparison), *_answer_lines(comparison)]:

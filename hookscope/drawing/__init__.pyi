@@ -15,7 +15,7 @@ from .files import (
     ANIMATIONS as ANIMATIONS,
     LEAST_WIDTH as LEAST_WIDTH,
     MARGIN as MARGIN,
-    Page as Page,
+    SheetPage as SheetPage,
     colour_bar as colour_bar,
     encode_png as encode_png,
     map_png as map_png,
@@ -51,10 +51,10 @@ from .heat import (
     Ground as Ground,
     Heading as Heading,
     Heat as Heat,
-    Panel as Panel,
-    Row as Row,
+    HeatPanel as HeatPanel,
+    HeatRow as HeatRow,
     draw_heat as draw_heat,
-    draw_page as draw_page,
+    draw_heat_page as draw_heat_page,
     seen_part as seen_part,
 )
 from .plot import (

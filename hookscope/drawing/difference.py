@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from hookscope.drawing import colours
-from hookscope.drawing.files import LEAST_WIDTH, MARGIN, Page, colour_bar, with_provenance
+from hookscope.drawing.files import LEAST_WIDTH, MARGIN, SheetPage, colour_bar, with_provenance
 from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_alike, to_image
 from hookscope.drawing.scale import Scale, SymmetricScale
 from hookscope.drawing.sheet import finite_or_none, placed
@@ -186,7 +186,7 @@ def width_of_columns(step: int) -> int:
     return max(LEAST_WIDTH, 3 * step - _BETWEEN)
 
 
-def add_difference(page: Page, drawn: DrawnDifference, name: str, step: int) -> list[dict[str, Any]]:
+def add_difference(page: SheetPage, drawn: DrawnDifference, name: str, step: int) -> list[dict[str, Any]]:
     """Add notes and grids at the bottom of ``page``; the places of the maps for `read_sheet`."""
     maps = drawn.maps
     if maps.tiles is None:
@@ -252,7 +252,7 @@ def _outline(block: Pixels, grid: Grid, left: int, top: int) -> None:
 
 
 def difference_page(
-    page: Page, layers: int, cmap: str, facts: Mapping[str, Any], bands: Sequence[Any], places: Sequence[Any]
+    page: SheetPage, layers: int, cmap: str, facts: Mapping[str, Any], bands: Sequence[Any], places: Sequence[Any]
 ) -> Image.Image:
     """The image of a page with the differences of ``layers``, and its provenance: ``facts``, what each band shows and
     where its maps lie."""

@@ -33,7 +33,7 @@ _DURATION = 200  # milliseconds of a frame
 
 
 @dataclass
-class Page:
+class SheetPage:
     """Blocks of palette indices, one below the other."""
 
     blocks: list[tuple[int, Pixels]] = field(default_factory=list)

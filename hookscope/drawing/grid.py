@@ -25,7 +25,7 @@ _LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GridLayout:
     """Sizes of a grid in pixels. A cell has a label, the map magnified by ``zoom``, a bar and a gap.
 
     ``cell_width`` is the larger width of map and label. ``map_width`` includes all ``frames`` of a clip, which are
@@ -81,7 +81,7 @@ def lay_out(
     plain: bool = False,
     label_width: int = 0,
     frames: int = 1,
-) -> Layout:
+) -> GridLayout:
     """The layout of ``count`` maps of ``height`` × ``width``: in ``columns``, or a grid of about 3:2."""
     zoom = math.ceil(cell / min(height, width // frames)) if cell else _fitting_zoom(count, height, width)
     zoom = max(1, min(zoom, math.isqrt(MOST_PIXELS // (height * width))))  # keep one map below the limit
@@ -93,7 +93,7 @@ def lay_out(
         columns = _fitting_columns(count, (cell_width + gap) / (cell_height + gap))
     columns = max(1, min(columns, count))
     rows = math.ceil(count / columns)
-    return Layout(columns, rows, zoom, height * zoom, map_width, cell_width, label, bar, gap, frames)
+    return GridLayout(columns, rows, zoom, height * zoom, map_width, cell_width, label, bar, gap, frames)
 
 
 def _fitting_columns(count: int, proportions: float) -> int:
@@ -125,7 +125,7 @@ class Grid:
     """A grid as palette indices ``(height, width)``, its layout and tiles, and how many channels were left out."""
 
     pixels: Pixels
-    layout: Layout
+    layout: GridLayout
     tiles: Tiles
     left_out: int = 0
 
@@ -175,7 +175,7 @@ def draw_alike(
 
 def _drawn(
     tiles: Tiles,
-    layout: Layout,
+    layout: GridLayout,
     count: int,
     plain: bool,
     bold: Sequence[int],
@@ -191,7 +191,7 @@ def _drawn(
     return Grid(whole[: layout.height, : layout.width], layout, tiles, len(tiles.channels) - count)
 
 
-def _place_maps(pixels: Pixels, layout: Layout, levels: Pixels) -> None:
+def _place_maps(pixels: Pixels, layout: GridLayout, levels: Pixels) -> None:
     full_rows, rest = divmod(levels.shape[0], layout.columns)
     ys, width = slice(layout.label, layout.label + layout.map_height), layout.frame_width
     for first, last, maps in ((0, full_rows, layout.columns), (full_rows, full_rows + bool(rest), rest)):
@@ -227,7 +227,7 @@ def _name_pixels(name: str, bold: bool = False) -> Pixels:
 
 
 def _place_labels(
-    pixels: Pixels, layout: Layout, tiles: Tiles, count: int, bold: Sequence[int], names: Sequence[str]
+    pixels: Pixels, layout: GridLayout, tiles: Tiles, count: int, bold: Sequence[int], names: Sequence[str]
 ) -> None:
     for at in range(count):
         row, column = divmod(at, layout.columns)
@@ -245,7 +245,7 @@ def _place_labels(
         stamp(pixels[row, :, column], label, 0, 0)
 
 
-def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, longest: float) -> None:
+def _place_bars(pixels: Pixels, layout: GridLayout, tiles: Tiles, count: int, longest: float) -> None:
     if not layout.bar:
         return
     top = layout.label + layout.map_height + 1

@@ -86,7 +86,7 @@ class Heat:
 
 
 @dataclass(frozen=True)
-class Panel:
+class HeatPanel:
     """A photograph with or without heat over it, words under it, and a colour bar in the unit ``scale``, if any.
 
     The first of ``words`` is bold; ``alarm`` is a last line in the alarm colour, such as for a map of zeros.
@@ -101,10 +101,10 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Row:
+class HeatRow:
     """Panels side by side, and the words above them, of which the first are bold."""
 
-    panels: Sequence[Panel]
+    panels: Sequence[HeatPanel]
     words: Sequence[str] = ()
 
 
@@ -127,10 +127,10 @@ class Heading:
     signed: bool = False
 
 
-def draw_page(
+def draw_heat_page(
     photograph: Image.Image,
     heading: Heading,
-    rows: Sequence[Row],
+    rows: Sequence[HeatRow],
     cmap: str = "inferno",
     width: int | None = None,
     ground: Ground = PALE,
@@ -170,7 +170,7 @@ def draw_page(
     y = _write(pen, plan, plan.margin + inset, plan.margin, head)
     if heading.scale:
         whole = Heat(np.zeros((1, 1), np.float32), (0, 0, 0, 0), 1.0, signed=heading.signed)
-        panel = Panel(whole, (), scale=heading.scale)
+        panel = HeatPanel(whole, (), scale=heading.scale)
         _bar(page, pen, plan, panel, (cmap, ground), plan.margin + inset, y, plan.inner - inset)
     y = plan.margin + head_height + plan.gap
     for row, lines, row_height in zip(rows, above, row_heights, strict=True):
@@ -267,10 +267,10 @@ class _Plan:
     def height(self, lines: Sequence[_Line]) -> int:
         return sum(self.line_height(line.size) for line in lines)
 
-    def lines_under(self, panel: Panel) -> list[_Line]:
+    def lines_under(self, panel: HeatPanel) -> list[_Line]:
         return self.lines(panel.words, self.panel[0], _TEXT, panel.alarm)
 
-    def height_under(self, panel: Panel) -> int:
+    def height_under(self, panel: HeatPanel) -> int:
         """Height of the bar and the words under a panel."""
         bar = self.bar_height if panel.scale else 0
         return self.height(self.lines_under(panel)) + bar + self.space
@@ -288,7 +288,7 @@ def _bar(
     page: Image.Image,
     pen: ImageDraw.ImageDraw,
     plan: _Plan,
-    panel: Panel,
+    panel: HeatPanel,
     colour: tuple[str, Ground],
     x: int,
     y: int,

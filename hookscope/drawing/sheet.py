@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.drawing import colours
-from hookscope.drawing.files import LEAST_WIDTH, MARGIN, Page, beside, colour_bar, with_provenance
+from hookscope.drawing.files import LEAST_WIDTH, MARGIN, SheetPage, beside, colour_bar, with_provenance
 from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.sheet_parts import (
@@ -28,7 +28,7 @@ from hookscope.drawing.sheet_parts import (
     photograph_cells,
 )
 from hookscope.drawing.text import Pixels
-from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, Part, reduce_output
+from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, DrawnPart, reduce_output
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Shape
 from hookscope.models import LoadedModel
@@ -69,7 +69,7 @@ class Sheet:
 class _Block:
     """The picture of a part: a grid of maps or bars, the photograph left of it, and the x of the maps or bars."""
 
-    part: Part
+    part: DrawnPart
     pixels: Pixels
     grid: Grid | None
     left: int = 0
@@ -264,7 +264,7 @@ def _composed(
     photographs: Pixels | None = None
     if frames is not None and not style.plain:
         blocks, photographs = _with_photographs(blocks, frames, middle_box(summary))
-    page = Page()
+    page = SheetPage()
     width = max([LEAST_WIDTH, *(block.pixels.shape[1] for block in blocks)])
     if not style.plain:
         _add_header(page, summary, title, origin, width, field_words(summary, photographs is not None))
@@ -290,7 +290,7 @@ def _composed(
     return image, places, sum(block.grid.left_out for block in blocks if block.grid)
 
 
-def _block(part: Part, style: Style, most: int) -> _Block:
+def _block(part: DrawnPart, style: Style, most: int) -> _Block:
     if part.tiles.values:
         return _Block(part, draw_bars(part.tiles, part.names), None)
     grid = draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most, part.names)
@@ -311,7 +311,9 @@ def _with_photographs(blocks: Sequence[_Block], frames: Frames, box: Shares | No
     return both, table
 
 
-def _add_header(page: Page, summary: ActivationSummary, title: str, origin: Origin, width: int, field: str) -> None:
+def _add_header(
+    page: SheetPage, summary: ActivationSummary, title: str, origin: Origin, width: int, field: str
+) -> None:
     if title:
         page.add_text(title, width, size=_HEAD, bold=True)
     weights = "" if origin.is_random or not origin.weights else f"weights: {origin.weights}"
@@ -328,7 +330,7 @@ def _add_header(page: Page, summary: ActivationSummary, title: str, origin: Orig
     page.add_text("   ".join(filter(None, (f"output {shape_text(summary.shape)}", words, field))), width, 2)
 
 
-def _add_part_header(page: Page, block: _Block, width: int, several: bool, hint: str) -> int | None:
+def _add_part_header(page: SheetPage, block: _Block, width: int, several: bool, hint: str) -> int | None:
     """Add what the part shows and its scale; returns the y of the colour bar, None for bars of values."""
     part, tiles = block.part, block.part.tiles
     words = _channel_words(block)

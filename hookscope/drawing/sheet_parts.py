@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from torch import nn
 
 from hookscope.drawing import colours
-from hookscope.drawing.grid import Grid, Layout
+from hookscope.drawing.grid import Grid, GridLayout
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.text import LABEL_HEIGHT, Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import ActivationSummary, Tiles
@@ -271,7 +271,7 @@ def _opacity(tiles: Tiles, at: int, alpha: float) -> NDArray[np.float32]:
     return table
 
 
-def _backdrop(layout: Layout, frames: Sequence[Image.Image]) -> NDArray[np.float32]:
+def _backdrop(layout: GridLayout, frames: Sequence[Image.Image]) -> NDArray[np.float32]:
     """The dimmed grey photograph in the place of a map; a layer may merge frames: take the middle one of them."""
     picture = Image.new("L", (layout.map_width, layout.map_height))
     for at, place in enumerate(layout.frame_places):

@@ -222,7 +222,7 @@ def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DrawnPart:
     """One part of an output: its axes, which item of the batch it is, its tiles; names of all channels or none."""
 
     name: str
@@ -249,7 +249,7 @@ class ActivationSummary:
     high: float | None
     dead: int
     nonfinite: int
-    parts: tuple[Part, ...]
+    parts: tuple[DrawnPart, ...]
     values: Mapping[str, Tensor] = dataclass_field(default_factory=dict)
     field: ReceptiveField | None = None
     input_size: InputSize | None = None
@@ -279,10 +279,10 @@ def reduce_output(
         return ActivationSummary(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts, kept)
 
 
-def _part(maps: Maps, choice: ChannelChoice | None, scale: Scale | None, names: Sequence[str]) -> Part:
+def _part(maps: Maps, choice: ChannelChoice | None, scale: Scale | None, names: Sequence[str]) -> DrawnPart:
     own = tuple(names) if len(names) == len(maps.values) else ()
     tiles = reduce_maps(maps.values, choice, scale, bool(own))
-    return Part(maps.label, maps.axes, maps.item, maps.items, maps.frames, tiles, own)
+    return DrawnPart(maps.label, maps.axes, maps.item, maps.items, maps.frames, tiles, own)
 
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:

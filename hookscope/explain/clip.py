@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import DARK, LIGHT, PALE, Ground, Heading, Heat, Panel, Row, draw_page, with_provenance
+from hookscope.drawing import (
+    DARK,
+    LIGHT,
+    PALE,
+    Ground,
+    Heading,
+    Heat,
+    HeatPanel,
+    HeatRow,
+    draw_heat_page,
+    with_provenance,
+)
 from hookscope.errors import UsageError
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class
 from hookscope.explain.page import (
@@ -56,11 +67,11 @@ class _Clip:
     def signed(self) -> bool:
         return self.heading.signed
 
-    def photograph(self, at: int) -> Panel:
+    def photograph(self, at: int) -> HeatPanel:
         words = [f"frame {at + 1} of {len(self.pictures)}"]
-        return Panel(None, words, photograph=self.pictures[at])
+        return HeatPanel(None, words, photograph=self.pictures[at])
 
-    def map(self, track: _Track, at: int) -> Panel:
+    def map(self, track: _Track, at: int) -> HeatPanel:
         values = track.values[at]
         peak = self.source.peak_in(np.abs(values) if self.signed else values)
         heat = Heat(values, self.source.box, track.top, peak, self.signed)
@@ -68,10 +79,10 @@ class _Clip:
             alarm = "" if values.any() else "all zero"
         else:
             alarm = "" if (values > 0).any() else "no value above 0"
-        return Panel(heat, track.words[at], alarm, photograph=self.pictures[at])
+        return HeatPanel(heat, track.words[at], alarm, photograph=self.pictures[at])
 
-    def page(self, rows: Sequence[Row], width: int | None) -> Image.Image:
-        page = draw_page(self.source.photograph, self.heading, rows, self.cmap, width, self.ground)
+    def page(self, rows: Sequence[HeatRow], width: int | None) -> Image.Image:
+        page = draw_heat_page(self.source.photograph, self.heading, rows, self.cmap, width, self.ground)
         about = self.source.provenance(str(self.facts["method"]), self.cmap, page.size)
         return with_provenance(page, {**about, **self.facts})
 
@@ -118,7 +129,7 @@ def draw_clip(
         for begin in range(0, len(clip.pictures), _PAIRS):
             frames = range(begin, min(begin + _PAIRS, len(clip.pictures)))
             panels = [panel for at in frames for panel in (clip.photograph(at), clip.map(track, at))]
-            rows.append(Row(panels, [] if begin else [track.name, track.about]))
+            rows.append(HeatRow(panels, [] if begin else [track.name, track.about]))
     return clip.page(rows, width or _WIDTH)
 
 
@@ -151,7 +162,7 @@ def animate_clip(
     for at in range(len(clip.pictures)):
         panels = [clip.photograph(at), *(clip.map(track, at) for track in clip.tracks)]
         words = [f"{track.name}: {track.about}" for track in clip.tracks]
-        pages.append(clip.page([Row(panels, words)], width))
+        pages.append(clip.page([HeatRow(panels, words)], width))
     height = max(page.height for page in pages)
     return [_padded(page, height) for page in pages]
 

@@ -18,10 +18,10 @@ from hookscope.drawing import (
     MOST_PIXELS,
     Heading,
     Heat,
+    HeatPanel,
+    HeatRow,
     Origin,
-    Panel,
-    Row,
-    draw_page,
+    draw_heat_page,
     seen_part,
     with_provenance,
 )
@@ -66,10 +66,10 @@ class OverlaySource:
         return "the weights are random: class and map mean nothing" if self.origin.is_random else ""
 
     @property
-    def panel(self) -> Panel:
+    def panel(self) -> HeatPanel:
         """The photograph without a map."""
         size = f"{self.photograph.width}×{self.photograph.height} pixels"
-        return Panel(None, [self.origin.images or "photograph", size])
+        return HeatPanel(None, [self.origin.images or "photograph", size])
 
     def heading(self, words: Sequence[str], method: str, alarm: str = "", **more: Any) -> Heading:
         """A heading with ``words``, then model and image, and in the colour of alarms what ``alarm`` says."""
@@ -200,10 +200,10 @@ def draw_saliency(
         panels.append(_saliency_panel(source, saliency, smoothed, smooth_top, words))
         facts |= {"smooth": sigma, "smooth_top": smooth_top}
     photograph = source.photograph
-    rows = [Row(panels)] if photograph.width <= 2 * photograph.height else [Row([panel]) for panel in panels]
+    rows = [HeatRow(panels)] if photograph.width <= 2 * photograph.height else [HeatRow([panel]) for panel in panels]
     heading = source.heading(answer_lines(saliency.prediction), saliency.method, why_unseen(saliency.prediction))
     width = _width(source, saliency)
-    page = draw_page(photograph, heading, rows, cmap, width, LIGHT if how.signed else DARK)
+    page = draw_heat_page(photograph, heading, rows, cmap, width, LIGHT if how.signed else DARK)
     about = source.provenance(saliency.method, cmap, page.size) | answer_facts(saliency.prediction)
     return with_provenance(page, {**about, "shape": list(saliency.values.shape), **facts})
 
@@ -224,12 +224,12 @@ def percentile(values: NDArray[np.float32]) -> float:
 
 def _saliency_panel(
     source: OverlaySource, saliency: Saliency, values: NDArray[np.float32], top: float, words: Sequence[str]
-) -> Panel:
+) -> HeatPanel:
     signed, any_value = SALIENCY_METHODS[saliency.method].signed, bool(values.any())
     alarm = "" if any_value else "all zero: the score does not depend on any pixel"
     frame = source.frame_of(saliency.prediction, saliency.seen)
     heat = Heat(values, source.box, top, source.peak_in(np.abs(values)), signed, frame)
-    return Panel(heat, words, alarm, VALUE if any_value else "")
+    return HeatPanel(heat, words, alarm, VALUE if any_value else "")
 
 
 def _raw_words(saliency: Saliency, top: float, cmap: str) -> list[str]:
@@ -317,7 +317,7 @@ def _page_of_class(
     heading = source.heading(answer_lines(answer), maps[0].method, why_unseen(answer))
     if len(panels) > _BESIDE:  # a page of about 3:2
         columns = max(1, min(len(panels), round(math.sqrt(len(panels) * 1.5 * photograph.height / photograph.width))))
-    rows = [Row(panels[at : at + columns]) for at in range(0, len(panels), columns)]
+    rows = [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
     return _drawn(source, heading, rows, cmap, width, len(panels))
 
 
@@ -333,7 +333,7 @@ def _page_of_classes(
         panels = [_cam_panel(source, cam, _class_lines(cam), tops[layer], True) for cam in cams]
         columns = math.ceil(len(panels) / math.ceil(len(panels) / _CLASSES))  # rows of about the same length
         for at in range(0, len(panels), columns):
-            rows.append(Row(panels[at : at + columns], () if at else words))
+            rows.append(HeatRow(panels[at : at + columns], () if at else words))
     classes = len(maps_by_class(maps))
     title = f"{maps[0].method} of {classes} {_things(maps[0])} in {counted(len(by_layer), 'layer')}"
     heading = source.heading([title], maps[0].method, photograph=True, scale=_SHARE)
@@ -341,12 +341,12 @@ def _page_of_classes(
 
 
 def _drawn(
-    source: OverlaySource, heading: Heading, rows: Sequence[Row], cmap: str, width: int | None, panels: int
+    source: OverlaySource, heading: Heading, rows: Sequence[HeatRow], cmap: str, width: int | None, panels: int
 ) -> Image.Image:
     if width is None and (width := source.fitting_width(panels)) is not None:
         words = f"drawn at {percent(width / source.photograph.width)} of its size"
         heading = replace(heading, words=[*heading.words[:-1], f"{heading.words[-1]}, {words}"])
-    return draw_page(source.photograph, heading, rows, cmap, width)
+    return draw_heat_page(source.photograph, heading, rows, cmap, width)
 
 
 def _things(cam: ClassActivationMap) -> str:
@@ -384,7 +384,7 @@ def _class_lines(cam: ClassActivationMap) -> list[str]:
 
 def _cam_panel(
     source: OverlaySource, cam: ClassActivationMap, words: Sequence[str], top: float, of_classes: bool = False
-) -> Panel:
+) -> HeatPanel:
     """A map on a scale from 0 to ``top``; one ``of_classes`` has its scale in the heading."""
     values = cam.still
     low, high = float(values.min()), float(values.max())
@@ -394,7 +394,7 @@ def _cam_panel(
     unit = "mean, each map 0..1" if cam.fused else VALUE
     heat = Heat(values, source.box, top, source.peak_in(values), frame=source.frame_of(cam.prediction, cam.seen))
     extremes += ["hardly visible on this scale"] if heat.peak and not heat.mark else []
-    return Panel(heat, [*words, *extremes], alarm, unit if high > 0 and not of_classes else "")
+    return HeatPanel(heat, [*words, *extremes], alarm, unit if high > 0 and not of_classes else "")
 
 
 def _shape_line(cam: ClassActivationMap) -> str:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.display import Cells, Shown
-from hookscope.drawing import Heat, Panel, Row, draw_page, with_provenance
+from hookscope.drawing import Heat, HeatPanel, HeatRow, draw_heat_page, with_provenance
 from hookscope.errors import UsageError
 from hookscope.explain import OverlaySource, why_unseen
 from hookscope.faithfulness.facts import BASELINES, NUMBERS, Faithfulness
@@ -299,8 +299,8 @@ def draw_faithfulness(
     width = min(_WIDEST, own) if width is None else width
     what = answer.name if answer.probability is None else f"{answer.name}, probability {percent(answer.probability)}"
     heading = source.heading([*found.verdict, f"This image: {what}"], "one for each map", why_unseen(answer))
-    lines = [Row(panels[at : at + columns]) for at in range(0, len(panels), columns)]
-    page = draw_page(picture, heading, lines, cmap, width)
+    lines = [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
+    page = draw_heat_page(picture, heading, lines, cmap, width)
     facts = [
         {"map": each.name, **{name: getattr(each, name) for name in NUMBERS}, "shape": list(each.values.shape)}
         for each in ordered
@@ -315,7 +315,7 @@ def _worse_than(each: Faithfulness, measured: Sequence[Faithfulness], by: str) -
     return [BASELINES[base.name] for base in baselines if each.name not in BASELINES and is_no_better(each, base, by)]
 
 
-def _panel(source: OverlaySource, each: Faithfulness, worse: Sequence[str]) -> Panel:
+def _panel(source: OverlaySource, each: Faithfulness, worse: Sequence[str]) -> HeatPanel:
     still = each.still
     words = [each.name, f"ROAD {each.road:.3f}", f"insertion {each.insertion:.3f}, deletion {each.deletion:.3f}"]
     words.append("score rises under the map" if each.increase else f"drop {percent(each.drop)}")
@@ -325,4 +325,4 @@ def _panel(source: OverlaySource, each: Faithfulness, worse: Sequence[str]) -> P
         words.append(f"random weights: correlation {each.randomized:.2f}")
     alarm = f"no better than {' or '.join(worse)}" if worse else ""
     heat = Heat(still, source.box, max(float(still.max()), 0.0), source.peak_in(still))
-    return Panel(heat, words, alarm)
+    return HeatPanel(heat, words, alarm)

@@ -28,7 +28,7 @@ from torch import Tensor
 from hookscope.errors import spelled
 from hookscope.findings import percent
 from hookscope.hooks import differentiable
-from hookscope.inspection.facts import CallFacts, Evidence, ImageMaps, Place
+from hookscope.inspection.facts import CallFacts, ImageMaps, InspectionEvidence, Place
 from hookscope.inspection.outliers import block_places, far_beyond, map_places, sizes_of
 from hookscope.interventions import scores_without
 from hookscope.scores import class_label, probabilities
@@ -88,7 +88,7 @@ def split(values: Sequence[float]) -> int | None:
     return at if 0 < at < len(values) and late > early and right[at] >= _AGREE * len(values) else None
 
 
-def separating_places(evidence: Evidence) -> Iterator[Place]:
+def separating_places(evidence: InspectionEvidence) -> Iterator[Place]:
     """The layer where classes begin to separate, if there are two answers or more, and a clear rise."""
     answers = [image.predictions[0].index for image in evidence.images if image.predictions]
     if len(answers) < len(evidence.images) or len(set(answers)) < 2:
@@ -134,11 +134,11 @@ _TOGETHER = (
 _LOST = 0.25  # of its probability, which an answer loses at least without the channels that carry it
 _MOST = 2  # places of one image
 
-REASONS: list[Callable[[Evidence], Iterable[Place]]] = [separating_places, block_places, map_places]
+REASONS: list[Callable[[InspectionEvidence], Iterable[Place]]] = [separating_places, block_places, map_places]
 """What finds places after the channels that carry the answer, the most important first."""
 
 
-def answer_places(evidence: Evidence) -> list[Place]:
+def answer_places(evidence: InspectionEvidence) -> list[Place]:
     """The places that are not findings, the most important first; with random weights they would mean nothing."""
     rest = _rest(evidence.calls)
     found = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest)]
@@ -174,7 +174,7 @@ class _Candidate:
         return self.facts.call.key
 
 
-def _of_image(evidence: Evidence, number: int, rest: Mapping[str, float]) -> list[Place]:
+def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, float]) -> list[Place]:
     """The places of one image: outliers that decide it, else the channels with most gradient, alone or together."""
     scores = evidence.scores[number]
     if scores is None or not bool(scores.isfinite().all()):
@@ -199,7 +199,9 @@ def _of_image(evidence: Evidence, number: int, rest: Mapping[str, float]) -> lis
     return []
 
 
-def _explained(evidence: Evidence, number: int, classes: int) -> Iterator[tuple[CallFacts, ImageMaps, Floats]]:
+def _explained(
+    evidence: InspectionEvidence, number: int, classes: int
+) -> Iterator[tuple[CallFacts, ImageMaps, Floats]]:
     """The drawn calls with gradient × activation. Channels that are classes themselves explain nothing."""
     facts = {each.call.key: each for each in evidence.calls}
     for layer in evidence.layers:
@@ -239,7 +241,7 @@ def _affordable(candidates: Iterable[_Candidate], rest: Mapping[str, float]) -> 
     return chosen
 
 
-def _confirmed(evidence: Evidence, number: int, candidates: list[_Candidate], scores: Tensor) -> list[Place]:
+def _confirmed(evidence: InspectionEvidence, number: int, candidates: list[_Candidate], scores: Tensor) -> list[Place]:
     """The candidates without which the answer changes or falls far."""
     if not candidates:
         return []
@@ -253,7 +255,7 @@ def _confirmed(evidence: Evidence, number: int, candidates: list[_Candidate], sc
     return [place for place in places if place is not None]
 
 
-def _place(evidence: Evidence, number: int, candidate: _Candidate, after: Tensor) -> Place | None:
+def _place(evidence: InspectionEvidence, number: int, candidate: _Candidate, after: Tensor) -> Place | None:
     """The place of channels without which the scores are ``after`` ``(K,)``; None if that changes little."""
     answer = evidence.images[number].predictions[0]
     probability, best = float(probabilities(after)[answer.index]), int(after.argmax())

@@ -227,7 +227,7 @@ def _seen_png(image: InspectedImage) -> bytes:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class InspectionEvidence:
     """What was recorded.
 
     Attributes:

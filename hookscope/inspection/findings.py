@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.findings import CATALOGUE, Finding, alike, counted, default
 from hookscope.hooks import Selection, as_float
-from hookscope.inspection.facts import Evidence
+from hookscope.inspection.facts import InspectionEvidence
 from hookscope.models import is_random
 from hookscope.statistics import BatchNormAccumulator, BatchNormDrift, Floats, StatisticsCollector
 
@@ -30,7 +30,7 @@ _FEW_WEIGHTS = default("initial-weights", "few_weights")
 _STEP = default("sudden-drift", "sudden_step")
 
 
-def network_findings(evidence: Evidence) -> list[Finding]:
+def network_findings(evidence: InspectionEvidence) -> list[Finding]:
     """The findings on the whole network, in order of `REPORT_ORDER`; the input is judged by the first BatchNorms."""
     drifts, weights = _sudden(evidence.totals.batch_norms), list(_weights(evidence.net.model))
     scaled = any(finding.finding == "outlier-layer" for finding in weights)  # another input would undo that
@@ -41,7 +41,7 @@ def network_findings(evidence: Evidence) -> list[Finding]:
     return [*([] if scaled else _input(evidence, drifts)), *drifts, *weights]
 
 
-def _random(evidence: Evidence, initial: Sequence[Finding]) -> Iterator[Finding]:
+def _random(evidence: InspectionEvidence, initial: Sequence[Finding]) -> Iterator[Finding]:
     """One finding: by the label of the weights, by BatchNorms that were never updated, or by uniform weights."""
     label, kind = evidence.net.weights, CATALOGUE["random-weights"]
     never = next((each for each in evidence.findings if each.finding == "never-updated" and _is_every(each)), None)
@@ -222,7 +222,7 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Other ways to prepare an image: steps that may be missing, or done twice."""
 
 
-def _input(evidence: Evidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
+def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
     """Whether the first BatchNorms would fit the inputs if these were prepared in another way."""
     kind = CATALOGUE["input-mismatch"]
     pictures = [tensors[0] for tensors in evidence.inputs if len(tensors) == 1 and tensors[0].dim() == 3]
@@ -261,7 +261,9 @@ def _distance(drift: BatchNormDrift) -> float:
     return float(np.mean(np.abs(drift.shift)) + np.std(ratio) + abs(np.mean(ratio)))
 
 
-def _drifts_of(evidence: Evidence, layers: Sequence[str], other: Callable[[Tensor], Tensor]) -> list[BatchNormDrift]:
+def _drifts_of(
+    evidence: InspectionEvidence, layers: Sequence[str], other: Callable[[Tensor], Tensor]
+) -> list[BatchNormDrift]:
     model, names = evidence.net.model, [layer.partition("#")[0] for layer in layers]
     with StatisticsCollector(model, Selection.of_names(names)) as collector, torch.no_grad():
         for tensors in evidence.inputs:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hookscope.findings import percent
 from hookscope.hooks import passes_values_on
-from hookscope.inspection.facts import CallFacts, Evidence, ImageMaps, InspectedLayer, Place
+from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedLayer, InspectionEvidence, Place
 
 _FEWEST = 4  # blocks, calls or channels of one kind among which one can be unusual
 _DEVIATIONS, _TIMES = 6.0, 8.0  # sound networks have channels at 4.7 deviations (6.6 times the usual value) and less
@@ -52,7 +52,7 @@ def sizes_of(maps: ImageMaps) -> NDArray[np.float64]:
     return sizes.astype(np.float64)
 
 
-def block_places(evidence: Evidence) -> Iterator[Place]:
+def block_places(evidence: InspectionEvidence) -> Iterator[Place]:
     """The blocks that add nothing, and the one that adds most, each against the other blocks of its class."""
     kinds: dict[str, dict[str, float]] = {}
     for key, changes in evidence.changes.items():
@@ -83,7 +83,7 @@ def _times(change: float) -> str:
     return percent(change) if change < 10 else f"{change:.3g} times its norm"
 
 
-def map_places(evidence: Evidence) -> Iterator[Place]:
+def map_places(evidence: InspectionEvidence) -> Iterator[Place]:
     """The channels or the call with the largest values, and the call with the most zeros."""
     channels = list(_widest_channels(evidence.layers))
     yield from channels
@@ -134,7 +134,7 @@ def _widest_call(calls: Sequence[CallFacts]) -> Iterator[Place]:
         yield Place("widest-maps", "note", key, reason, None, None, numbers, _meaning("widest-maps", key))
 
 
-def _emptiest(evidence: Evidence) -> Iterator[Place]:
+def _emptiest(evidence: InspectionEvidence) -> Iterator[Place]:
     """The call with far more zeros than the others of its type, else the one with the most constant maps.
 
     A layer with a finding is left out.

@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 
 from hookscope.findings import SEVERITIES, Finding, counted, single
 from hookscope.inspection.answer import answer_places
-from hookscope.inspection.facts import Evidence, Place
+from hookscope.inspection.facts import InspectionEvidence, Place
 from hookscope.inspection.findings import network_findings
 
 MOST = 12
@@ -81,7 +81,7 @@ class _Cause:
         return min((each.severity for each in (*self.findings, *self.after)), key=SEVERITIES.index)
 
 
-def find_places(evidence: Evidence) -> tuple[Place, ...]:
+def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     """At most twelve places to look at, the most important first.
 
     First of all come random weights. Findings follow by severity; those of one severity by how many times they exceed
@@ -108,13 +108,13 @@ def _is_reported(place: Place, reported: set[tuple[str, int]]) -> bool:
     return bool(place.channels) and all((place.layer, channel) in reported for channel in place.channels or ())
 
 
-def _from(evidence: Evidence, at: float) -> set[str]:
+def _from(evidence: InspectionEvidence, at: float) -> set[str]:
     """The keys of the calls from number ``at`` on: what is wrong there empties their maps."""
     order = _order(evidence)
     return {facts.call.key for facts in evidence.calls if order[facts.call.key] >= at}
 
 
-def _order(evidence: Evidence) -> dict[str, int]:
+def _order(evidence: InspectionEvidence) -> dict[str, int]:
     """The number of each call by its key, and of the first call of each layer by its name."""
     order: dict[str, int] = {}
     for number, facts in enumerate(evidence.calls):
@@ -128,7 +128,7 @@ def _times(finding: Finding) -> float:
     return float(finding.numbers.get("times") or 1.0)
 
 
-def _unusual(evidence: Evidence) -> Iterator[Finding]:
+def _unusual(evidence: InspectionEvidence) -> Iterator[Finding]:
     """The findings on activations and parameters that are unusual: no notes, or unlike the rest of the network.
 
     Sound networks have dead filters in many layers; dead and duplicate channels of few images are chance.
@@ -142,7 +142,7 @@ def _unusual(evidence: Evidence) -> Iterator[Finding]:
             yield finding
 
 
-def _same_weights(evidence: Evidence, finding: Finding) -> bool:
+def _same_weights(evidence: InspectionEvidence, finding: Finding) -> bool:
     """Whether duplicate channels have the same weights, and are not alike on few images only."""
     name = _names(evidence).get(finding.layer, finding.layer)
     weight = dict(evidence.net.model.named_parameters()).get(f"{name}.weight")
@@ -158,14 +158,14 @@ def _same_weights(evidence: Evidence, finding: Finding) -> bool:
     )
 
 
-def _names(evidence: Evidence) -> dict[str, str]:
+def _names(evidence: InspectionEvidence) -> dict[str, str]:
     """The name of the layer of each key."""
     names = {layer.key: layer.call.name for layer in evidence.statistics}
     names |= {facts.call.key: facts.call.name for facts in evidence.calls}
     return names | {row.name: row.layer for row in evidence.parameters}
 
 
-def _causes(evidence: Evidence, findings: Sequence[Finding]) -> list[_Cause]:
+def _causes(evidence: InspectionEvidence, findings: Sequence[Finding]) -> list[_Cause]:
     names = _names(evidence)
     order = _order(evidence)
     feeders = _feeders(evidence)
@@ -193,7 +193,7 @@ def _causes(evidence: Evidence, findings: Sequence[Finding]) -> list[_Cause]:
     return causes
 
 
-def _feeders(evidence: Evidence) -> dict[str, str]:
+def _feeders(evidence: InspectionEvidence) -> dict[str, str]:
     """The layer with weights right before each BatchNorm."""
     kinds = {row.layer: row for row in evidence.parameters}
     feeders, last = {}, ""

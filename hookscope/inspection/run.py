@@ -37,7 +37,14 @@ from hookscope.hooks import (
     types_of,
 )
 from hookscope.images import InputImage, read_picture
-from hookscope.inspection.facts import CallFacts, Evidence, ImageMaps, InspectedImage, InspectedLayer, Inspection
+from hookscope.inspection.facts import (
+    CallFacts,
+    ImageMaps,
+    InspectedImage,
+    InspectedLayer,
+    Inspection,
+    InspectionEvidence,
+)
 from hookscope.inspection.places import find_places
 from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
 from hookscope.models import (
@@ -324,7 +331,7 @@ class _Run:
         assumed = "values" in net.preprocess.assumed
         parameters = tuple(parameter_statistics(net.model))
         findings = find_problems(measured, totals.drifts(), totals.images, thresholds, assumed)
-        evidence = Evidence(
+        evidence = InspectionEvidence(
             net=net,
             inputs=self.inputs,
             images=tuple(self.images),

@@ -16,7 +16,7 @@ from hookscope.drawing import (
     DrawnDifference,
     MapDifference,
     Origin,
-    Page,
+    SheetPage,
     add_difference,
     column_step,
     compare_maps,
@@ -110,7 +110,7 @@ def draw_effect(
         )
     _check_drawn(bands)
     step = column_step([part for band in bands for part in band.parts])
-    page, places = Page(), []
+    page, places = SheetPage(), []
     _add_heading(page, origin, interventions or list(effect.changed), seed, width_of_columns(step))
     for band in bands:
         places += _add_band(page, band, step)
@@ -134,7 +134,7 @@ def _check_drawn(bands: Sequence[_Band]) -> None:
         raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
 
 
-def _add_heading(page: Page, origin: Origin, interventions: Sequence[str], seed: int | None, width: int) -> None:
+def _add_heading(page: SheetPage, origin: Origin, interventions: Sequence[str], seed: int | None, width: int) -> None:
     words = "   then   ".join(interventions) or "interventions that changed nothing"
     page.add_text(f"{origin.model} without and with {words}".strip(), width, size=15, bold=True)
     if about := [*origin.words, *([] if seed is None else [f"seed {seed}"])]:
@@ -145,7 +145,7 @@ def _add_heading(page: Page, origin: Origin, interventions: Sequence[str], seed:
     page.add_text(hint, width, 2)
 
 
-def _add_band(page: Page, band: _Band, step: int) -> list[dict[str, Any]]:
+def _add_band(page: SheetPage, band: _Band, step: int) -> list[dict[str, Any]]:
     """Add the text and grids of a call; the places of the maps."""
     layer, width = band.layer, width_of_columns(step)
     title = f"{layer.call.key or layer.call.type}   {layer.call.type}   {shape_text(layer.shape)}"
@@ -162,7 +162,7 @@ def _distance_words(layer: MovedLayer) -> str:
     return "   ".join([*words, *([f"NaN or Inf after: {layer.nonfinite:,}"] if layer.nonfinite else [])])
 
 
-def _add_part(page: Page, band: _Band, part: DrawnDifference, step: int) -> list[dict[str, Any]]:
+def _add_part(page: SheetPage, band: _Band, part: DrawnDifference, step: int) -> list[dict[str, Any]]:
     maps, width = part.maps, width_of_columns(step)
     if len(band.parts) > 1:
         page.add_text(maps.part or "maps", width, 8, bold=True)

@@ -18,8 +18,8 @@ from hookscope.drawing import (
     MOST_PIXELS,
     ChannelChoice,
     Grid,
-    Page,
     Pixels,
+    SheetPage,
     Style,
     SymmetricScale,
     Tiles,
@@ -347,7 +347,7 @@ def _draw_page(
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
     """Draw the sections below each other; returns the image, and where the maps of each section lie."""
     width = max([LEAST_WIDTH, *(section.pixels.shape[1] for section in sections)])
-    page, places, ramps = Page(), [], []
+    page, places, ramps = SheetPage(), [], []
     page.add_text(heading, width, size=15, bold=True)
     untrained = is_random(weights)
     page.add_text(

@@ -15,7 +15,7 @@ from hookscope.findings import Finding
 from hookscope.gradients import GRADIENTS, PARAMETER_GRADIENTS, GradientReport, GradientThresholds, gradient_rows
 from hookscope.parameters import WEIGHTS, ParameterStatistics, ParameterThresholds, parameter_findings, weights_rows
 from hookscope.report.charts import Chart, Line, spread
-from hookscope.report.tables import Distribution, ResultPage, RowView, Table, draw_result_page
+from hookscope.report.tables import Distribution, ResultPage, ResultTable, RowView, draw_result_page
 from hookscope.statistics import STATISTICS, LayerStatistics, in_intervals, statistics_rows
 from hookscope.system import StrPath
 from hookscope.training import Run, TimedFinding, findings_over_time, last_rows, read_runs, summary
@@ -70,7 +70,7 @@ def draw_statistics_page(
         for row, layer in zip(rows, layers, strict=True)
     ]
     summary = {"weights": weights, "calls": len(layers), "images": max((layer.items for layer in layers), default=0)}
-    table = Table("Layers", "calls", STATISTICS.page, views)
+    table = ResultTable("Layers", "calls", STATISTICS.page, views)
     return draw_result_page(
         ResultPage(
             "Statistics of activations", title, summary, weights, findings, [table], lines, provenance=provenance or {}
@@ -112,7 +112,7 @@ def draw_weights_page(
     views = [RowView(cells, row.name, _of_parameter(row)) for cells, row in told]
     own = [row for row in rows if not row.buffer]
     summary = {"weights": weights, "parameters": len(own), "values": sum(row.count for row in own)}
-    table = Table("Parameters", "parameters", WEIGHTS.page, views)
+    table = ResultTable("Parameters", "parameters", WEIGHTS.page, views)
     return draw_result_page(
         ResultPage("Weights", title, summary, weights, findings, [table], lines, provenance=provenance or {})
     )
@@ -150,13 +150,13 @@ def draw_gradients_page(
     layers, parameters = gradient_rows(report, thresholds, weights)
     keys = [layer.call.key or row["name"] for layer, row in zip(report.layers, layers, strict=True)]
     tables = [
-        Table(
+        ResultTable(
             "Layers",
             "calls",
             GRADIENTS.page,
             [RowView(row, key, size=_size(row["grad_output_norm"])) for row, key in zip(layers, keys, strict=True)],
         ),
-        Table(
+        ResultTable(
             "Parameters",
             "parameters",
             PARAMETER_GRADIENTS.page,
@@ -224,7 +224,7 @@ def draw_training_page(
     columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))
     charts = [_losses(drawn, names), *(_all_layers(metric, steps[-1]) for metric in _ON_TOP)]
     facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
-    table = Table("Layers at the last step", "calls", columns, views)
+    table = ResultTable("Layers at the last step", "calls", columns, views)
     page = ResultPage("Training", title or "a training run", facts, "", findings, [table], lines or [str(summary(run))])
     return draw_result_page(
         replace(page, charts=[chart for chart in charts if chart.range], provenance=provenance or {})

@@ -16,8 +16,6 @@ from hookscope.report.charts import Chart
 from hookscope.report.network import outline
 from hookscope.report.page import render
 
-Row = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
 class Distribution:
@@ -41,7 +39,7 @@ class RowView:
         charts: Curves of its channels, or over the steps of a run.
     """
 
-    row: Row
+    row: Mapping[str, Any]
     key: str
     values: Distribution | None = None
     size: float | None = None
@@ -49,7 +47,7 @@ class RowView:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """A table of the page: ``columns`` are fields of the rows that it shows, and ``noun`` names many rows."""
 
     title: str
@@ -100,7 +98,7 @@ class ResultPage:
     summary: Mapping[str, Any]
     weights: str
     findings: Sequence[Finding]
-    tables: Sequence[Table]
+    tables: Sequence[ResultTable]
     lines: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)

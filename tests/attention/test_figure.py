@@ -28,8 +28,8 @@ PHOTOGRAPH = Image.new("RGB", (120, 100), (90, 120, 150))
 
 def drawn(monkeypatch: pytest.MonkeyPatch, maps: list[AttentionMap], **options: Any) -> Any:
     pages: list[Any] = []
-    whole = figure.draw_page
-    monkeypatch.setattr(figure, "draw_page", lambda *args: (pages.append(args), whole(*args))[1])
+    whole = figure.draw_heat_page
+    monkeypatch.setattr(figure, "draw_heat_page", lambda *args: (pages.append(args), whole(*args))[1])
     page = draw_attention(maps, PHOTOGRAPH, **options)
     return page, *pages[0][1:3]
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import hookscope
 from hookscope.drawing import colours
-from hookscope.drawing.files import Page, encode_png, read_provenance, with_provenance, write_png
+from hookscope.drawing.files import SheetPage, encode_png, read_provenance, with_provenance, write_png
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Style, draw_call
 from hookscope.drawing.sheet_parts import Origin
@@ -28,7 +28,7 @@ from hookscope.hooks.maps import InputSize, maps_or_vectors
 
 
 def test_blocks_stand_one_below_the_other_within_the_margin() -> None:
-    page = Page()
+    page = SheetPage()
     assert page.add(np.full((2, 5), colours.BAR, np.uint8)) == 0
     assert page.add(np.full((3, 4), colours.NAN, np.uint8), space=4) == 6
     assert (page.width, page.height) == (5, 9)

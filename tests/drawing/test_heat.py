@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from hookscope.drawing import colours, heat as heats
-from hookscope.drawing.heat import DARK, LIGHT, PALE, Heading, Heat, Panel, Row, draw_page
+from hookscope.drawing.heat import DARK, LIGHT, PALE, Heading, Heat, HeatPanel, HeatRow, draw_heat_page
 from hookscope.errors import UsageError
 
 NAMES = ["B", "layer4.1.conv2", "$x^2$ is no mathematics", "evil\x1b]0;x\n\u202ename", "Cavalier King Charles " * 9]
@@ -151,7 +151,7 @@ def test_the_mark_is_where_the_peak_is(factor: float, size: tuple[int, int]) -> 
 )
 def test_only_a_small_photograph_is_magnified_by_a_whole_number(size: tuple[int, int], zoom: int) -> None:
     photograph = noise(*size)
-    page = np.asarray(draw_page(photograph, Heading([]), [Row([Panel(None, [])])]))
+    page = np.asarray(draw_heat_page(photograph, Heading([]), [HeatRow([HeatPanel(None, [])])]))
     letters = max(1.0, size[0] / 640)
     margin, top = round(14 * letters), round(14 * letters) + round(12 * letters)
     width, height = size[0] * zoom, size[1] * zoom
@@ -188,8 +188,8 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> Texts:
 @pytest.mark.parametrize("size", [(320, 30), (20, 60), (1000, 100)])
 def test_words_fit_their_panel(texts: Texts, name: str, size: tuple[int, int]) -> None:
     heat = Heat(np.ones((2, 2), np.float32), (0, 0, *size), 0.000123)
-    panel = Panel(heat, [name, name], f"alarm {name}", "value of the map")
-    page = draw_page(Image.new("RGB", size), Heading([name, name]), [Row([panel, panel]), Row([panel])])
+    panel = HeatPanel(heat, [name, name], f"alarm {name}", "value of the map")
+    page = draw_heat_page(Image.new("RGB", size), Heading([name, name]), [HeatRow([panel, panel]), HeatRow([panel])])
     assert all(text.isprintable() for text, *_ in texts)
     for _, left, top, right, bottom in texts:
         assert 0 <= left and right <= page.width and 0 <= top and bottom <= page.height
@@ -211,20 +211,22 @@ def overlapping(texts: Texts) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("width", [330, 40])
 def test_a_warning_stands_under_the_heading_in_the_colour_of_alarms(texts: Texts, width: int) -> None:
     photograph, words = noise(width, 60), "the weights are random: " + "and nothing means anything " * 4
-    page = np.asarray(draw_page(photograph, Heading(["heading", "origin"], words), [Row([Panel(None, [])])]))
+    page = np.asarray(
+        draw_heat_page(photograph, Heading(["heading", "origin"], words), [HeatRow([HeatPanel(None, [])])])
+    )
     _, origin, *lines = texts
     assert " ".join(text for text, *_ in lines).split() == words.split() and len(lines) > 1
     assert origin[0] == "origin" and not overlapping(texts)
     rows = np.flatnonzero((page == heats.ALARM).all(-1).any(1))
     assert min(top for _, _, top, *_ in lines) <= rows.min() and rows.max() <= max(line[4] for line in lines)
-    plain = np.asarray(draw_page(photograph, Heading(["heading", "origin"]), [Row([Panel(None, [])])]))
+    plain = np.asarray(draw_heat_page(photograph, Heading(["heading", "origin"]), [HeatRow([HeatPanel(None, [])])]))
     assert not (plain == heats.ALARM).all(-1).any()
     assert np.array_equal(page[rows.max() + 12 :][-60:], plain[-60:]) and len(plain) < len(page)
 
 
 def test_letters_grow_with_the_photograph(texts: Texts) -> None:
     for width in (640, 3000):
-        draw_page(Image.new("RGB", (width, 10)), Heading(["heading"]), [Row([Panel(None, ["word"])])])
+        draw_heat_page(Image.new("RGB", (width, 10)), Heading(["heading"]), [HeatRow([HeatPanel(None, ["word"])])])
     small, _, large, _ = [bottom - top for _, _, top, _, bottom in texts]
     assert large / small == pytest.approx(3000 / 640, rel=0.1)
 
@@ -232,7 +234,7 @@ def test_letters_grow_with_the_photograph(texts: Texts) -> None:
 def test_the_bar_has_its_ends_and_its_colours(texts: Texts) -> None:
     heat = Heat(np.ones((2, 2), np.float32), (0, 0, 330, 40), 0.02468)
     page = np.asarray(
-        draw_page(Image.new("RGB", (330, 40)), Heading([]), [Row([Panel(heat, ["word"], scale="value")])])
+        draw_heat_page(Image.new("RGB", (330, 40)), Heading([]), [HeatRow([HeatPanel(heat, ["word"], scale="value")])])
     )
     assert [text for text, *_ in texts] == ["0", "0.0247  value", "word"]
     strongest = mixed(GREY, 1.0)
@@ -243,8 +245,10 @@ def test_the_bar_has_its_ends_and_its_colours(texts: Texts) -> None:
 
 
 def test_panels_stand_in_rows_and_columns() -> None:
-    photograph = noise(320, 50)
-    page = np.asarray(draw_page(photograph, Heading([]), [Row([Panel(None, [])] * 3), Row([Panel(None, [])])]))
+    photograph, empty = noise(320, 50), HeatPanel(None, [])
+    page = np.asarray(
+        draw_heat_page(photograph, Heading([]), [HeatRow([HeatPanel(None, [])] * 3), HeatRow([HeatPanel(None, [])])])
+    )
     pixels = np.asarray(photograph)
     columns = [
         x
@@ -254,13 +258,15 @@ def test_panels_stand_in_rows_and_columns() -> None:
     ]
     assert columns == [14, 346, 678, 14]
     assert page.shape[1] == 3 * 320 + 2 * 12 + 28
-    assert draw_page(noise(1000, 500), Heading([]), [Row([Panel(None, [])] * 2)], width=300).width == 2 * 300 + 12 + 28
+    assert draw_heat_page(noise(1000, 500), Heading([]), [HeatRow([empty] * 2)], width=300).width == 2 * 300 + 12 + 28
 
 
 def test_the_photograph_and_one_bar_stand_in_the_heading_and_words_above_a_row(texts: Texts) -> None:
     photograph = noise(320, 100)
     heading = Heading(["title", "model " * 40], photograph=True, scale="share of the highest value")
-    page = np.asarray(draw_page(photograph, heading, [Row([Panel(None, ["below"])], ["layer", "its shape"])]))
+    page = np.asarray(
+        draw_heat_page(photograph, heading, [HeatRow([HeatPanel(None, ["below"])], ["layer", "its shape"])])
+    )
     assert np.array_equal(page[14:114, 14:334], np.asarray(photograph))
     words = {text: (left, top) for text, left, top, *_ in texts}
     assert words["title"][0] >= 14 + 320 + 12 and words["0"][0] >= 14 + 320 + 12
@@ -272,12 +278,12 @@ def test_the_photograph_and_one_bar_stand_in_the_heading_and_words_above_a_row(t
 def test_an_unknown_colour_map_is_refused() -> None:
     heat = Heat(np.ones((1, 1), np.float32), (0, 0, 9, 9), 1.0)
     with pytest.raises(UsageError, match="no colour map 'infern'; nearest: inferno"):
-        draw_page(noise(9, 9), Heading([]), [Row([Panel(heat, [])])], "infern")
+        draw_heat_page(noise(9, 9), Heading([]), [HeatRow([HeatPanel(heat, [])])], "infern")
 
 
 def test_a_page_without_end_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a page of 4000 panels is too large; it would have .* pixels; choose fewer"):
-        draw_page(noise(400, 300), Heading([]), [Row([Panel(None, [])] * 4000)])
+        draw_heat_page(noise(400, 300), Heading([]), [HeatRow([HeatPanel(None, [])] * 4000)])
 
 
 @pytest.mark.parametrize("frame", [(50.2, 20, 150, 60), (-20, 10, 700, 90), (330, 99, 340, 110)])

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing.heat import Panel
+from hookscope.drawing.heat import HeatPanel
 from hookscope.images import InputImage
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
@@ -44,21 +44,21 @@ class Drawn(dict[str, Any]):
         return list(self["heading"].words)
 
     @property
-    def panels(self) -> list[Panel]:
+    def panels(self) -> list[HeatPanel]:
         return [panel for row in self["rows"] for panel in row.panels]
 
     @property
-    def maps(self) -> list[Panel]:
+    def maps(self) -> list[HeatPanel]:
         return [panel for panel in self.panels if panel.heat is not None]
 
     @property
-    def only(self) -> Panel:
+    def only(self) -> HeatPanel:
         [panel] = self.panels
         return panel
 
 
 def record_page(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> Drawn:
-    arguments, draw = Drawn(), module.draw_page
+    arguments, draw = Drawn(), module.draw_heat_page
     signature = inspect.signature(draw)
 
     def record(*args: Any, **options: Any) -> Any:
@@ -67,5 +67,5 @@ def record_page(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> Drawn:
         arguments.update(bound.arguments)
         return draw(*args, **options)
 
-    monkeypatch.setattr(module, "draw_page", record)
+    monkeypatch.setattr(module, "draw_heat_page", record)
     return arguments

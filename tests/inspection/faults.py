@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hookscope import StatisticsCollector
 from hookscope.findings import ranked
 from hookscope.hooks import Observer, is_single
-from hookscope.inspection import Evidence, Place
+from hookscope.inspection import InspectionEvidence, Place
 from hookscope.inspection.facts import CallFacts
 from hookscope.models import LoadedModel, WeightsMetadata
 from hookscope.parameters import parameter_findings, parameter_statistics
@@ -27,7 +27,7 @@ ON_BATCH_NORMS = ("foreign", "dataset", "shift", "bias")
 ON_INPUTS = ("255", "0..1", "bgr")
 
 
-def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "trained.pth") -> Evidence:
+def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "trained.pth") -> InspectionEvidence:
     """What `find_places` reads of an inspection, without maps and gradients: a pass for each image."""
     loaded = net if isinstance(net, LoadedModel) else LoadedModel.of(net, "net", weights, WeightsMetadata())
     calls: dict[str, CallFacts] = {}
@@ -43,7 +43,7 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
     totals = collector.totals
     measured, parameters = tuple(totals.statistics()), tuple(parameter_statistics(loaded.model))
     problems = find_problems(measured, totals.drifts(), totals.images, thresholds)
-    return Evidence(
+    return InspectionEvidence(
         net=loaded,
         inputs=tuple((image,) for image in inputs),
         images=(),
