@@ -20,7 +20,7 @@ class Column:
     Attributes:
         name: The header in tsv and csv, and the field in JSON.
         of: Computes the value from a fact; None takes the attribute of this name.
-        help: What ``--help`` and docs/ say about it.
+        help: What the help of a command and docs/ say about it.
         need: A table that is too wide drops the columns with the lowest need first, columns of one need together.
         hide: A table leaves the column out if every value is 0, false, empty or None (``"zero"``), if every value is
             None (``"unknown"``), or if all such columns hold one value (``"same"``).
@@ -67,7 +67,7 @@ class Columns(tuple[Column, ...]):
 
     @property
     def nested(self) -> tuple[str, ...]:
-        """The fields of JSON: those of tsv and csv, and the lists that are too long for a cell."""
+        """The fields of JSON: the fields of tsv and csv, and the lists that are too long for a cell."""
         return (*self.flat, *self._names("nested"))
 
     @property

@@ -45,7 +45,7 @@ def colour_map_names() -> list[str]:
 
 @cache
 def palette(cmap: str) -> NDArray[np.uint8]:
-    """256 colours ``(256, 3)``: ``LEVELS`` of the colour map, the fixed ones, and black for those of a photograph.
+    """256 colours ``(256, 3)``: ``LEVELS`` of the colour map, the fixed ones, and black in the place of a photograph's.
 
     UsageError for an unknown map.
     """

@@ -177,7 +177,11 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
     if not provenance.get("parts") or not {"overlay", "size", "cmap", "levels"} <= provenance.keys():
         raise ImageError(f"{name} is not a sheet of feature maps", do="visualize draws sheets")
     if provenance["overlay"]:
-        raise ImageError(f"{name} is an overlay", "its colours mix values and photograph", "draw it without --overlay")
+        raise ImageError(
+            f"{name} is an overlay",
+            "its colours mix values and photograph",
+            "draw it ‹with draw_sheet|without --overlay›",
+        )
     pixels, palette = np.asarray(image), (image.getpalette() or [])[: 3 * colours.PHOTOGRAPH]
     try:
         drawn = [provenance["size"], colours.palette(provenance["cmap"])[: colours.PHOTOGRAPH].ravel().tolist()]

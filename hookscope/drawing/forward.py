@@ -126,7 +126,7 @@ def layers_of_classes(model: nn.Module, categories: Sequence[str]) -> set[nn.Mod
 
 
 def names_of_channels(net: LoadedModel, call: Call, module: nn.Module) -> Sequence[str]:
-    """The names of the classes, for a layer of `layers_of_classes`; in the head of a detector those of each anchor."""
+    """The names of the classes, for a layer of `layers_of_classes`; a head of a detector has them for each anchor."""
     classes = net.categories or ()
     anchors, rest = divmod(getattr(module, "out_channels", 0), max(1, len(classes)))
     if net.family == "detection" and anchors > 1 and not rest and ("cls" in call.name or "classif" in call.name):

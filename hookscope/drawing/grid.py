@@ -97,7 +97,7 @@ def lay_out(
 
 
 def _fitting_columns(count: int, proportions: float) -> int:
-    """The columns of a grid of about 3:2 whose last row is full, or nearly; ``proportions`` are those of a cell."""
+    """The columns of a grid of about 3:2 whose last row is full, or nearly; a cell is ``proportions`` times as wide."""
 
     def cost(columns: int) -> float:
         rows = math.ceil(count / columns)
@@ -143,7 +143,7 @@ def draw_grid(
 
     The length of the bar under a map is the map's range, relative to the widest range: if each channel has its own
     scale, the bar tells strong channels from magnified noise. Channels beyond ``most`` pixels are left out. ``names``
-    are those of all channels of the layer.
+    has one for each channel of the layer.
     """
     return draw_alike([tiles], strongest(tiles), columns, cell, plain, frames, most, names)[0]
 

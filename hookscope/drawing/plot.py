@@ -120,7 +120,7 @@ def write_at(figure: Figure, x: float, y: float, text: str, **more: Any) -> None
 
 
 def add_panel(figure: Figure, x: float, y: float, width: float, height: float, grid: Any = "both") -> Axes:
-    """A panel with its upper left corner at ``x`` and ``y`` inches from that of ``figure``; all sizes in inches."""
+    """A panel whose upper left corner is ``x`` and ``y`` inches from the corner of ``figure``; all sizes in inches."""
     page_width, page_height = figure.get_size_inches()
     axes = figure.add_axes(
         (x / page_width, 1 - (y + height) / page_height, width / page_width, height / page_height), axisbelow=True

@@ -73,7 +73,7 @@ class Scale:
     def to_levels(self, values: Tensor, low: Tensor, high: Tensor) -> Tensor:
         """Levels of ``values`` ``(C, H, W)`` as a new tensor of floats, 0 at ``low`` and ``TOP`` at ``high`` ``(C,)``.
 
-        The caller rounds and clips the levels, and sets those of NaN and Inf.
+        The caller rounds and clips the levels, and sets the levels of NaN and Inf.
         """
         spread = high - low
         # float32 is exact to a thousandth of a level unless the range is tiny, huge or far from zero

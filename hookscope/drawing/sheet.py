@@ -28,15 +28,14 @@ from hookscope.drawing.sheet_parts import (
     photograph_cells,
 )
 from hookscope.drawing.text import Pixels
-from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, DrawnPart, reduce_output
-from hookscope.errors import NoMapError, UsageError
+from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, SheetPart, reduce_output
+from hookscope.errors import NoMapError, UsageError, spelled
 from hookscope.hooks import Call, InputSize, Shape
 from hookscope.models import LoadedModel
 
 _HEAD = 15
 _BESIDE = 14
 
-_HINT = "all: channels='all'"
 _CHANNELS_FIRST = nn.Conv2d(1, 1, 1, device="meta")  # says where the channels of a tensor are whose layer is not given
 
 
@@ -44,8 +43,7 @@ _CHANNELS_FIRST = nn.Conv2d(1, 1, 1, device="meta")  # says where the channels o
 class Style:
     """Layout of a sheet: maps in a row, smallest side of a map in pixels, colour map, grid without text.
 
-    With ``alpha`` each map lies over the photograph, and the strongest value has this opacity. ``hint`` says how to get
-    all channels.
+    With ``alpha`` each map lies over the photograph, and the strongest value has this opacity.
     """
 
     columns: int | None = None
@@ -53,7 +51,6 @@ class Style:
     cmap: str = "viridis"
     plain: bool = False
     alpha: float | None = None
-    hint: str = "all: --channels all"
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Sheet:
 class _Block:
     """The picture of a part: a grid of maps or bars, the photograph left of it, and the x of the maps or bars."""
 
-    part: DrawnPart
+    part: SheetPart
     pixels: Pixels
     grid: Grid | None
     left: int = 0
@@ -112,10 +109,10 @@ def draw_sheet(
             mean absolute value. Of single values the 24 largest.
         columns: Maps in a row; None for a grid with full rows.
         cell: Smallest side of a map in pixels; the magnification is a whole number.
-        cmap: A colour map of matplotlib; None for that of the scale.
+        cmap: A colour map of matplotlib; None for the default of the scale.
         scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI``, ``LO:HI`` or ``(low, high)``.
-        names: Names of all channels, such as those of classes.
-        layer: The module that put out ``activation``; says on which axis the channels are.
+        names: Names of all channels, such as classes.
+        layer: The module that returned ``activation``; says on which axis the channels are.
         plain: Maps only, without text, bars and photograph.
 
     Raises:
@@ -129,7 +126,7 @@ def draw_sheet(
         'P'
     """
     parsed = _scale(scale)
-    style = Style(_columns(columns), cell, cmap or parsed.cmap, plain, None, _HINT)
+    style = Style(_columns(columns), cell, cmap or parsed.cmap, plain)
     return _drawn(activation, photograph, net, title, channels, style, parsed, names, layer)
 
 
@@ -162,7 +159,7 @@ def draw_overlay(
         cmap: A colour map.
         scale: By default all maps have one scale, which is symmetric about 0.
         names: Names of all channels.
-        layer: The module that put out ``activation``.
+        layer: The module that returned ``activation``.
 
     Raises:
         NoMapError: for another shape.
@@ -178,7 +175,7 @@ def draw_overlay(
     if not 0 <= alpha <= 1:
         raise UsageError(f"alpha must be from 0 to 1, not {alpha}")
     parsed = _scale(scale)
-    style = Style(_columns(columns), cell, cmap or parsed.cmap, False, alpha, _HINT)
+    style = Style(_columns(columns), cell, cmap or parsed.cmap, False, alpha)
     return _drawn(activation, photograph, net, title, channels, style, parsed, names, layer)
 
 
@@ -270,7 +267,7 @@ def _composed(
         _add_header(page, summary, title, origin, width, field_words(summary, photographs is not None))
     tops, bars = [], []
     for block in blocks:
-        bar = None if style.plain else _add_part_header(page, block, width, len(blocks) > 1, style.hint)
+        bar = None if style.plain else _add_part_header(page, block, width, len(blocks) > 1)
         bars.append(bar)
         tops.append(page.add(block.pixels, 8 if page.height else 0))
     image = to_image(page.pixels(margin), style.cmap, photographs)
@@ -290,7 +287,7 @@ def _composed(
     return image, places, sum(block.grid.left_out for block in blocks if block.grid)
 
 
-def _block(part: DrawnPart, style: Style, most: int) -> _Block:
+def _block(part: SheetPart, style: Style, most: int) -> _Block:
     if part.tiles.values:
         return _Block(part, draw_bars(part.tiles, part.names), None)
     grid = draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most, part.names)
@@ -330,11 +327,11 @@ def _add_header(
     page.add_text("   ".join(filter(None, (f"output {shape_text(summary.shape)}", words, field))), width, 2)
 
 
-def _add_part_header(page: SheetPage, block: _Block, width: int, several: bool, hint: str) -> int | None:
+def _add_part_header(page: SheetPage, block: _Block, width: int, several: bool) -> int | None:
     """Add what the part shows and its scale; returns the y of the colour bar, None for bars of values."""
     part, tiles = block.part, block.part.tiles
     words = _channel_words(block)
-    words += f"   {hint}" if len(tiles.channels) < tiles.total else ""
+    words += spelled("   all: ‹channels='all'|--channels all›") if len(tiles.channels) < tiles.total else ""
     if several:
         page.add_text(f"{part.name or 'maps'}   {words}", width, 10, bold=True)
     else:
@@ -380,7 +377,9 @@ def _notes(block: _Block) -> list[str]:
         still = [str(tiles.channels[at]) for at in tiles.constant.nonzero()[0][:8]]
         notes.append(f"constant: {', '.join(still)}" + (", ..." if int(tiles.constant.sum()) > 8 else ""))
     if block.grid is not None and block.grid.left_out:
-        notes.append(f"{block.grid.left_out} channels left out: too many pixels, choose with --channels")
+        notes.append(
+            spelled(f"{block.grid.left_out} channels left out: too many pixels, choose with ‹channels=|--channels›")
+        )
     return notes
 
 

@@ -119,7 +119,7 @@ class Origin:
         return [word for word in (weights, self.images, preprocess) if word]
 
 
-_LEAST, _MOST = 144, 480  # longest side of the photograph, between them that of a map
+_LEAST, _MOST = 144, 480  # longest side of the photograph; between them it is as long as a map
 
 Frames = Sequence[Sequence[Image.Image]]
 Shares = tuple[float, float, float, float]

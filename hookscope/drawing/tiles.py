@@ -127,7 +127,7 @@ class Tiles:
     ``low`` and ``high`` are the values of the first and the last level of each channel. ``strength`` is the range of
     its finite values, or the absolute value of a 1 × 1 map, which is never ``constant``. ``nonfinite`` counts NaN and
     Inf. The layer has ``total`` channels; ``order`` is what the drawn ones are ordered by, empty for their numbers.
-    ``values`` are those of 1 × 1 maps.
+    ``values`` holds the value of each 1 × 1 map.
     """
 
     channels: list[int]
@@ -222,7 +222,7 @@ def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnPart:
+class SheetPart:
     """One part of an output: its axes, which item of the batch it is, its tiles; names of all channels or none."""
 
     name: str
@@ -249,7 +249,7 @@ class ActivationSummary:
     high: float | None
     dead: int
     nonfinite: int
-    parts: tuple[DrawnPart, ...]
+    parts: tuple[SheetPart, ...]
     values: Mapping[str, Tensor] = dataclass_field(default_factory=dict)
     field: ReceptiveField | None = None
     input_size: InputSize | None = None
@@ -267,7 +267,7 @@ def reduce_output(
     """Measure an output and reduce its feature maps to one byte a value.
 
     The type of ``module`` helps to find the channel axis, ``input_size`` the proportions of a token grid. ``names`` are
-    those of the channels of a part with as many. NoMapError if no part of the output is a feature map or a vector,
+    for the channels of a part with as many. NoMapError if no part of the output is a feature map or a vector,
     LayerError if none of the chosen channels exists.
     """
     with one_thread():
@@ -279,10 +279,10 @@ def reduce_output(
         return ActivationSummary(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts, kept)
 
 
-def _part(maps: Maps, choice: ChannelChoice | None, scale: Scale | None, names: Sequence[str]) -> DrawnPart:
+def _part(maps: Maps, choice: ChannelChoice | None, scale: Scale | None, names: Sequence[str]) -> SheetPart:
     own = tuple(names) if len(names) == len(maps.values) else ()
     tiles = reduce_maps(maps.values, choice, scale, bool(own))
-    return DrawnPart(maps.label, maps.axes, maps.item, maps.items, maps.frames, tiles, own)
+    return SheetPart(maps.label, maps.axes, maps.item, maps.items, maps.frames, tiles, own)
 
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:

@@ -38,7 +38,7 @@ _NARROWEST, _WIDEST = 220, 320  # pixels of a map: the page has a dozen
 
 @dataclass(frozen=True, slots=True)
 class MapScores:
-    """One map, such as that of one method, over all images: means, and how sure they are.
+    """One map, such as the map of one method, over all images: means, and how sure they are.
 
     Attributes:
         name: Name of the map.
@@ -154,7 +154,7 @@ def _resampled(values: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float
     intervals = _intervals(*np.quantile(weights @ values, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0))
     if count < FEWEST:
         return means, intervals, none
-    # the best map was chosen on these images: the intervals hold for all pairs at once, as those of Tukey's range test
+    # the best map was chosen on these images: the intervals hold for all pairs at once, as in Tukey's range test
     first, second = np.triu_indices(maps, 1)
     pairs = values[:, first] - values[:, second]
     deviations = np.where(pairs.std(0) > _ROUNDING * np.abs(values).max(), pairs.std(0), np.inf)
@@ -183,7 +183,7 @@ def _scores(found: Sequence[Faithfulness], interval: Interval, behind: Interval,
 
 
 def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ...]:
-    """Sentences on maps, the best first; only those that are no baselines are named as the best."""
+    """Sentences on maps, the best first; baselines are never named as the best."""
     maps = [each for each in ranked if each.name not in BASELINES]
     baselines = [each for each in ranked if each.name in BASELINES]
     if not maps:

@@ -44,8 +44,8 @@ def as_array(given: Any) -> NDArray[Any]:
 class Faithfulness(Shown):
     """How faithful one map of one image is to the model: what happens to the score when its pixels are removed.
 
-    The score is the probability of a class, 0 to 1. That of another target is scaled: 1 for the image, 0 for an image
-    of its mean colour.
+    The score is the probability of a class, 0 to 1. The score of another target is scaled: 1 for the image, 0 for
+    an image of its mean colour.
 
     Attributes:
         name: Name of the map, such as its method; ``random`` and ``centred`` are the baselines.
@@ -97,8 +97,8 @@ class Faithfulness(Shown):
 def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
     """The maps in a file by name: one of ``.npy`` or ``.png``, several of ``.npz``.
 
-    Of a ``.npz`` file with keys such as ``cat/layer4/281``, as ``cam --raw`` writes it, those of the image called
-    ``word``; of a folder the file that is called ``word``.
+    A ``.npz`` file that the command ``cam`` wrote has keys such as ``cat/layer4/281``: only maps of the image called
+    ``word`` are read. In a folder the file called ``word`` is read.
     """
     name = os.path.splitext(os.path.basename(os.path.normpath(path)))[0]
     if os.path.isdir(path):
@@ -119,7 +119,7 @@ def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
         if not arrays:
             raise InputError(f"{path} holds no map", do="save one by name: np.savez(path, mine=values)")
     except (OSError, ValueError, EOFError, SyntaxError, zipfile.BadZipFile, UnidentifiedImageError) as error:
-        reason = getattr(error, "strerror", None) or f"it is no {kind} file"
+        reason = getattr(error, "strerror", None) or f"it is not a {kind} file"
         raise InputError(f"the map {path} cannot be read: {reason}", do="check the path") from error
     if any("/" in key for key in arrays):
         of_image = {key.partition("/")[2]: values for key, values in arrays.items() if key.startswith(f"{word}/")}

@@ -139,7 +139,7 @@ def measure_faithfulness(
 
     Raises:
         UsageError: for several classes, for a map of another shape, or for inputs without one image.
-        InputError: for a map that is not finite, or a score that is no higher than that of the mean colour.
+        InputError: for a map that is not finite, or a score that is not above the score of the mean colour.
 
     Example:
         >>> import torch
@@ -178,7 +178,7 @@ def measure_faithfulness(
 
 
 def named_maps(maps: Any) -> dict[str, Any]:
-    """The maps by name: those of a dictionary, of a sequence of results, or one."""
+    """The maps by name: from a dictionary, a sequence of results, or one map."""
     several = maps if isinstance(maps, Sequence | Mapping) else [maps]
     if not several:
         raise UsageError("no map to measure", do="give at least one")

@@ -144,7 +144,7 @@ def cam_faithfulness(
 ) -> Rows[Faithfulness]:
     """Measure the maps of all methods of `class_activation_maps` for one image, and the two baselines.
 
-    Each map also has `Faithfulness.randomized`: its rank correlation with that of the same model with random weights,
+    Each map also has `Faithfulness.randomized`: its rank correlation with the map of a model with random weights,
     unless its method runs the model once per channel.
 
     Args:
@@ -158,7 +158,7 @@ def cam_faithfulness(
         categories: Names of the classes.
         batch_size: Images in one forward pass; None for as many as fit well.
         on_progress: Called with images done and in all, once the maps are there.
-        on_skip: Called with a method that the model has no map for, and the reason; not for those of attention.
+        on_skip: Called with a method that the model has no map for, and the reason; not for methods of attention.
         **options: ``boxes``, ``baselines``, ``fill``, ``steps`` and ``seed`` of `measure_faithfulness`.
 
     Raises:

@@ -103,7 +103,9 @@ _kind(
             "Load an earlier checkpoint, and find out why the loss diverged: learning rate, missing gradient clipping,"
             " or half precision without loss scaling.",
         ),
-        "operation unknown": Case("", f"{_START} To name the operation, run watch --stop-on non-finite."),
+        "operation unknown": Case(
+            "", f"{_START} To name the operation, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›."
+        ),
         "contained": Case(
             "These Inf reach neither the loss nor a gradient.",
             "This is usual for the mask of an attention. Elsewhere look for a division by 0 or an overflow.",
@@ -293,14 +295,15 @@ _kind(
         0.01,
         "chosen: share of the highest possible rank; a rank of 1 always counts unless this is 0",
         "--low-rank",
-        "With --rank: an effective rank below this share of the highest possible rank is a finding.",
+        "An effective rank below this share of the highest possible rank is a finding.",
         share=True,
     ),
     severity="note",
 )
 _ASSUMED = "The inputs do not match the running statistics. The model does not say its mean and std: they were assumed."
 _SAY_PREPROCESSING = (
-    "First give the preprocessing of training: --preprocess, --mean, --std. If the finding stays, check the data."
+    "First give the preprocessing of training: ‹preprocess= of load_model|--preprocess, --mean, --std›. If the finding"
+    " stays, check the data."
 )
 _kind(
     "batchnorm-drift",
@@ -327,11 +330,11 @@ _kind(
         endless=True,
     ),
     Threshold("warm_up", 50, "with momentum 0.1, 0.5 % of the first running statistics is left after 50 steps"),
-    Threshold("wide_shift", 10.0, "chosen: ten standard deviations are no chance on few images either"),
+    Threshold("wide_shift", 10.0, "chosen: ten standard deviations are not chance on few images either"),
     Threshold("wide_ratio", 100.0, "chosen: the standard deviation is off by a factor of 10, as with 0..255 for 0..1"),
     cases={
         "few": Case(
-            "The layer's inputs do not match its running statistics; a few images may differ from those of training.",
+            "The layer's inputs do not match its running statistics; a few images may differ from training images.",
             "Measure at least 30 varied images. If the finding stays, check preprocessing and the data.",
             "note",
         ),
@@ -379,7 +382,7 @@ _kind(
         ),
         "non-finite": Case(
             _NONFINITE_STEP,
-            f"Find the operation with gradients --detect-anomaly. {_EDGE}",
+            f"Find the operation with ‹detect_anomaly=True|gradients --detect-anomaly›. {_EDGE}",
             severity="error",
         ),
         "anomaly": Case(
@@ -423,7 +426,7 @@ _kind(
         ),
         "learned": Case(
             "The loss is almost 0, so this image gives almost no gradient.",
-            "Choose --loss score, or an image that the model gets wrong.",
+            "Choose ‹loss='score'|--loss score›, or an image that the model gets wrong.",
             "note",
         ),
         "untrained": _UNTRAINED,
@@ -682,7 +685,7 @@ _kind(
 )
 _kind(
     "gradients-accumulate",
-    "Each step uses the sum of all gradients so far, not only that of its batch.",
+    "Each step uses the sum of all gradients so far, not only the gradient of its batch.",
     "Call optimizer.zero_grad() before the first backward pass of each step, on the optimizer that steps.",
     severity="error",
 )
@@ -696,7 +699,7 @@ _kind(
             "The rest of the model is in train mode.", "This is expected for frozen BatchNorms in fine-tuning.", "note"
         ),
         "validation": Case(
-            "The loss is that of a model with dropout and batch statistics, and BatchNorm learns from validation data.",
+            "The loss was computed with dropout and batch statistics, and BatchNorm learns from validation data.",
             "Call model.eval() before the validation and model.train() after it.",
         ),
     },
@@ -707,7 +710,7 @@ _kind(
     "Give them to the optimizer. If only the other layers are to be trained, set requires_grad False.",
     cases={
         "replaced": Case(
-            "The optimizer holds tensors that are not those of the trained model.",
+            "The optimizer holds tensors that do not belong to the trained model.",
             "Create the optimizer when the model is complete: after new layers, copies and to(device).",
             "error",
         ),
@@ -843,7 +846,7 @@ _kind(
     "Use larger batches, GroupNorm or LayerNorm, or drop the last batch of an epoch.",
     cases={
         "few samples": Case(
-            "The statistics are those of single pictures, and differ from the running ones of eval mode.",
+            "The statistics are computed on single images, and differ from the running ones of eval mode.",
             "This is expected where an instance normalisation is meant; otherwise use larger batches or GroupNorm.",
             "note",
         )
@@ -854,18 +857,18 @@ _kind(
 _kind(
     "random-weights",
     "The network is not trained: its answers and its channels mean nothing.",
-    "Load trained weights first: --weights FILE, or a name of weights.",
+    "Load trained weights first: ‹weights=|--weights› takes a file or a name of weights.",
     severity="error",
 )
 _kind(
     "input-mismatch",
     "The network was probably trained on images that were prepared in another way.",
-    "Give the preprocessing of training: --preprocess, --range, --mean, --std.",
+    "Give the preprocessing of training: ‹preprocess= of load_model|--preprocess, --range, --mean, --std›.",
     Threshold(
         "better",
         1.5,
-        "distance of the inputs from the first three BatchNorms, over that of inputs prepared in another way: 1.2 for"
-        " right inputs, 1.9 and more without mean and std",
+        "distance of the inputs from the first three BatchNorms, over the distance of inputs prepared in another way:"
+        " 1.2 for right inputs, 1.9 and more without mean and std",
     ),
     Threshold("much_better", 3.0, "chosen: beyond it this is a warning; unusual images reach 1.5"),
     Threshold("large_input", 20.0, "chosen: mean and std of training leave values within 3, a range of -1 to 1 less"),
@@ -935,7 +938,7 @@ _kind(
 )
 _kind(
     "outlier-layer",
-    "The weights of this layer are on another scale than those of all others.",
+    "The weights of this layer are on another scale than the weights of all other layers.",
     "Compare the layer with the checkpoint: it may have been scaled, or come from another model.",
     Threshold(
         "outlier_layer",
@@ -986,7 +989,7 @@ def default(finding: str, threshold: str) -> float:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of one question: fields for those of the catalogue, ``others`` for those of registered rules."""
+    """The thresholds of one question: fields for the catalogue, ``others`` for registered rules."""
 
     question: ClassVar[str]
 
@@ -994,7 +997,7 @@ class Thresholds:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """The thresholds named in ``values``; names that are no field become ``others``."""
+        """The thresholds named in ``values``; other names become ``others``."""
         own = {entry.name for entry in fields(cls)}
         others = {name: value for name, value in values.items() if name not in own}
         return cls(**{name: value for name, value in values.items() if name in own}, others=others)

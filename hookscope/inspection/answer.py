@@ -1,4 +1,4 @@
-"""Places to look at that are not findings: where the answer comes from, and layers unlike those of their kind.
+"""Places to look at that are not findings: where the answer comes from, and layers unlike others of their kind.
 
 All are notes, in this order. Places of one kind are in the order of their numbers:
 
@@ -67,7 +67,7 @@ def separation(means: NDArray[np.float64], answers: Sequence[int]) -> float:
 
 
 def _pairs(answers: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pairs of images of different answers, and those of one answer."""
+    """The pairs of images of different answers, and of images of one answer."""
     pairs = list(itertools.combinations(range(len(answers)), 2))
     return [(i, k) for i, k in pairs if answers[i] != answers[k]], [
         (i, k) for i, k in pairs if answers[i] == answers[k]
@@ -77,7 +77,7 @@ def _pairs(answers: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[in
 def split(values: Sequence[float]) -> int | None:
     """The first layer of the later side: all values before are low, and all values from there on high.
 
-    A value is high above the geometric mean of the median of the first and that of the last tenth, where the first
+    A value is high above the geometric mean of the medians of the first and of the last tenth, where the first
     counts as at least a hundredth of the last. None if more than a tenth of the values are on the wrong side.
     """
     tenth = max(len(values) // 10, 1)
@@ -109,7 +109,7 @@ def separating_places(evidence: InspectionEvidence) -> Iterator[Place]:
     key = list(measured)[at]
     counts = f"the {len(set(answers))} answers to {len(answers)} images begin to separate"
     apart = (
-        f"{after:.3g} times that of images of one answer, {before:.3g} times before"
+        f"{after:.3g} times the distance of images of one answer, {before:.3g} times before"
         if related
         else f"{percent(after)} of their size, {percent(before)} before"
     )
@@ -285,9 +285,11 @@ def _place(evidence: InspectionEvidence, number: int, candidate: _Candidate, aft
     meaning = "The answer to this image depends on " + ("this channel." if them == "it" else "these channels.")
     meaning += " Its weights may be wrong." if candidate.times else ""
     channels = ",".join(map(str, candidate.channels))
-    call = f"intervene(net.model, {{{key!r}: Zero(channels={list(candidate.channels)})}})"
-    shell = f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channels} --classes"
-    meaning += spelled(f" See the classes without {them}: ‹{call}|{shell}›")
+    meaning += spelled(
+        f" See the classes without {them}: "
+        f"‹intervene(net.model, {{{key!r}: Zero(channels={list(candidate.channels)})}})|"
+        f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channels} --classes›"
+    )
     return Place("carries-answer", "note", key, reason, candidate.channels, number, numbers, meaning)
 
 

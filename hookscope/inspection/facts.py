@@ -33,7 +33,7 @@ class InspectedImage(Shown):
 
     Attributes:
         name: The file, or how the caller named it.
-        sha256: Of the file; empty for an image that is no file.
+        sha256: Of the file; empty for an image that is not a file.
         seen: The image as the network received it, ``(H, W)`` RGB; the middle frame of a clip.
         frames: Number of frames.
         predictions: The best classes, the best first; empty for a model without scores of classes.
@@ -61,8 +61,8 @@ class CallFacts:
     Attributes:
         call: The call; a block of other layers has no ``order``.
         shape: Of its output, for one image.
-        params: Number of parameters of the layer, without those of layers in it.
-        macs: Multiply-accumulates of the call, without those of layers in it.
+        params: Number of parameters of the layer, without the layers in it.
+        macs: Multiply-accumulates of the call, without the layers in it.
         low, mean, high: Of the finite values, None if there are none.
         zeros: Share of values that are exactly 0, from 0 to 1; None without values.
         nonfinite: Number of NaN and Inf.
@@ -116,7 +116,7 @@ class InspectedLayer(Shown):
         frames: Number of frames that stand side by side in each map.
         images: The maps for each image of the inspection, None where there are none.
         filters: ``(C, h, w)`` or ``(C, h, w, 3)`` weights of each channel if they can be drawn, else None.
-        names: Names of all channels, such as those of classes; or empty.
+        names: Names of all channels, such as classes; or empty.
     """
 
     call: Call

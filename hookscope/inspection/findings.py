@@ -94,7 +94,7 @@ def _running(norm: BatchNormAccumulator) -> Floats:
 
 
 def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
-    """The first BatchNorms whose inputs differ far more from their statistics than those of the BatchNorms before.
+    """The first BatchNorms whose inputs differ far more from their statistics than the inputs of the BatchNorms before.
 
     On few images all drift a little, later ones more: only a sudden step is a finding.
     """

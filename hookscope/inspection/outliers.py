@@ -1,4 +1,4 @@
-"""Layers, blocks and channels unlike those of their kind: what they add, how wide and how empty their maps are."""
+"""Layers, blocks and channels unlike others of their kind: what they add, how wide and how empty their maps are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.errors import spelled
 from hookscope.findings import percent
 from hookscope.hooks import passes_values_on
 from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedLayer, InspectionEvidence, Place
@@ -94,7 +95,7 @@ def map_places(evidence: InspectionEvidence) -> Iterator[Place]:
 
 
 def _widest_channels(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
-    """Of each layer the channel with values far beyond those of the others; the two largest."""
+    """Of each layer the channel with values far beyond the other channels; the two largest."""
     found: list[tuple[float, InspectedLayer, int, NDArray[np.float64]]] = []
     for layer in layers:
         sizes = np.max([sizes_of(maps) for maps in layer.images if maps is not None], axis=0)
@@ -104,7 +105,7 @@ def _widest_channels(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
         reaches = f"{sizes[channel]:.3g}, {times:.3g} times the layer's usual {usual:.3g}"
         reason = f"Channel {channel} of {layer.key} reaches {reaches}."
         numbers = {"largest": float(sizes[channel]), "usual": usual, "times": times}
-        meaning = _meaning("widest-maps", layer.call.key, f" --channels {channel}")
+        meaning = _meaning("widest-maps", layer.call.key)
         yield Place("widest-maps", "note", layer.call.key, reason, (channel,), None, numbers, meaning)
 
 
@@ -174,9 +175,9 @@ _MEANINGS = {
     "widest-maps": "Such large values may decide an answer alone, and are hard to quantize. See the maps:",
     "emptiest-maps": "On these images little passes through this layer. See its values over more images:",
 }
-_COMMANDS = {"emptiest-maps": "stats MODEL IMAGES"}
+_COMMANDS = {"emptiest-maps": ("stats MODEL IMAGES", "StatisticsCollector")}
 
 
-def _meaning(kind: str, key: str, options: str = "") -> str:
-    command = _COMMANDS.get(kind, "visualize MODEL IMAGE")
-    return f"{_MEANINGS[kind]} hookscope {command} --layer {shlex.quote(key)}{options}"
+def _meaning(kind: str, key: str) -> str:
+    command, call = _COMMANDS.get(kind, ("visualize MODEL IMAGE", "capture"))
+    return spelled(f"{_MEANINGS[kind]} ‹{call}(net.model, {key!r})|hookscope {command} --layer {shlex.quote(key)}›")

@@ -65,13 +65,13 @@ class _Cause:
 
     @property
     def channels(self) -> tuple[int, ...] | None:
-        """Those of the main finding, else of another."""
+        """The channels of the main finding, else of another."""
         known = [finding.channels for finding in (self.main, *self.findings) if finding.channels]
         return known[0] if known else None
 
     @property
     def consequences(self) -> int:
-        """Number of later calls that are affected; a finding counts those of its chain."""
+        """Number of later calls that are affected; a finding counts the calls of its chain."""
         own = [int(each.numbers.get("layers") or 1) - 1 for each in self.findings]
         return max(own) + sum(int(each.numbers.get("layers") or 1) for each in self.after)
 
@@ -84,8 +84,8 @@ class _Cause:
 def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     """At most twelve places to look at, the most important first.
 
-    First of all come random weights. Findings follow by severity; those of one severity by how many times they exceed
-    what is usual, then in order of execution. What follows from a broken layer is reported with that layer.
+    First of all come random weights. Findings follow by severity, then by how many times they exceed what is usual,
+    then in order of execution. What follows from a broken layer is reported with that layer.
     """
     findings = [*network_findings(evidence), *_unusual(evidence)]
     random = [_place(_Cause(-1, "", [each], [])) for each in findings if each.finding == "random-weights"]

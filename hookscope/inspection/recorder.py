@@ -115,7 +115,7 @@ def _histogram(values: Tensor, low: float, high: float) -> NDArray[np.int64]:
 class DrawnPart:
     """The maps of one part of a call for one image, and what the backward pass adds to them.
 
-    ``tiles``, ``mean`` and ``zeros`` are those of a drawn call; ``reached`` says whether its gradient is not 0
+    ``tiles``, ``mean`` and ``zeros`` belong to a drawn call; ``reached`` says whether its gradient is not 0
     everywhere.
     """
 
@@ -178,7 +178,7 @@ class Recorder:
         size: The size of the input.
         blocks: Names of the blocks whose change is measured.
         followed: Keys of the calls whose gradient is wanted although they are not drawn.
-        unseen: Calls a function whose calculations are no operations of the model.
+        unseen: Calls a function whose calculations are not operations of the model.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Recorder:
             self.record.changes[call.key] = _change(before, as_float(after))
 
     def _numbers_of(self, call: Call, output: Any) -> CallNumbers:
-        """Those of the call before where a block hands on what its last layer returned."""
+        """The numbers of a call; where a block hands on what its last layer returned, they are known."""
         counted = isinstance(output, Tensor) and not output.is_inference()  # torch counts no writes to those
         if counted and self._last is not None and self._last[1] == output._version and self._last[0]() is output:
             return replace(self._last[2], call=call)
@@ -283,7 +283,7 @@ def _of_part(name: str, tensor: Tensor, module: nn.Module, size: InputSize) -> l
 
 
 def _change(before: Tensor | None, after: Tensor) -> float:
-    """The norm of the difference over that of ``before``; NaN where the shapes differ."""
+    """The norm of the difference over the norm of ``before``; NaN where the shapes differ."""
     if before is None or before.shape != after.shape:
         return float("nan")
     values = as_float(before)

@@ -103,7 +103,7 @@ def inspect(
         types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         also: Names of further layers whose maps are kept, such as those that have exemplars.
         target: The class that is explained: its index, its name, or ``top:1`` for the best of each image.
-        categories: Names of the classes; None for those of ``net``.
+        categories: Names of the classes; None for the names in ``net``.
         on_progress: Called as ``on_progress(done, total)`` after each image.
         on_note: Called with name and text of a note about an image; warns by default.
 
@@ -195,7 +195,7 @@ class _Run:
         """Every convolution, and the blocks of other layers where convolutions are a minor part of the network."""
         usual, _ = types_of(self.net.model, self.types)
         whole: Counter[str] = Counter()  # multiply-accumulates of each layer with the layers in it
-        other: Counter[str] = Counter()  # and without those of convolutions
+        other: Counter[str] = Counter()  # and without convolutions
         ran = False
         for call in self.trace.calls:
             layer = self.trace.layers[call.layer]

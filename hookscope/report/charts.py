@@ -31,7 +31,7 @@ class Line:
 class Chart:
     """Lines over one another.
 
-    ``x`` is what the horizontal axis counts, and ``names`` are those of 0, 1, 2...; a ``log`` axis leaves out values up
+    ``x`` is what the horizontal axis counts, and ``names`` names 0, 1, 2...; a ``log`` axis leaves out values up
     to 0. The vertical axis always has the values ``within``.
     """
 

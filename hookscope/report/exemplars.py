@@ -146,7 +146,7 @@ class ChannelView:
 
 @dataclass(frozen=True)
 class ExemplarsView:
-    """The exemplars of a layer as a page shows them; ``channels`` may be fewer than those of ``layer``."""
+    """The exemplars of a layer as a page shows them; it may have fewer channels than ``layer``."""
 
     layer: LayerExemplars
     channels: tuple[ChannelView, ...]

@@ -106,7 +106,7 @@ class NetworkRow(ModuleRow[CallFacts]):
 
     Attributes:
         layer: Position of its view in `Inspection.layers`; None without one.
-        cam: Address of the picture of its Grad-CAM, of a module that of the last layer in it; empty without one.
+        cam: Address of the picture of its Grad-CAM, a module shows its last layer; empty without one.
         cam_of: Key of the layer of that Grad-CAM.
     """
 
@@ -121,7 +121,7 @@ class NetworkRow(ModuleRow[CallFacts]):
 
     @property
     def orders(self) -> str:
-        """Its position in order of execution; of a module those of the first and the last call in it."""
+        """Its position in order of execution; a module has the first and the last call in it."""
         orders = [part.call.order for part in self.parts if part.call.order is not None]
         if len(orders) < 2:
             return str(orders[0]) if orders else ""

@@ -20,7 +20,7 @@ _LEAST, _MOST, _SMALL = 224, 640, 56  # widths of images and of thumbnails, in p
 
 
 def png_address(image: Image.Image, **options: Any) -> str:
-    """``data:image/png;base64,...`` of an image; ``options`` are those of Pillow."""
+    """``data:image/png;base64,...`` of an image; ``options`` go to Pillow."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", **{"compress_level": 6, **options})
     return _address("png", buffer)

@@ -185,7 +185,7 @@ def draw_training_page(
     lines: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> str:
-    """A page of HTML with the findings on the last run, its curves over those of the runs before, and its layers.
+    """A page of HTML with the findings on the last run, its curves over the runs before, and its layers.
 
     Args:
         runs: The path of a log, or the result of `read_runs`; of more than 6 runs the last ones are drawn.

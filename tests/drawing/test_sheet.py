@@ -94,10 +94,10 @@ def test_random_weights_are_red_on_the_page() -> None:
 @pytest.mark.parametrize(
     ("channels", "expected"),
     [
-        ("top:4", "4 of 12 channels, 9×9, by mean |value|   all: --channels all"),
+        ("top:4", "4 of 12 channels, 9×9, by mean |value|   all: channels='all'"),
         ("top:12:max", "12 channels, 9×9, by highest value"),
-        ("top:4:std", "4 of 12 channels, 9×9, by standard deviation   all: --channels all"),
-        ("3,5", "2 of 12 channels, 9×9   all: --channels all"),
+        ("top:4:std", "4 of 12 channels, 9×9, by standard deviation   all: channels='all'"),
+        ("3,5", "2 of 12 channels, 9×9   all: channels='all'"),
     ],
 )
 def test_the_caption_says_how_many_channels_by_what_order(words: list[str], channels: str, expected: str) -> None:
@@ -213,7 +213,7 @@ def test_channels_beyond_the_limit_are_left_out_and_counted(words: list[str], mo
     assert sheet.left_out > 0
     part = sheet.provenance["parts"][0]
     assert len(part["channels"]) == len(part["low"]) < 40
-    assert "channels left out: too many pixels, choose with --channels" in " ".join(words)
+    assert "channels left out: too many pixels, choose with channels=" in " ".join(words)
 
 
 PHOTOGRAPH = Image.new("RGB", (50, 40), (10, 200, 30))
@@ -307,7 +307,7 @@ def test_scores_of_classes_are_in_their_order_with_their_names(words: list[str])
     summary = reduce_output(scores, choice=ChannelChoice(usual=True), names=names)
     sheet = draw_call(summary, CALL, ORIGIN)
     assert sheet.provenance["parts"][0]["channels"] == scores[0].argsort(descending=True)[:24].tolist()
-    assert "24 of 1,000 classes, by value   all: --channels all" in words
+    assert "24 of 1,000 classes, by value   all: channels='all'" in words
     without = reduce_output(scores, choice=ChannelChoice(usual=True)).parts[0].tiles
     assert without.channels == scores[0].abs().argsort(descending=True, stable=True)[:24].tolist()
 

@@ -51,9 +51,9 @@ def test_several_maps_have_their_own_names_and_those_of_other_images_are_left_ou
     ("name", "content", "says"),
     [
         ("none.npy", None, "cannot be read: No such file"),
-        ("text.npy", b"text", "cannot be read: it is no .npy file"),
-        ("text.npz", b"PK\3\4", "cannot be read: it is no .npz file"),
-        ("text.png", b"\x89PNG\r\n\x1a\n", "cannot be read: it is no .png file"),
+        ("text.npy", b"text", "cannot be read: it is not a .npy file"),
+        ("text.npz", b"PK\3\4", "cannot be read: it is not a .npz file"),
+        ("text.png", b"\x89PNG\r\n\x1a\n", "cannot be read: it is not a .png file"),
         ("empty.npz", {}, "empty.npz holds no map; save one"),
         ("objects.npz", {"a": np.array([{}], object)}, "cannot be read"),
         ("other.npz", {"dog/a/1": MAP}, "has no map of cat; it has maps of dog; give the same images"),

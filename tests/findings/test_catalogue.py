@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hookscope.errors import spelled
 from hookscope.findings import CATALOGUE, REPORT_ORDER, FindingKind, add_kind, thresholds_for
 from hookscope.gradients import GradientThresholds
 from hookscope.parameters import ParameterThresholds
@@ -19,7 +20,7 @@ def test_every_kind_is_complete_and_short(name: str) -> None:
     kind = CATALOGUE[name]
     for text in (kind.meaning, kind.advice, *(kind.text(case) for case in kind.cases)):
         assert text.endswith(".") and text.isprintable() and len(text) < 250
-    assert kind.text("no such case") == kind.text() == f"{kind.meaning} {kind.advice}"
+    assert kind.text("no such case") == kind.text() == spelled(f"{kind.meaning} {kind.advice}")
     assert all(threshold.source and bool(threshold.option) == bool(threshold.help) for threshold in kind.thresholds)
 
 

@@ -1,0 +1,79 @@
+"""Plain English: turns that a reader must solve, and options of the command line in texts of the library."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(ROOT.glob("hookscope/**/*.py"))
+TEXTS = [*SOURCES, *sorted(ROOT.glob("hookscope/**/*.html")), ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+TEXTS += [path for path in sorted(ROOT.glob("docs/*/*.md")) if "zh-CN" not in path.parts]
+BANNED = {
+    "those of": "repeat the noun",
+    "that of": "repeat the noun",
+    "is no": "write `is not a`",
+    "are no": "write `are not`",
+    "put out": "write `output`",
+    "likewise": "say what is alike",
+    "none of pyplot's": "write `does not belong to pyplot`",
+}
+_BANNED = re.compile(rf"(?<!there )\b({'|'.join(BANNED)})\b(?! longer| better| more | less )", re.IGNORECASE)
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+_BOTH = re.compile("‹[^|›]*\\|[^›]*›")
+# folders that still offend; a room leaves this list when it is clean
+LEFT = {
+    "docs",
+    "attention",
+    "cli",
+    "comparison",
+    "exemplars",
+    "explain",
+    "extraction",
+    "geometry",
+    "gradients",
+    "hooks",
+}
+LEFT |= {"images", "interventions", "jobs", "models", "parameters", "planning", "scores", "statistics", "structure"}
+LEFT |= {"system", "tracing", "training", "verification"}
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """The texts of a file of Python with their lines, docstrings too; ``_`` stands for what an f-string inserts."""
+    todo: list[ast.AST] = [ast.parse(path.read_text())]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.JoinedStr):
+            inserted = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+            yield (
+                node.lineno,
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "_" for part in node.values),
+            )
+            todo += inserted
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        else:
+            todo += ast.iter_child_nodes(node)
+
+
+@pytest.mark.parametrize("path", [path for path in TEXTS if not {*path.parts} & LEFT], ids=named)
+def test_no_text_has_a_turn_that_a_reader_must_solve(path: Path) -> None:
+    lines = enumerate(path.read_text().splitlines(), 1)
+    found = [f"{at}: {line.strip()} ({BANNED[hit[1].lower()]})" for at, line in lines if (hit := _BANNED.search(line))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if not {*path.parts} & LEFT], ids=named)
+def test_the_library_speaks_python(path: Path) -> None:
+    if path.name == "errors.py":
+        pytest.skip("explains the spellings")
+    whole = [(at, text) for at, text in strings(path) if " " in text and _OPTION.search(_BOTH.sub("", text))]
+    assert not whole, "\n".join(f"{at}: {text}" for at, text in whole)
