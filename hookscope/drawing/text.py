@@ -79,12 +79,6 @@ def font_families(text: str) -> list[str]:
     return ["DejaVu Sans", *dict.fromkeys(face.family for face in faces.values())]
 
 
-def _boxes(text: str) -> int:
-    """How many characters of ``text`` are drawn as boxes."""
-    foreign = [letter for letter in text if ord(letter) not in _dejavu_characters() and not _joins(letter)]
-    return sum(_font_of(letter) is None for letter in foreign)
-
-
 def _joins(character: str) -> bool:
     """Whether ``character`` changes the one before it, such as an accent."""
     return unicodedata.category(character) in ("Mn", "Me", "Cf")
@@ -205,7 +199,9 @@ def _dejavu(name: str) -> str:
 
 def inches(text: str, points: float, bold: bool = False) -> float:
     """The largest width of a line as matplotlib draws it."""
-    return (float(font(100, bold).getlength(text)) / 100 + _BOX * _boxes(text)) * points / 72 * _HINTED
+    foreign = [letter for letter in text if ord(letter) not in _dejavu_characters() and not _joins(letter)]
+    boxes = sum(_font_of(letter) is None for letter in foreign)
+    return (float(font(100, bold).getlength(text)) / 100 + _BOX * boxes) * points / 72 * _HINTED
 
 
 def wrapped(text: str, width: float, measure: Callable[[str], float], indent: str = "") -> list[str]:

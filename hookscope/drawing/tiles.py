@@ -172,12 +172,14 @@ def reduce_maps(
     levels = _palette_indices(values, scale.to_levels(values, low, high), bool(nonfinite.any()))
     if not scale.shared:
         levels[constant] = colours.CONSTANT
+    strength = lowest.abs() if single else highest - lowest
+    strength = torch.where(lowest <= highest, strength.nan_to_num(), 0.0)  # 0 if no value is finite
     return Tiles(
         channels=channels,
         levels=levels.cpu().numpy(),
         low=low.cpu().numpy(),
         high=high.cpu().numpy(),
-        strength=_strengths(lowest, highest, single).cpu().numpy(),
+        strength=strength.cpu().numpy(),
         constant=constant.cpu().numpy(),
         nonfinite=nonfinite.cpu().numpy(),
         shared=scale.shared,
@@ -198,11 +200,6 @@ def _palette_indices(values: Tensor, levels: Tensor, nonfinite: bool) -> Tensor:
     indices[values == math.inf] = colours.PLUS_INF
     indices[values == -math.inf] = colours.MINUS_INF
     return indices
-
-
-def _strengths(lowest: Tensor, highest: Tensor, single: bool) -> Tensor:
-    strength = lowest.abs() if single else highest - lowest
-    return torch.where(lowest <= highest, strength.nan_to_num(), 0.0)  # 0 if no value is finite
 
 
 def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -274,15 +271,13 @@ def reduce_output(
         maps = maps_or_vectors(output, module, input_size)
         drawn = {m.part for m in maps}
         low, mean, high, nonfinite = measure([tensor for part, tensor in tensors_in(output).items() if part in drawn])
-        parts = tuple(_part(m, choice, scale, names) for m in maps)
+        parts = []
+        for m in maps:
+            own = tuple(names) if len(names) == len(m.values) else ()
+            tiles = reduce_maps(m.values, choice, scale, bool(own))
+            parts.append(SheetPart(m.label, m.axes, m.item, m.items, m.frames, tiles, own))
         kept = {part: tensor.detach().cpu().clone() for part, tensor in tensors_in(output).items()} if keep else {}
-        return ActivationSummary(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts, kept)
-
-
-def _part(maps: Maps, choice: ChannelChoice | None, scale: Scale | None, names: Sequence[str]) -> SheetPart:
-    own = tuple(names) if len(names) == len(maps.values) else ()
-    tiles = reduce_maps(maps.values, choice, scale, bool(own))
-    return SheetPart(maps.label, maps.axes, maps.item, maps.items, maps.frames, tiles, own)
+        return ActivationSummary(shape_of(output), low, mean, high, _dead(maps), nonfinite, tuple(parts), kept)
 
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:

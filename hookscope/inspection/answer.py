@@ -181,7 +181,12 @@ def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, floa
         return []
     layers = list(_explained(evidence, number, scores.shape[1]))
     late = [each for each in layers if rest[each[0].call.key] <= _LATE] or layers
-    outliers = sorted((each for layer in layers for each in _outliers(*layer)), key=lambda each: -each.times)
+    outliers = [
+        _Candidate(facts, (channel,), float(answer[channel]), len(answer), times)
+        for facts, maps, answer in layers
+        for channel, times in far_beyond(sizes_of(maps)).items()
+    ]
+    outliers.sort(key=lambda each: -each.times)
     alone = [
         _Candidate(facts, (int(at),), float(answer[at]), len(answer))
         for facts, _, answer in late
@@ -208,11 +213,6 @@ def _explained(
         maps = layer.images[number]
         if maps is not None and maps.answer is not None and layer.call.key in facts and len(maps.answer) != classes:
             yield facts[layer.call.key], maps, np.nan_to_num(maps.answer, posinf=0, neginf=0)
-
-
-def _outliers(facts: CallFacts, maps: ImageMaps, answer: Floats) -> Iterator[_Candidate]:
-    for channel, times in far_beyond(sizes_of(maps)).items():
-        yield _Candidate(facts, (channel,), float(answer[channel]), len(answer), times)
 
 
 def _groups(facts: CallFacts, maps: ImageMaps, answer: Floats, sizes: Iterable[int]) -> Iterator[_Candidate]:

@@ -44,7 +44,8 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
 def _random(evidence: InspectionEvidence, initial: Sequence[Finding]) -> Iterator[Finding]:
     """One finding: by the label of the weights, by BatchNorms that were never updated, or by uniform weights."""
     label, kind = evidence.net.weights, CATALOGUE["random-weights"]
-    never = next((each for each in evidence.findings if each.finding == "never-updated" and _is_every(each)), None)
+    every = CATALOGUE["never-updated"].text("all")
+    never = next((each for each in evidence.findings if each.meaning == every), None)
     large = [row for row in evidence.parameters if len(row.shape) > 1 and row.count >= _FEW_WEIGHTS]
     if is_random(label):
         yield kind.finding("", f"the weights are {label}")
@@ -55,10 +56,6 @@ def _random(evidence: InspectionEvidence, initial: Sequence[Finding]) -> Iterato
             "",
             f"the weights of {len(initial)} of {counted(len(large), 'layer')} are uniform, as after initialisation",
         )
-
-
-def _is_every(finding: Finding) -> bool:
-    return finding.meaning == CATALOGUE["never-updated"].text("all")
 
 
 class _Drift(NamedTuple):
@@ -253,12 +250,11 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
 
 def _fit(drifts: Sequence[BatchNormDrift]) -> float:
     """How far the inputs of some BatchNorms are from their statistics: the mean of four measures of each."""
-    return float(np.mean([_distance(drift) for drift in drifts])) if drifts else np.inf
-
-
-def _distance(drift: BatchNormDrift) -> float:
-    ratio: Floats = np.log(drift.ratio.clip(1e-30, 1e30))
-    return float(np.mean(np.abs(drift.shift)) + np.std(ratio) + abs(np.mean(ratio)))
+    distances = []
+    for drift in drifts:
+        ratio: Floats = np.log(drift.ratio.clip(1e-30, 1e30))
+        distances.append(np.mean(np.abs(drift.shift)) + np.std(ratio) + abs(np.mean(ratio)))
+    return float(np.mean(distances)) if distances else np.inf
 
 
 def _drifts_of(

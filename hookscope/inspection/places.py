@@ -97,21 +97,15 @@ def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     found = [*random, *severe, *notes]
     reported = {(place.layer.removesuffix(".weight"), channel) for place in found for channel in place.channels or ()}
     # what explains an answer means nothing for random weights
-    more = [] if random else [place for place in answer_places(evidence) if not _is_reported(place, reported)]
-    after = _from(evidence, min((cause.at for cause in causes if cause.spreads), default=math.inf))
+    more = [] if random else answer_places(evidence)
+    more = [
+        each for each in more if not each.channels or {(each.layer, channel) for channel in each.channels} - reported
+    ]
+    # what is wrong in a layer empties the maps of the calls after it
+    at, order = min((cause.at for cause in causes if cause.spreads), default=math.inf), _order(evidence)
+    after = {facts.call.key for facts in evidence.calls if order[facts.call.key] >= at}
     more = [place for place in more if not (place.kind == "emptiest-maps" and place.layer in after)]
     return tuple([*found, *more][:MOST])
-
-
-def _is_reported(place: Place, reported: set[tuple[str, int]]) -> bool:
-    """Whether a finding names the channels of this place."""
-    return bool(place.channels) and all((place.layer, channel) in reported for channel in place.channels or ())
-
-
-def _from(evidence: InspectionEvidence, at: float) -> set[str]:
-    """The keys of the calls from number ``at`` on: what is wrong there empties their maps."""
-    order = _order(evidence)
-    return {facts.call.key for facts in evidence.calls if order[facts.call.key] >= at}
 
 
 def _order(evidence: InspectionEvidence) -> dict[str, int]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -130,16 +129,13 @@ def inspect(
     loaded = as_loaded(net)
     names = loaded.categories if categories is None else tuple(categories)
     loaded = replace(loaded, categories=names)
-    pictures = list(_distinct([_read(picture, loaded) for picture in _listed(images)], on_note))
+    given = [images] if isinstance(images, str | os.PathLike | InputImage | Image.Image) else images
+    pictures = list(_distinct([_read(picture, loaded) for picture in given], on_note))
     if not pictures:
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
     wanted = Target.of(target)
     wanted.check(names)
     return _Run(loaded, pictures, layers, types, wanted, tuple(also)).inspection(on_progress)
-
-
-def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
-    return [images] if isinstance(images, str | os.PathLike | InputImage | Image.Image) else list(images)
 
 
 def _read(picture: Picture, net: LoadedModel) -> InputImage:
@@ -181,7 +177,14 @@ class _Run:
         # a detector needs values in the middle of a pass
         self.whole = trace(net.model, first, dry=net.family != "detection", name=net.name, sources=True)
         self.trace = self.whole.without_operations()
-        self.blocks = [name for name, module in _blocks(net.model)]
+        self.blocks = [  # layers with layers inside that are members of a Sequential or of a list of modules
+            name
+            for name, module in net.model.named_modules()
+            if name
+            and not is_leaf(module)
+            and type(module) not in _CONTAINERS
+            and isinstance(net.model.get_submodule(name.rpartition(".")[0]), _CONTAINERS)
+        ]
         self.selection = self._usual() if layers is None else Selection.of(layers)
         if also:
             self.selection = Selection([self.selection, Selection.of_names(also)])
@@ -331,6 +334,7 @@ class _Run:
         assumed = "values" in net.preprocess.assumed
         parameters = tuple(parameter_statistics(net.model))
         findings = find_problems(measured, totals.drifts(), totals.images, thresholds, assumed)
+        changed = dict.fromkeys(key for record in self.records for key in record.changes)
         evidence = InspectionEvidence(
             net=net,
             inputs=self.inputs,
@@ -342,7 +346,7 @@ class _Run:
             statistics=measured,
             parameters=parameters,
             findings=tuple(ranked([*findings, *parameter_findings(parameters)])),
-            changes=_of_all_images([record.changes for record in self.records]),
+            changes={key: np.array([each.changes.get(key, np.nan) for each in self.records]) for key in changed},
         )
         return Inspection(
             model=net.name,
@@ -412,20 +416,6 @@ def _checkpoint(path: str) -> dict[str, str] | None:
         return None
     with open(path, "rb") as file:
         return {"file": os.path.basename(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _of_all_images(values: Sequence[Mapping[str, float]]) -> dict[str, NDArray[np.float64]]:
-    """The value of each key for every image; a call that did not run has NaN."""
-    keys = dict.fromkeys(key for each in values for key in each)
-    return {key: np.array([each.get(key, np.nan) for each in values]) for key in keys}
-
-
-def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers with layers inside that are members of a Sequential or of a list of modules."""
-    for name, module in model.named_modules():
-        parent = model.get_submodule(name.rpartition(".")[0])
-        if name and not is_leaf(module) and isinstance(parent, _CONTAINERS) and type(module) not in _CONTAINERS:
-            yield name, module
 
 
 def _call_facts(traced: Trace, records: Sequence[PassRecord], drawn: Collection[str]) -> Iterator[CallFacts]:

@@ -20,7 +20,7 @@ from hookscope.comparison import (
     SideFacts,
     map_difference,
 )
-from hookscope.drawing import colours, palette, shape_text
+from hookscope.drawing import colours, finite_or_none, palette, shape_text
 from hookscope.findings import counted, percent
 from hookscope.models import is_random
 from hookscope.report.charts import Chart, Line
@@ -64,7 +64,7 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
         "comparison": comparison,
         "sides": _sides(comparison),
         "places": {row.name: row.number for row in reversed(rows) if row.is_call},
-        "charts": _charts(comparison),
+        "charts": list(_charts(comparison)),
         "rows": rows,
         "columns": _columns(comparison),
         "sizes": (min(distances), max(distances)) if distances else None,
@@ -110,7 +110,7 @@ def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
     return [row for row in rows if row[1] or row[2]]
 
 
-def _charts(comparison: Comparison) -> list[Chart]:
+def _charts(comparison: Comparison) -> Iterator[Chart]:
     calls, places = comparison.calls, range(len(comparison.calls))
     noise = [pair.noise and TIMES_NOISE * pair.noise for pair in calls]
     distances = [
@@ -123,11 +123,10 @@ def _charts(comparison: Comparison) -> list[Chart]:
         Chart("Relative L2 difference", distances, "call", log=True, names=names, within=(1.0,)),
         Chart("Linear CKA of A and B", cka, "call", names=names, within=(0.0, 1.0)),
     ]
-    return [replace(chart, lines=lines) for chart in charts if (lines := list(filter(_says_something, chart.lines)))]
-
-
-def _says_something(line: Line) -> bool:
-    return any(y is not None and math.isfinite(y) and y != 0 for y in line.ys)
+    for chart in charts:  # without lines that say nothing
+        lines = [line for line in chart.lines if any(y and math.isfinite(y) for y in line.ys)]
+        if lines:
+            yield replace(chart, lines=lines)
 
 
 def _distance(pair: PairedCall) -> float | None:
@@ -175,12 +174,12 @@ class PairRow(ModuleRow[tuple[int, PairedCall]]):
         if self.facts is None:
             alone = [inside.alone for _, inside in self.parts if inside.alone is not None]
             return {"relative L2": self.relative_l2, "alone": max(alone, default=None), "CKA": pair.cka}
-        largest = different.largest if different else None
+        largest, shapes = different.largest if different else None, (pair.shape_a, pair.shape_b)
         return {
             "in B": pair.key_b if pair.key_b != pair.key else None,
             "paired by": pair.how,
             "type": pair.a.type if pair.a.type == pair.b.type else f"{pair.a.type} / {pair.b.type}",
-            "shape": _shapes(pair),
+            "shape": " / ".join(dict.fromkeys(shape_text(shape).replace("x", "×") for shape in shapes)),
             "relative L2": self.relative_l2,
             "alone": pair.alone,
             "noise": pair.noise,
@@ -218,11 +217,6 @@ def _state(pair: PairedCall) -> str:
     if difference.nonfinite_a or difference.nonfinite_b:
         return "NaN or Inf"
     return "same" if difference.is_same else "differs" if pair.differs else "noise"
-
-
-def _shapes(pair: PairedCall) -> str:
-    shapes = dict.fromkeys(shape_text(shape).replace("x", "×") for shape in (pair.shape_a, pair.shape_b))
-    return " / ".join(shapes)
 
 
 def _columns(comparison: Comparison) -> list[str]:
@@ -341,7 +335,10 @@ class MatrixView:
     @property
     def data(self) -> dict[str, Any]:
         """The numbers for the script of the page; null where there is no value."""
-        values = [[_rounded(value) for value in row] for row in self.matrix.values.tolist()]
+        values = [
+            [None if value is None else round(value, _DIGITS) for value in finite_or_none(row)]
+            for row in self.matrix.values
+        ]
         return {"a": self.matrix.names_a, "b": self.matrix.names_b, "values": values}
 
     @property
@@ -351,7 +348,3 @@ class MatrixView:
             if not np.isnan(row).all():
                 at = int(np.nanargmax(row))
                 yield name, self.matrix.names_b[at], float(row[at])
-
-
-def _rounded(value: float) -> float | None:
-    return round(value, _DIGITS) if math.isfinite(value) else None

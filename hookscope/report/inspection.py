@@ -152,7 +152,8 @@ class PlaceView:
     @classmethod
     def of(cls, inspection: Inspection, rows: Sequence[NetworkRow], place: Place) -> PlaceView:
         layer = drawn_layer(inspection, place.layer)
-        row = _row(rows, place.layer)
+        by_name = {row.name: row for row in reversed(rows)}
+        row = (by_name.get(place.layer) or by_name.get(place.layer.rpartition(".")[0])) if place.layer else None
         channel = place.channels[0] if place.channels and layer is not None else None
         link = f"layer={layer}" if layer is not None else f"call={row.number}" if row else ""
         picture, about = _thumbnail(inspection, layer, place)
@@ -166,11 +167,6 @@ def drawn_layer(inspection: Inspection, name: str) -> int | None:
             return number
     owner = name.rpartition(".")[0]
     return next((number for number, layer in enumerate(inspection.layers) if owner and layer.call.key == owner), None)
-
-
-def _row(rows: Sequence[NetworkRow], name: str) -> NetworkRow | None:
-    by_name = {row.name: row for row in reversed(rows)}
-    return (by_name.get(name) or by_name.get(name.rpartition(".")[0])) if name else None
 
 
 def _thumbnail(inspection: Inspection, layer: int | None, place: Place) -> tuple[str, str]:
@@ -277,7 +273,11 @@ def _overview_row(inspection: Inspection, number: int) -> Image.Image:
     pictures = [image.seen.convert("RGB")]
     if image.cam is not None:
         pictures.append(over_image(pictures[0], image.cam.still, max(_SIDE, image.seen.width)))
-    thumbnails = _thumbnails(inspection, number)
+    thumbnails = list[Image.Image]()  # of the first places: the map of the channel, else the Grad-CAM of the layer
+    for place in inspection.places:
+        layer = drawn_layer(inspection, place.layer) if place.image in (None, number) else None
+        if layer is not None and len(thumbnails) < _PLACES:
+            thumbnails += filter(None, map_or_cam(inspection, layer, place, number, _SIDE)[:1])
     step = _SIDE + _GAP
     row = Image.new("RGB", ((len(pictures) + bool(thumbnails)) * step - _GAP, _SIDE), _GROUND)
     for at, picture in enumerate(pictures):
@@ -287,18 +287,6 @@ def _overview_row(inspection: Inspection, number: int) -> Image.Image:
         where = len(pictures) * step + at % 2 * (small + _GAP), at // 2 * (small + _GAP)
         row.paste(_in_square(thumbnail, small), where)
     return row
-
-
-def _thumbnails(inspection: Inspection, number: int) -> Sequence[Image.Image]:
-    """The maps of the first places that have one for this image."""
-    drawn = (_small_picture(inspection, place, number) for place in inspection.places if place.image in (None, number))
-    return [image for image in drawn if image is not None][:_PLACES]
-
-
-def _small_picture(inspection: Inspection, place: Place, number: int) -> Image.Image | None:
-    """The map of the first channel of the place, else the Grad-CAM of its layer."""
-    layer = drawn_layer(inspection, place.layer)
-    return None if layer is None else map_or_cam(inspection, layer, place, number, _SIDE)[0]
 
 
 def _in_square(image: Image.Image, side: int) -> Image.Image:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeVar
@@ -178,9 +178,4 @@ def outline(histogram: Sequence[int]) -> str:
     """The path of a histogram in a drawing of its length × 20; heights are square roots, so that few are seen too."""
     highest = max(histogram, default=0) or 1
     heights = (_HEIGHT * (1 - (count / highest) ** 0.5) for count in histogram)
-    return f"M0 {_HEIGHT}" + "".join(_steps(heights)) + f"V{_HEIGHT}Z"
-
-
-def _steps(heights: Iterable[float]) -> Iterator[str]:
-    for height in heights:
-        yield f"V{height:.3g}h1"
+    return f"M0 {_HEIGHT}" + "".join(f"V{height:.3g}h1" for height in heights) + f"V{_HEIGHT}Z"

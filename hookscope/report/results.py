@@ -219,8 +219,12 @@ def draw_training_page(
     steps = [_steps_of(each) for each in drawn]
     views = []
     for row in last_rows(run):
-        charts = [_over_runs(metric, _layer_key(row), steps, names) for metric in _TRAINING]
-        views.append(RowView(_with_name(row), _label(row), charts=[chart for chart in charts if chart.range]))
+        key, charts = _layer_key(row), []
+        for metric, words in _TRAINING.items():
+            lines = [_curve(names[n], of_run[key], metric, n) for n, of_run in enumerate(steps) if key in of_run]
+            charts.append(_chart(metric, lines, words))
+        named = {"name": row.get("layer"), **{name: value for name, value in row.items() if name != "layer"}}
+        views.append(RowView(named, _label(row), charts=[chart for chart in charts if chart.range]))
     columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))
     charts = [_losses(drawn, names), *(_all_layers(metric, steps[-1]) for metric in _ON_TOP)]
     facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
@@ -275,10 +279,6 @@ def _label(row: Mapping[str, Any]) -> str:
     return f"{row.get('layer')}#{row['call']}" if row.get("call") else str(row.get("layer"))
 
 
-def _with_name(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": row.get("layer"), **{name: value for name, value in row.items() if name != "layer"}}
-
-
 def _run_name(number: int, run: Run, count: int) -> str:
     return (
         f"run {number + 1}"
@@ -307,16 +307,6 @@ def _value(value: Any) -> float | None:
 def _chart(metric: str, lines: Sequence[Line], title: str) -> Chart:
     values = (y for line in lines for y in line.ys if y is not None)
     return Chart(title, lines, log=metric in _LOGARITHMIC and spread(values))
-
-
-def _over_runs(
-    metric: str,
-    key: tuple[Any, ...],
-    steps: Sequence[Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]],
-    names: Sequence[str],
-) -> Chart:
-    lines = [_curve(names[n], of_run[key], metric, n) for n, of_run in enumerate(steps) if key in of_run]
-    return _chart(metric, lines, _TRAINING[metric])
 
 
 def _all_layers(metric: str, steps: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]) -> Chart:
