@@ -88,6 +88,7 @@ from .scale import (
     scale_notations as scale_notations,
 )
 from .sheet import (
+    ALL_CHANNELS as ALL_CHANNELS,
     Style as Style,
     draw_call as draw_call,
     draw_overlay as draw_overlay,

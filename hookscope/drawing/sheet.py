@@ -37,6 +37,8 @@ _HEAD = 15
 _BESIDE = 14
 
 _CHANNELS_FIRST = nn.Conv2d(1, 1, 1, device="meta")  # says where the channels of a tensor are whose layer is not given
+ALL_CHANNELS = "all: ‹channels='all'|--channels all›"
+"""How to get all channels, where a sheet has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +333,7 @@ def _add_part_header(page: SheetPage, block: _Block, width: int, several: bool) 
     """Add what the part shows and its scale; returns the y of the colour bar, None for bars of values."""
     part, tiles = block.part, block.part.tiles
     words = _channel_words(block)
-    words += spelled("   all: ‹channels='all'|--channels all›") if len(tiles.channels) < tiles.total else ""
+    words += spelled(f"   {ALL_CHANNELS}") if len(tiles.channels) < tiles.total else ""
     if several:
         page.add_text(f"{part.name or 'maps'}   {words}", width, 10, bold=True)
     else:

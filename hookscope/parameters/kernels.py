@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.drawing import (
+    ALL_CHANNELS,
     LEAST_WIDTH,
     MARGIN,
     MOST_PIXELS,
@@ -33,7 +34,7 @@ from hookscope.drawing import (
     to_image,
     with_provenance,
 )
-from hookscope.errors import LayerError
+from hookscope.errors import LayerError, spelled
 from hookscope.hooks import Layers, one_thread
 from hookscope.models import LoadedModel, is_random, package_versions
 from hookscope.parameters.statistics import filter_norms, filters_of, is_convolution, layer_tensor, layers_named
@@ -110,7 +111,7 @@ def draw_kernels(
         choice = None if channels is None else ChannelChoice.parse(channels)
     else:
         choice = ChannelChoice.numbered(channels)
-    style = Style(columns, cell, cmap, hint="all: channels='all'")
+    style = Style(columns, cell, cmap)
     if isinstance(model, LoadedModel):
         return kernel_sheet(model.model, layers, choice, style, model.name, model.weights).image
     return kernel_sheet(model, layers, choice, style).image
@@ -205,7 +206,7 @@ def _section(
     title = f"{layer or type(module).__name__}   {type(module).__name__}   kernels of {size}"
     words = _count_words(len(numbers), count, "filters" if in_colour or inputs == 1 else "output channels (rows)")
     words += f", by {_MEASURE}" if choice.top else ""
-    hint = f"   {style.hint}" if len(numbers) < count else ""
+    hint = spelled(f"   {ALL_CHANNELS}") if len(numbers) < count else ""
     norms, _ = filter_norms(filters)
     if in_colour:
         return _in_colour(layer, title, words, hint, flat[numbers], numbers, norms[numbers], style, bool(choice.top))

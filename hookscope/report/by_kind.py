@@ -70,7 +70,8 @@ def plot(result: Any, **options: Any) -> Figure:
         >>> [axes.texts[0].get_text() for axes in plot(rows, title="one layer").axes]
         ['weights', 'norms of filters']
     """
-    return _for_kind(_PLOTS, "plot", result, options)
+    figure: Figure = _for_kind(_PLOTS, "plot", result, options)
+    return figure
 
 
 def write_page(result: Any, path: StrPath, **options: Any) -> None:

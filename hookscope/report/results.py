@@ -221,8 +221,8 @@ def draw_training_page(
     for row in last_rows(run):
         key, charts = _layer_key(row), []
         for metric, words in _TRAINING.items():
-            lines = [_curve(names[n], of_run[key], metric, n) for n, of_run in enumerate(steps) if key in of_run]
-            charts.append(_chart(metric, lines, words))
+            curves = [_curve(names[n], of_run[key], metric, n) for n, of_run in enumerate(steps) if key in of_run]
+            charts.append(_chart(metric, curves, words))
         named = {"name": row.get("layer"), **{name: value for name, value in row.items() if name != "layer"}}
         views.append(RowView(named, _label(row), charts=[chart for chart in charts if chart.range]))
     columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))

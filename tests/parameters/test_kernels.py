@@ -107,7 +107,7 @@ def test_of_a_large_matrix_the_strongest_rows_and_columns_are_drawn(lines: list[
     assert part["inputs"] == np.argsort(-sizes[part["filters"]].mean(0))[:32].tolist()
     assert close(maps(sheet, part), matrix(weight, part))
     words = "16 of 50 output channels (rows), by mean |weight|; 32 of 40 input channels (columns), by mean |weight| in"
-    assert f"{words} these rows   all: --channels all" in " ".join(lines)
+    assert f"{words} these rows   all: channels='all'" in " ".join(lines)
     assert lines.count("A row is an output channel, a column is an input channel.") == 1
     assert len(part_of(draw(model, "re:^1$", "all", columns=40), "1")["channels"]) == 40 * 50
 
@@ -217,7 +217,7 @@ def test_the_public_function_draws_the_same_picture() -> None:
     model = net()
     loaded = LoadedModel.of(model, "a net", "random (seed 0)", WeightsMetadata(), "classification")
     image = draw_kernels(loaded, "re:^1$", channels="top:3", columns=4)
-    style = Style(4, None, "RdBu_r", hint="all: channels='all'")
+    style = Style(4, None, "RdBu_r")
     judge = kernel_sheet(model, "re:^1$", ChannelChoice.parse("top:3"), style, "a net", "random (seed 0)")
     assert image.tobytes() == judge.image.tobytes()
     assert json.loads(image.info["hookscope"])["model"] == "a net"
