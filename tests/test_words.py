@@ -39,6 +39,8 @@ LEFT = {
     "hooks",
 }
 LEFT |= {"images", "interventions", "jobs", "models", "parameters", "planning", "scores", "statistics", "structure"}
+# pages that show texts of these
+LEFT |= {"cli-reference.md", "python-api.md", "findings.md", "compare.md", "deployment.md"}
 LEFT |= {"system", "tracing", "training", "verification"}
 
 
