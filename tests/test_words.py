@@ -27,7 +27,6 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _BOTH = re.compile("‹[^|›]*\\|[^›]*›")
 # folders that still offend; a room leaves this list when it is clean
 LEFT = {
-    "docs",
     "attention",
     "cli",
     "comparison",

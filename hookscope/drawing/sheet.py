@@ -81,7 +81,7 @@ class _Block:
 
 def draw_sheet(
     activation: Any,
-    photograph: Image.Image | None = None,
+    image: Image.Image | None = None,
     net: LoadedModel | nn.Module | None = None,
     *,
     title: str = "",
@@ -104,7 +104,7 @@ def draw_sheet(
         activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, any output of a layer that `capture` keeps, such as
             ``(N, C, H, W)`` or, with ``layer``, tokens ``(N, L, C)``; or single values ``(C,)`` or ``(1, C)``. Frames
             and slices ``(N, C, D, H, W)`` stand side by side.
-        photograph: The first cell of the sheet: with a `LoadedModel` as its preprocessing shows it, else as it is.
+        image: The first cell of the sheet: with a `LoadedModel` as its preprocessing shows it, else as it is.
         net: What the header says of model, weights and preprocessing.
         title: A bold first line.
         channels: ``all``, ``0-63,100``, ``top:16`` or numbers; None for all, of more than 64 the 64 with the largest
@@ -115,7 +115,7 @@ def draw_sheet(
         scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI``, ``LO:HI`` or ``(low, high)``.
         names: Names of all channels, such as classes.
         layer: The module that returned ``activation``; says on which axis the channels are.
-        plain: Maps only, without text, bars and photograph.
+        plain: Maps only, without text, bars and image.
 
     Raises:
         NoMapError: for another shape.
@@ -129,12 +129,12 @@ def draw_sheet(
     """
     parsed = _scale(scale)
     style = Style(_columns(columns), cell, cmap or parsed.cmap, plain)
-    return _drawn(activation, photograph, net, title, channels, style, parsed, names, layer)
+    return _drawn(activation, image, net, title, channels, style, parsed, names, layer)
 
 
 def draw_overlay(
     activation: Any,
-    photograph: Image.Image,
+    image: Image.Image,
     net: LoadedModel | nn.Module | None = None,
     *,
     alpha: float = ALPHA,
@@ -147,11 +147,11 @@ def draw_overlay(
     names: Sequence[str] = (),
     layer: nn.Module | None = None,
 ) -> Image.Image:
-    """Draw feature maps over the greyed photograph: the larger the absolute value, the more opaque the colour.
+    """Draw feature maps over the greyed image: the larger the absolute value, the more opaque the colour.
 
     Args:
         activation: As for `draw_sheet`.
-        photograph: The image under the maps, as for `draw_sheet`.
+        image: The image under the maps, as for `draw_sheet`.
         net: As for `draw_sheet`.
         alpha: Opacity of the largest absolute value, 0 to 1.
         title: As for `draw_sheet`, and so are the next arguments.
@@ -178,7 +178,7 @@ def draw_overlay(
         raise UsageError(f"alpha must be from 0 to 1, not {alpha}")
     parsed = _scale(scale)
     style = Style(_columns(columns), cell, cmap or parsed.cmap, False, alpha)
-    return _drawn(activation, photograph, net, title, channels, style, parsed, names, layer)
+    return _drawn(activation, image, net, title, channels, style, parsed, names, layer)
 
 
 def draw_call(
@@ -222,7 +222,7 @@ def _columns(columns: int | None) -> int | None:
 
 def _drawn(
     activation: Any,
-    photograph: Image.Image | None,
+    image: Image.Image | None,
     net: LoadedModel | nn.Module | None,
     title: str,
     channels: str | Sequence[int] | None,
@@ -235,10 +235,10 @@ def _drawn(
         choice = ChannelChoice(usual=True)
     else:
         choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
-    if photograph is not None:
-        seen = photograph.convert("RGB")
-        photograph = net.preprocess.denormalise(net.preprocess(seen)) if isinstance(net, LoadedModel) else seen
-    size = InputSize(photograph.height, photograph.width) if photograph else None
+    if image is not None:
+        seen = image.convert("RGB")
+        image = net.preprocess.denormalise(net.preprocess(seen)) if isinstance(net, LoadedModel) else seen
+    size = InputSize(image.height, image.width) if image else None
     if isinstance(activation, (torch.Tensor, np.ndarray)):
         activation = torch.as_tensor(activation)
         if activation.dim() == 0 or not activation.numel():
@@ -250,7 +250,7 @@ def _drawn(
     summary = reduce_output(activation, layer, size, choice, scale, names)
     if names and not any(part.names for part in summary.parts):
         raise UsageError(f"there are {len(names)} names for {summary.parts[0].tiles.total} channels")
-    return _composed(summary, title, Origin.of(net), style, [[photograph]] if photograph else None)[0]
+    return _composed(summary, title, Origin.of(net), style, [[image]] if image else None)[0]
 
 
 def _composed(

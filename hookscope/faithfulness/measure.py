@@ -29,18 +29,18 @@ _MOST_STEPS = 100  # about 8 are usual
 _DAMPING = 0.8  # of Jacobi's method
 
 
-def imputed(pictures: Tensor, known: Tensor, noise: float = _NOISE) -> Tensor:
-    """``pictures`` ``(N, C, H, W)`` with each pixel that is not ``known`` ``(N, 1, H, W)`` from its neighbours.
+def imputed(images: Tensor, known: Tensor, noise: float = _NOISE) -> Tensor:
+    """``images`` ``(N, C, H, W)`` with each pixel that is not ``known`` ``(N, 1, H, W)`` from its neighbours.
 
     It is their weighted mean, 1/6 for the four nearest and 1/12 for the diagonal ones, plus ``noise``. Without any
-    known pixel every pixel is the mean of the picture.
+    known pixel every pixel is the mean of the image.
     """
     empty = ~known.flatten(1).any(1)[:, None, None, None]
-    pictures, known = torch.where(empty, pictures.mean((2, 3), keepdim=True), pictures), known | empty
-    hole = (~known).to(pictures)
-    right = hole * _spread(pictures * known)
+    images, known = torch.where(empty, images.mean((2, 3), keepdim=True), images), known | empty
+    hole = (~known).to(images)
+    right = hole * _spread(images * known)
     # conjugate gradients; multigrid, which needs about 8 steps for a hole of any size, is the preconditioner
-    filled = torch.zeros_like(pictures)
+    filled = torch.zeros_like(images)
     left = right
     towards = _coarse_to_fine(left, hole)
     step, size = towards, (left * towards).sum((2, 3), keepdim=True)
@@ -55,7 +55,7 @@ def imputed(pictures: Tensor, known: Tensor, noise: float = _NOISE) -> Tensor:
         towards = _coarse_to_fine(left, hole)
         size, before = (left * towards).sum((2, 3), keepdim=True), size
         step = towards + size / before.clamp_min(1e-30) * step
-    return torch.where(known, pictures, filled + noise * torch.randn_like(filled))
+    return torch.where(known, images, filled + noise * torch.randn_like(filled))
 
 
 def _spread(values: Tensor) -> Tensor:
@@ -158,22 +158,22 @@ def measure_faithfulness(
         if number is not None and number < 1:
             raise UsageError(f"{name} {number}", do="give a number from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    picture = _picture(inputs)
-    batch_size = batch_size or first_batch(picture.device)
-    named = {name: _checked(name, values, picture) for name, values in named_maps(maps).items()}
+    image = _image(inputs)
+    batch_size = batch_size or first_batch(image.device)
+    named = {name: _checked(name, values, image) for name, values in named_maps(maps).items()}
     with differentiable(model), torch.no_grad():
-        seed += zlib.crc32(picture.cpu().float().numpy().tobytes())  # another random map for each image
+        seed += zlib.crc32(image.cpu().float().numpy().tobytes())  # another random map for each image
         if baselines:
-            named |= _baselines(min((values.shape[-2:] for values in named.values()), key=math.prod), picture, seed)
-        output = model(*in_place_of(inputs, picture[None].clone()))
-        height, width = picture.shape[-2:]
+            named |= _baselines(min((values.shape[-2:] for values in named.values()), key=math.prod), image, seed)
+        output = model(*in_place_of(inputs, image[None].clone()))
+        height, width = image.shape[-2:]
         goals = objectives(target, output, categories, type(model).__name__, (height, width))
         if len(goals) != 1:
             raise UsageError(f"a map explains one score, and the target names {len(goals)}", do="name one class")
         check_finite_score(goals[0].score)
         run = _Run(model, inputs, goals[0].probability or goals[0].of, batch_size, on_progress)
-        fills = {"mean": partial(_mean, picture), "blur": partial(_blurred, picture)}
-        test = _Test(picture, fills[fill or "mean"](), fills[fill or "blur"](), steps, goals[0], boxes, seed)
+        fills = {"mean": partial(_mean, image), "blur": partial(_blurred, image)}
+        test = _Test(image, fills[fill or "mean"](), fills[fill or "blur"](), steps, goals[0], boxes, seed)
         return test.measured(named, run)
 
 
@@ -193,15 +193,15 @@ def named_maps(maps: Any) -> dict[str, Any]:
     return named
 
 
-def _picture(inputs: tuple[Any, ...]) -> Tensor:
+def _image(inputs: tuple[Any, ...]) -> Tensor:
     """The image ``(C, H, W)`` or the clip ``(C, T, H, W)``."""
-    picture = picture_of(inputs)
-    if picture is None or picture.dim() not in (4, 5) or len(picture) != 1 or not picture.is_floating_point():
+    image = picture_of(inputs)
+    if image is None or image.dim() not in (4, 5) or len(image) != 1 or not image.is_floating_point():
         raise UsageError("faithfulness needs one image (1, C, H, W) as the only input", do="x[None] adds a batch axis")
-    return picture[0].detach()
+    return image[0].detach()
 
 
-def _checked(name: str, given: Any, picture: Tensor) -> Map:
+def _checked(name: str, given: Any, image: Tensor) -> Map:
     """The map as an array ``(h, w)``, or ``(T, h, w)`` over a clip."""
     array = as_array(given)
     if array.dtype.kind not in "fiub":
@@ -209,7 +209,7 @@ def _checked(name: str, given: Any, picture: Tensor) -> Map:
     array = array.astype(np.float32, order="C")
     while array.ndim > 2 and len(array) == 1:
         array = array[0]
-    if array.ndim not in (2, picture.dim() - 1) or not array.size:
+    if array.ndim not in (2, image.dim() - 1) or not array.size:
         shape = "x".join(map(str, array.shape)) or "one number"
         raise UsageError(f"{name} has the shape {shape}", do="give one value for each place of the image: (h, w)")
     if not np.isfinite(array).all():
@@ -217,29 +217,29 @@ def _checked(name: str, given: Any, picture: Tensor) -> Map:
     return array
 
 
-def _baselines(cells: tuple[int, ...], picture: Tensor, seed: int) -> dict[str, Map]:
-    height, width = picture.shape[-2:]
+def _baselines(cells: tuple[int, ...], image: Tensor, seed: int) -> dict[str, Map]:
+    height, width = image.shape[-2:]
     y, x = (np.linspace(-1, 1, side, dtype=np.float32) for side in (height, width))
     centred = np.exp(-2 * (y[:, None] ** 2 + x**2))  # a standard deviation of a quarter of the side
     return {RANDOM: np.random.default_rng(seed).random(cells, np.float32), CENTRED: centred}
 
 
-def _mean(picture: Tensor) -> Tensor:
-    return picture.flatten(1).mean(1).reshape(-1, *[1] * (picture.dim() - 1)).expand_as(picture)
+def _mean(image: Tensor) -> Tensor:
+    return image.flatten(1).mean(1).reshape(-1, *[1] * (image.dim() - 1)).expand_as(image)
 
 
-def _blurred(picture: Tensor) -> Tensor:
-    sides = picture.shape[-2:]
+def _blurred(image: Tensor) -> Tensor:
+    sides = image.shape[-2:]
     sigma = max(min(sides) / _BLUR, 0.5)
     sizes = [min(2 * math.ceil(3 * sigma) + 1, 2 * side - 1) for side in reversed(sides)]  # mirrored once at the edges
-    frames = picture.movedim(0, -3)
+    frames = image.movedim(0, -3)
     blurred: Tensor = gaussian_blur(frames.float(), sizes, [sigma, sigma])
-    return blurred.to(picture).movedim(-3, 0)
+    return blurred.to(image).movedim(-3, 0)
 
 
 @dataclass
 class _Run:
-    """Forward passes of pictures in batches, counted; ``read`` takes one number for each from an output."""
+    """Forward passes of images in batches, counted; ``read`` takes one number for each from an output."""
 
     model: nn.Module
     inputs: tuple[Any, ...]
@@ -249,10 +249,10 @@ class _Run:
     done: int = 0
     total: int = 0
 
-    def values(self, pictures: Iterator[Tensor]) -> NDArray[np.float64]:
+    def values(self, images: Iterator[Tensor]) -> NDArray[np.float64]:
         found, batch = list[Tensor](), list[Tensor]()
-        for picture in pictures:
-            batch.append(picture)
+        for image in images:
+            batch.append(image)
             if len(batch) == self.batch_size:
                 found.append(self._pass(batch))
                 batch = []
@@ -273,9 +273,9 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Test:
-    """The pictures of all measures of one image."""
+    """The images of all measures of one image."""
 
-    picture: Tensor
+    image: Tensor
     removed: Tensor
     hidden: Tensor
     steps: int
@@ -284,11 +284,11 @@ class _Test:
     seed: int
 
     def measured(self, maps: Mapping[str, Map], run: _Run) -> Rows[Faithfulness]:
-        ends = [self.picture, self.removed, self.hidden, _mean(self.picture)]
+        ends = [self.image, self.removed, self.hidden, _mean(self.image)]
         each = 2 * (self.steps - 1) + 2 * len(_SHARES) + 1
         spreads = dict[str, Tensor]()
         for name, values in maps.items():
-            spread = over_picture(torch.from_numpy(values), self.picture.shape[1:])
+            spread = over_picture(torch.from_numpy(values), self.image.shape[1:])
             spreads[name] = spread / spread.abs().max().clamp_min(1e-30)
         # methods often give the same map in other units
         first = {
@@ -302,7 +302,7 @@ class _Test:
         for name, values in maps.items():
             if first[name] == name:
                 torch.manual_seed(self.seed)  # the same noise for each map
-                known[name] = run.values(self._pictures(spreads[name]))
+                known[name] = run.values(self._images(spreads[name]))
             else:
                 known[name] = known[first[name]]
             spread, found = spreads[name], known[name]
@@ -333,23 +333,23 @@ class _Test:
             )
         return rows
 
-    def _pictures(self, spread: Tensor) -> Iterator[Tensor]:
+    def _images(self, spread: Tensor) -> Iterator[Tensor]:
         """The image with pixels removed, with pixels shown, without the most and the least important, and masked."""
-        picture, count = self.picture, spread.numel()
-        place = self._places(spread).to(picture.device)
+        image, count = self.image, spread.numel()
+        place = self._places(spread).to(image.device)
         marks = [round(count * step / self.steps) for step in range(1, self.steps)]
-        yield from (torch.where(place < mark, self.removed, picture) for mark in marks)
-        yield from (torch.where(place < mark, picture, self.hidden) for mark in marks)
+        yield from (torch.where(place < mark, self.removed, image) for mark in marks)
+        yield from (torch.where(place < mark, image, self.hidden) for mark in marks)
         gone = [round(count * share) for share in _SHARES]
         known = [*(place >= number for number in gone), *(place < count - number for number in gone)]
-        frames = picture.movedim(0, -3)
-        together = max(1, _TOGETHER // picture.numel())
+        frames = image.movedim(0, -3)
+        together = max(1, _TOGETHER // image.numel())
         for at in range(0, len(known), together):
             masks = torch.stack(known[at : at + together]).unsqueeze(-3)  # (N, 1, H, W), or (N, T, 1, H, W)
             filled = imputed(frames.float().expand(len(masks), *frames.shape).flatten(0, -4), masks.flatten(0, -4))
-            yield from filled.to(picture).reshape(len(masks), *frames.shape).movedim(-3, 1)
+            yield from filled.to(image).reshape(len(masks), *frames.shape).movedim(-3, 1)
         positive = spread.clamp_min(0)
-        yield picture * (positive / positive.max().clamp_min(1e-30)).to(picture)
+        yield image * (positive / positive.max().clamp_min(1e-30)).to(image)
 
     def _places(self, spread: Tensor) -> Tensor:
         """The place of each pixel in the order of the map, 0 for the most important; equal ones in a random order."""

@@ -17,7 +17,7 @@ from hookscope.errors import UsageError
 from hookscope.exemplars import cut_crops
 from hookscope.report import draw_exemplars_page, draw_page
 from tests.exemplars.example import layer_in, shapes
-from tests.report.example import HOSTILE, example
+from tests.report.example import example
 
 
 def pictures(html: str) -> list[Image.Image]:
@@ -40,17 +40,6 @@ def test_the_page_has_crops_values_classes_and_selectivity(tmp_path: Path) -> No
     assert html.count("data-call") == 2 and 'data-value="0.25"' in html
 
 
-def test_a_page_of_exemplars_may_ask_for_nothing_and_hostile_names_are_text(opened: Any, tmp_path: Path) -> None:
-    layer = layer_in(tmp_path, name=HOSTILE)
-    hostile = replace(layer.channels[0].most[0], name=HOSTILE, label=HOSTILE)
-    layer = replace(layer, channels=(replace(layer.channels[0], most=(hostile,), best_class=HOSTILE),))
-    html = draw_exemplars_page([layer], shapes(), title=HOSTILE)
-    assert "<img src=x" not in html and "\u202e" not in html and "file not found" in html
-    assert "default-src &#39;none&#39;" in html and not re.search(r"(src|href)=\"(?!data:|#)", html)
-    page = opened(html)
-    assert page.locator("img[src='x']").count() == 0 and "onerror=alert" in page.locator("h1").inner_text()
-
-
 def test_a_large_page_has_the_first_channels_of_each_layer(tmp_path: Path) -> None:
     layers = [layer_in(tmp_path, channels=60), layer_in(tmp_path, channels=20, name="features.4")]
     crops = cut_crops(shapes(), layers)
@@ -61,11 +50,9 @@ def test_a_large_page_has_the_first_channels_of_each_layer(tmp_path: Path) -> No
     assert small.count("data-call") == count + min(count, 20) and "The page has" not in whole
 
 
-def test_random_weights_are_said_on_the_page_and_no_layer_is_an_error(tmp_path: Path) -> None:
-    net = replace(shapes(), weights="random (seed 0)")
-    assert 'class="band"' in draw_exemplars_page([layer_in(tmp_path)], net)
+def test_no_layer_is_an_error() -> None:
     with pytest.raises(UsageError, match="no layer"):
-        draw_exemplars_page([], net)
+        draw_exemplars_page([], shapes())
 
 
 def inspected(folder: Path) -> str:
@@ -104,18 +91,3 @@ def test_an_enlarged_channel_shows_its_exemplars_folded(opened: Any, tmp_path: P
     page.evaluate("location.hash = 'layer=1&channel=3'")
     page.wait_for_function("document.querySelector('.layer.open .enlarged h3').textContent.includes('3')")
     assert not folded.is_visible()  # the file has no exemplars of channel 3
-
-
-@pytest.mark.parametrize("scripts", [True, False])
-def test_the_page_of_exemplars_fits_a_telephone_and_the_dark(opened: Any, tmp_path: Path, scripts: bool) -> None:
-    html = draw_exemplars_page([layer_in(tmp_path)], shapes())
-    page = opened(html, width=400, height=800, color_scheme="dark", scripts=scripts)
-    assert page.locator(".strip img:visible").count() == 9
-    widths = page.locator(".strip img").evaluate_all("images => images.map(image => image.getBoundingClientRect())")
-    assert all(box["right"] <= 400 for box in widths)
-
-
-def test_axe_finds_nothing_on_the_page_of_exemplars(opened: Any, tmp_path: Path) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    page = opened(draw_exemplars_page([layer_in(tmp_path)], shapes(), provenance={"a": 1}))
-    assert axe.run(page).response["violations"] == []

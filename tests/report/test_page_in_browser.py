@@ -253,14 +253,6 @@ def test_text_has_the_contrast_of_wcag_aa(opened, hash):
     assert grounds == ["rgb(255, 255, 255)", "rgb(20, 23, 26)", "rgb(255, 255, 255)"]
 
 
-@pytest.mark.parametrize("name", ["star", HOSTILE])
-def test_a_telephone_needs_no_scrolling_sideways(opened, name):
-    page = opened(drawn(name=name, images=2, weights="random (seed 0)"), width=400, height=800)
-    for hash in ("", "#layer=0", "#layer=2&channel=3"):
-        page.evaluate("hash => { location.hash = hash }", hash)
-        assert page.evaluate("document.scrollingElement.scrollWidth") == 400
-
-
 def test_without_scripts_pictures_and_tables_are_there(opened):
     page = opened(drawn(), "#layer=2", scripts=False)
     assert page.locator("#calls tbody tr").count() == 9
