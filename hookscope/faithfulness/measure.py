@@ -171,9 +171,9 @@ def measure_faithfulness(
         if len(goals) != 1:
             raise UsageError(f"a map explains one score, and the target names {len(goals)}", do="name one class")
         check_finite_score(goals[0].score)
-        run = _Run(model, inputs, goals[0].probability or goals[0].of, batch_size, on_progress)
+        run = CountedPasses(model, inputs, goals[0].probability or goals[0].of, batch_size, on_progress)
         fills = {"mean": partial(_mean, image), "blur": partial(_blurred, image)}
-        test = _Test(image, fills[fill or "mean"](), fills[fill or "blur"](), steps, goals[0], boxes, seed)
+        test = MapTest(image, fills[fill or "mean"](), fills[fill or "blur"](), steps, goals[0], boxes, seed)
         return test.measured(named, run)
 
 
@@ -238,7 +238,7 @@ def _blurred(image: Tensor) -> Tensor:
 
 
 @dataclass
-class _Run:
+class CountedPasses:
     """Forward passes of images in batches, counted; ``read`` takes one number for each from an output."""
 
     model: nn.Module
@@ -272,7 +272,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Test:
+class MapTest:
     """The images of all measures of one image."""
 
     image: Tensor
@@ -283,7 +283,7 @@ class _Test:
     boxes: Sequence[Box]
     seed: int
 
-    def measured(self, maps: Mapping[str, Map], run: _Run) -> Rows[Faithfulness]:
+    def measured(self, maps: Mapping[str, Map], run: CountedPasses) -> Rows[Faithfulness]:
         ends = [self.image, self.removed, self.hidden, _mean(self.image)]
         each = 2 * (self.steps - 1) + 2 * len(_SHARES) + 1
         spreads = dict[str, Tensor]()

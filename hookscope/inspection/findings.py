@@ -222,11 +222,11 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
 def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
     """Whether the first BatchNorms would fit the inputs if these were prepared in another way."""
     kind = CATALOGUE["input-mismatch"]
-    pictures = [tensors[0] for tensors in evidence.inputs if len(tensors) == 1 and tensors[0].dim() == 3]
-    if len(pictures) != len(evidence.inputs) or any(len(picture) != 3 for picture in pictures):
+    images = [tensors[0] for tensors in evidence.inputs if len(tensors) == 1 and tensors[0].dim() == 3]
+    if len(images) != len(evidence.inputs) or any(len(image) != 3 for image in images):
         return
     norms = [norm for norm in evidence.totals.drifts() if norm.updated and norm.items >= _FEW_VALUES][:_FIRST]
-    low, high = (float(getattr(torch.stack([getattr(p, name)() for p in pictures]), name)()) for name in ("min", "max"))
+    low, high = (float(getattr(torch.stack([getattr(p, name)() for p in images]), name)()) for name in ("min", "max"))
     if not norms:
         if max(-low, high) > _LARGE_INPUT:
             text = f"the values of the input go from {low:.3g} to {high:.3g}"

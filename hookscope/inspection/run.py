@@ -69,7 +69,7 @@ from hookscope.scores import (
 from hookscope.statistics import StatisticsCollector, StatisticsThresholds, find_problems
 from hookscope.tracing import Trace, rows_of_type, trace
 
-Picture = str | os.PathLike[str] | InputImage | Image.Image
+GivenImage = str | os.PathLike[str] | InputImage | Image.Image
 
 _SHOWN = "top:5"
 _LAST_FEW = 16  # maps that are tried for the Grad-CAM of an image
@@ -78,7 +78,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 def inspect(
     net: LoadedModel | nn.Module,
-    images: Picture | Iterable[Picture],
+    images: GivenImage | Iterable[GivenImage],
     layers: Layers | None = None,
     *,
     types: Iterable[Any] | None = None,
@@ -130,49 +130,49 @@ def inspect(
     names = loaded.categories if categories is None else tuple(categories)
     loaded = replace(loaded, categories=names)
     given = [images] if isinstance(images, str | os.PathLike | InputImage | Image.Image) else images
-    pictures = list(_distinct([_read(picture, loaded) for picture in given], on_note))
-    if not pictures:
+    input_images = list(_distinct([_read(image, loaded) for image in given], on_note))
+    if not input_images:
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
     wanted = Target.of(target)
     wanted.check(names)
-    return _Run(loaded, pictures, layers, types, wanted, tuple(also)).inspection(on_progress)
+    return InspectionRun(loaded, input_images, layers, types, wanted, tuple(also)).inspection(on_progress)
 
 
-def _read(picture: Picture, net: LoadedModel) -> InputImage:
-    if isinstance(picture, InputImage):
-        return picture
-    if isinstance(picture, Image.Image):
-        still = picture.convert("RGB")
+def _read(image: GivenImage, net: LoadedModel) -> InputImage:
+    if isinstance(image, InputImage):
+        return image
+    if isinstance(image, Image.Image):
+        still = image.convert("RGB")
         return InputImage(still, "", "", (), (still,))
-    return read_picture(picture, frames=net.preprocess.frames)
+    return read_picture(image, frames=net.preprocess.frames)
 
 
-def _distinct(pictures: Sequence[InputImage], on_note: OnNote) -> Iterator[InputImage]:
+def _distinct(input_images: Sequence[InputImage], on_note: OnNote) -> Iterator[InputImage]:
     """Each image once: equal images would look like a network that does not depend on its input."""
     known: set[str] = set()
-    for picture in pictures:
-        if picture.sha256 and picture.sha256 in known:
-            on_note(picture.name, "left out: an earlier image has the same content")
+    for image in input_images:
+        if image.sha256 and image.sha256 in known:
+            on_note(image.name, "left out: an earlier image has the same content")
             continue
-        known.add(picture.sha256)
-        yield picture
+        known.add(image.sha256)
+        yield image
 
 
-class _Run:
+class InspectionRun:
     """One inspection: the images one after another, then what all of them say together."""
 
     def __init__(
         self,
         net: LoadedModel,
-        pictures: Sequence[InputImage],
+        input_images: Sequence[InputImage],
         layers: Layers | None,
         types: Iterable[Any] | None,
         target: Target,
         also: Sequence[str] = (),
     ) -> None:
-        self.net, self.pictures, self.target = net, pictures, target
+        self.net, self.input_images, self.target = net, input_images, target
         self.types = tuple(types) if types else None
-        self.inputs = tuple((net.prepare(picture),) for picture in pictures)
+        self.inputs = tuple((net.prepare(image),) for image in input_images)
         first = net.inputs(*self.inputs[0])
         # a detector needs values in the middle of a pass
         self.whole = trace(net.model, first, dry=net.family != "detection", name=net.name, sources=True)
@@ -227,15 +227,15 @@ class _Run:
         return list(dict.fromkeys(layer.call.key for layer in last))[:_LAST_FEW]
 
     def inspection(self, on_progress: Callable[[int, int], None] | None) -> Inspection:
-        for number in range(len(self.pictures)):
+        for number in range(len(self.input_images)):
             self._inspect(number)
             if on_progress is not None:
-                on_progress(number + 1, len(self.pictures))
+                on_progress(number + 1, len(self.input_images))
         return self._result()
 
     def _inspect(self, number: int) -> None:
         """The passes of one image."""
-        net, picture, prepared = self.net, self.pictures[number], self.inputs[number]
+        net, image, prepared = self.net, self.input_images[number], self.inputs[number]
         why = family = _no_scores(net)
         with differentiable(net.model):
             try:
@@ -256,7 +256,7 @@ class _Run:
         if cam is None:
             why = why or "no layer has a map that the score depends on"
         frames = input_frames(net, prepared)[0]
-        about = picture.name, picture.sha256, frames[len(frames) // 2], len(frames)
+        about = image.name, image.sha256, frames[len(frames) // 2], len(frames)
         self.images.append(InspectedImage(*about, answers, cam, "" if cam else why))
         self.scores.append(None if scores is None else scores.detach()[None])
         recorder.record.layers = tuple(part.facts for part in recorder.drawn)
@@ -272,7 +272,7 @@ class _Run:
 
         everything = Observer(net.model, "*", self.types, on_call, on_input=recorder.on_input, ordered=True)
         drawn = Observer(net.model, self.selection, self.types, recorder.on_drawn, ordered=True)
-        self.collector.name_images([self.pictures[number].name or str(number)])
+        self.collector.name_images([self.input_images[number].name or str(number)])
         with model_errors_as_input_errors(net.name, prepared):
             inputs = passed_on(leaves_of(net.inputs(*prepared)))
             with everything, drawn, self.collector:
@@ -390,13 +390,13 @@ class _Run:
             "checkpoint": _checkpoint(net.checkpoint),
             "seed": None if net.checkpoint else net.seed,
             "preprocess": net.preprocess.describe(),
-            "images": [{"image": os.path.basename(each.name), "sha256": each.sha256} for each in self.pictures],
+            "images": [{"image": os.path.basename(each.name), "sha256": each.sha256} for each in self.input_images],
         }
 
     def _notes(self) -> Iterator[str]:
         yield from self.net.notes
-        for picture in self.pictures:
-            yield from (f"{picture.name}: {note}" for note in picture.notes)
+        for image in self.input_images:
+            yield from (f"{image.name}: {note}" for note in image.notes)
         for record in self.records:
             yield from (f"{key or MODEL} is not drawn: {why}" for key, why in record.without_map.items())
 
