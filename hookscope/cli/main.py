@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 
 import click
 
-from hookscope.cli import process, settings
+from hookscope.cli import process
 from hookscope.cli.output import formats
 from hookscope.cli.output.formats import note
+from hookscope.cli.shared.threshold_options import threshold_rows
 from hookscope.cli.shared.written import tell_what_was_written
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses, spelling_for_shell
 from hookscope.findings import listed
@@ -28,29 +29,36 @@ SUMMARIES = {
         "inspect": "Make one page that says where to look. Start here.",
         "visualize": "Draw the feature maps of each layer.",
         "list-layers": "List the layers of a model in order of execution.",
+        "graph": "Print the modules as a tree, draw the data flow.",
+        "attention": "Draw what each head of attention looks at.",
         "trace": "Show what each layer call takes and returns.",
     },
     "Measure": {
         "stats": "Measure every layer on images and report what is wrong.",
+        "merge": "Merge the statistics of several runs.",
         "check": "Check every layer against limits, for CI.",
         "extract": "Write the features of many images to a file.",
         "weights": "Report on the weights of a model.",
         "plan": "Say what a model costs: memory, arithmetic, time.",
         "compare": "Say where two models, or two runs of one, begin to differ.",
+        "find-nan": "Find the calls that make NaN or Inf.",
         "verify": "Prove that hookscope reports the truth on this machine.",
     },
     "Explain": {
         "predict": "Print the classes that a model gives to images.",
         "cam": "Show where the model looked for a class.",
+        "compare-maps": "Measure which map of the methods of cam suits best.",
         "saliency": "Show which pixels the score of a class depends on.",
         "gradients": "Follow the gradient of a loss through the model.",
         "exemplars": "Find the images that excite each channel most.",
     },
     "Change": {
         "intervene": "Change activations or weights and see the effect.",
+        "ablate": "Rank the channels of a layer by the score they carry.",
     },
     "Train": {
         "watch": "Run a training script and log what its layers do.",
+        "show-run": "Show the findings of a log of watch.",
     },
     "Models": {
         "list-models": "List the models with size, cost and accuracy.",
@@ -65,6 +73,23 @@ COMMANDS = {
     name: f"hookscope.cli.commands.{name.replace('-', '_')}" for commands in SUMMARIES.values() for name in commands
 }
 
+# Options that have become commands of their own, or other options.
+MOVED = {
+    "cam": {
+        "compare": "hookscope compare-maps",
+        "map": "hookscope compare-maps --map",
+        "boxes": "hookscope compare-maps",
+    },
+    "exemplars": {"least": "--bottom", "measure": "--rank-by"},
+    "compare": {"rank": "--sort"},
+    "intervene": {"ablate-each": "hookscope ablate --layer", "plot": "hookscope ablate --plot"},
+    "list-layers": {"tree": "hookscope graph", "graph": "hookscope graph -o", "depth": "hookscope graph --depth"},
+    "plan": {"measure": "--time"},
+    "stats": {"merge": "hookscope merge"},
+    "trace": {"non-finite": "hookscope find-nan", "most": "--max-values"},
+    "visualize": {"attention": "hookscope attention", "query": "hookscope attention --query"},
+    "watch": {"show": "hookscope show-run", "plot": "hookscope show-run --plot", "html": "hookscope show-run --html"},
+}
 _FIRST = {
     "inspect resnet18 photo.jpg": "Where should I look?",
     "list-layers resnet18": "Which layers are there?",
@@ -169,8 +194,6 @@ def _status(error: BaseException, run: _Run) -> int:
     else:
         reported = _as_hookscope_error(error, run)
         text, status = str(reported), reported.exit_code
-    if run.context is not None and (sources := settings.sources_in(run.context, text)):
-        text += f"; {sources}"
     note(f"Error: {text}", always=True)
     return status
 
@@ -225,11 +248,15 @@ def _unknown_option(option: str, context: click.Context, argv: Sequence[str]) ->
     if not option.startswith("--"):  # click names only the first letter of `-layer`
         option = next((word for word in argv if word.startswith(option) and len(word) > len(option)), option)
     text, word = f"{context.command_path} has no option {option}", option.lstrip("-")
+    if new := MOVED.get(context.command.name or "", {}).get(word):
+        return f"{context.command_path} {option} is now `{new}`"
+    if word in {name for name, _ in threshold_rows()} and "thresholds" in {p.name for p in context.command.params}:
+        return f"{context.command_path} {option} VALUE is now `--threshold {word}=VALUE`"
     owners: dict[str, list[str]] = {}
     for name in COMMANDS:
         for owned in _options_of(name):
             owners.setdefault(owned, []).append(name)
-    near = near_misses(word, [*settings.options_by_name(context.command), "help"], 1)
+    near = near_misses(word, [*options_by_name(context.command), "help"], 1)
     if near and (word == near[0] or word not in owners):
         return f"{text}; nearest: --{near[0]}"
     near = near_misses(word, owners, 1)
@@ -238,7 +265,7 @@ def _unknown_option(option: str, context: click.Context, argv: Sequence[str]) ->
 
 def _options_of(name: str) -> dict[str, click.Option]:
     command = cli.get_command(click.Context(cli), name)
-    return settings.options_by_name(command) if command else {}
+    return options_by_name(command) if command else {}
 
 
 def _flushed(status: int, run: _Run) -> int:
@@ -284,6 +311,18 @@ def _show_traceback(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
+def options_by_name(command: click.Command) -> dict[str, click.Option]:
+    """The options of a command by their long names without dashes."""
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return {name.removeprefix("--"): option for option in options for name in option.opts if name.startswith("--")}
+
+
+def name_variables(command: click.Command, *prefixes: str) -> None:
+    """Let each option of ``command`` read the environment variables that begin with one of ``prefixes``."""
+    for name, option in options_by_name(command).items():
+        option.envvar = [f"{prefix}_{name}".upper().replace("-", "_") for prefix in prefixes]
+
+
 def _remember_traceback(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     run = context.find_object(_Run)
     if run is not None:
@@ -321,6 +360,10 @@ class CommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one screen: the first commands to try, all names, the options of the program."""
+        formatter.write(_first_help() + "\n")
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each command in one line, grouped by the question it answers; no command is imported."""
         width = max(len(name) for names in SUMMARIES.values() for name in names)
@@ -332,23 +375,21 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name]).command
-        assert isinstance(command, click.Command)
+        names = vars(importlib.import_module(COMMANDS[cmd_name])).values()
+        command = next(made for made in names if isinstance(made, click.Command) and made.name == cmd_name)
         if not any(parameter.name == "traceback" for parameter in command.params):
             command.params += _common_options()
-            settings.name_variables(command, f"{_PROGRAM}_{cmd_name}", _PROGRAM)
+            name_variables(command, f"{_PROGRAM}_{cmd_name}", _PROGRAM)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to run and its defaults, and suggest similar names without importing each command."""
+        """Find the command to run, and suggest similar names without importing each command."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = near_misses(name, COMMANDS)
             ctx.fail(f"no command {name!r}" + (f"; nearest: {', '.join(near)}" if near else ""))
-        if name in COMMANDS and not ctx.resilient_parsing:
-            ctx.default_map = {name: settings.defaults(name, COMMANDS, _options_of)}
         return super().resolve_command(ctx, args)
 
 
@@ -359,38 +400,28 @@ class CommandGroup(click.Group):
     subcommand_metavar="COMMAND [ARGS]...",
     params=_common_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Every option can be set by a variable: HOOKSCOPE_WEIGHTS for all commands, HOOKSCOPE_CAM_METHOD for one."
-    " The file ~/.config/hookscope/config.toml, or the one that HOOKSCOPE_CONFIG names, sets options too:"
-    ' `weights = "none"` for all commands, `method = "layercam"` below [cam] for one. The command line comes first,'
-    " then variables, then the file.\n\n"
-    "The documentation is in docs/ of the source, and in share/doc/hookscope/ of the environment that pip installs to.",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the versions."
 )
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """See inside a vision model: what every layer does with an image.
-
-    \b
-    Examples:
-      hookscope inspect resnet18 photo.jpg
-      hookscope list-layers resnet18
-      hookscope visualize resnet18 photo.jpg --layer conv1 -o conv1.png
-    """
+    """See inside a vision model: what every layer does with an image."""
     if context.invoked_subcommand is None:
         click.echo(_first_help())
 
 
-settings.name_variables(cli, _PROGRAM)
+name_variables(cli, _PROGRAM)
 
 
 def _first_help() -> str:
-    """What `hookscope` alone prints."""
+    """What `hookscope` and `hookscope --help` print: 24 lines of 80 columns at most."""
     examples, titles = max(map(len, _FIRST)), max(map(len, SUMMARIES))
     return "\n".join(
         [
-            "See inside a vision model: what every layer does with an image.",
+            "Usage: hookscope [OPTIONS] COMMAND [ARGS]...",
+            "",
+            "  See inside a vision model: what every layer does with an image.",
             "",
             "Start with:",
             *(f"  {_PROGRAM} {words:<{examples}}  {question}" for words, question in _FIRST.items()),
@@ -398,6 +429,9 @@ def _first_help() -> str:
             "Commands:",
             *(f"  {title:<{titles}}  {', '.join(commands)}" for title, commands in SUMMARIES.items()),
             "",
-            f"Help: `{_PROGRAM} --help` on all commands, `{_PROGRAM} help COMMAND` on one.",
+            "Options: -q, --quiet (results and errors only), --traceback, --version, -h, --help",
+            "",
+            f"`{_PROGRAM} help commands` says what each does, `{_PROGRAM} COMMAND --help` how.",
+            "A variable sets an option: HOOKSCOPE_WEIGHTS for all, HOOKSCOPE_CAM_METHOD for one.",
         ]
     )

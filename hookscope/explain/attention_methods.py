@@ -19,7 +19,7 @@ from hookscope.attention import Attention, AttentionMap, follow_attention, map_o
 from hookscope.errors import LayerError, NoMapError
 from hookscope.hooks import MODEL, InputSize, Layers, Selection
 
-_INSTEAD = "visualize --attention shows each layer alone"
+_INSTEAD = "attention shows each layer alone"
 
 
 def rollout(attention: Tensor, gradient: Tensor | None) -> Tensor:

@@ -19,20 +19,22 @@ from tests.docs.running import run_line
 _FIELDS = {
     "list-layers": "tracing:LAYER_CALLS",
     "list-layers --total": "tracing:LAYER_TOTALS",
-    "list-layers --tree": "cli.output.tree_rows:TREE",
+    "graph": "cli.commands.graph:TREE",
     "visualize": "cli.commands.visualize:COLUMNS",
+    "attention": "cli.commands.attention:COLUMNS",
     "inspect": "cli.output.place_rows:PLACES",
     "stats": "statistics:STATISTICS",
     "stats --per-channel": "statistics:CHANNELS",
     "exemplars": "exemplars:EXEMPLARS",
     "predict": "cli.commands.predict:COLUMNS",
     "cam": "cli.commands.cam:COLUMNS",
+    "compare-maps": "cli.commands.compare_maps:MAPS",
     "saliency": "cli.commands.saliency:COLUMNS",
     "gradients": "gradients:GRADIENTS",
     "gradients --parameters": "gradients:PARAMETER_GRADIENTS",
     "intervene": "cli.commands.intervene:LAYERS",
     "intervene --classes": "cli.commands.intervene:CLASSES",
-    "intervene --ablate-each": "cli.commands.intervene:CHANNELS",
+    "ablate": "cli.commands.ablate:COLUMNS",
     "check": "cli.commands.check:COLUMNS",
     "compare": "comparison:PAIRS",
     "plan": "cli.output.plan_rows:COLUMNS",
@@ -41,8 +43,8 @@ _FIELDS = {
     "weights": "parameters:WEIGHTS",
     "trace": "cli.output.trace_rows:CALLS",
     "trace --events": "cli.output.trace_rows:EVENTS",
-    "trace --non-finite": "cli.output.non_finite_rows:COLUMNS",
-    "watch --show": "cli.commands.watch_show:COLUMNS",
+    "find-nan": "cli.commands.find_nan:COLUMNS",
+    "show-run": "cli.commands.show_run:COLUMNS",
     "verify": "cli.commands.verify:COLUMNS",
     "list-models": "cli.commands.list_models:COLUMNS",
 }
@@ -50,7 +52,7 @@ _QUESTIONS = {
     "activations": "activations: `stats`",
     "gradients": "gradients: `gradients`",
     "weights": "weights: `weights`",
-    "training": "a training run: `watch --show`",
+    "training": "a training run: `show-run`",
     "inspection": "a whole network: `inspect`",
 }
 SHOWN = {*hookscope.__all__, *hookscope.interventions.__all__}  # in sections of their own
@@ -320,7 +322,7 @@ def _findings(_: str) -> str:
             for threshold in kind.thresholds
         ]
         if thresholds:
-            head = ["| option | field | default | source |", "| --- | --- | --- | --- |"]
+            head = ["| --threshold | field | default | source |", "| --- | --- | --- | --- |"]
             parts.append("\n".join([*head, *thresholds]))
         sections.append("\n\n".join(parts))
     return "\n\n".join(sections)

@@ -26,6 +26,7 @@ COMMANDS = [
         "verify",
     ),
     *("compare", "trace", "watch", "list-layers", "list-models", "completion"),
+    *("ablate", "attention", "compare-maps", "find-nan", "graph", "merge", "show-run"),
 ]
 CASES: dict[str, dict[str, str]] = {
     "visualize": {
@@ -122,7 +123,8 @@ CASES: dict[str, dict[str, str]] = {
         "two classes": "gradients shapes star.png --target 1,2 --layer 3 --format table",
         "changes": "gradients nets.py:small star.png --parameters --freeze conv1,fc.bias --clip-value 0.01 --scale -2"
         " --clamp-sign positive --clip-norm 0.05 --format csv",
-        "findings": "gradients nets.py:small star.png --vanishing 1e9 --exploding 1e10 --format table",
+        "findings": "gradients nets.py:small star.png --threshold vanishing=1e9 --threshold exploding=1e10"
+        " --format table",
         "detached": "gradients nets.py:detached star.png --format json",
         "frozen": "gradients nets.py:sick star.png --format table",
         "anomaly": "gradients nets.py:nan star.png --detect-anomaly --format json",
@@ -148,16 +150,16 @@ CASES: dict[str, dict[str, str]] = {
         "parameters": "intervene shapes star.png --at features.3 prune:amount=0.7 --at features.0.weight"
         " quantize:bits=2,per_channel=true --at features.12 freeze --classes",
         "input": "intervene shapes star.png --at features.3 zero:on=input --layer features.3.squeeze --format table",
-        "ablate each": "intervene shapes star.png --ablate-each features.3.squeeze --top 5",
-        "ablate each plotted": "intervene shapes star.png --ablate-each features.12.squeeze --top 4 --plot worth.png",
-        "ablate each in a table": "intervene nets.py:small star.png --ablate-each conv1 --format table",
-        "ablate each in json": "intervene nets.py:small star.png --ablate-each conv1,conv2 --top 3 --format json",
-        "--at and --ablate-each": "intervene nets.py:small star.png --at conv1 zero:channels=1 --ablate-each conv1",
+        "ablate each": "ablate shapes star.png --layer features.3.squeeze --top 5",
+        "ablate each plotted": "ablate shapes star.png --layer features.12.squeeze --top 4 --plot worth.png",
+        "ablate each in a table": "ablate nets.py:small star.png --layer conv1 --format table",
+        "ablate each in json": "ablate nets.py:small star.png --layer conv1,conv2 --top 3 --format json",
+        "--at and --ablate-each": "ablate nets.py:small star.png --at conv1 zero:channels=1 --layer conv1",
         "steer": "intervene nets.py:small star.png --at conv1 steer:from=direction.npy,scale=3 --classes",
     },
     "exemplars": {
-        "rows": "exemplars shapes star.png ring.png --layer features.10 --channels 0,51 --least",
-        "table": "exemplars shapes photos --layer features.3 --channels 0-2 --top 1 --measure mean --format table",
+        "rows": "exemplars shapes star.png ring.png --layer features.10 --channels 0,51 --bottom",
+        "table": "exemplars shapes photos --layer features.3 --channels 0-2 --top 1 --rank-by mean --format table",
         "folder and page": """
             exemplars nets.py:small star.png ring.png --layer conv1 --channels 0-1 -o found --html page.html
             exemplars nets.py:small star.png ring.png --layer conv1 --channels 0-1 -o found
@@ -168,13 +170,17 @@ CASES: dict[str, dict[str, str]] = {
         "table": "stats shapes star.png ring.png --layer 'features.3.*' --format table",
         "tsv": "stats shapes photos --layer 0:4",
         "json": "stats shapes star.png --layer 're:features.12.expand1x1' --format json",
-        "rank": "stats shapes photos circle.png --layer features.3.squeeze --rank --low-rank 60% --format json",
+        "rank": "stats shapes photos circle.png --layer features.3.squeeze --rank --threshold low-rank=60%"
+        " --format json",
         "per channel": "stats nets.py:small star.png --type BatchNorm2d --layer 0 --per-channel",
         "per channel in ndjson": "stats nets.py:sick star.png --layer conv1 --per-channel --format ndjson",
-        "findings": "stats nets.py:sick star.png ring.png --format table --type all --layer all --few-images 2",
-        "findings in ndjson": "stats nets.py:sick star.png --dead-share 5% --exploding 1 --format ndjson",
-        "thresholds": "stats shapes photos --layer 5:8 --saturated-share 1% --vanishing 0.5 --duplicate-correlation 0.2"
-        " --drift-shift 0.1 --drift-ratio 1.5 --format csv",
+        "findings": "stats nets.py:sick star.png ring.png --format table --type all --layer all"
+        " --threshold few-images=2",
+        "findings in ndjson": "stats nets.py:sick star.png --threshold dead-share=5% --threshold exploding=1"
+        " --format ndjson",
+        "thresholds": "stats shapes photos --layer 5:8 --threshold saturated-share=1% --threshold vanishing=0.5"
+        " --threshold duplicate-correlation=0.2"
+        " --threshold drift-shift=0.1 --threshold drift-ratio=1.5 --format csv",
         "not finite": "stats nets.py:nan star.png --format table",
         "skipped pictures": "stats nets.py:small star.png cut.png notes.txt --layer conv1",
         "limit, batches and names from a file": "stats nets.py:small --files0-from names0.txt --batch-size 1 --limit 2"
@@ -182,8 +188,8 @@ CASES: dict[str, dict[str, str]] = {
         "save, merge, resume": """
             stats nets.py:small star.png --save a.json --layer conv1
             stats nets.py:small ring.png --save b.json --layer conv1
-            stats --merge a.json b.json
-            stats --merge a.json b.json --format json
+            merge a.json b.json
+            merge a.json b.json --format json
             stats nets.py:small star.png --save a.json --layer conv1 --resume
             stats nets.py:small star.png --save a.json --layer conv2 --resume
         """,
@@ -214,7 +220,7 @@ CASES: dict[str, dict[str, str]] = {
     "weights": {
         "table": "weights nets.py:sick --format table",
         "tsv": "weights shapes --layer features.3",
-        "json": "weights nets.py:sick --format json --dead-norm 0.9 --duplicate-cosine 0.5",
+        "json": "weights nets.py:sick --format json --threshold dead-norm=0.9 --threshold duplicate-cosine=0.5",
         "ndjson": "weights resnet18 --weights none --layer layer1.0 --format ndjson",
         "kernels": "weights shapes --layer features.0 --kernels kernels.png --channels top:16 --columns 8 --cell 20",
         "kernels of a deep layer": "weights shapes --layer features.3.expand3x3 --kernels kernels.png --channels 0-5"
@@ -248,7 +254,7 @@ CASES: dict[str, dict[str, str]] = {
         " --format table",
         "events cut off": "trace nets.py:detached star.png --events --format ndjson",
         "values": "trace nets.py:ones star.png --input-size 4 --preprocess stretch --values --format table",
-        "values of events": "trace nets.py:ones star.png --input-size 4 --preprocess stretch --values --most 12"
+        "values of events": "trace nets.py:ones star.png --input-size 4 --preprocess stretch --values --max-values 12"
         " --events --format json",
         "standard input": "trace nets.py:nan - --format csv < star.png",
         "optical flow": "trace raft_small star.png ring.png --weights none --layer 'feature_encoder.convnormrelu.*'",
@@ -256,12 +262,12 @@ CASES: dict[str, dict[str, str]] = {
     "watch": {
         "training": """
             PROCESS watch --every 2 --stop-on non-finite --log log.ndjson -- train.py --nan
-            watch --show log.ndjson
+            show-run log.ndjson
         """,
-        "show a run": "watch --show run.ndjson",
-        "show a run in a table": "watch --show run.ndjson --format table",
-        "show a run in json": "watch --show run.ndjson --format json",
-        "plot a run": "watch --show run.ndjson --plot run.png --format ndjson",
+        "show a run": "show-run run.ndjson",
+        "show a run in a table": "show-run run.ndjson --format table",
+        "show a run in json": "show-run run.ndjson --format json",
+        "plot a run": "show-run run.ndjson --plot run.png --format ndjson",
     },
     "listing": {
         "layers": "list-layers shapes",
@@ -366,8 +372,8 @@ CASES: dict[str, dict[str, str]] = {
         "stats of an empty folder": "stats shapes empty",
         "strict": "stats shapes star.png cut.png --strict --layer 0",
         "resume without save": "stats shapes star.png --resume",
-        "merge what is no save": "stats --merge notes.txt names.txt",
-        "share": "stats shapes star.png --dead-share 150%",
+        "merge what is no save": "merge notes.txt names.txt",
+        "share": "stats shapes star.png --threshold dead-share=150%",
         "features of no layer": "extract shapes star.png -o a.npz",
         "features of two layers in one array": "extract shapes star.png --layer 0:2 -o a.npy",
         "features in another format": "extract shapes star.png --layer 0 -o a.txt",
@@ -377,12 +383,12 @@ CASES: dict[str, dict[str, str]] = {
         "index of no call": "weights shapes --layer 99",
         "kernels of a layer without any": "weights shapes --layer classifier.2 --kernels a.png",
         "columns without kernels": "weights shapes --columns 3",
-        "most without values": "trace shapes star.png --most 3",
+        "most without values": "trace shapes star.png --max-values 3",
         "target without events": "trace shapes star.png --target 3",
         "no script": "watch",
         "no such script": "watch -- gone.py",
-        "no such log": "watch --show gone.ndjson",
-        "what is no log": "watch --show notes.txt",
+        "no such log": "show-run gone.ndjson",
+        "what is no log": "show-run notes.txt",
         "plot without show": "watch --plot a.png -- train.py",
         "no model matches": "list-models nothing-like-it",
         "shell": "completion tcsh",

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from hookscope import explain, hooks, scores
+from hookscope.cli.command import command, given_by
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, Explanation, explain_images, explain_options
-from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.map_comparison import ComparableOptions, compare_images, comparison_options
-from hookscope.cli.shared.model import ModelOptions, model_options, running
+from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, cam_methods, explain_images
+from hookscope.cli.shared.model import running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file, write_picture
-from hookscope.cli.shared.registries import CommandWithTable, kept_rows
+from hookscope.cli.shared.registries import CommandWithTable
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -39,57 +37,8 @@ _SHEET_TARGET, _MOST_CLASSES = scores.Target("top:3"), 20
 _CELL = 300  # width of a map on the page of --sheet, in pixels
 
 
-@dataclass(frozen=True)
-class Options(ComparableOptions):
-    """The options of the command."""
-
-    layers: hooks.Selection | None
-    types: tuple[str, ...]
-    fuse: bool
-    smooth: bool
-    sheet: str | None
-
-
-def _read_methods() -> Iterator[tuple[str, str]]:
-    for methods in (explain.CAM_METHODS, explain.ATTENTION_METHODS):
-        yield from ((name, method.summary) for name, method in methods.items())
-
-
-_methods = kept_rows("cam", "explain", _read_methods)
-
-
-@click.command("cam", cls=CommandWithTable, table=_methods)
-@shared.model_argument()
-@shared.method_option(_methods, "gradcam", "How to weight the channels.")
-@explain_options(
-    "IMAGE/LAYER/CLASS",
-    shared.colour_map_option("Any matplotlib colour map.", "inferno"),
-    shared.layer_option(
-        f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
-    ),
-    shared.counted_type_option,
-    click.option(
-        "--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1."
-    ),
-    click.option(
-        "--smooth",
-        is_flag=True,
-        help="Average six maps: of the image and its mirror image, with values times 0.9, 1 and 1.1.",
-    ),
-    comparison_options(_methods),
-)
-@shared.file_option(
-    "--sheet",
-    "Also write one page of several classes and layers: those of --target and --layer, else the three best classes"
-    " and the last layers of three resolutions.",
-)
-@image_inputs
-@shared.count_option(
-    "--batch-size", "Images in one forward pass of scorecam and ablationcam.  [default: as many as fit well]"
-)
-@model_options
-@shared.format_option
-def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
+@command("cam", cls=CommandWithTable, table=cam_methods)
+class Cam(ExplainCommand):
     """Show where MODEL looked when it gave each IMAGE its class.
 
     \b
@@ -102,8 +51,6 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope cam resnet50 cat.jpg --target tabby --against 282
       hookscope cam fasterrcnn_resnet50_fpn street.jpg --target box:0 --method layercam
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
-      hookscope cam resnet50 photos/ --compare
-      hookscope cam resnet50 cat.jpg --map mine.npy
 
     The command draws a class activation map over each image and writes it as PNG. IMAGE is a file, a folder, a glob, or
     - for standard input. The picture has the size of the image; a small image is enlarged. Parts that the model did not
@@ -119,9 +66,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     All maps of an image share one scale. A class with less than 1/50 of the best probability is `unseen`: a note says
     so, and its map has the scale of the best class. A map with no value above 0 is drawn too, with a note.
 
-    --compare draws all methods and two baselines side by side, and names the maps that suit the model best. It needs 10
-    images to tell maps apart. The numbers say how the score changes when the important pixels are removed or shown.
-    road, insertion: higher is better; deletion, drop: lower is better; randomized: near 0 is better.
+    `hookscope compare-maps` draws all methods and measures which suits the model best.
 
     More in docs/howto: targets, faithfulness, attention.
 
@@ -129,25 +74,53 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     Methods, and how they weight the channels:
       {table}
     """
-    options = Options(**values)
-    if options.fuse and options.layers is None:
-        raise UsageError("--fuse needs several layers", "no layer is chosen", "choose layers with --layer")
-    if shared.was_given("types") and options.layers is None:
-        raise UsageError("--type needs --layer", do="such as --layer all, or -1 for the last layer of that type")
-    if shared.was_given("types") and options.method in explain.ATTENTION_METHODS:
-        raise UsageError(f"--type has no effect on {options.method}", do="--layer counts the calls of attention")
-    compares = options.comparison.check(paths, options.choice.count)
-    places = options.check(paths)
-    choice = options.types, options.layers
-    if compares:
-        compare_images(model, paths, options, places, *choice)
-        return
-    if options.sheet is not None:
-        _check_sheet(options.sheet, options, paths, places[0])
-    explain_images(model, paths, options, places, COLUMNS, lambda explanation: _draw(explanation, options), *choice)
+
+    method: str = given_by(shared.method_option(cam_methods, "gradcam", "How to weight the channels."))
+    layers: hooks.Selection | None = given_by(
+        shared.layer_option(
+            f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
+        )
+    )
+    types: tuple[str, ...] = given_by(
+        shared.counted_type_option, needs="layers", why="such as --layer all, or -1 for the last layer of that type"
+    )
+    fuse: bool = given_by(
+        click.option(
+            "--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1."
+        ),
+        needs="layers",
+        why="choose several layers with --layer",
+    )
+    smooth: bool = given_by(
+        click.option(
+            "--smooth",
+            is_flag=True,
+            help="Average six maps: of the image and its mirror image, with values times 0.9, 1 and 1.1.",
+        )
+    )
+    sheet: str | None = given_by(
+        shared.file_option(
+            "--sheet",
+            "Also write one page of several classes and layers: those of --target and --layer, else the three best"
+            " classes and the last layers of three resolutions.",
+        )
+    )
+    batch_size: int | None = given_by(
+        shared.count_option(
+            "--batch-size", "Images in one forward pass of scorecam and ablationcam.  [default: as many as fit well]"
+        )
+    )
+
+    def run(self) -> None:
+        if self.types and self.method in explain.ATTENTION_METHODS:
+            raise UsageError(f"--type has no effect on {self.method}", do="--layer counts the calls of attention")
+        places = self.check()
+        if self.sheet is not None:
+            _check_sheet(self.sheet, self, self.paths, places[0])
+        explain_images(self, places, COLUMNS, lambda explanation: _draw(explanation, self), self.types, self.layers)
 
 
-def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: OutputPath) -> None:
+def _check_sheet(sheet: str, options: Cam, paths: Sequence[str], output: OutputPath) -> None:
     """Refuse a sheet that cannot be drawn or written, before anything is computed."""
     if len(paths) > 1:
         raise UsageError(f"--sheet {sheet} takes one image", f"{len(paths)} were given", "give one")
@@ -160,7 +133,7 @@ def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: Out
         raise UsageError(f"-o and --sheet both write {sheet}", do="give one of them another name")
 
 
-def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
+def _draw(explanation: Explanation, options: Cam) -> Iterator[Row]:
     """Write the pages of one image, and yield a row for each map."""
     computed = maps = _maps(explanation, options, options.layers, explanation.target())
     # a class that the model does not see is drawn on the scale of the best one
@@ -202,7 +175,7 @@ def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str
 
 
 def _maps(
-    explanation: Explanation, options: Options, layers: hooks.Layers | None, target: Any
+    explanation: Explanation, options: Cam, layers: hooks.Layers | None, target: Any
 ) -> list[explain.ClassActivationMap]:
     net, skipped = explanation.net, list[str]()
     with running(net, explanation.inputs), pass_progress() as on_progress:
@@ -225,9 +198,7 @@ def _maps(
     return maps
 
 
-def _write_sheet(
-    explanation: Explanation, options: Options, sheet: str, maps: list[explain.ClassActivationMap]
-) -> None:
+def _write_sheet(explanation: Explanation, options: Cam, sheet: str, maps: list[explain.ClassActivationMap]) -> None:
     """Write the page of several classes and layers; without --layer and --target it chooses both."""
     layers: hooks.Layers | None = options.layers
     if layers is None and options.method not in explain.ATTENTION_METHODS:

@@ -12,6 +12,7 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.image_options import images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
 from hookscope.cli.shared.output_paths import refuse_input
@@ -34,7 +35,7 @@ COLUMNS = Columns(
 )
 
 
-@click.command("check")
+@click.command("check", cls=GroupedCommand)
 @shared.model_argument()
 @images_argument
 @click.option("--max-dead", type=Share(), help="Largest allowed share of dead channels in a layer: 5% or 0.05.")

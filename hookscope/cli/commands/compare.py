@@ -16,6 +16,7 @@ from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.image_run import LostImages
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import check_choice
@@ -76,7 +77,7 @@ class Options:
         return {f"--{name}": getattr(self, name) for name in names}
 
 
-@click.command("compare")
+@click.command("compare", cls=GroupedCommand)
 @shared.tell_fields(comparison.PAIRS, "Fields of a pair, beside the fields of list-layers")
 @shared.model_argument("MODEL_A")
 @shared.model_argument("MODEL_B")
@@ -92,7 +93,9 @@ class Options:
 @click.option(
     "--alone/--no-alone", default=True, help="Also run each layer of B on the inputs of A.  [default: --alone]"
 )
-@click.option("--rank", is_flag=True, help="Sort the pairs by alone: the layer that adds most difference comes first.")
+@click.option(
+    "--sort", "rank", is_flag=True, help="Sort the pairs by alone: the layer that adds most difference comes first."
+)
 @shared.count_option("--top", "Number of pairs in a table.", 20)
 @categories_option
 @shared.plot_option("Draw the differences by depth")
@@ -126,7 +129,7 @@ def command(
       hookscope compare resnet18 resnet18 photos/ --weights-b fine-tuned.pth
       hookscope compare resnet50 resnet50 cat.jpg --dtype-b bfloat16
       hookscope compare nets.py:mine nets.py:mine cat.jpg --weights-a before.pth --weights-b after.pth --html diff.html
-      hookscope compare resnet18 quantized:resnet18 photos/ --rank --max-relative 0.05
+      hookscope compare resnet18 quantized:resnet18 photos/ --sort --max-relative 0.05
       hookscope compare shapes shapes star.png --image-b ring.png
       hookscope compare shapes shapes star.png --at-b features.3 noise:std=0.1 --grid maps.png
       hookscope compare resnet18 model.onnx cat.jpg

@@ -7,6 +7,8 @@ import os
 import click
 from click.shell_completion import get_completion_class
 
+from hookscope.cli.shared.help import GroupedCommand
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -20,7 +22,7 @@ def _login_shell(context: click.Context, parameter: click.Parameter, value: str 
     return name
 
 
-@click.command("completion")
+@click.command("completion", cls=GroupedCommand)
 @click.argument("shell", required=False, type=click.Choice(SHELLS), callback=_login_shell)
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:

@@ -18,6 +18,7 @@ from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import image_progress, pass_progress
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.engine_options import EngineOptions
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import check_html, file_word, write_html, write_picture
@@ -68,7 +69,7 @@ class Options:
         return [at for first, last in self.channels.numbers for at in range(first, last + 1)]
 
 
-@click.command("exemplars")
+@click.command("exemplars", cls=GroupedCommand)
 @shared.tell_fields(exemplars.EXEMPLARS, "Fields of a row, one for each channel")
 @shared.model_argument()
 @image_options.images_argument
@@ -83,9 +84,10 @@ class Options:
     show_default=True,
     help="How many images to keep for each channel.",
 )
-@click.option("--least", is_flag=True, help="Also find the images that excite each channel least.")
+@click.option("--bottom", "least", is_flag=True, help="Also find the images that excite each channel least.")
 @click.option(
-    "--measure",
+    "--rank-by",
+    "measure",
     type=click.Choice(exemplars.MEASURES),
     default="max",
     show_default=True,

@@ -14,6 +14,7 @@ from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import image_options, options as shared
 from hookscope.cli.shared.class_options import target_option
 from hookscope.cli.shared.engine_options import EngineOptions
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import refuse_input
@@ -24,7 +25,7 @@ from hookscope.errors import UsageError
 COLUMNS = Columns("layer", "shape", "dtype", "images", "weights")
 
 
-@click.command("extract")
+@click.command("extract", cls=GroupedCommand)
 @shared.model_argument()
 @image_options.images_argument
 @shared.layer_option(f"Calls whose outputs to write, a column each: {shared.SELECTION}")

@@ -16,9 +16,10 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 from hookscope.cli.shared.output_paths import check_html, check_plot, write_html, write_plot
-from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
+from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
 
@@ -41,12 +42,10 @@ class Options:
     parameters: bool
     plot: str | None
     html: str | None
-    vanishing: float
-    exploding: float
     format: str
 
 
-@click.command("gradients")
+@click.command("gradients", cls=GroupedCommand)
 @shared.model_argument()
 @shared.image_argument()
 @shared.layer_option(
@@ -84,7 +83,7 @@ class Options:
     " names: 2 is the layer named 2, not an index.",
 )
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that made the first NaN; runs a second pass.")
-@threshold_options("gradients")
+@threshold_option("gradients")
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
@@ -109,8 +108,8 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
 
     \b
     Findings look at the ratio of weights with two or more dimensions:
-      vanishing-gradient  the ratio is below --vanishing, or the gradient is 0
-      exploding-gradient  the ratio is above --exploding, or there are NaN or Inf
+      vanishing-gradient  the ratio is below the threshold, or the gradient is 0
+      exploding-gradient  the ratio is above the threshold, or there are NaN or Inf
       no-gradient         no gradient arrives: frozen, unused, detached, no graph
 
     Findings on neighbouring layers become one, at the layer nearest to the loss, with the worst value. The exit status
@@ -123,12 +122,12 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     A table shows layers and parameters; tsv and csv have the layers, or with --parameters the parameters. json has all
     fields of both. In ndjson, the field "row" names the kind of a line. index and order are those of list-layers.
     """
+    thresholds = gradients.GradientThresholds(**values.pop("thresholds"))
     options = Options(**values)
     _check(paths, options)
     changes = gradients.GradientChanges(
         options.freeze, options.clip_value, options.clip_norm, options.scale, options.clamp_sign
     )
-    thresholds = gradients.GradientThresholds(**chosen_thresholds("gradients", values))
     subject = ModelAndImages.load(model, paths)
     net, categories = subject.net, categories_of(subject.net, options.categories)
     check_choice(net, options.types, options.layers)

@@ -1,33 +1,84 @@
-"""``hookscope help``: the help of the program or of a command."""
+"""``hookscope help``: the help of the program, of a command or of a topic."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import click
 from click.shell_completion import CompletionItem
 
+from hookscope.cli.shared.help import SHARED, GroupedCommand, shared_options
+from hookscope.cli.shared.threshold_options import threshold_rows
 
-def _complete_commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+_TOPICS = (*SHARED, "findings", "commands")
+
+
+def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     program = ctx.find_root().command
     assert isinstance(program, click.Group)
-    return [CompletionItem(name) for name in program.list_commands(ctx) if name.startswith(incomplete)]
+    names = [*program.list_commands(ctx), *_TOPICS]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-@click.command("help")
-@click.argument("name", metavar="[COMMAND]", required=False, shell_complete=_complete_commands)
+@click.command("help", cls=GroupedCommand)
+@click.argument("name", metavar="[COMMAND|TOPIC]", required=False, shell_complete=_complete_names)
 @click.pass_context
 def command(context: click.Context, name: str | None) -> None:
-    """Show the help of COMMAND, or of hookscope.
+    """Show the help of hookscope, of COMMAND, or of TOPIC.
 
     \b
     Examples:
       hookscope help
       hookscope help cam
+      hookscope help model
+
+    \b
+    Topics:
+      commands  all commands, one line each
+      images    options that say which images are read
+      model     options that say how a model is loaded and what it gets
+      run       options that say where the work runs and how rows are printed
+      findings  the thresholds of findings
     """
     shown = context.find_root()
     program = shown.command
     assert isinstance(program, click.Group)
+    if name in _TOPICS:
+        click.echo(_topic(shown, program, name))
+        return
     if name is not None:
         _, asked, _ = program.resolve_command(shown, [name])
         assert asked is not None  # an unknown name is an error
         shown = click.Context(asked, parent=shown, info_name=name, **asked.context_settings)
     click.echo(shown.command.get_help(shown))
+
+
+def _topic(context: click.Context, program: click.Group, topic: str) -> str:
+    formatter = context.make_formatter()
+    if topic == "commands":
+        program.format_commands(context, formatter)
+    elif topic == "findings":
+        formatter.write_text("A finding names what is wrong with a layer; docs/concepts/findings.md explains each.")
+        formatter.write_paragraph()
+        formatter.write_text("--threshold NAME=VALUE of stats, merge, weights and gradients sets from where on:")
+        with formatter.section("Names"):
+            formatter.write_dl(threshold_rows())
+    else:
+        title, about, _ = SHARED[topic]
+        formatter.write_text(about)
+        with formatter.section(title):
+            formatter.write_dl(_records(context, program, topic))
+    return formatter.getvalue().strip("\n")
+
+
+def _records(context: click.Context, program: click.Group, topic: str) -> Iterator[tuple[str, str]]:
+    """Each option of a topic once, as the first command explains it that has it."""
+    told = set[str]()
+    for name in program.list_commands(context):
+        command = program.get_command(context, name)
+        assert command is not None
+        own = click.Context(command, parent=context, info_name=name)
+        for option in shared_options(command, command.get_params(own)).get(topic, ()):
+            if option.name not in told and (record := option.get_help_record(own)):
+                told.add(option.name or "")
+                yield record

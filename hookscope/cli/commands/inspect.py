@@ -17,6 +17,7 @@ from hookscope.cli.output.report import Report
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
@@ -42,7 +43,7 @@ class Options:
     format: str
 
 
-@click.command("inspect")
+@click.command("inspect", cls=GroupedCommand)
 @shared.tell_fields(PLACES)
 @shared.model_argument()
 @output_option("page")

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from hookscope import drawing, hooks, interventions, scores
+from hookscope import hooks, interventions, scores
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
-from hookscope.cli.shared.output_paths import OutputPath, check_plot, write_picture, write_plot
+from hookscope.cli.shared.output_paths import OutputPath, write_picture
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.cli.shared.written import show_option
 from hookscope.columns import Column, Columns
@@ -49,18 +47,6 @@ CLASSES = Columns(
     Column("rank_after"),
     Column("weights", where="rows"),
 )
-CHANNELS = Columns(
-    Column("place", need=5),
-    *CALL.but(index={"need": 1}, type={"need": 1}),
-    Column("channel"),
-    Column("worth"),
-    Column("score", where="rows"),
-    Column("score_after", need=2),
-    Column("probability_after", need=4),
-    Column("top_after", need=3),
-    Column("top_label", hide="zero"),
-    Column("weights", where="rows"),
-)
 
 
 def class_section(changes: Sequence[interventions.ClassChange], weights: str, in_flat: bool) -> Section:
@@ -82,31 +68,19 @@ def layer_section(layers: Sequence[interventions.MovedLayer], weights: str, in_t
     return Section(LAYERS.rows(layers, weights=weights), LAYERS, "layer", in_table=in_table, needs_rows=True)
 
 
-def channel_section(channels: Sequence[interventions.ChannelWorth], weights: str) -> Section:
-    """The channels and the score that is lost without each, in the given order."""
-    rows = [CHANNELS.row(channel, place=place, weights=weights) for place, channel in enumerate(channels, 1)]
-    return Section(rows, CHANNELS)
-
-
 @dataclass(frozen=True)
 class Options:
     """The options of the command."""
 
     changes: tuple[tuple[str, str], ...]
-    ablate: hooks.Selection | None
-    top: int
     target: scores.Target
     categories: tuple[str, ...] | None
     layers: hooks.Selection | None
     types: tuple[str, ...]
     grid: str | None
-    plot: str | None
     classes: bool
-    batch_size: int | None
     format: str
 
-
-_MAPS = 11  # of --plot, beside the image
 
 _words = kept_rows("interventions", "interventions", lambda: interventions.help_rows())
 
@@ -115,14 +89,7 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
 @shared.model_argument()
 @shared.image_argument()
 @at_option
-@shared.selection_option(
-    "--ablate-each",
-    "ablate",
-    "Set each channel of these calls to 0, one after another, and rank them by the score that is lost.",
-)
-@shared.count_option("--top", "Number of channels that --ablate-each shows.", 20)
 @shared.file_option("--grid", "Draw the maps before and after, and their difference: a PNG file.")
-@shared.plot_option("Draw the channels of --ablate-each as bars, and the maps of the first ones")
 @show_option
 @click.option("--classes", is_flag=True, help="In a table, tsv and csv, print classes and no layers.")
 @target_option(help="Whose score is shown")
@@ -132,9 +99,6 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
     " weight of two or more dimensions]"
 )
 @shared.counted_type_option
-@shared.count_option(
-    "--batch-size", "Channels in one pass of --ablate-each.  [default: as many as fit in 64 MiB, 8 to 1024]"
-)
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
@@ -147,7 +111,6 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope intervene vgg16 cat.jpg --at features.28 scale:factor=2 --at features.0 noise:std=0.1
       hookscope intervene resnet34 cat.jpg --at layer4.2.conv2 patch:from=rocket.jpg --grid patched.png
       hookscope intervene resnet34 cat.jpg --at 'layer4*.weight' quantize:bits=4,per_channel=true --classes
-      hookscope intervene resnet34 cat.jpg --ablate-each layer4.2.conv2 --plot worth.png
 
     IMAGE is one file, or - for standard input; optical flow takes two. The command runs the model without and with the
     interventions of --at; nothing is changed on disk. It prints the five best classes of both passes with their scores,
@@ -165,9 +128,6 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     positions=0-9x5-14 (rows, columns) and on=output or input. dropout and dropblock act here also in eval mode.
     Interventions are applied in the given order. --seed sets random weights and the random numbers of interventions.
 
-    --ablate-each prints a row for each channel: worth is the score before minus the score without the channel. --plot
-    draws them.
-
     A table shows classes and layers; tsv and csv have the layers. With --classes they show only classes. json has
     both. In ndjson, the field "row" names the kind of a line. index and order are those of list-layers.
     """
@@ -175,29 +135,20 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     changes = _check(paths, options)
     subject = ModelAndImages.load(model, paths)
     types = options.types or None
-    check_choice(subject.net, options.types, options.layers, options.ablate, *(change.where for change in changes))
+    check_choice(subject.net, options.types, options.layers, *(change.where for change in changes))
     with process.prints_to_standard_error():
         built = [(change.where, change.build(subject.net, types)) for change in changes]
     task = _Task(subject, changes, built, types, model.seed, options)
-    output.write_report(_ablate(task) if options.ablate else _compare(task), options.format)
+    output.write_report(_compare(task), options.format)
 
 
 def _check(paths: Sequence[str], options: Options) -> list[Change]:
     """The interventions; refuse what cannot work before a model is loaded."""
     changes = [Change.parse(where, text) for where, text in options.changes]
-    if not changes and not options.ablate:
-        asked = "intervene needs --at or --ablate-each"
-        raise UsageError(asked, do="such as --at layer3 zero:channels=0-31; --help lists the interventions")
-    if options.ablate and (options.grid or options.layers or options.classes):
-        raise UsageError("--ablate-each prints only channels", do="leave --grid, --layer and --classes out")
-    for name, option in (("top", "--top"), ("batch_size", "--batch-size")):
-        if not options.ablate and shared.was_given(name):
-            raise UsageError(f"{option} needs --ablate-each")
-    if options.plot and not options.ablate:
-        raise UsageError("--plot needs --ablate-each", do="--grid draws the effect of --at")
-    check_plot(options.plot, paths)
-    if options.ablate and options.target.count > 1:
-        raise UsageError(f"--ablate-each needs one class, got --target {options.target}")
+    if not changes:
+        raise UsageError(
+            "intervene needs --at", do="such as --at layer3 zero:channels=0-31; --help lists the interventions"
+        )
     ModelAndImages.check_count(paths)
     if options.grid is not None:
         OutputPath.parse_page("--grid", options.grid, paths)
@@ -214,45 +165,6 @@ class _Task:
     types: Sequence[str] | None
     seed: int
     options: Options
-
-
-def _ablate(task: _Task) -> Report:
-    """Set channel after channel to 0, on top of what ``--at`` changes."""
-    subject, options = task.subject, task.options
-    net, categories = subject.net, categories_of(subject.net, options.categories)
-    assert options.ablate is not None
-    with ExitStack() as stack:
-        stack.enter_context(subject.run())
-        resolved = list(interventions.from_the_start(net.model, subject.inputs, task.built, task.types, task.seed))
-        stack.enter_context(interventions.intervene(net.model, resolved, task.types))
-        ablation = interventions.ablate_each(
-            net.model,
-            subject.inputs,
-            options.ablate,
-            options.target,
-            types=task.types,
-            categories=categories,
-            batch_size=options.batch_size,
-            on_progress=stack.enter_context(pass_progress()),
-            seed=task.seed,
-            keep=min(options.top, _MAPS) if options.plot else 0,
-        )
-    if options.plot is not None:
-        figure = interventions.draw_ablation(ablation, subject.images[0], net, top=options.top)
-        write_plot(options.plot, figure, drawing.Origin.of(net, *subject.images).facts())
-    if ablation.skipped:
-        skipped = counted(len(ablation.skipped), "call")
-        output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
-    if ablation.channels and all(channel.worth == 0 for channel in ablation.channels):
-        also = ", with the changes of --at" if task.changes else ""
-        output.note(f"Note: the score is the same without any of these channels{also}")
-    shown, prediction = ablation.channels[: options.top], ablation.prediction
-    name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
-    totals = [
-        f"{len(shown)} of {count}, ranked by the score of {name} that is lost without each",
-        f"score with all channels: {prediction.score:.4g}",
-    ]
-    return Report([channel_section(shown, net.weights)], totals=totals, caption=subject.caption)
 
 
 def _compare(task: _Task) -> Report:

@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import click
 
-from hookscope import hooks, models, structure, tracing
+from hookscope import hooks, models, tracing
 from hookscope.cli import process
 from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.output.tree_rows import tree_report
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.options import (
-    file_option,
     format_option,
     model_argument,
     ops_option,
     size_option,
     type_option,
 )
-from hookscope.cli.shared.written import open_option, wrote
-from hookscope.errors import UsageError
-from hookscope.findings import counted, listed, operations_in_words
+from hookscope.findings import counted, operations_in_words
 
 
-@click.command("list-layers")
+@click.command("list-layers", cls=GroupedCommand)
 @model_argument(default="resnet34")
 @type_option
 @size_option
 @ops_option
 @click.option("--total", is_flag=True, help="Print one row with the totals of the types and of the model.")
-@click.option("--tree", is_flag=True, help="Print the modules as a tree; equal neighbours share a row.")
-@click.option(
-    "--depth",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Levels of modules of --tree and --graph.  [default: as deep as 40 rows or boxes show]",
-)
-@file_option("--graph", "Draw the data flow as a graph: an SVG, PNG, PDF or DOT file.")
-@open_option
 @format_option
 def command(
     model: str,
@@ -44,9 +32,6 @@ def command(
     input_size: tuple[int, ...] | None,
     ops: bool | None,
     total: bool,
-    tree: bool,
-    depth: int | None,
-    graph: str | None,
     format: str,
 ) -> None:
     """List the layers of a model, in order of execution.
@@ -58,7 +43,6 @@ def command(
       hookscope list-layers resnet18 --ops --type '*add*'
       hookscope list-layers vit_b_32 --total --format json | jq '.[0].macs'
       hookscope list-layers inception_v3 --input-size 299x299 --format json
-      hookscope list-layers resnet50 --tree --depth 2 --graph resnet50.svg
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
 
     MODEL is resnet34 by default. The index is what --layer takes in other commands: the position among the calls of
@@ -80,34 +64,14 @@ def command(
     function. With --ops and without --type all calls are listed, and order counts operations too. Without --ops a line
     says how many operations there are.
 
-    --tree prints which modules run inside which. Neighbours of the same class, shapes and parameters share a row: ×2 is
-    their number. A row counts all of them, with the modules inside. values counts the output values of modules without
-    modules inside. The bars are shares of the whole model.
-
-    --graph draws which call reads the output of another: blocks, functions that join values, and the shapes between
-    them. A box becomes narrower where the resolution falls. Equal layers in sequence share a box. Calls that only pass
-    values on are left out. Without --depth, the tree and the graph are as deep as 40 rows or boxes show.
-
     The lines under the table are the totals of the types and of the whole model, in which shared parameters count once.
     --total prints them as one row. Shapes come from a pass without arithmetic if the model allows it, else from a real
     pass.
     """
-    if tree and (types or total):
-        raise UsageError("--tree has all modules", do=f"leave {'--type' if types else '--total'} out")
-    if depth is not None and not tree and graph is None:
-        raise UsageError("--depth is for --tree and --graph", do="add one of them")
-    if graph is not None:
-        structure.check_graph_file(graph)
-    size, trace = _trace(model, input_size, graph is not None)
+    size, trace = traced(model, input_size)
     for text in trace.notes:
         note(f"Note: {text}")
     whole = f"{model} at {'x'.join(map(str, size))}"
-    if graph is not None:
-        structure.write_graph(structure.network_graph(trace, depth), graph, whole)
-        wrote(graph)
-    if tree:
-        write_report(_tree(trace, depth, bool(ops), whole), format)
-        return
     usual = hooks.usual_types(layer.types for layer in trace.layers)
     has_usual = any(set(usual).intersection(layer.types) for layer in trace.layers)
     if total and not has_usual:
@@ -126,20 +90,15 @@ def command(
         write_report(Report([Section(rows, tracing.LAYER_CALLS)], totals=lines), format)
 
 
-def _trace(model: str, input_size: tuple[int, ...] | None, sources: bool) -> tuple[tuple[int, ...], tracing.Trace]:
+def traced(
+    model: str, input_size: tuple[int, ...] | None, sources: bool = False
+) -> tuple[tuple[int, ...], tracing.Trace]:
+    """The size of the input and the calls of ``model``, from the cache or a pass; ``sources`` says what each reads."""
     if (cached := tracing.cached_listing(model, input_size, sources)) is not None:
         return cached
     models.find_source(model)  # an unknown name fails before torch is imported
     with process.prints_to_standard_error():
         return tracing.listing(model, input_size, sources)
-
-
-def _tree(trace: tracing.Trace, depth: int | None, ops: bool, whole: str) -> Report:
-    tree = structure.module_tree(trace, depth, ops)
-    model, idle = tree[0], structure.Structure(trace).not_called()
-    lines = [f"did not run: {listed(list(idle), 3)}, {sum(idle.values()):,} parameters"] if idle else []
-    numbers = f"{model.params:,} parameters, {model.macs:,} MACs, {model.values:,} output values"
-    return tree_report(tree, [*lines, f"{whole}: {numbers}{' (by a real pass)' if trace.real else ''}"])
 
 
 def _lines(totals: tracing.LayerTotals, types: tuple[str, ...], size: str) -> list[str]:

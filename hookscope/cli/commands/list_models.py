@@ -7,6 +7,7 @@ import click
 from hookscope import models
 from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Section
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.options import format_option, tell_fields
 from hookscope.columns import Column, Columns
 from hookscope.findings import counted
@@ -31,7 +32,7 @@ COLUMNS = Columns(
 )
 
 
-@click.command("list-models")
+@click.command("list-models", cls=GroupedCommand)
 @tell_fields(COLUMNS)
 @click.argument("pattern", required=False)
 @format_option

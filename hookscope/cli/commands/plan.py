@@ -14,6 +14,7 @@ from hookscope.cli.output.plan_rows import COLUMNS, TOTALS, plan_report, verdict
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.output_paths import check_plot, write_plot
 from hookscope.errors import UsageError
 
@@ -21,7 +22,7 @@ _OF_TRAINING = {"optimizer": "--optimizer", "checkpoint": "--checkpoint"}
 _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
 
 
-@click.command("plan")
+@click.command("plan", cls=GroupedCommand)
 @shared.tell_fields(COLUMNS, "Fields of a row, one for each call")
 @shared.model_argument()
 @click.option(
@@ -63,7 +64,7 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
     "--balance",
     metavar="X",
     type=shared.FiniteRange(0, min_open=True),
-    help="A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --measure, as the device is"
+    help="A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --time, as the device is"
     " measured]",
 )
 @shared.size_option
@@ -73,11 +74,13 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
     default="auto",
     show_default=True,
     shell_complete=shared.complete_devices,
-    help="auto, cpu, cuda, cuda:N or mps. Only --measure needs a device that this machine has.",
+    help="auto, cpu, cuda, cuda:N or mps. Only --time needs a device that this machine has.",
 )
-@click.option("--measure", is_flag=True, help="Also run it, with random weights and images: measure time and memory.")
-@shared.count_option("--repeats", "With --measure: number of timed passes.", 10)
-@shared.count_option("--warm-up", "With --measure: number of passes before them, which are not timed.", 3, least=0)
+@click.option(
+    "--time", "measure", is_flag=True, help="Also run it, with random weights and images: measure time and memory."
+)
+@shared.count_option("--repeats", "With --time: number of timed passes.", 10)
+@shared.count_option("--warm-up", "With --time: number of passes before them, which are not timed.", 3, least=0)
 @shared.count_option("--top", "Number of calls in a table, those that cost most first.", 20)
 @click.option(
     "--total", is_flag=True, help="Print one row: the sums, the memory by kind, and the times of the whole step."
@@ -92,7 +95,7 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
       hookscope plan resnet50 --batch-size 64 --train
       hookscope plan resnet50 --train --optimizer adamw --memory 24GB
       hookscope plan resnet50 --train --checkpoint layer1 --memory 8GB
-      hookscope plan vit_b_16 --measure --format json
+      hookscope plan vit_b_16 --time --format json
       hookscope plan nets.py:mine --input-size 320x320 --plot plan.png
       hookscope plan resnet50 --train --total --format json | jq '.[0].peak_bytes'
 
@@ -106,11 +109,11 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
     time if it was measured, else in activations kept, else in MACs. Other formats have every call, in order of
     execution.
 
-    --measure runs the step with random weights and random images. Passes with hooks measure the time of each call.
+    --time runs the step with random weights and random images. Passes with hooks measure the time of each call.
     Passes without hooks measure the time of the whole step. Both take turns. Times are medians in seconds; other
     formats than a table also have the quartiles. On a GPU, times come from events on the device.
 
-    --measure also gives the effective receptive field (arXiv:1701.04128) of the middle unit: the side of a square with
+    --time also gives the effective receptive field (arXiv:1701.04128) of the middle unit: the side of a square with
     as many pixels as have a gradient above 4.55 % of the largest. It is measured on one random image, for layers with
     weights and an output of several positions, such as convolutions: at most 64 of them, at even distances.
     """
@@ -130,7 +133,7 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
 
 def _check(values: dict[str, Any], plot: str | None, model: str) -> None:
     """Refuse options that would have no effect, and a plot that cannot be written."""
-    for needed, options in (("train", _OF_TRAINING), ("measure", _OF_MEASURING)):
+    for needed, word, options in (("train", "--train", _OF_TRAINING), ("measure", "--time", _OF_MEASURING)):
         if not values[needed] and (idle := [option for name, option in options.items() if shared.was_given(name)]):
-            raise UsageError(f"{idle[0]} has no effect without --{needed}", do=f"add --{needed}")
+            raise UsageError(f"{idle[0]} has no effect without {word}", do=f"add {word}")
     check_plot(plot, [model.partition(":")[0]], "model")

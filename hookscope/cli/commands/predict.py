@@ -12,6 +12,7 @@ from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of, model_options
@@ -28,7 +29,7 @@ COLUMNS = Columns(
 )
 
 
-@click.command("predict")
+@click.command("predict", cls=GroupedCommand)
 @shared.tell_fields(COLUMNS)
 @shared.model_argument()
 @click.option(

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from hookscope import explain
+from hookscope.cli.command import command, given_by
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import (
-    ANSWER,
-    FRAME,
-    PEAK,
-    ExplainOptions,
-    Explanation,
-    explain_images,
-    explain_options,
-)
-from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelOptions, model_options, running
+from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, explain_images
+from hookscope.cli.shared.model import running
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
@@ -42,22 +32,6 @@ COLUMNS = Columns(
 _DEFAULTS = explain.Settings()
 
 
-@dataclass(frozen=True)
-class Options(ExplainOptions):
-    """The options of the command."""
-
-    method: str
-    samples: int | None
-    noise: float
-    steps: int
-    most_steps: int
-    smooth: float | None
-    batch_size: int
-    window: int | None
-    stride: int | None
-    layer: str | None
-
-
 def _read_methods() -> Iterator[tuple[str, str]]:
     return ((name, method.summary) for name, method in explain.SALIENCY_METHODS.items())
 
@@ -65,51 +39,8 @@ def _read_methods() -> Iterator[tuple[str, str]]:
 _methods = kept_rows("saliency", "explain", _read_methods)
 
 
-@click.command("saliency", cls=CommandWithTable, table=_methods)
-@shared.model_argument()
-@shared.method_option(_methods, "gradient", "What to compute.")
-@explain_options(
-    "IMAGE/CLASS",
-    shared.colour_map_option("Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]"),
-    shared.count_option(
-        "--samples", "Number of noisy copies for smoothgrad, masks for rise.  [default: 25 copies, 1000 masks]"
-    ),
-    click.option(
-        "--noise",
-        metavar="SHARE",
-        type=shared.FiniteRange(0),
-        default=_DEFAULTS.noise,
-        show_default=True,
-        help="Standard deviation of smoothgrad's noise, as a share of the image's range.",
-    ),
-    shared.count_option("--steps", "Number of steps of integrated-gradients from zeros to the image.", _DEFAULTS.steps),
-    shared.count_option(
-        "--most-steps",
-        "Largest number of steps, when --steps are too few and are doubled.",
-        _DEFAULTS.most_steps,
-    ),
-    click.option(
-        "--smooth",
-        metavar="PIXELS",
-        type=shared.FiniteRange(0),
-        help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
-        "  [default: 1/64 of the shorter side]",
-    ),
-    shared.count_option(
-        "--window",
-        "Side of occlusion's square and of rise's cells, in pixels of the model's input."
-        "  [default: 1/8 of the shorter side]",
-    ),
-    shared.count_option("--stride", "With occlusion: pixels from one square to the next.  [default: half of --window]"),
-    click.option("--layer", metavar="LAYER", help="Layer of guided-gradcam.  [default: the layer that cam takes]"),
-    shared.count_option(
-        "--batch-size", "Images in one forward pass, for methods that run several.", _DEFAULTS.batch_size
-    ),
-)
-@image_inputs
-@model_options
-@shared.format_option
-def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
+@command("saliency", cls=CommandWithTable, table=_methods)
+class Saliency(ExplainCommand):
     """Show which pixels of each IMAGE the score of a class depends on.
 
     \b
@@ -140,16 +71,75 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
 
     --raw keeps the signed values (3, H, W), for each pixel of the model's input.
     """
-    options = Options(**values)
-    settings = explain.Settings(
-        options.samples, options.noise, options.steps, options.most_steps, options.batch_size, model.seed,
-        options.window, options.stride, options.layer,
-    )  # fmt: skip
-    draw = lambda explanation: _draw(explanation, options, settings)  # noqa: E731
-    explain_images(model, paths, options, options.check(paths), COLUMNS, draw)
+
+    method: str = given_by(shared.method_option(_methods, "gradient", "What to compute."))
+    samples: int | None = given_by(
+        shared.count_option(
+            "--samples", "Number of noisy copies for smoothgrad, masks for rise.  [default: 25 copies, 1000 masks]"
+        )
+    )
+    noise: float = given_by(
+        click.option(
+            "--noise",
+            metavar="SHARE",
+            type=shared.FiniteRange(0),
+            default=_DEFAULTS.noise,
+            show_default=True,
+            help="Standard deviation of smoothgrad's noise, as a share of the image's range.",
+        )
+    )
+    steps: int = given_by(
+        shared.count_option(
+            "--steps", "Number of steps of integrated-gradients from zeros to the image.", _DEFAULTS.steps
+        )
+    )
+    most_steps: int = given_by(
+        shared.count_option(
+            "--most-steps", "Largest number of steps, when --steps are too few and are doubled.", _DEFAULTS.most_steps
+        )
+    )
+    smooth: float | None = given_by(
+        click.option(
+            "--smooth",
+            metavar="PIXELS",
+            type=shared.FiniteRange(0),
+            help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
+            "  [default: 1/64 of the shorter side]",
+        )
+    )
+    window: int | None = given_by(
+        shared.count_option(
+            "--window",
+            "Side of occlusion's square and of rise's cells, in pixels of the model's input."
+            "  [default: 1/8 of the shorter side]",
+        )
+    )
+    stride: int | None = given_by(
+        shared.count_option(
+            "--stride", "With occlusion: pixels from one square to the next.  [default: half of --window]"
+        )
+    )
+    layer: str | None = given_by(
+        click.option("--layer", metavar="LAYER", help="Layer of guided-gradcam.  [default: the layer that cam takes]")
+    )
+    batch_size: int = given_by(
+        shared.count_option(
+            "--batch-size", "Images in one forward pass, for methods that run several.", _DEFAULTS.batch_size
+        )
+    )
+    cmap: str | None = given_by(
+        shared.colour_map_option("Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]")
+    )
+
+    def run(self) -> None:
+        settings = explain.Settings(
+            self.samples, self.noise, self.steps, self.most_steps, self.batch_size, self.model.seed,
+            self.window, self.stride, self.layer,
+        )  # fmt: skip
+        explain_images(self, self.check(), COLUMNS, lambda explanation: _draw(explanation, self, settings))
 
 
-def _draw(explanation: Explanation, options: Options, settings: explain.Settings) -> Iterator[Row]:
+def _draw(explanation: Explanation, options: Saliency, settings: explain.Settings) -> Iterator[Row]:
     """Write the pictures of one image, and yield a row for each."""
     with running(explanation.net, explanation.inputs), pass_progress() as on_progress:
         maps = explain.saliency_maps(

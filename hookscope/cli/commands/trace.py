@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from hookscope import hooks, scores, tracing
-from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.non_finite_rows import non_finite_report
 from hookscope.cli.output.report import Report
 from hookscope.cli.output.trace_rows import section, tensors_left_out, value_lines
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed, operations_in_words
@@ -29,26 +28,24 @@ class Options:
     types: tuple[str, ...]
     ops: bool | None
     events: bool
-    non_finite: bool
     target: scores.Target
     categories: tuple[str, ...] | None
     values: bool
-    most: int
+    max_values: int
     format: str
 
 
-@click.command("trace")
+@click.command("trace", cls=GroupedCommand)
 @shared.model_argument()
 @shared.image_argument()
 @shared.layer_option(f"Calls to show: {shared.SELECTION}  [default: all; with --events '*', every module]")
 @shared.type_option
 @shared.ops_option
 @click.option("--events", is_flag=True, help="Print a row for each event: each hook as it runs.")
-@click.option("--non-finite", is_flag=True, help="Find the calls that make NaN or Inf; status 3 if there are any.")
 @target_option(help="With --events, the class whose score is differentiated")
 @categories_option
 @click.option("--values", is_flag=True, help="Show small tensors whole.")
-@shared.count_option("--most", "With --values, show tensors of at most N values.", 64)
+@shared.count_option("--max-values", "With --values, show tensors of at most N values.", 64)
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
@@ -61,7 +58,6 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope trace resnet18 cat.jpg --ops --layer 'layer1.0*'
       hookscope trace resnet18 cat.jpg --events --type BasicBlock --type ReLU --target tabby
       hookscope trace nets.py:ones tiny.png --preprocess none --values --events
-      hookscope trace my.py:net cat.jpg --non-finite
       hookscope trace raft_small first.png second.png --layer 'feature_encoder*'
 
     IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward pass in eval mode.
@@ -85,20 +81,11 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     output_values, or values with --events: nested numbers, and null for larger tensors. In tsv and csv these fields
     hold JSON.
 
-    With --non-finite the command prints the calls that make NaN or Inf, but not calls that only pass it on. A row has
-    the operation, its line of code, the cause (0 / 0, the logarithm of a negative number, an overflow), and the range
-    of its inputs. Every operation and module is searched. An Inf that the code writes itself, such as a mask, counts if
-    it becomes NaN or reaches the output. The exit status is 3 if there is such a call, else 0. A note names layers that
-    did not run.
-
     A table leaves out columns that are empty, are constant or do not fit the terminal. Other formats have all columns.
     """
     options = Options(**values)
     _check(paths, options)
     subject = ModelAndImages.load(model, paths)
-    if options.non_finite:
-        _find_non_finite(subject, options.format)
-        return
     net, categories = subject.net, categories_of(subject.net, options.categories)
     check_choice(net, options.types, options.layers)
     loss = None  # the model's output decides
@@ -115,7 +102,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             options.types or None,
             backward=options.events,
             loss=loss,
-            values=options.most if options.values else 0,
+            values=options.max_values if options.values else 0,
             ops=bool(options.ops),
         )
     totals = _totals(record, categories, options)
@@ -124,26 +111,13 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     output.write_report(Report([rows], caption=subject.caption), options.format)
 
 
-def _find_non_finite(subject: ModelAndImages, format: str) -> None:
-    with subject.run():
-        found = tracing.find_non_finite(subject.net.model, subject.inputs)
-    with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
-        output.write_report(non_finite_report(found, subject.net.weights, subject.caption), format)
-    if found.made:
-        raise click.exceptions.Exit(3)
-
-
 def _check(paths: Sequence[str], options: Options) -> None:
     """Refuse what cannot work before a model is loaded."""
-    for name in ("layers", "types", "ops", "events", "values", "most"):
-        if options.non_finite and shared.was_given(name):
-            word = {"layers": "layer", "types": "type"}.get(name, name)
-            raise UsageError(f"--non-finite takes no --{word}", "it looks at every call", f"leave --{word} out")
     for name in ("target", "categories"):
         if shared.was_given(name) and not options.events:
             raise UsageError(f"--{name} needs --events", "there is no backward pass", "add --events")
-    if shared.was_given("most") and not options.values:
-        raise UsageError("--most needs --values", do="add --values, which shows small tensors whole")
+    if shared.was_given("max_values") and not options.values:
+        raise UsageError("--max-values needs --values", do="add --values, which shows small tensors whole")
     ModelAndImages.check_count(paths)
 
 
@@ -174,5 +148,5 @@ def _note_the_rest(record: tracing.PassRecord, options: Options) -> None:
         have = "has" if len(keys) == 1 else "have"
         output.note(f"Note: {counted(len(keys), 'call')} {have} no gradient and no backward event: {listed(keys, 3)}")
     if options.values and (larger := tensors_left_out(record, options.events)):
-        what = f"{counted(larger, 'tensor')} of more than {options.most} values left out"
-        output.note(f"Note: {what}; --most shows larger tensors")
+        what = f"{counted(larger, 'tensor')} of more than {options.max_values} values left out"
+        output.note(f"Note: {what}; --max-values shows larger tensors")

@@ -11,6 +11,7 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 from hookscope.columns import Column, Columns, Row
 
@@ -24,7 +25,7 @@ COLUMNS = Columns(
 )
 
 
-@click.command("verify")
+@click.command("verify", cls=GroupedCommand)
 @shared.model_argument()
 @click.argument("paths", metavar="[IMAGE]", nargs=-1, type=click.Path())
 @shared.layer_option(f"Calls to check: {shared.SELECTION}  [default: all]", "all")

@@ -1,28 +1,22 @@
-"""``hookscope watch``: run a training script and log its layers, or show such a log."""
+"""``hookscope watch``: run a training script and log what its layers do."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.shared.options import SELECTION, TYPES, format_option, layer_option, was_given
-from hookscope.cli.shared.written import open_option
+from hookscope.cli.shared.help import GroupedCommand
+from hookscope.cli.shared.options import SELECTION, TYPES, layer_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
 from hookscope.training import SinkChoice
 
-_RUN_OPTIONS = {
-    "layers": "--layer", "types": "--type", "every": "--every", "log": "--log", "to": "--to",
-    "tensorboard": "--tensorboard", "histograms": "--histograms", "stop_on": "--stop-on",
-}  # fmt: skip
-_SHOW_OPTIONS = {"plot": "--plot", "html": "--html", "open": "--open", "format": "--format"}
 
-
-class _ScriptCommand(click.Command):
+class _ScriptCommand(GroupedCommand):
     """A command whose options end at ``-m`` or the name of a script; all later words belong to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -41,7 +35,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 @click.command("watch", cls=_ScriptCommand, context_settings={"allow_interspersed_args": False})
-@click.argument("words", metavar="[SCRIPT [ARG]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
+@click.argument("words", metavar="SCRIPT [ARG]...", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
 @layer_option(
     f"Calls to log: {SELECTION}  [default: all]",
     "all",
@@ -90,25 +84,12 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     type=click.Choice(["non-finite"]),
     help="Stop the script at the first NaN or Inf, report its origin, and exit with status 3.",
 )
-@click.option("--show", metavar="LOG", type=click.Path(), help="Run nothing: show the findings of the last run in LOG.")
-@click.option(
-    "--plot", metavar="FILE", type=click.Path(), help="With --show: draw the curves to a PNG, SVG or PDF file."
-)
-@click.option(
-    "--html",
-    metavar="FILE",
-    type=click.Path(),
-    help="With --show: make a page of findings, curves and layers: one self-contained HTML file.",
-)
-@open_option
-@format_option
-def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None:
+def command(words: tuple[str, ...], **options: Any) -> Callable[[], None]:
     """Run the training script SCRIPT as Python would, and log what its layers do while it trains.
 
     \b
     Examples:
       hookscope watch -- train.py --epochs 3
-      hookscope watch --show hookscope.ndjson --plot run.png
       hookscope watch --layer 'layer*' --every 50 --log run.ndjson -- train.py --epochs 3
       hookscope watch --to wandb --histograms 10 -- train.py --epochs 3
       hookscope watch --stop-on non-finite -- -m package.train
@@ -118,9 +99,7 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     arguments. The script runs unedited in this process: its output, exit status, exceptions and random numbers do not
     change. Notes of hookscope go to standard error and begin with Note.
 
-    --show prints the findings of a run, the most severe first, also while the run goes on. --html shows all runs of the
-    log over one another, as the log is then; write it again for a run that goes on. The format json adds the run
-    and the last values of each layer. The exit status is 0, with or without findings.
+    `hookscope show-run` shows the findings of a run, also while it goes on.
 
     \b
     The log has a line of JSON for each sampled step and layer call:
@@ -156,12 +135,8 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     that trains: its log has .process1, .process2... in the name. Other processes that the script starts are not
     watched.
     """
-    _check_together(words, options)
-    if options["show"] is not None:
-        from hookscope.cli.commands.watch_show import show
-
-        show(options["show"], options["plot"], options["html"], options["format"])
-        return None
+    if not words:
+        raise UsageError("there is no script to watch", do="write hookscope watch -- train.py; `show-run` shows a log")
     from hookscope.cli.commands.watch_run import WatchRun
 
     script = find_script(words)
@@ -175,23 +150,6 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
         log = f"{begin}.rank{rank}{suffix}"
         sinks = [sink.of_rank(rank) for sink in sinks]
     return WatchRun(script, log, sinks, options, rank, world_size).run
-
-
-def _check_together(words: Sequence[str], options: Mapping[str, Any]) -> None:
-    of_run = [option for name, option in _RUN_OPTIONS.items() if was_given(name)]
-    of_show = [option for name, option in _SHOW_OPTIONS.items() if was_given(name)]
-    if options["show"] is None and not words:
-        exists = f"{of_show[0]} needs --show LOG" if of_show else ""
-        do = "write hookscope watch -- train.py, or hookscope watch --show run.ndjson"
-        raise UsageError("there is no script to watch", exists, do)
-    if options["show"] is None and of_show:
-        raise UsageError(
-            f"{of_show[0]} needs --show, and cannot be used with a script", do="run the script, then show its log"
-        )
-    if options["show"] is not None and words:
-        raise UsageError(f"--show runs no script, but {words[0]} is one", do="leave one of them out")
-    if options["show"] is not None and of_run:
-        raise UsageError(f"{of_run[0]} needs a script, and cannot be used with --show", do="leave one of them out")
 
 
 def _rank(environment: Mapping[str, str]) -> tuple[int, int]:

@@ -177,7 +177,7 @@ class WatchRun:
 
     def _contents(self) -> str:
         """How much is in the log and how to show it, if it is a file that is quickly read."""
-        show = f"; see `hookscope watch --show {shlex.quote(self._log)}`"
+        show = f"; see `hookscope show-run {shlex.quote(self._log)}`"
         try:
             if self._log.startswith(("/dev/", "/proc/")) or not os.path.isfile(self._path):
                 return f", in {self._log}" if os.path.exists(self._path) else ""

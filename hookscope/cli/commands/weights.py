@@ -14,6 +14,7 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.output_paths import (
     check_html,
@@ -25,7 +26,7 @@ from hookscope.cli.shared.output_paths import (
     write_picture,
     write_plot,
 )
-from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
+from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
 from hookscope.parameters import (
@@ -35,7 +36,7 @@ from hookscope.parameters import (
 _BINS = 48  # of a histogram on a page
 
 
-@click.command("weights")
+@click.command("weights", cls=GroupedCommand)
 @shared.model_argument()
 @shared.layer_option(
     "Layers to show: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$', or indices of list-layers: 30, 0:10;"
@@ -53,7 +54,7 @@ _BINS = 48  # of a histogram on a page
 @shared.columns_option("With --kernels: filters in a row, or input channels in a matrix.  [default: 32 in a matrix]")
 @shared.cell_option("With --kernels: smallest side of a kernel.")
 @shared.colour_map_option("With --kernels: any matplotlib colour map.  [default: RdBu_r]")
-@threshold_options("weights")
+@threshold_option("weights")
 @shared.weights_option
 @shared.seed_option
 @shared.format_option
@@ -95,7 +96,7 @@ def command(
     --kernels draws the filters of the first convolution, in colour if its input is RGB. A convolution that --layer
     names is drawn as a matrix of kernels: a row is an output channel, a column is an input channel.
     """
-    thresholds = parameters.ParameterThresholds.of(chosen_thresholds("weights", values))
+    thresholds = parameters.ParameterThresholds.of(values["thresholds"])
     if kernels is None and any(map(shared.was_given, ("channels", "columns", "cell", "cmap"))):
         raise UsageError("--channels, --columns, --cell and --cmap need --kernels", do="add --kernels FILE.png")
     inputs = [weights, model.partition(":")[0]]

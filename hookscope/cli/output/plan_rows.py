@@ -54,7 +54,7 @@ COLUMNS = Columns(
     Column("bound", help="what limits the speed: memory or arithmetic", need=8),
     Column("receptive_field", help="in pixels, as in list-layers; stride likewise", need=2),
     Column("stride", need=1),
-    Column("effective_field", None, "side of the effective receptive field, with --measure", 4, "unknown"),
+    Column("effective_field", None, "side of the effective receptive field, with --time", 4, "unknown"),
     *_seconds(
         "forward",
         lambda call: call.forward,

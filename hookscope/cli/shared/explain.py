@@ -12,15 +12,16 @@ from typing import Any
 import click
 
 from hookscope import drawing, explain, hooks, images, models, scores
+from hookscope.cli.command import OfImages, given_by
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
 from hookscope.cli.shared.images import ImageFiles, with_one_stdin
-from hookscope.cli.shared.model import ModelOptions
-from hookscope.cli.shared.options import apply_options, file_option, parsed
+from hookscope.cli.shared.options import colour_map_option, file_option, parsed
 from hookscope.cli.shared.output_paths import OutputPath, file_word, model_word
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.cli.shared.registries import kept_rows
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 
@@ -40,19 +41,68 @@ FRAME = Columns(Column("target", hide="zero"), Column("box", need=1, hide="zero"
 """The columns of what else a map may explain than a class."""
 
 
-@dataclass(frozen=True)
-class ExplainOptions:
-    """The options of both commands; ``output`` and ``raw`` are checked before a model is loaded."""
+def _read_cam_methods() -> Iterator[tuple[str, str]]:
+    for methods in (explain.CAM_METHODS, explain.ATTENTION_METHODS):
+        yield from ((name, method.summary) for name, method in methods.items())
 
-    target: scores.Target | scores.Boxes | str | None
-    region: scores.Region | None
-    against: scores.Target | None
-    similar_to: ImageFiles | None
-    categories: tuple[str, ...] | None
-    output: str | None
-    raw: str | None
-    cmap: str | None
-    format: str
+
+cam_methods = kept_rows("cam", "explain", _read_cam_methods)
+"""The methods of class activation maps and what they do, by name."""
+
+
+def _reference(path: str) -> ImageFiles:
+    """The image of ``--similar-to``, which must be one; how many frames the model takes is not known yet."""
+    files = ImageFiles([path])
+    files.read_first()
+    return files
+
+
+class ExplainCommand(OfImages):
+    """What commands share that explain an answer by maps."""
+
+    target: scores.Target | scores.Boxes | str | None = given_by(
+        target_option(
+            default=None,
+            help="What to explain. A class",
+            parse=scores.parse_target,
+            more=" box:K explains the K-th best detection, from 0; box:K:class explains its class only, not its"
+            " position. A function of the output: file.py:function or package.module:function.  [default: top:1]",
+        )
+    )
+    against: scores.Target | None = given_by(
+        click.option(
+            "--against",
+            metavar="CLASS",
+            callback=parsed(scores.Target),
+            shell_complete=complete_classes,
+            help="Subtract the score of this class: explain why --target and not this class.",
+        )
+    )
+    region: scores.Region | None = given_by(
+        click.option(
+            "--region",
+            metavar="FILE|X,Y",
+            type=click.Path(),
+            callback=parsed(scores.Region.parse),
+            help="Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or the pixel X,Y."
+            "  [default: where the class has the highest score]",
+        )
+    )
+    similar_to: ImageFiles | None = given_by(
+        click.option(
+            "--similar-to",
+            metavar="IMAGE",
+            type=click.Path(),
+            callback=parsed(_reference),
+            help="Explain the cosine similarity of the output to that of another image, instead of a class.",
+        )
+    )
+    categories: tuple[str, ...] | None = given_by(categories_option)
+    output: str | None = given_by(output_option("picture"))
+    raw: str | None = given_by(
+        file_option("--raw", "Keep the numbers of the maps too: .npy, or several in one .npz or .safetensors.")
+    )
+    cmap: str | None = given_by(colour_map_option("Any matplotlib colour map.", "inferno"))
 
     @property
     def choice(self) -> scores.TargetChoice:
@@ -61,72 +111,16 @@ class ExplainOptions:
         similar_to = None if files is None else partial(files.read, files.paths[0])
         return scores.TargetChoice(self.target, self.region, self.against, similar_to)
 
-    def check(self, paths: Sequence[str]) -> tuple[OutputPath, ArrayFile]:
+    def check(self) -> tuple[OutputPath, ArrayFile]:
         """The places of the pictures and the arrays; refuse what cannot be written there."""
         if self.similar_to is not None:
-            with_one_stdin([*paths, *self.similar_to.paths])
+            with_one_stdin([*self.paths, *self.similar_to.paths])
         several = self.choice.count > 1
-        output = parse_output(self.output, paths, more=drawing.ANIMATIONS)
-        output.check_count(len(paths))
+        output = parse_output(self.output, self.paths, more=drawing.ANIMATIONS)
+        output.check_count(len(self.paths))
         if output.takes_one and several:
             raise UsageError(f"--target {self.target} makes several pictures", do="give -o a folder, or one target")
-        return output, ArrayFile.parse(self.raw, paths, several)
-
-
-def explain_options(
-    keys: str, colour_map: Callable[[Any], Any], *how: Callable[[Any], Any]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of `ExplainOptions` but ``--format``; ``keys`` names the arrays of a ``.npz`` file.
-
-    ``how``, options of the command about its maps, stand between what is explained and where it is written.
-    """
-    options: list[Callable[[Any], Any]] = [
-        target_option(
-            default=None,
-            help="What to explain. A class",
-            parse=scores.parse_target,
-            more=" A detected box: box:K, by descending score from 0; box:K:class leaves its place out. A function of"
-            " the output: file.py:function or package.module:function.  [default: top:1]",
-        ),
-        click.option(
-            "--against",
-            metavar="CLASS",
-            callback=parsed(scores.Target),
-            shell_complete=complete_classes,
-            help="Subtract the score of this class: explain why --target and not this class.",
-        ),
-        click.option(
-            "--region",
-            metavar="FILE|X,Y",
-            type=click.Path(),
-            callback=parsed(scores.Region.parse),
-            help="Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or the pixel X,Y."
-            "  [default: where the class has the highest score]",
-        ),
-        click.option(
-            "--similar-to",
-            metavar="IMAGE",
-            type=click.Path(),
-            callback=parsed(_reference),
-            help="Explain the cosine similarity of the output to that of another image, instead of a class.",
-        ),
-        categories_option,
-        *how,
-        output_option("picture"),
-        file_option(
-            "--raw",
-            f"Keep the numbers of the maps too: one as .npy, several as .npz or .safetensors with keys {keys}.",
-        ),
-        colour_map,
-    ]
-    return lambda command: apply_options(options, command)
-
-
-def _reference(path: str) -> ImageFiles:
-    """The image of ``--similar-to``, which must be one; how many frames the model takes is not known yet."""
-    files = ImageFiles([path])
-    files.read_first()
-    return files
+        return output, ArrayFile.parse(self.raw, self.paths, several)
 
 
 @dataclass(frozen=True)
@@ -212,9 +206,7 @@ class Explanation:
 
 
 def explain_images(
-    model: ModelOptions,
-    paths: Sequence[str],
-    options: ExplainOptions,
+    options: ExplainCommand,
     places: tuple[OutputPath, ArrayFile],
     columns: Columns,
     draw: Callable[[Explanation], Iterator[Any]],
@@ -227,7 +219,7 @@ def explain_images(
     With ``together``, print the report that it makes of all that ``draw`` yields.
     """
     place, raw = places
-    run = PictureRun.load(model, paths, place, types, layers)
+    run = PictureRun.load(options.model, options.paths, place, types, layers)
     net, categories = run.net, categories_of(run.net, options.categories)
     suffix = os.path.splitext(place.path)[1]
     if place.kind == "file" and suffix.lower() in drawing.ANIMATIONS and net.preprocess.frames < 2:
@@ -246,6 +238,6 @@ def explain_images(
         if together is None:
             run.print_rows(rows, columns, options.format)
         else:
-            run.output.check_count(len(paths))
+            run.output.check_count(len(options.paths))
             run.print_report(together(list(run.files.rows(net, rows)), run), options.format)
     run.files.exit()

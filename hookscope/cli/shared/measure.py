@@ -53,7 +53,7 @@ def measuring_options(default: str) -> Callable[[Callable[..., Any]], Callable[.
         def with_job(**options: Any) -> Any:
             job = MeasureOptions(**{name: options.pop(name) for name in names})
             if torchrun_rank():
-                return None if options.get("merge") else job.engine.serve(job.model.load)
+                return job.engine.serve(job.model.load)
             return command(job=job, **options)
 
         return apply_options(options, with_job)

@@ -241,9 +241,9 @@ def count_option(name: str, help: str, default: int | None = None, least: int = 
     return click.option(name, metavar="N", type=number, default=default, show_default=shown, help=help)
 
 
-def file_option(name: str, help: str, metavar: str = "FILE") -> Option:
+def file_option(name: str, help: str, metavar: str = "FILE", long: str = "") -> Option:
     callback = parsed(lambda path: _no_option(name, path, metavar))
-    return click.option(name, metavar=metavar, type=click.Path(), callback=callback, help=help)
+    return click.option(*filter(None, (name, long)), metavar=metavar, type=click.Path(), callback=callback, help=help)
 
 
 def _no_option(name: str, path: str, metavar: str) -> str:

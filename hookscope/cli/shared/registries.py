@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import hookscope
+from hookscope.cli.shared.help import GroupedCommand
 from hookscope.system import cache
 
 Rows = Iterable[tuple[str, str]]
@@ -55,7 +56,7 @@ class RegistryChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # g
         return value if ctx is not None and ctx.resilient_parsing else super().convert(value, param, ctx)
 
 
-class CommandWithTable(click.Command):
+class CommandWithTable(GroupedCommand):
     r"""A command whose help has the names and descriptions of ``table`` at the line ``{table}`` of a ``\b`` block."""
 
     def __init__(self, *args: Any, table: Callable[[], Rows], **kwargs: Any) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from hookscope.cli.shared.options import complete_words, parsed
+from hookscope.errors import UsageError, nearest
 from hookscope.findings import Threshold, thresholds_for
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,24 +78,54 @@ class Rank(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return number, None
 
 
-def threshold_options(question: str) -> Callable[[Command], Command]:
-    """The options of the thresholds of all findings on ``question``, as the catalogue describes them."""
+def threshold_option(question: str) -> Callable[[Command], Command]:
+    """``--threshold NAME=VALUE`` for all findings on ``question``; the command gets the value of each by its name."""
 
-    def add(command: Command) -> Command:
-        for threshold in reversed(_with_options(question)):
-            shown = f"  [default: {100 * threshold.default:g}%]" if threshold.share else ""
-            option = click.option(
-                threshold.option,
-                metavar=None if threshold.share else threshold.unit,
-                type=_type_of(threshold),
-                default=threshold.default,
-                show_default=not threshold.share,
-                help=threshold.help + shown,
-            )
-            command = option(command)
-        return command
+    def parse(texts: Sequence[str]) -> dict[str, Any]:
+        known = {threshold_name(threshold): threshold for threshold in _with_options(question)}
+        values = {threshold.name: threshold.default for threshold in known.values()}
+        for text in texts:
+            name, _, value = text.partition("=")
+            if name not in known:
+                raise UsageError(f"no threshold '{name}'", nearest(name, [*known]), "see `hookscope help findings`")
+            values[known[name].name] = _value(known[name], name, value)
+        return values
 
-    return add
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return complete_words(*(f"{threshold_name(t)}=" for t in _with_options(question)))(ctx, param, incomplete)
+
+    return click.option(
+        "--threshold",
+        "thresholds",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=parsed(parse),
+        shell_complete=complete,
+        help="From where on something is a finding; repeatable. `hookscope help findings` lists the names.",
+    )
+
+
+def _value(threshold: Threshold, name: str, text: str) -> Any:
+    try:
+        return _type_of(threshold).convert(text, None, None)
+    except click.BadParameter as error:
+        example = f"--threshold {name}={threshold.default:g}"
+        raise UsageError(f"--threshold {name}: {error.message}", do=f"write {example}") from None
+
+
+def threshold_name(threshold: Threshold) -> str:
+    """The name of a threshold on the command line: ``dead-share``."""
+    return threshold.option
+
+
+def threshold_rows() -> list[tuple[str, str]]:
+    """The name of each threshold, and what it is with its default, for `hookscope help findings`."""
+    rows = []
+    for question in ("activations", "weights", "gradients"):
+        for threshold in _with_options(question):
+            default = f"{100 * threshold.default:g}%" if threshold.share else f"{threshold.default:g}"
+            rows.append((threshold_name(threshold), f"{threshold.help}  [default: {default}; {question}]"))
+    return rows
 
 
 def _with_options(question: str) -> list[Threshold]:
@@ -105,9 +138,3 @@ def _type_of(threshold: Threshold) -> click.ParamType:  # type: ignore[type-arg,
     if threshold.whole:
         return click.IntRange(int(threshold.least))
     return Number(threshold.least, threshold.most, threshold.endless)
-
-
-def chosen_thresholds(question: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the `threshold_options` of ``question``, by the names of the thresholds."""
-    names = {threshold.name: threshold.option.strip("-").replace("-", "_") for threshold in _with_options(question)}
-    return {name: options[option] for name, option in names.items()}

@@ -1,4 +1,4 @@
-"""``hookscope watch --show``: the log of a run in words, rows and curves."""
+"""``hookscope show-run``: the log of a run in words, rows and curves."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import click
+
 from hookscope import models, report, training
 from hookscope.cli import process
+from hookscope.cli.command import Command, command, given_by
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import check_html, check_plot, write_html, write_plot
 from hookscope.columns import Column, Columns
 from hookscope.errors import InputError, near_misses
@@ -31,26 +35,47 @@ COLUMNS = Columns(
 )
 
 
-def show(log: str, plot: str | None, html: str | None, format: str) -> None:
-    """Write the findings of the last run in ``log`` to standard output, and its curves to ``plot`` and ``html``."""
-    check_plot(plot, [log], "log")
-    check_html(html, [log], {"--plot": plot}, "log")
-    if not os.path.exists(log):
-        raise InputError(f"no log '{log}': No such file or directory", _near(log))
-    runs = read_runs(log)
-    if not runs:
-        raise InputError(f"'{log}' holds no run yet", do="wait for the first sampled step, or start a run")
-    run = runs[-1]
-    findings = findings_over_time(run)
-    written = f"; last written to {duration_words(max(0.0, time.time() - os.stat(log).st_mtime))} ago"
-    lines = [_what_ran(run, len(runs)), f"{summary(run)}{written if run.end is None else ''}"]
-    if plot is not None:
-        _draw(plot, run, findings, lines[0])
-    if html is not None:
-        facts = {**models.package_versions(), "log": log, "command": process.command_line()}
-        title = lines[0].partition(", started")[0]
-        write_html(html, report.draw_training_page(runs, findings, title, lines=lines, provenance=facts))
-    _report(run, findings, lines, format)
+@command("show-run")
+class ShowRun(Command):
+    """Show what the last run in LOG did: the findings, the most severe first.
+
+    \b
+    Examples:
+      hookscope show-run hookscope.ndjson
+      hookscope show-run run.ndjson --plot run.png --html run.html
+      hookscope show-run run.ndjson --format json | jq '.findings[0]'
+
+    LOG is the file that `hookscope watch` writes; it may still grow. The page of --html shows all runs of the log over
+    one another, as the log is now. The format json adds the run and the last values of each layer. The exit status is
+    0, with or without findings.
+    """
+
+    log: str = given_by(
+        click.argument("log", metavar="[LOG]", default="hookscope.ndjson", required=False, type=click.Path())
+    )
+    plot: str | None = given_by(shared.plot_option("Draw the curves"))
+    html: str | None = given_by(shared.html_option("findings, curves and layers"))
+
+    def run(self) -> None:
+        log = self.log
+        check_plot(self.plot, [self.log], "log")
+        check_html(self.html, [self.log], {"--plot": self.plot}, "log")
+        if not os.path.exists(log):
+            raise InputError(f"no log '{log}': No such file or directory", _near(log))
+        runs = read_runs(log)
+        if not runs:
+            raise InputError(f"'{log}' holds no run yet", do="wait for the first sampled step, or start a run")
+        run = runs[-1]
+        findings = findings_over_time(run)
+        written = f"; last written to {duration_words(max(0.0, time.time() - os.stat(log).st_mtime))} ago"
+        lines = [_what_ran(run, len(runs)), f"{summary(run)}{written if run.end is None else ''}"]
+        if self.plot is not None:
+            _draw(self.plot, run, findings, lines[0])
+        if self.html is not None:
+            facts = {**models.package_versions(), "log": log, "command": process.command_line()}
+            title = lines[0].partition(", started")[0]
+            write_html(self.html, report.draw_training_page(runs, findings, title, lines=lines, provenance=facts))
+        _report(run, findings, lines, self.format)
 
 
 def _near(log: str) -> str:

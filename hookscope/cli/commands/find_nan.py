@@ -1,4 +1,4 @@
-"""What ``trace --non-finite`` prints: the calls that make NaN or Inf, and what was looked at."""
+"""``hookscope find-nan``: the calls that make NaN or Inf, and what was looked at."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import click
+
 from hookscope import hooks, tracing
+from hookscope.cli import process
+from hookscope.cli.command import OfImage, command
+from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import Page, caption_lines, wrapped
+from hookscope.cli.shared.model import ModelAndImages
 from hookscope.columns import Column, Columns
 from hookscope.errors import printable
 from hookscope.findings import counted, listed
@@ -26,7 +32,35 @@ COLUMNS = Columns(
 )
 
 
-def non_finite_report(found: tracing.NonFiniteReport, weights: str, caption: Mapping[str, Any]) -> Report:
+@command("find-nan")
+class FindNan(OfImage):
+    """Find the calls of MODEL that make NaN or Inf on IMAGE.
+
+    \b
+    Examples:
+      hookscope find-nan resnet18 cat.jpg
+      hookscope find-nan my.py:net cat.jpg --format json
+
+    IMAGE is one file, or - for standard input; optical flow takes two. The command prints the calls that make NaN or
+    Inf, but not calls that only pass it on. A row has the operation, its line of code, the cause (0 / 0, the logarithm
+    of a negative number, an overflow), and the range of its inputs. Every operation and module of one forward pass in
+    eval mode is searched. An Inf that the code writes itself, such as a mask, counts if it becomes NaN or reaches the
+    output. A note names layers that did not run.
+
+    The exit status is 3 if there is such a call, else 0.
+    """
+
+    def run(self) -> None:
+        subject = ModelAndImages.load(self.model, self.paths)
+        with subject.run():
+            found = tracing.find_non_finite(subject.net.model, subject.inputs)
+        with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
+            write_report(_report(found, subject.net.weights, subject.caption), self.format)
+        if found.made:
+            raise click.exceptions.Exit(3)
+
+
+def _report(found: tracing.NonFiniteReport, weights: str, caption: Mapping[str, Any]) -> Report:
     """A row for each call that makes NaN or Inf; a table says it in words."""
     about = asdict(found) | {"contained": [call.call.key for call in found.contained]}
     del about["made"]

@@ -1,0 +1,120 @@
+"""``hookscope ablate``: the score that is lost without each channel of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from hookscope import drawing, hooks, interventions, scores
+from hookscope.cli import process
+from hookscope.cli.command import OfImage, command, given_by
+from hookscope.cli.output import formats as output
+from hookscope.cli.output.report import Report, Section
+from hookscope.cli.progress import pass_progress
+from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.intervention_options import Change, at_option
+from hookscope.cli.shared.model import ModelAndImages, check_choice
+from hookscope.cli.shared.output_paths import check_plot, write_plot
+from hookscope.cli.shared.written import show_option
+from hookscope.columns import Column, Columns
+from hookscope.errors import UsageError
+from hookscope.findings import counted, listed
+from hookscope.hooks import CALL
+
+COLUMNS = Columns(
+    Column("place", need=5),
+    *CALL.but(index={"need": 1}, type={"need": 1}),
+    Column("channel"),
+    Column("worth"),
+    Column("score", where="rows"),
+    Column("score_after", need=2),
+    Column("probability_after", need=4),
+    Column("top_after", need=3),
+    Column("top_label", hide="zero"),
+    Column("weights", where="rows"),
+)
+_MAPS = 11  # of --plot, beside the image
+
+
+@command("ablate")
+class Ablate(OfImage):
+    """Set each channel of a layer of MODEL to 0, one after another, and rank them by the score that is lost.
+
+    \b
+    Examples:
+      hookscope ablate resnet34 cat.jpg --layer layer4.2.conv2
+      hookscope ablate resnet34 cat.jpg --layer layer4.2.conv2 --target tabby --plot channels.png
+      hookscope ablate resnet34 cat.jpg --layer -1 --at layer3 zero:channels=0-31
+
+    IMAGE is one file, or - for standard input; optical flow takes two. A row for each channel has the score before
+    minus the score without the channel (worth), and the class that comes first then. --plot draws the channels as bars,
+    and the maps of the first ones. --at changes activations or weights in every pass; `hookscope intervene --help`
+    lists the changes.
+    """
+
+    layers: hooks.Selection | None = given_by(
+        shared.layer_option(f"Calls whose channels to set to 0: {shared.SELECTION}  [default: the last index]", "-1")
+    )
+    types: tuple[str, ...] = given_by(shared.counted_type_option)
+    target: scores.Target = given_by(target_option(help="Whose score is measured"))
+    categories: tuple[str, ...] | None = given_by(categories_option)
+    top: int = given_by(shared.count_option("--top", "Number of channels to show.", 20))
+    plot: str | None = given_by(
+        shared.plot_option("Draw the channels as bars, and the maps of the first ones"), show_option
+    )
+    changes: tuple[tuple[str, str], ...] = given_by(at_option)
+    batch_size: int | None = given_by(
+        shared.count_option("--batch-size", "Channels in one pass.  [default: as many as fit in 64 MiB, 8 to 1024]")
+    )
+
+    def run(self) -> None:
+        if self.target.count > 1:
+            raise UsageError(f"ablate needs one class, got --target {self.target}")
+        changes = [Change.parse(where, text) for where, text in self.changes]
+        check_plot(self.plot, self.paths)
+        subject = ModelAndImages.load(self.model, self.paths)
+        check_choice(subject.net, self.types, self.layers, *(change.where for change in changes))
+        output.write_report(_report(self, changes, subject), self.format)
+
+
+def _report(options: Ablate, changes: Sequence[Change], subject: ModelAndImages) -> Report:
+    """Set channel after channel to 0, on top of what ``--at`` changes."""
+    types, seed = options.types or None, options.model.seed
+    net, categories = subject.net, categories_of(subject.net, options.categories)
+    assert options.layers is not None
+    with process.prints_to_standard_error():
+        built = [(change.where, change.build(net, types)) for change in changes]
+    with ExitStack() as stack:
+        stack.enter_context(subject.run())
+        resolved = list(interventions.from_the_start(net.model, subject.inputs, built, types, seed))
+        stack.enter_context(interventions.intervene(net.model, resolved, types))
+        ablation = interventions.ablate_each(
+            net.model,
+            subject.inputs,
+            options.layers,
+            options.target,
+            types=types,
+            categories=categories,
+            batch_size=options.batch_size,
+            on_progress=stack.enter_context(pass_progress()),
+            seed=seed,
+            keep=min(options.top, _MAPS) if options.plot else 0,
+        )
+    if options.plot is not None:
+        figure = interventions.draw_ablation(ablation, subject.images[0], net, top=options.top)
+        write_plot(options.plot, figure, drawing.Origin.of(net, *subject.images).facts())
+    if ablation.skipped:
+        skipped = counted(len(ablation.skipped), "call")
+        output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
+    if ablation.channels and all(channel.worth == 0 for channel in ablation.channels):
+        also = ", with the changes of --at" if changes else ""
+        output.note(f"Note: the score is the same without any of these channels{also}")
+    shown, prediction = ablation.channels[: options.top], ablation.prediction
+    name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
+    totals = [
+        f"{len(shown)} of {count}, ranked by the score of {name} that is lost without each",
+        f"score with all channels: {prediction.score:.4g}",
+    ]
+    rows = [COLUMNS.row(channel, place=place, weights=net.weights) for place, channel in enumerate(shown, 1)]
+    return Report([Section(rows, COLUMNS)], totals=totals, caption=subject.caption)

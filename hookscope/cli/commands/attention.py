@@ -1,0 +1,147 @@
+"""``hookscope attention``: what each head of attention looks at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+import click
+
+from hookscope import attention, explain, hooks, images
+from hookscope.cli.command import OfImages, command, given_by
+from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.array_file import ArrayFile
+from hookscope.cli.shared.explain import PEAK
+from hookscope.cli.shared.model import running
+from hookscope.cli.shared.output_paths import file_word, model_word
+from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.columns import Column, Columns, Row
+from hookscope.errors import UsageError
+from hookscope.hooks import CALL
+
+COLUMNS = Columns(
+    Column("image"),
+    *CALL.but("order", type={"need": 2}),
+    Column("head"),
+    Column("shape", need=5),
+    Column("query"),
+    *PEAK,
+    *("positions", "elsewhere", "windows", "weights", "file"),
+)
+Query = str | int | tuple[float, float] | None
+
+
+def _parse_query(text: str) -> Query:
+    """``class``, ``mean``, ``X,Y`` in pixels of the image, or the number of a token."""
+    with suppress(ValueError):
+        return text if text in ("class", "mean") else int(text)
+    with suppress(ValueError):
+        x, y = (float(part) for part in text.split(","))
+        if math.isfinite(x + y):
+            return x, y
+    raise UsageError(f"--query {text} cannot be read", do="give class, mean, X,Y in pixels, or the number of a token")
+
+
+@command("attention")
+class Attention(OfImages):
+    """Draw what each head of attention in MODEL looks at in each IMAGE.
+
+    \b
+    Examples:
+      hookscope attention vit_b_16 cat.jpg --layer 'encoder.layers.*'
+      hookscope attention vit_b_16 cat.jpg --layer -1 --query 120,80
+      hookscope attention swin_t photos/ -o out/ --raw weights.npz
+
+    The command writes one page for each image, with a row of maps for each layer and a map for each head. A map has the
+    attention weight of each position for the query. --layer counts the calls of attention.
+
+    A row for each head has the highest weight and its position in pixels of the image. positions is exp of the entropy:
+    how many positions the head looks at. elsewhere is the weight on the class token and padding. A table has one
+    head of each layer: the one with the fewest positions.
+    """
+
+    layers: hooks.Selection | None = given_by(
+        shared.layer_option(f"Calls of attention to draw: {shared.SELECTION}  [default: all]")
+    )
+    query: Query = given_by(
+        click.option(
+            "--query",
+            metavar="QUERY",
+            callback=shared.parsed(_parse_query),
+            help="class (the class token), mean (of all positions), X,Y (pixels of the image), or K (token number"
+            " K).  [default: class, or mean if there is no class token]",
+        )
+    )
+    output: str | None = given_by(output_option("page"))
+    cmap: str | None = given_by(shared.colour_map_option("Any matplotlib colour map.  [default: viridis]"))
+    columns: int | None = given_by(shared.columns_option("Maps in a row.  [default: the heads of a layer]"))
+    cell: int | None = given_by(shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]"))
+    raw: str | None = given_by(
+        shared.file_option("--raw", "Keep the exact weights too: .npy, .npz or .safetensors with keys IMAGE/LAYER.")
+    )
+
+    def run(self) -> None:
+        raw = ArrayFile.parse(self.raw, self.paths)
+        run = PictureRun.load(self.model, self.paths, parse_output(self.output, self.paths), (), self.layers)
+        with raw:
+            run.print_rows(
+                lambda read: _attention_of(run, read, self, raw),
+                COLUMNS,
+                self.format,
+                shown=_narrowest,
+                totals=["of each layer: the head that looks at the fewest positions; --format tsv has all heads"],
+            )
+        run.files.exit()
+
+
+def _narrowest(rows: Iterable[Row]) -> Iterator[Row]:
+    """Of the heads of each call the one that looks at the fewest positions."""
+    for _, heads in groupby(rows, key=lambda row: (row["image"], row["name"], row["call"])):
+        yield min(heads, key=lambda row: row["positions"])
+
+
+def _attention_of(
+    run: PictureRun, read: Sequence[images.InputImage], options: Attention, raw: ArrayFile
+) -> Iterator[Row]:
+    net, image = run.net, read[0]
+    inputs, layers = net.inputs(*map(net.prepare, read)), options.layers
+    source = explain.OverlaySource.of(image, net)
+    with running(net, inputs):
+        maps = attention.attention_maps(net.model, inputs, layers, _in_shares(options.query, source))
+    word = run.files.words[image.name]
+    raw.expect(len(maps))
+    chosen = [str(layers)] * (layers is not None) + [str(options.query)] * (options.query is not None)
+    name = "-".join([word, model_word(net.name), "attention", *map(file_word, chosen)])
+    path = run.path(f"{name}.png", image.name, run.is_single)
+    columns, cell, cmap = options.columns, options.cell, options.cmap
+    run.write(attention.draw_attention(maps, image, net, columns=columns, cell=cell, cmap=cmap), path)
+    for found in maps:
+        raw.keep(f"{word}/{found.call.key}", found.values)
+        about: dict[str, Any] = {
+            "image": image.name,
+            "shape": found.values.shape[1:],
+            "weights": net.weights,
+            "file": path,
+        }
+        for head, still in enumerate(found.stills):
+            x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
+            about |= {"head": head, "max": float(still.max()), "peak_x": x, "peak_y": y}
+            about |= {"positions": float(found.positions[head]), "elsewhere": float(found.elsewhere[head])}
+            yield COLUMNS.row(found, **about)
+
+
+def _in_shares(query: Query, source: explain.OverlaySource) -> Query:
+    """A position in pixels of the image as ``(y, x)``, shares of what the network saw."""
+    if not isinstance(query, tuple):
+        return query
+    x, y = source.in_input(*query)
+    if not (0 <= y <= 1 and 0 <= x <= 1):
+        left, top, right, bottom = source.box
+        asked = f"the model does not see the position {query[0]:g},{query[1]:g}"
+        raise UsageError(
+            asked, f"it sees {left:g},{top:g} to {right:g},{bottom:g}", "choose one there, or --resize pad"
+        )
+    return y, x

@@ -1,0 +1,220 @@
+"""``hookscope compare-maps``: the maps of several methods side by side, each with its faithfulness."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from hookscope import explain, faithfulness, hooks
+from hookscope.cli.command import command, given_by
+from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.table import MOST_WORDS, wrapped
+from hookscope.cli.progress import pass_progress
+from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.explain import ExplainCommand, Explanation, cam_methods, explain_images
+from hookscope.cli.shared.model import caption_of, running
+from hookscope.cli.shared.picture_run import PictureRun
+from hookscope.columns import Column, Columns, Row
+from hookscope.errors import InputError, UsageError, nearest
+from hookscope.findings import counted, listed
+
+_NUMBERS = Columns(
+    Column("road"),
+    Column("insertion"),
+    Column("deletion"),
+    Column("drop", need=9),
+    Column("increase", need=6, hide="unknown"),
+    Column("points", need=7, hide="unknown"),
+    Column("in_box", need=8, hide="unknown"),
+    Column("randomized", need=10, hide="unknown"),
+    Column("passes", need=1),
+)
+MAPS = Columns(
+    Column("image"),
+    Column("map", lambda measured: measured.name),
+    Column("class", lambda measured: measured.prediction.index, need=3),
+    Column("label", lambda measured: measured.prediction.label, need=4, hide="unknown"),
+    Column("target", lambda measured: measured.prediction.target or None, need=5, hide="unknown"),
+    Column("score", lambda measured: measured.prediction.score, need=2),
+    Column("probability", lambda measured: measured.prediction.probability, need=2, hide="unknown"),
+    *_NUMBERS,
+    Column("weights", where="rows"),
+    Column("file"),
+)
+MEANS = Columns(
+    Column("map", lambda scores: scores.name),
+    _NUMBERS[0],
+    Column("low", lambda scores: scores.interval and scores.interval[0], hide="unknown"),
+    Column("high", lambda scores: scores.interval and scores.interval[1], hide="unknown"),
+    *_NUMBERS[1:],
+    Column("behind_low", lambda scores: scores.behind and scores.behind[0], where="rows"),
+    Column("behind_high", lambda scores: scores.behind and scores.behind[1], where="rows"),
+    Column("within_noise", where="rows"),
+)
+VERDICT = Columns("by", "images", "passes", "sentences")
+
+
+def _parse_methods(text: str) -> tuple[str, ...]:
+    known, chosen = dict(cam_methods()), tuple(filter(None, map(str.strip, text.split(","))))
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"no method '{name}'", nearest(name, list(known)), f"there are {', '.join(known)}")
+    return tuple(dict.fromkeys(chosen))
+
+
+@command("compare-maps")
+class CompareMaps(ExplainCommand):
+    """Draw the class activation maps of all methods side by side, and measure which suit MODEL best.
+
+    \b
+    Examples:
+      hookscope compare-maps resnet50 photos/
+      hookscope compare-maps resnet50 cat.jpg --methods gradcam,layercam --target tabby
+      hookscope compare-maps resnet50 cat.jpg --methods gradcam --map mine.npy
+      hookscope compare-maps resnet50 photos/ --boxes boxes.json --format json
+
+    The command writes one page for each image, with two baselines beside the methods, and names the maps that suit the
+    model best. It needs 10 images to tell maps apart. The numbers say how the score changes when the important pixels
+    are removed or shown. road, insertion: higher is better; deletion, drop: lower is better; randomized: near 0 is
+    better. More in docs/howto: faithfulness.
+    """
+
+    methods: tuple[str, ...] | None = given_by(
+        click.option(
+            "--methods",
+            metavar="LIST",
+            callback=shared.parsed(_parse_methods),
+            help="Methods to compare, comma separated; `hookscope cam --help` lists them.  [default: all]",
+        )
+    )
+    maps: tuple[str, ...] = given_by(
+        click.option(
+            "--map",
+            "maps",
+            metavar="FILE",
+            multiple=True,
+            type=click.Path(),
+            help="Measure this map too: .npy, .npz, .png, or a folder of them. It covers the image or the input of the"
+            " network. Repeatable.",
+        )
+    )
+    boxes: dict[str, Any] | None = given_by(
+        click.option(
+            "--boxes",
+            metavar="FILE",
+            callback=shared.parsed(lambda path: faithfulness.read_boxes(path)),
+            type=click.Path(),
+            help='Where the objects are, as JSON: {"cat.jpg": [left, top, right, bottom]}, in pixels of the image. The'
+            " result says how much of each map lies inside.",
+        )
+    )
+    layers: hooks.Selection | None = given_by(
+        shared.layer_option(f"Calls to explain: {shared.SELECTION}  [default: the last call with a usable map]")
+    )
+    types: tuple[str, ...] = given_by(shared.counted_type_option, needs="layers")
+    batch_size: int | None = given_by(
+        shared.count_option("--batch-size", "Images in one forward pass.  [default: as many as fit well]")
+    )
+
+    def run(self) -> None:
+        self._check_maps()
+        rows = list[Row]()
+
+        def draw(explanation: Explanation) -> Iterator[Sequence[faithfulness.Faithfulness]]:
+            measured = _measured(explanation, self)
+            answer = measured[0].prediction
+            explanation.note_unseen(answer)
+            explanation.raw.expect(len(measured))
+            for row in measured:
+                explanation.raw.keep(f"{explanation.word}/{row.name}/{answer.key}", row.values)
+            page = faithfulness.draw_faithfulness(measured, explanation.image, explanation.net, cmap=self.cmap)
+            path = explanation.write(page, "compare" + (f"-{self.layers}" if self.layers else ""), answer, True)
+            facts = {"image": explanation.source.origin.image, "weights": explanation.net.weights, "file": path}
+            rows.extend(MAPS.rows(measured, **facts))
+            yield measured
+
+        def together(measured: list[Sequence[faithfulness.Faithfulness]], run: PictureRun) -> Report:
+            if not measured:
+                run.files.exit()
+            return _report(faithfulness.compare_maps(measured), rows, caption_of(run.net))
+
+        explain_images(self, self.check(), MAPS, draw, self.types, self.layers, together)
+
+    def _check_maps(self) -> None:
+        """Refuse what cannot be compared, before a model is loaded."""
+        if self.choice.count > 1:
+            raise UsageError("compare-maps explains one class", f"--target names {self.choice.count}", "name one")
+        for path in self.maps:
+            if not os.path.exists(path):
+                raise UsageError(f"--map {path} does not exist", do="check the path")
+            if not os.path.isdir(path) and os.path.splitext(path)[1].lower() not in faithfulness.MAP_SUFFIXES:
+                raise UsageError(f"--map {path} is not a map", do=f"save it as {', '.join(faithfulness.MAP_SUFFIXES)}")
+            if len(self.paths) > 1 and os.path.splitext(path)[1].lower() in (".npy", ".png"):
+                do = "give a folder of maps, named as the images, or a .npz file of --raw"
+                raise UsageError(f"--map {path} is the map of one image", f"there are {len(self.paths):,} images", do)
+
+
+def _measured(explanation: Explanation, options: CompareMaps) -> Sequence[faithfulness.Faithfulness]:
+    net, source = explanation.net, explanation.source
+    size = (int(explanation.tensor.shape[-2]), int(explanation.tensor.shape[-1]))
+    taken, maps = {*explain.CAM_METHODS, *explain.ATTENTION_METHODS, *faithfulness.BASELINES}, dict[str, Any]()
+    for path in options.maps:
+        found = faithfulness.read_maps(path, explanation.word)
+        for name, values in found.items():
+            free = name if name not in {*maps, *taken} else f"{name} of {os.path.basename(path)}"
+            maps[free] = faithfulness.over_input(values, source.photograph.size, source.box, size)
+    skipped: dict[str, list[str]] = {}
+    with running(net, explanation.inputs), pass_progress("images") as on_progress:
+        measured = faithfulness.cam_faithfulness(
+            net.model,
+            explanation.inputs,
+            options.layers,
+            explanation.target(),
+            options.methods,
+            maps=maps,
+            types=options.types or None,
+            categories=explanation.categories,
+            batch_size=options.batch_size,
+            boxes=_boxes(explanation, options.boxes, size),
+            on_progress=on_progress,
+            on_skip=lambda method, error: skipped.setdefault(str(error), []).append(method),
+        )
+    for reason, names in skipped.items():
+        explanation.note(f"without {listed(names)}: {reason}")
+    return measured
+
+
+def _boxes(explanation: Explanation, boxes: dict[str, Any] | None, size: tuple[int, int]) -> list[tuple[float, ...]]:
+    """The boxes of the image in pixels of the network's input."""
+    if boxes is None:
+        return []
+    name = explanation.image.name
+    found = boxes.get(name, boxes.get(os.path.basename(name)))
+    if found is None:
+        raise InputError(f"--boxes has no box of {name}", f"it has those of {', '.join(list(boxes)[:3])}", "add it")
+    shares = [(*explanation.source.in_input(*box[:2]), *explanation.source.in_input(*box[2:])) for box in found]
+    return [tuple(share * side for share, side in zip(each, 2 * size[::-1], strict=True)) for each in shares]
+
+
+def _report(found: faithfulness.MapComparison, rows: Sequence[Row], caption: Mapping[str, Any]) -> Report:
+    """The verdict and the means over images; of one image the table has its rows, the best first."""
+    single, order = found.images == 1, [each.name for each in found.maps]
+    passes = sum(each.passes for each in found.maps)
+    shown = sorted(rows, key=lambda row: order.index(row["map"])) if single else rows
+    verdict = {"by": found.by, "images": found.images, "passes": passes, "sentences": found.verdict}
+    total = f"{counted(found.images, 'image')}, {counted(len(found.maps), 'map')}: {passes:,} passes to measure them"
+    sections = [
+        Section([verdict], VERDICT, "verdict", in_table=False, in_flat=False),
+        Section(shown, MAPS, "measured_map", in_table=single),
+        Section(MEANS.rows(found.maps), MEANS, "map", in_table=not single, in_flat=False),
+    ]
+    return Report(
+        sections,
+        totals=[total],
+        flat_note=f"Note: {' '.join(found.verdict)}",
+        caption=caption,
+        lead=lambda page: wrapped(" ".join(found.verdict), min(page.columns, MOST_WORDS)),
+    )
