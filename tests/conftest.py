@@ -20,7 +20,6 @@ def pytest_configure(config):
         del os.environ[name]
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):  # `pytest -n` sets COLUMNS for its processes
         os.environ.pop(name, None)
-    os.environ["HOOKSCOPE_CONFIG"] = os.devnull
     config.stash[_FOLDER] = tempfile.TemporaryDirectory()
     os.environ["XDG_CACHE_HOME"] = config.stash[_FOLDER].name
     # no test, nor a process it starts, reaches beyond this machine; whatever asks is refused at once

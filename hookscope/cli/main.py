@@ -32,6 +32,7 @@ SUMMARIES = {
         "graph": "Print the modules as a tree, draw the data flow.",
         "attention": "Draw what each head of attention looks at.",
         "trace": "Show what each layer call takes and returns.",
+        "find-nan": "Find the calls that make NaN or Inf.",
     },
     "Measure": {
         "stats": "Measure every layer on images and report what is wrong.",
@@ -41,7 +42,6 @@ SUMMARIES = {
         "weights": "Report on the weights of a model.",
         "plan": "Say what a model costs: memory, arithmetic, time.",
         "compare": "Say where two models, or two runs of one, begin to differ.",
-        "find-nan": "Find the calls that make NaN or Inf.",
         "verify": "Prove that hookscope reports the truth on this machine.",
     },
     "Explain": {
@@ -429,9 +429,9 @@ def _first_help() -> str:
             "Commands:",
             *(f"  {title:<{titles}}  {', '.join(commands)}" for title, commands in SUMMARIES.items()),
             "",
-            "Options: -q, --quiet (results and errors only), --traceback, --version, -h, --help",
+            "Options: -q, --quiet (no notes, no progress), --traceback, --version, -h, --help",
             "",
             f"`{_PROGRAM} help commands` says what each does, `{_PROGRAM} COMMAND --help` how.",
-            "A variable sets an option: HOOKSCOPE_WEIGHTS for all, HOOKSCOPE_CAM_METHOD for one.",
+            "A variable sets an option: HOOKSCOPE_WEIGHTS, or HOOKSCOPE_CAM_METHOD for one.",
         ]
     )

@@ -175,7 +175,7 @@ def test_a_still_is_repeated_as_a_clip_with_a_map_for_each_frame(run: Run) -> No
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--fuse"], 2, "--fuse needs several layers; no layer is chosen; choose layers with --layer"),
+        (["--fuse"], 2, "--fuse needs --layer; choose several layers with --layer"),
         (["--type", "ReLU"], 2, "--type needs --layer; such as --layer all, or -1 for the last layer of that type"),
         (["--layer", "conv1", "--fuse"], 2, "the selection has one: conv1; choose several with --layer"),
         (["--target", "1,3", "-o", "x.png"], 2, "--target 1,3 makes several pictures; give -o a folder"),

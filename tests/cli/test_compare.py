@@ -151,7 +151,7 @@ def test_a_table_begins_with_the_answer_and_shows_the_most_different_pairs(run: 
 
 
 def test_rank_puts_the_layer_that_adds_most_first(run: Run) -> None:
-    found = json.loads(run("--seed-b", "1", "--rank", "--format", "json")[1])
+    found = json.loads(run("--seed-b", "1", "--sort", "--format", "json")[1])
     alone = [row["alone"] for row in found["calls"] if row["alone"] is not None]
     assert alone == sorted(alone, reverse=True)
     assert found["calls"][0]["layer"] == found["answers"][0]["most"]

@@ -27,6 +27,7 @@ WORDS = {
     "inspect": "cat.jpg --input-size 32",
     "predict": "cat.jpg",
     "cam": "cat.jpg --input-size 32",
+    "compare-maps": "cat.jpg --input-size 32 --methods gradcam",
     "saliency": "cat.jpg --input-size 32",
     "gradients": "cat.jpg --input-size 32",
     "intervene": "cat.jpg --input-size 32 --at conv1 zero",
@@ -36,13 +37,16 @@ WORDS = {
     "extract": "cat.jpg dog.png --input-size 32 --preprocess stretch --logits -o x.npz --overwrite",
     "compare": "nets.py:Small cat.jpg dog.png --input-size 32 --preprocess stretch",
     "verify": "cat.jpg",
+    "ablate": "cat.jpg --input-size 32",
     "trace": "cat.jpg",
+    "find-nan": "cat.jpg",
     "weights": "",
     "plan": "",
     "list-layers": "",
+    "graph": "",
 }
 OF_A_PICTURE = [name for name, words in WORDS.items() if words]
-OF_LAYERS = [name for name in OF_A_PICTURE if name not in ("predict", "saliency")]
+OF_LAYERS = [name for name in OF_A_PICTURE if name not in ("predict", "saliency", "find-nan")]
 OF_CLASSES = ["inspect", "cam", "saliency", "gradients", "intervene", "predict"]
 DRAWING = ["visualize", "cam", "saliency"]
 OF_MANY = ["inspect", *DRAWING, "predict", "stats", "check", "compare", "exemplars", "extract"]
@@ -58,7 +62,15 @@ def command_line(command: str, *words: str, model: str = "nets.py:Small") -> lis
 
 
 def test_the_table_has_every_command_of_a_model() -> None:
-    assert set(WORDS) == set(COMMANDS) - {"watch", "list-models", "help", "completion"}
+    assert set(WORDS) == set(COMMANDS) - {
+        "attention",
+        "watch",
+        "show-run",
+        "merge",
+        "list-models",
+        "help",
+        "completion",
+    }
 
 
 @every_command
@@ -158,7 +170,7 @@ WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
     (OF_LAYERS, ["--layer", "99"], 1, "no index 99; there are ...calls: 0 to "),
     (OF_LAYERS, ["--layer", "1:2:3:4"], 2, "bad range '1:2:3:4'"),
     (
-        [*(name for name in OF_LAYERS if name != "cam"), "list-layers"],
+        [*(name for name in OF_LAYERS if name not in ("cam", "compare-maps")), "list-layers"],
         ["--type", "Conv3d"],
         1,
         "no layer of type Conv3d; the model has ",

@@ -47,13 +47,13 @@ def test_a_row_for_each_channel_has_its_best_image(run: Run) -> None:
 def test_channels_and_measures_are_chosen(run: Run) -> None:
     _, most, _ = run("pics", "--layer", "0", "--channels", "1,3-4")
     assert [row["channel"] for row in rows(most)] == [1, 3, 4]
-    _, mean, _ = run("pics", "--layer", "0", "--channels", "1,3-4", "--measure", "mean")
+    _, mean, _ = run("pics", "--layer", "0", "--channels", "1,3-4", "--rank-by", "mean")
     pairs = zip(rows(most), rows(mean), strict=True)
     assert all(highest["value"] > lower["value"] for highest, lower in pairs)
 
 
 def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) -> None:
-    status, out, errors = run("pics", "--layer", "0,1", "--least", "-o", "found", "--html", "page.html")
+    status, out, errors = run("pics", "--layer", "0,1", "--bottom", "-o", "found", "--html", "page.html")
     assert (status, errors) == (0, "")
     written = ["found/000-conv1.png", "found/001-conv2.png", "found/exemplars.json", "page.html"]
     assert [name for name in files(here) if not name.startswith("pics")] == written
@@ -63,9 +63,9 @@ def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) 
     assert Path("page.html").read_text().count("data-call") == 10
 
     one_error(run("pics", "--layer", "0,1", "-o", "found"), 1, "found/exemplars.json exists...--resume or --overwrite")
-    status, again, errors = run("pics/", "--layer", "0,1", "--least", "-o", "found", "--resume")
+    status, again, errors = run("pics/", "--layer", "0,1", "--bottom", "-o", "found", "--resume")
     assert (status, again, errors) == (0, out, "Note: found/exemplars.json holds 6 of 6 images\n")
-    one_error(run("pics", "--layer", "0", "--least", "-o", "found", "--resume"), 1, "cannot resume...made with layers")
+    one_error(run("pics", "--layer", "0", "--bottom", "-o", "found", "--resume"), 1, "cannot resume...made with layers")
     Path("found/007-mine.png").write_bytes(Path(NAMES[0]).read_bytes())
     assert run("pics", "--layer", "1", "-o", "found", "--overwrite")[0] == 0
     assert files(here / "found") == ["000-conv2.png", "007-mine.png", "exemplars.json"]  # no sheet of an earlier run

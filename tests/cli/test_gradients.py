@@ -125,7 +125,7 @@ def test_every_link_of_a_chain_is_marked_and_reported_once(run: Run) -> None:
     assert len(marked) == finding["numbers"]["weights"] > 5 and marked[-1] == finding["layer"] and marked[0] == "0"
     weights = [row["name"] for row in report["parameters"] if row["findings"] == ["vanishing-gradient"]]
     assert weights == [f"{name}.weight" for name in marked]
-    limited = as_json(run, "--vanishing", "1e-13", model="deep")["layers"]
+    limited = as_json(run, "--threshold", "vanishing=1e-13", model="deep")["layers"]
     assert 0 < len([row for row in limited if row["findings"]]) < len(marked)
 
 
@@ -142,12 +142,14 @@ def test_the_operation_behind_the_first_nan_is_found(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "finding"),
     [
-        (["--exploding", "1e-9", "--vanishing", "0"], "exploding-gradient"),
-        (["--vanishing", "1e9", "--exploding", "inf"], "vanishing-gradient"),
+        (["exploding=1e-9", "vanishing=0"], "exploding-gradient"),
+        (["vanishing=1e9", "exploding=inf"], "vanishing-gradient"),
     ],
 )
 def test_thresholds_reach_the_findings(run: Run, words: list[str], finding: str) -> None:
-    assert {row["finding"] for row in as_json(run, *words)["findings"]} == {finding}
+    assert {
+        row["finding"] for row in as_json(run, *(word for text in words for word in ("--threshold", text)))["findings"]
+    } == {finding}
 
 
 def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(run: Run) -> None:
@@ -170,7 +172,7 @@ def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(run: Run) -> None:
         ("--freeze conv1#1", "Small", 2, "freeze takes names, not calls"),
         ("--loss nll", "Small", 2, "'nll' is not one of"),
         ("--loss mse --target 1", "Small", 2, "--loss mse takes no --target"),
-        ("--vanishing 2 --exploding 1", "Small", 2, "the first must be smaller"),
+        ("--threshold vanishing=2 --threshold exploding=1", "Small", 2, "the first must be smaller"),
         ("--plot cat.png", "Small", 1, "it is the image cat.png itself"),
         ("", "Blind", 1, "the output of Blind has no gradient; detached after 'fc' by detach at nets.py:"),
         ("", "Inference", 1, "inference"),

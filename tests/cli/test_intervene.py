@@ -38,8 +38,8 @@ def here(here: Path) -> Path:
     return here
 
 
-def command_line(*words: str, model: str = "nets.py:Small") -> list[str]:
-    return ["intervene", model, "cat.png", "--input-size", "32", "--device", "cpu", *words]
+def command_line(*words: str, model: str = "nets.py:Small", command: str = "intervene") -> list[str]:
+    return [command, model, "cat.png", "--input-size", "32", "--device", "cpu", *words]
 
 
 def as_json(run: Run, *words: str, **more: Any) -> Any:
@@ -168,7 +168,7 @@ def test_a_model_without_classes_has_layers(run: Run) -> None:
 
 
 def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.LoadedModel) -> None:
-    rows = as_json(run, "--ablate-each", "conv2", "--top", "3", "--target", "2")
+    rows = as_json(run, "--layer", "conv2", "--top", "3", "--target", "2", command="ablate")
     before, worth = float(scores(net)[2]), {}
     for channel in range(4):
         own = hookscope.load_model("nets.py:Small", device="cpu", input_size=(32, 32))
@@ -184,7 +184,7 @@ def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.Loa
 
 
 def test_the_plot_of_ablated_channels_is_that_of_python(run: Run, net: hookscope.LoadedModel, here: Path) -> None:
-    as_json(run, "--ablate-each", "conv1,conv2", "--top", "3", "--plot", "worth.png")
+    as_json(run, "--layer", "conv1,conv2", "--top", "3", "--plot", "worth.png", command="ablate")
     x = net.preprocess(hookscope.open_image("cat.png"))[None]
     ablation = hookscope.ablate_each(net.model, x, "conv1,conv2", keep=3)
     figure = hookscope.plot(ablation, photograph=read_picture("cat.png"), net=net, top=3)
@@ -193,12 +193,15 @@ def test_the_plot_of_ablated_channels_is_that_of_python(run: Run, net: hookscope
 
 
 def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
-    words = ["--ablate-each", "conv2", "--at", "conv2", "zero:channels=0-3"]
-    rows = as_json(run, *words)
+    words = ["--layer", "conv2", "--at", "conv2", "zero:channels=0-3"]
+    rows = as_json(run, *words, command="ablate")
     assert len(rows) == 4 and all(row["worth"] == 0 for row in rows)
-    assert run(*words)[2] == "Note: the score is the same without any of these channels, with the changes of --at\n"
-    words = ["--ablate-each", "conv2", "--at", "relu", "dropout", "--seed", "3"]
-    assert as_json(run, *words) == as_json(run, *words)
+    assert (
+        run(*words, command="ablate")[2]
+        == "Note: the score is the same without any of these channels, with the changes of --at\n"
+    )
+    words = ["--layer", "conv2", "--at", "relu", "dropout", "--seed", "3"]
+    assert as_json(run, *words, command="ablate") == as_json(run, *words, command="ablate")
 
 
 @pytest.mark.parametrize(
@@ -218,15 +221,23 @@ def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
         ("--at re:[ zero", 2, "bad regular expression"),
         ("--at zero conv1", 2, "no intervention 'conv1'; the layer comes first: --at conv1 zero"),
         ("--at conv1 permute:axis=images", 2, "one image cannot be permuted"),
-        ("--ablate-each conv1 --grid a.png", 2, "--ablate-each prints only channels"),
-        ("--ablate-each conv1 --target top:3", 2, "--ablate-each needs one class"),
-        ("--at conv1 zero --plot a.png", 2, "--plot needs --ablate-each; --grid draws the effect of --at"),
-        ("--ablate-each conv1 --plot a.jpg", 2, "plots are PNG, SVG or PDF files"),
-        ("--ablate-each conv7", 1, "no layer 'conv7'"),
     ],
 )
 def test_what_is_refused_is_one_line(run: Run, words: str, status: int, message: str) -> None:
     one_error(run(*words.split()), status, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ("--layer conv1 --target top:3", 2, "ablate needs one class"),
+        ("--layer conv1 --plot a.jpg", 2, "plots are PNG, SVG or PDF files"),
+        ("--layer conv7", 1, "no layer 'conv7'"),
+        ("--layer conv1 --at zero conv1", 2, "no intervention 'conv1'; the layer comes first: --at conv1 zero"),
+    ],
+)
+def test_what_cannot_be_ablated_is_one_line(run: Run, words: str, status: int, message: str) -> None:
+    one_error(run(*words.split(), command="ablate"), status, message)
 
 
 def test_the_manual_names_every_intervention() -> None:

@@ -52,8 +52,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setattr(cache, "folder", lambda: str(folder))
 
 
-def command_line(*words: str, model: str = "nets.py:Net", format: str = "json") -> list[str]:
-    return ["list-layers", *([model] if model else []), *words, "--format", format]
+def command_line(
+    *words: str, model: str = "nets.py:Net", format: str = "json", command: str = "list-layers"
+) -> list[str]:
+    return [command, *([model] if model else []), *words, "--format", format]
 
 
 def printed(run: Run, *words: str, **more: str) -> str:
@@ -247,47 +249,37 @@ nets.py:Net at 8x10: 138 parameters, 11,840 MACs, 1,280 output values
 
 
 def test_a_tree_has_bars_and_totals(run: Run) -> None:
-    assert printed(run, "--tree", "--input-size", "8x10", format="table") == TREE
+    assert printed(run, "--input-size", "8x10", format="table", command="graph") == TREE
 
 
 def test_the_tree_of_a_model_without_layers_in_it_is_a_row(run: Run, here: Path) -> None:
     (here / "one.py").write_text("from torch import nn\n\n\ndef one():\n    return nn.Conv2d(3, 4, 3)\n")
-    _, row, *_ = printed(run, "--tree", "--input-size", "8x8", model="one.py:one", format="table").splitlines()
+    _, row, *_ = printed(run, "--input-size", "8x8", model="one.py:one", format="table", command="graph").splitlines()
     assert row.startswith("(model)  ")
 
 
 def test_a_tree_is_flat_rows_with_a_depth_for_programs(run: Run) -> None:
-    first, second, *_ = printed(run, "--tree", "--depth", "1", "--input-size", "8x10", format="csv").splitlines()[1:]
+    first, second, *_ = printed(
+        run, "--depth", "1", "--input-size", "8x10", format="csv", command="graph"
+    ).splitlines()[1:]
     assert first == "0,,Net,1,,1,1x3x8x10,1x4x8x10,138,11840,1280"
     assert second == "1,stem,Conv2d,1,stem,1,1x3x8x10,1x4x8x10,108,8640,320"
 
 
-@pytest.mark.parametrize(
-    ("words", "wrong"),
-    [
-        (["--tree", "--type", "ReLU"], "--tree has all modules; leave --type out"),
-        (["--tree", "--total"], "--tree has all modules; leave --total out"),
-        (["--depth", "2"], "--depth is for --tree and --graph; add one of them"),
-    ],
-)
-def test_a_tree_takes_no_types(run: Run, words: list[str], wrong: str) -> None:
-    one_error(run(*words), 2, wrong)
-
-
 def test_a_second_tree_needs_no_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = printed(run, "--tree", model="shapes", format="table")
+    first = printed(run, command="graph", model="shapes", format="table")
     assert "(2 calls)" not in first and "727,626 parameters" in first
     monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
-    assert printed(run, "--tree", model="shapes", format="table") == first
+    assert printed(run, command="graph", model="shapes", format="table") == first
 
 
-def test_a_graph_is_drawn_beside_the_rows(run: Run, tmp_path: Path) -> None:
-    rows = json.loads(printed(run, "--graph", str(tmp_path / "net.svg"), "--depth", "1", model="shapes"))
-    assert len(rows) == 26
+def test_a_graph_is_drawn_beside_the_tree(run: Run, tmp_path: Path) -> None:
+    rows = json.loads(printed(run, "-o", str(tmp_path / "net.svg"), "--depth", "1", model="shapes", command="graph"))
+    assert len(rows) == 3
     picture = (tmp_path / "net.svg").read_text()
     assert "<title>shapes at 128x128</title>" in picture and ">features<" in picture and ">classifier<" in picture
 
 
 def test_a_graph_of_another_format_is_refused_before_the_model_is_built(run: Run) -> None:
     wrong = "cannot write net.bmp...name it .svg, .png, .pdf, .dot"
-    one_error(run("--graph", "net.bmp", model="no_such_model"), 2, wrong)
+    one_error(run("-o", "net.bmp", model="no_such_model", command="graph"), 2, wrong)

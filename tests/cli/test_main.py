@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ import click
 import pytest
 
 from hookscope.cli import main as main_module
-from hookscope.cli.main import COMMANDS, cli, main
+from hookscope.cli.main import COMMANDS, MOVED, cli, main
 from hookscope.cli.output import formats
 from hookscope.cli.output.formats import note
+from hookscope.cli.shared.help import SHARED, own_options, shared_options
+from hookscope.cli.shared.threshold_options import threshold_rows
 from hookscope.errors import LayerError, UsageError
 from tests.cli.helpers import POSIX, ROOT
 
@@ -216,26 +219,70 @@ def test_wrong_usage_says_what_is_near(run: Any, words: list[str], hint: str) ->
     assert hint in errors and errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_shows_each_command_in_one_whole_line(run: Any, option: str) -> None:
-    status, output, errors = run(nothing, option)
+@pytest.mark.parametrize("words", [["-h"], ["--help"], []])
+def test_the_help_of_the_program_is_one_screen(run: Any, words: list[str]) -> None:
+    status, output, errors = run(nothing, *words, alone=not words)
     assert (status, errors) == (0, "")
-    assert "..." not in output.partition("Options:")[2]
-    for group, commands in main_module.SUMMARIES.items():
-        assert f"\n{group}:\n" in output
-        for name, text in commands.items():
-            assert f"\n  {name:<12} {text}\n" in output
-            assert len(text) <= 60
-    assert run(nothing, "fake", option)[0] == 0
-
-
-def test_hookscope_alone_prints_a_short_help(run: Any) -> None:
-    status, output, errors = run(nothing, alone=True)
-    assert (status, errors) == (0, "")
-    first, *lines = output.splitlines()
-    assert first.endswith(".") and len(lines) < 20 and max(map(len, lines)) <= 80
+    lines = output.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
     assert sum(line.startswith("  hookscope ") for line in lines) == 3
     assert all(f"  {title:<8} {', '.join(commands)}" in lines for title, commands in main_module.SUMMARIES.items())
+
+
+def test_a_topic_lists_each_command_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "commands"])
+    output = capsys.readouterr().out
+    for group, commands in main_module.SUMMARIES.items():
+        assert f"{group}:\n" in output
+        for name, text in commands.items():
+            assert f"\n  {name:<13} {text}\n" in f"{output}\n"
+            assert len(text) <= 60
+
+
+@pytest.mark.parametrize("topic", SHARED)
+def test_a_topic_explains_each_shared_option_once(capsys: pytest.CaptureFixture[str], topic: str) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", topic])
+    output = capsys.readouterr().out
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        for option in shared_options(command, command.params).get(topic, ()):
+            word = max(option.opts, key=len)
+            if option.hidden:
+                continue
+            assert len(re.findall(rf"^  (?:-\w, )?{word}\b", output, re.MULTILINE)) == 1, word
+
+
+def test_a_topic_explains_each_threshold(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "findings"])
+    output = capsys.readouterr().out
+    assert all(f"\n  {name} " in output for name, _ in threshold_rows())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_at_most_twenty_options_of_its_own(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None and len(own_options(command)) <= 20
+
+
+@pytest.mark.parametrize(("name", "word"), [(name, word) for name, words in MOVED.items() for word in words])
+def test_an_old_spelling_names_the_new_one(capsys: pytest.CaptureFixture[str], name: str, word: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([name, f"--{word}"])
+    new = MOVED[name][word]
+    assert (
+        capsys.readouterr().err == f"Error: hookscope {name} --{word} is now `{new}`; see `hookscope {name} --help`\n"
+    )
+    command, option = (
+        new.split()[1] if new.startswith("hookscope") else name,
+        re.search(r"(?<= )-[-\w]+$|^-[-\w]+$", new),
+    )
+    options = [] if option is None else [option[0]]
+    made = cli.get_command(click.Context(cli), command)
+    assert made is not None and set(options) <= {text for parameter in made.params for text in parameter.opts}
 
 
 def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,10 +315,10 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
         ("visualize --layers 3", "hookscope visualize has no option --layers; nearest: --layer; see"),
         ("visualize --kernels", "hookscope visualize has no option --kernels; --kernels is an option of weights; see"),
         ("predict shapes cat.jpg --top abc", "Invalid value for '--top': 'abc' is not a whole number; see"),
-        ("list-layers --layers 3", "--layer is an option of inspect, visualize, trace, stats, check"),
+        ("list-layers --layers 3", "--layer is an option of inspect, visualize, attention, trace, stats"),
         (
             "--plot x",
-            "hookscope has no option --plot; --plot is an option of stats, weights, plan, compare, gradients and",
+            "hookscope has no option --plot; --plot is an option of stats, merge, weights, plan, compare and",
         ),
     ],
 )

@@ -110,7 +110,7 @@ LINES = {
     "trace": ["trace", *MODEL, "x.png"],
     "trace --events": ["trace", *MODEL, "x.png", "--events"],
     "intervene": ["intervene", *MODEL, "x.png", "--at", "first", "zero"],
-    "ablate": ["intervene", *MODEL, "x.png", "--top", "999"],
+    "ablate": ["ablate", *MODEL, "x.png", "--top", "999"],
 }
 
 
@@ -129,7 +129,7 @@ def asked(rows_of: Print) -> Callable[..., dict[Call, Place]]:
 
     def calls(command: str, layer: str, *types: str) -> dict[Call, Place]:
         line = [*LINES[command], *(f"--type={name}" for name in types)]
-        return calls_in(rows_of(*line, "--ablate-each" if command == "ablate" else "--layer", layer))
+        return calls_in(rows_of(*line, "--layer", layer))
 
     return calls
 

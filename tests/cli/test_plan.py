@@ -88,7 +88,7 @@ def test_a_table_has_the_costly_calls_and_other_formats_all(run: Run) -> None:
 
 def test_measured_times_are_numbers_in_rows_and_totals(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.planning.timing.speed", lambda *where: (2e9, 1e9))
-    words = ("--input-size", "32", "--measure", "--repeats", "2", "--warm-up", "0")
+    words = ("--input-size", "32", "--time", "--repeats", "2", "--warm-up", "0")
     status, out, errors = run(*words, "--format", "json", "--plot", "plan.png")
     found = json.loads(out)
     assert status == 0 and Path("plan.png").read_bytes().startswith(b"\x89PNG"), errors
@@ -110,8 +110,8 @@ def test_measured_times_are_numbers_in_rows_and_totals(run: Run, monkeypatch: py
         ("--train --optimizer adamm", 2, "adamm...adam"),
         ("--optimizer adam", 2, "--optimizer has no effect without --train"),
         ("--checkpoint fc", 2, "--checkpoint has no effect without --train"),
-        ("--repeats 3", 2, "--repeats has no effect without --measure"),
-        ("--measure --repeats 0", 2, "--repeats"),
+        ("--repeats 3", 2, "--repeats has no effect without --time"),
+        ("--time --repeats 0", 2, "--repeats"),
         ("--train --checkpoint fcc", 1, "fcc...fc"),
         ("--dtype float8", 2, "float8...float32"),
         ("--device tpu", 2, "tpu"),

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import hookscope
+from hookscope.cli.main import main
 from hookscope.statistics.run import load_statistics
 from hookscope.system.atomic_files import check_folder
 from tests.cli.helpers import POSIX, Run, one_error, rows, start
@@ -66,8 +67,15 @@ def here(here: Path) -> Path:
 
 
 def command_line(*words: str, model: str = "nets.py:Faulty", format: str = "ndjson") -> list[str]:
-    measured = [] if "--merge" in words else ["--preprocess", "none", "--batch-size", "2"]
-    return ["stats", model, *measured, "--format", format, *words]
+    return ["stats", model, "--preprocess", "none", "--batch-size", "2", "--format", format, *words]
+
+
+def merged(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run `merge`: status, output, errors."""
+    with pytest.raises(SystemExit) as caught:
+        main(["merge", *words, "--format", "ndjson"])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, *capfd.readouterr()
 
 
 def same(result: Any, other: Any) -> bool:
@@ -149,7 +157,8 @@ def test_batches_and_workers_change_no_number(run: Run, words: list[str]) -> Non
 
 
 def test_thresholds_reach_the_findings(run: Run) -> None:
-    words = ["--dead-share", "20%", "--few-images", "7", "--vanishing", "1e9", "--exploding", "1e-9"]
+    chosen = ("dead-share=20%", "few-images=7", "vanishing=1e9", "exploding=1e-9")
+    words = [word for text in chosen for word in ("--threshold", text)]
     findings = {row["finding"] for row in rows(run("pics", *words)[1]) if row["row"] == "finding"}
     assert findings == {"duplicate-channels", "vanishing-activations", "exploding-activations", "never-updated"}
 
@@ -171,7 +180,9 @@ def test_names_come_from_a_list(run: Run, here: Path) -> None:
         (["pics", "--save", "pics/0.png"], 2, "would replace a file that holds no statistics"),
         (["pics", "--save", "x.png", "--plot", "./x.png"], 2, "--plot and --save name the same file"),
         (["pics", "--tensorboard", "nets.py"], 1, "cannot write to nets.py"),
-        (["pics", "--low-rank", "5%"], 2, "--low-rank"),
+        (["pics", "--threshold", "low-rank=x"], 2, "--threshold low-rank: 'x' is not a share"),
+        (["pics", "--threshold", "dead=1%"], 2, "no threshold 'dead'; nearest: dead-share"),
+        (["pics", "--dead-share", "1%"], 2, "hookscope stats --dead-share VALUE is now `--threshold dead-share=VALUE`"),
         (["pics", "--batch-size", "0"], 2, "--batch-size"),
         (["pics", "--workers", "-1"], 2, "--workers"),
         (["pics", "--limit", "0"], 2, "--limit"),
@@ -246,30 +257,30 @@ def test_other_weights_of_the_same_name_are_not_resumed(run: Run, here: Path) ->
     one_error(run(*words), 1, "'s.json' and 'this run' were measured on different weights of nets.py:Faulty")
 
 
-def test_a_damaged_file_is_refused_and_left_as_it_is(run: Run, here: Path) -> None:
+def test_a_damaged_file_is_refused_and_left_as_it_is(run: Run, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run("pics", "--save", "s.json")
     content = (here / "s.json").read_bytes()
     for damaged in (content[: len(content) // 2], content.replace(b'"images": 7', b'"images": 8'), b""):
         (here / "bad.json").write_bytes(damaged)
         one_error(run("pics", "--save", "bad.json", "--resume"), 1, "'bad.json'")
-        one_error(run("bad.json", "--merge", model="s.json"), 1, "'bad.json'")
+        one_error(merged(capfd, "s.json", "bad.json"), 1, "'bad.json'")
         assert (here / "bad.json").read_bytes() == damaged
 
 
-def test_merged_shards_equal_the_whole_run(run: Run) -> None:
+def test_merged_shards_equal_the_whole_run(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     whole = rows(run("pics", "--rank")[1])
     run(*NAMES[:3], "--save", "a.json", "--rank")
     run(*NAMES[3:], "--save", "b.json", "--rank")
-    status, out, errors = run("b.json", "--merge", "--save", "c.json", model="a.json")
+    status, out, errors = merged(capfd, "a.json", "b.json", "--save", "c.json")
     assert (status, errors) == (0, "")
     assert same(rows(out), whole)
-    assert run("--merge", model="c.json")[1] == out
+    assert merged(capfd, "c.json")[1] == out
     one_error(run("pics", "--save", "c.json", "--resume", "--rank"), 2, "'c.json' was merged from several runs")
     error = "'c.json' and 'b.json' hold the same images; 4 images would count twice, the first is number 1 of 'b.json'"
-    one_error(run("b.json", "--merge", model="c.json"), 1, error)
+    one_error(merged(capfd, "c.json", "b.json"), 1, error)
 
 
-def test_runs_of_different_models_are_not_merged(run: Run, here: Path) -> None:
+def test_runs_of_different_models_are_not_merged(run: Run, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run("pics", "--save", "a.json")
     run("pics", "--save", "b.json", model="nets.py:other")
     for name, message in {
@@ -277,28 +288,13 @@ def test_runs_of_different_models_are_not_merged(run: Run, here: Path) -> None:
         "missing.json": "no saved statistics 'missing.json': No such file or directory",
         "./a.json": "'./a.json' is named twice",
     }.items():
-        one_error(run(name, "--merge", "--save", "d.json", model="a.json"), 1 + (name == "./a.json"), message)
+        one_error(merged(capfd, "a.json", name, "--save", "d.json"), 1 + (name == "./a.json"), message)
         assert not (here / "d.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["--layer", "conv1"],
-            "--layer cannot be used with --merge; --merge measures nothing; leave one of the two out",
-        ),
-        (["--limit", "3"], "--limit cannot be used with --merge"),
-        (["--resume"], "--resume cannot be used with --merge"),
-        (["--files0-from", "-"], "--files0-from cannot be used with --merge"),
-    ],
-)
-def test_merging_takes_no_option_of_a_measurement(run: Run, words: list[str], message: str) -> None:
-    run("pics", "--save", "a.json")
-    one_error(run("--merge", *words, model="a.json"), 2, message)
-
-
-def test_a_run_is_logged_and_a_merged_run_is_plotted(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_logged_and_a_merged_run_is_plotted(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     logged: list[Any] = []
     monkeypatch.setattr("hookscope.statistics.check_installed", lambda: check_folder("."))
     monkeypatch.setattr("hookscope.statistics.write_events", lambda *rest, **more: logged.append((rest, more)))
@@ -309,7 +305,7 @@ def test_a_run_is_logged_and_a_merged_run_is_plotted(run: Run, here: Path, monke
         "model": "nets.py:Faulty",
         "weights": "from factory (seed 0): untrained unless it loads its own",
     }
-    assert run("--merge", "--plot", "y.svg", model="a.json")[0] == 0
+    assert merged(capfd, "a.json", "--plot", "y.svg")[0] == 0
     assert (here / "y.svg").read_bytes().startswith(b"<?xml")
 
 

@@ -70,8 +70,8 @@ def here(here: Path) -> Path:
 PICTURES = {"cat.png": (40, 32)}
 
 
-def command_line(*words: str) -> list[str]:
-    return ["trace", *words, "--device", "cpu"]
+def command_line(*words: str, command: str = "trace") -> list[str]:
+    return [command, *words, "--device", "cpu"]
 
 
 def rows(run: Run, *words: str) -> list[dict[str, Any]]:
@@ -100,13 +100,13 @@ def test_numbers_equal_those_computed_by_hand(run: Run) -> None:
 
 
 def test_a_line_holds_values_as_json(run: Run) -> None:
-    _, out, errors = run(*ONES, "--values", "--most", "4", "--type", "all", "--layer", "0,3")
+    _, out, errors = run(*ONES, "--values", "--max-values", "4", "--type", "all", "--layer", "0,3")
     lines = [line.split("\t") for line in out.splitlines()]
     values = json.dumps([[[[3.0, 3.0], [0.0, 0.0]]]])
     assert [line[-2:] for line in lines[1:]] == [["null", values], ["[[3.0, 3.0, 0.0, 0.0]]", "[[6.0, 6.0]]"]]
     assert errors.splitlines() == [
         "Note: 0, 3 are indices; the layer named 0 is name:0",
-        "Note: 1 tensor of more than 4 values left out; --most shows larger tensors",
+        "Note: 1 tensor of more than 4 values left out; --max-values shows larger tensors",
     ]
 
 
@@ -201,8 +201,8 @@ def test_a_model_that_raises_is_one_line(run: Run) -> None:
 
 
 def test_what_makes_nan_is_status_3_and_a_sound_pass_names_what_was_looked_at(run: Run) -> None:
-    line = ("nets.py:Parts", "tiny.png", "--preprocess", "none", "--non-finite", "--format")
-    status, out, _ = run(*line, "table")
+    line = ("nets.py:Parts", "tiny.png", "--preprocess", "none", "--format")
+    status, out, _ = run(*line, "table", command="find-nan")
     assert status == 3
     assert out.splitlines()[:6] == [
         "NaN and Inf made by join::div (nets.py:144): 0 / 0: 27 of 27 divisors are 0",
@@ -213,18 +213,12 @@ def test_what_makes_nan_is_status_3_and_a_sound_pass_names_what_was_looked_at(ru
         "Looked at 6 operations in 3 calls of modules, 108 values, in one forward pass in eval mode.",
     ]
     assert "Not looked at, because they did not run: idle." in out
-    status, out, _ = run(*line, "json")
+    status, out, _ = run(*line, "json", command="find-nan")
     printed = json.loads(out)
     assert (status, printed["output"], printed["did_not_run"]) == (3, {"": 27}, ["idle"])
     [call] = printed["calls"]
     assert (call["name"], call["order"], call["nonfinite"]) == ("join::div", 6, 27)
     assert call["inputs"]["1"] == {"shape": [1, 3, 3, 3], "dtype": "float32", "min": 0, "max": 0, "nonfinite": 0}
-    status, out, errors = run(*ONES, "--non-finite", "--format", "tsv")
+    status, out, errors = run(*ONES, "--format", "tsv", command="find-nan")
     assert (status, len(out.splitlines())) == (0, 1)
     assert errors.startswith("Note: No NaN and no Inf. Looked at 4 operations in 5 calls of modules, 14 values, in one")
-
-
-@pytest.mark.parametrize("word", ["--layer=1", "--type=all", "--ops", "--events", "--values"])
-def test_non_finite_looks_at_every_call(run: Run, word: str) -> None:
-    name = word.partition("=")[0]
-    one_error(run(*ONES, "--non-finite", word), 2, f"--non-finite takes no {name}; it looks at every call")

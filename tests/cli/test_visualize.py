@@ -22,8 +22,10 @@ from tests.cli.helpers import POSIX, ROOT, Run, files, one_error, rows
 PICTURES = {"cat.jpg": (60, 40), "dog.png": (40, 60)}
 
 
-def command_line(*words: str, model: str = "nets.py:Small", format: str = "ndjson") -> list[str]:
-    return ["visualize", model, *words, "--format", format]
+def command_line(
+    *words: str, model: str = "nets.py:Small", format: str = "ndjson", command: str = "visualize"
+) -> list[str]:
+    return [command, model, *words, "--format", format]
 
 
 def test_a_row_is_of_the_values_in_the_sheet(run: Run, here: Path) -> None:
@@ -217,8 +219,8 @@ def test_a_picture_of_infinite_values_is_drawn_without_a_warning(run: Run, here:
 
 
 def test_attention_is_a_page_for_each_image_and_a_row_for_each_head(run: Run, here: Path) -> None:
-    words = ["--attention", "--raw", "x.npz", "--size", "32x48", "--resize", "stretch"]
-    status, out, errors = run("cat.jpg", *words, model="nets.py:Looks")
+    words = ["--raw", "x.npz", "--size", "32x48", "--resize", "stretch"]
+    status, out, errors = run("cat.jpg", *words, model="nets.py:Looks", command="attention")
     first, second = rows(out)
     name = "cat-nets.py-Looks-attention.png"
     assert (status, errors, files(here)) == (0, "", [name, "x.npz"])
@@ -232,8 +234,10 @@ def test_attention_is_a_page_for_each_image_and_a_row_for_each_head(run: Run, he
 
 
 def test_a_table_of_attention_has_the_head_with_the_fewest_positions(run: Run) -> None:
-    few, many = sorted(rows(run("cat.jpg", "--attention", model="nets.py:Looks")[1]), key=lambda row: row["positions"])
-    _, out, _ = run("cat.jpg", "--attention", model="nets.py:Looks", format="table")
+    few, many = sorted(
+        rows(run("cat.jpg", model="nets.py:Looks", command="attention")[1]), key=lambda row: row["positions"]
+    )
+    _, out, _ = run("cat.jpg", model="nets.py:Looks", format="table", command="attention")
     assert few["positions"] < many["positions"]
     assert f"head: {few['head']};" in out or f"  {few['head']}  " in out.splitlines()[1]
     assert "the head that looks at the fewest positions; --format tsv has all heads" in " ".join(out.split())
@@ -243,28 +247,26 @@ def test_the_query_of_attention_is_a_position_in_pixels_of_the_image(run: Run, h
     net = hookscope.load_model("nets.py:Looks", preprocess="stretch", input_size=(32, 48))
     picture = net.prepare(hookscope.open_image("cat.jpg"))[None]
     [expected] = hookscope.attention_maps(net.model, picture, query=(2.5 / 4, 5.5 / 6))
-    words = ["--attention", "--preprocess", "stretch", "--size", "32x48", "--raw", "x.npy", "-o", "x.png"]
-    assert run("cat.jpg", "--query", "59,21", *words, model="nets.py:Looks")[0] == 0
+    words = ["--preprocess", "stretch", "--size", "32x48", "--raw", "x.npy", "-o", "x.png"]
+    assert run("cat.jpg", "--query", "59,21", *words, model="nets.py:Looks", command="attention")[0] == 0
     assert np.array_equal(np.load("x.npy"), expected.values)
-    assert run("cat.jpg", "--query", "18", *words, model="nets.py:Looks")[0] == 0
+    assert run("cat.jpg", "--query", "18", *words, model="nets.py:Looks", command="attention")[0] == 0
     assert np.array_equal(np.load("x.npy"), expected.values)
 
 
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
-        (["--attention", "--overlay"], 2, "--overlay has no effect on --attention"),
-        (["--query", "mean"], 2, "--query needs --attention; add --attention"),
-        (["--attention", "--query", "1,2,3"], 2, "--query 1,2,3 cannot be read; give class, mean, X,Y in pixels"),
-        (["--attention", "--query", "70,3"], 2, "the model does not see the position 70,3; it sees 0,0 to 60,40"),
-        (["--attention", "--query", "25"], 1, "attention has no single query 25; it has 25: 0 to 24"),
-        (["--attention", "--layer", "fc"], 1, "no attention in fc; the model has 1 call of attention: 0 (attention)"),
+        (["--query", "1,2,3"], 2, "--query 1,2,3 cannot be read; give class, mean, X,Y in pixels"),
+        (["--query", "70,3"], 2, "the model does not see the position 70,3; it sees 0,0 to 60,40"),
+        (["--query", "25"], 1, "attention has no single query 25; it has 25: 0 to 24"),
+        (["--layer", "fc"], 1, "no attention in fc; the model has 1 call of attention: 0 (attention)"),
     ],
 )
 def test_what_attention_cannot_draw_is_said_in_a_line(run: Run, words: list[str], status: int, text: str) -> None:
     sized = ["--preprocess", "stretch", "--size", "32x48"]
-    one_error(run("cat.jpg", *words, *sized, model="nets.py:Looks"), status, text)
+    one_error(run("cat.jpg", *words, *sized, model="nets.py:Looks", command="attention"), status, text)
 
 
 def test_a_model_without_attention_is_refused(run: Run) -> None:
-    one_error(run("cat.jpg", "--attention"), 1, "Small has no attention; in its pass no softmax weighs values")
+    one_error(run("cat.jpg", command="attention"), 1, "Small has no attention; in its pass no softmax weighs values")

@@ -116,7 +116,7 @@ def test_a_watched_script_trains_to_the_same_bits_and_each_rank_has_its_log(
     losses = [float.fromhex(line.split()[1]) for line in output.splitlines()[1:13:5]]
     assert [row["loss"] for row in run.rows[::3]] == pytest.approx(losses, rel=1e-6)
     assert note.startswith("Note: 3 of 12 steps sampled, 9 lines in run.rank1.ndjson; ")
-    assert note.endswith("; see `hookscope watch --show run.rank1.ndjson`\n")
+    assert note.endswith("; see `hookscope show-run run.rank1.ndjson`\n")
 
 
 EVERYTHING = """
@@ -425,14 +425,12 @@ def test_processes_that_the_script_starts_have_a_log_each(tmp_path: Path) -> Non
 
 REFUSED = {
     "no folder": (["--log", "no/run.ndjson", "train.py"], 1, "its folder does not exist"),
-    "both": (["--show", "run.ndjson", "train.py"], 2, "--show runs no script, but train.py is one; leave one of them"),
-    "a plot of nothing": (["--plot", "run.png"], 2, "--plot needs --show LOG"),
-    "a log of a log": (["--show", "run.ndjson", "--every", "2"], 2, "--every needs a script"),
-    "no log": (["--show", "rum.ndjson"], 1, "no log 'rum.ndjson': No such file or directory; there is run.ndjson"),
-    "an empty log": (["--show", "empty.ndjson"], 1, "'empty.ndjson' holds no run yet"),
-    "ranks": (["--show", "many.ndjson"], 1, "there is many.rank0.ndjson, many.rank1.ndjson"),
-    "a strange plot": (["--show", "run.ndjson", "--plot", "run.txt"], 2, "plots are PNG, SVG or PDF files"),
-    "a plot over a log": (["--show", "run.png", "--plot", "run.png"], 2, "it is the log run.png itself"),
+    "an old spelling": (["--show", "run.ndjson"], 2, "hookscope watch --show is now `hookscope show-run`"),
+    "no log": (["rum.ndjson"], 1, "no log 'rum.ndjson': No such file or directory; there is run.ndjson"),
+    "an empty log": (["empty.ndjson"], 1, "'empty.ndjson' holds no run yet"),
+    "ranks": (["many.ndjson"], 1, "there is many.rank0.ndjson, many.rank1.ndjson"),
+    "a strange plot": (["run.ndjson", "--plot", "run.txt"], 2, "plots are PNG, SVG or PDF files"),
+    "a plot over a log": (["run.png", "--plot", "run.png"], 2, "it is the log run.png itself"),
 }
 
 
@@ -441,6 +439,7 @@ def test_wrong_usage_is_one_line_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     words, status, message = REFUSED[name]
+    command = "watch" if words[0].startswith("--") else "show-run"
     monkeypatch.chdir(tmp_path)
     for file in ("empty.ndjson", "many.rank0.ndjson", "many.rank1.ndjson"):
         (tmp_path / file).touch()
@@ -449,7 +448,7 @@ def test_wrong_usage_is_one_line_before_anything_runs(
     script(tmp_path, "raise AssertionError('it ran')")
     before = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     with pytest.raises(SystemExit) as caught:
-        main(["watch", *words])
+        main([command, *words])
     output, errors = capsys.readouterr()
     assert (caught.value.code, output, errors.count("\n")) == (status, "", 1) and message in errors, errors
     assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == before
@@ -461,7 +460,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Any:
 
     def shown(log: Path, format: str) -> str:
         with pytest.raises(SystemExit) as caught:
-            main(["watch", "--show", str(log), "--format", format])
+            main(["show-run", str(log), "--format", format])
         output, errors = capsys.readouterr()
         assert (caught.value.code, errors) == (0, "")
         return output
@@ -493,4 +492,4 @@ def test_showing_imports_no_torch(tmp_path: Path) -> None:
         "import sys\nfrom hookscope.cli.main import main\ntry: main(sys.argv[1:])\n"
         "finally: print('torch' in sys.modules, file=sys.stderr)"
     )
-    assert ended(tmp_path, "-c", code, "watch", "--show", "run.ndjson")[2] == "False\n"
+    assert ended(tmp_path, "-c", code, "show-run", "run.ndjson")[2] == "False\n"

@@ -95,7 +95,7 @@ def test_layers_are_chosen_by_name(run: Run) -> None:
     assert [row["layer"] for row in rows(out)] == ["conv2", "conv2", "fc", "fc"]
 
 
-@pytest.mark.parametrize("option", ["--dead-norm 0.999", "--duplicate-cosine 0.01"])
+@pytest.mark.parametrize("option", ["--threshold dead-norm=0.999", "--threshold duplicate-cosine=0.01"])
 def test_thresholds_reach_the_rows(run: Run, broken: str, option: str) -> None:
     words = ["--weights", broken, "--layer", "conv1", "--format", "json", *option.split()]
     row = json.loads(run(*words)[1])["parameters"][0]
@@ -119,8 +119,8 @@ def test_options_reach_the_kernels_beside_a_plot(run: Run, here: Path) -> None:
         (["--kernels", "k.svg"], 2, "kernels are drawn as PNG files"),
         (["--plot", "a.png", "--kernels", "./a.png"], 2, "--plot and --kernels are both a.png"),
         (["--plot", "same.png", "--weights", "same.png"], 2, "it is the input same.png itself"),
-        (["--dead-norm", "-1"], 2, "'-1' is not a number of at least 0"),
-        (["--duplicate-cosine", "1.5"], 2, "'1.5' is not a number of 0 to 1"),
+        (["--threshold", "dead-norm=-1"], 2, "'-1' is not a number of at least 0"),
+        (["--threshold", "duplicate-cosine=1.5"], 2, "'1.5' is not a number of 0 to 1"),
         (["--kernels", "k.png", "--channels", "x"], 2, "bad channels 'x'"),
         (["--kernels", "k.png", "--cmap", "virids"], 2, "no colour map 'virids'"),
         (["--kernels", "k.png", "--channels", "99"], 1, "no channel 99"),

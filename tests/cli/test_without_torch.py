@@ -54,7 +54,7 @@ OFFERED = {
     "hookscope list-layers squeezenet1_1 --type Fi": ["Fire"],
     "hookscope list-layers squeezenet1_1 --format j": ["json"],
     "hookscope predict resnet34 cat.jpg --target tabb": ["tabby"],
-    "hookscope cam resnet34 --me": ["--method", "--methods", "--mean"],
+    "hookscope cam resnet34 --me": ["--method", "--mean"],
     "hookscope saliency resnet34 --method guided": ["guided-backprop", "guided-gradcam"],
 }
 
@@ -72,7 +72,7 @@ def test_help_completion_and_repeated_listings_do_not_import_torch(
         first.append(capsys.readouterr().out)
     with monkeypatch.context() as patches:  # as in a process without torch, which keeps the tables of help
         patches.delitem(sys.modules, "torch")
-        for rows in (cam._methods, saliency._methods, intervene._words):
+        for rows in (cam.cam_methods, saliency._methods, intervene._words):
             assert rows()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

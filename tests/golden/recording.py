@@ -93,7 +93,6 @@ def surroundings(folder: Path) -> Iterator[None]:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name in [name for name in os.environ if name.startswith("HOOKSCOPE_")]:
         del os.environ[name]
-    os.environ["HOOKSCOPE_CONFIG"] = os.devnull
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         os.environ[name] = "http://127.0.0.1:9"
     for name in ("RANK", "WORLD_SIZE", "PYTHONSAFEPATH", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "LINES"):

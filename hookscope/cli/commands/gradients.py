@@ -109,7 +109,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     \b
     Findings look at the ratio of weights with two or more dimensions:
       vanishing-gradient  the ratio is below the threshold, or the gradient is 0
-      exploding-gradient  the ratio is above the threshold, or there are NaN or Inf
+      exploding-gradient  the ratio is above the threshold, or NaN or Inf
       no-gradient         no gradient arrives: frozen, unused, detached, no graph
 
     Findings on neighbouring layers become one, at the layer nearest to the loss, with the worst value. The exit status

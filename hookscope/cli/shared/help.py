@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import click
 
+_OF_A_SIDE = (  # of compare, whose options are for A, for B or for both
+    *("weights", "seed", "device", "preprocess", "resize", "mean", "std", "range", "input_size", "dtype", "compile"),
+)
 SHARED = {
     "images": (
         "Images",
@@ -17,8 +20,8 @@ SHARED = {
         "How MODEL is loaded, and how an image becomes its input.",
         (
             *("weights", "seed", "device", "preprocess", "resize", "mean", "std", "range", "input_size", "categories"),
-            *("weights_a", "seed_a", "device_a", "preprocess_a", "resize_a", "mean_a", "std_a", "range_a"),
-            *("input_size_a", "compile"),
+            *(f"{name}_{side}" for name in _OF_A_SIDE for side in "ab"),
+            "compile",
         ),
     ),
     "run": (

@@ -20,10 +20,6 @@ def test_an_option_of_a_cluster_needs_one(run: Run, command: list[str], option: 
     one_error(run(command[0], "shapes", "cat.jpg", *command[1:], *option), 2, f"{option[0]} needs...--engine ray")
 
 
-def test_statistics_that_are_merged_need_no_engine(run: Run) -> None:
-    one_error(run("stats", "--merge", "a.json", "--engine", "local"), 2, "--engine cannot be used with --merge")
-
-
 def test_the_engine_is_this_process_unless_a_cluster_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "RayEngine", lambda *given: given, raising=False)
     assert isinstance(EngineOptions().make(), jobs.LocalEngine)

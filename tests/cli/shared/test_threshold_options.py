@@ -9,7 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from hookscope.cli.shared.threshold_options import Number, Rank, Share, chosen_thresholds, threshold_options
+from hookscope.cli.shared.threshold_options import Number, Rank, Share, threshold_option
+from hookscope.errors import UsageError
 from hookscope.statistics.findings import StatisticsThresholds
 
 
@@ -66,18 +67,33 @@ def test_ranks() -> None:
 
 
 @click.command()
-@threshold_options("activations")
-def thresholds(**options: Any) -> None:
-    click.echo(repr(StatisticsThresholds.of(chosen_thresholds("activations", options))))
+@threshold_option("activations")
+def toy(thresholds: dict[str, Any]) -> None:
+    click.echo(repr(StatisticsThresholds.of(thresholds)))
 
 
 def test_the_defaults_are_those_of_the_library() -> None:
-    assert CliRunner().invoke(thresholds, []).output == f"{StatisticsThresholds()!r}\n"
+    assert CliRunner().invoke(toy, []).output == f"{StatisticsThresholds()!r}\n"
 
 
-def test_every_threshold_has_its_option() -> None:
-    words = "--dead-share 1% --saturated-share 2% --vanishing 3 --exploding 4 --duplicate-correlation .5 --low-rank 6%"
-    answer = CliRunner().invoke(
-        thresholds, [*words.split(), "--drift-shift", "7", "--drift-ratio", "8", "--few-images", "9"]
+def test_every_threshold_has_its_name() -> None:
+    texts = (
+        "dead-share=1% saturated-share=2% vanishing=3 exploding=4 duplicate-correlation=.5 low-rank=6% drift-shift=7"
     )
+    words = [word for text in f"{texts} drift-ratio=8 few-images=9".split() for word in ("--threshold", text)]
+    answer = CliRunner().invoke(toy, words)
     assert answer.output == f"{StatisticsThresholds(0.01, 0.02, 3.0, 4.0, 0.5, 0.06, 7.0, 8.0, 9)!r}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dead=1%", "no threshold 'dead'; nearest: dead-share"),
+        ("dead-share", "--threshold dead-share: '' is not a share"),
+        ("few-images=-1", "--threshold few-images: -1 is not in the range"),
+        ("vanishing=x", "--threshold vanishing: 'x' is not a number of at least 0"),
+    ],
+)
+def test_what_is_no_threshold_is_said(text: str, message: str) -> None:
+    error = CliRunner().invoke(toy, ["--threshold", text]).exception
+    assert isinstance(error, UsageError) and message in str(error), error

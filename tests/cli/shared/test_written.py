@@ -193,7 +193,7 @@ def screen(run: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 DRAWS = {words: names for words, names in COMMANDS.items() if words.split()[0] in ("visualize", "cam", "saliency")}
 DRAWS["intervene net.py:net cat.png --at first zero --layer second --grid a.png"] = "a.png"
-DRAWS["intervene net.py:net cat.png --ablate-each first --plot b.png"] = "b.png"
+DRAWS["ablate net.py:net cat.png --layer first --plot b.png"] = "b.png"
 
 
 @pytest.mark.parametrize("words", DRAWS)
@@ -227,7 +227,7 @@ def test_show_goes_with_open_and_quiet(screen: Any, opened: list[list[str]]) -> 
 
 
 def test_what_cannot_be_drawn_is_said(screen: Any) -> None:
-    text = screen("intervene net.py:net cat.png --ablate-each first --plot b.svg --show")
+    text = screen("ablate net.py:net cat.png --layer first --plot b.svg --show")
     assert "\nNote: b.svg is not shown: it is no PNG file, or too large\nwrote b.svg; " in text
     text = screen("intervene net.py:net cat.png --at first zero --show")
     assert text.endswith("\nNote: --show shows nothing, because no picture was written to a file\n")
@@ -277,5 +277,3 @@ def test_show_in_the_settings_is_for_terminals_only(run: Any, screen: Any, monke
     monkeypatch.setenv("HOOKSCOPE_CAM_SHOW", "1")
     assert run("cam net.py:net cat.png -o a.png") == ["wrote a.png; open it: xdg-open a.png"]
     assert screen("cam net.py:net cat.png -o a.png").count("▀") > 50
-    monkeypatch.setitem(sys.modules, "textual_image", None)
-    assert screen("cam net.py:net cat.png", 1).endswith("; --show is from HOOKSCOPE_CAM_SHOW\n")

@@ -1,4 +1,4 @@
-"""``cam --compare`` and ``--map`` on a small model: rows, pages, maps from files and refusals."""
+"""``compare-maps`` on a small model: rows, pages, maps from files and refusals."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from tests.cli.helpers import Run, files, one_error, rows
 
 PICTURES = {"cat.jpg": (160, 120), "dog.png": (120, 160)}
 SLOW = pytest.mark.slow
-TWO = ("--compare", "--methods", "gradcam,eigencam")
+TWO = ("--methods", "gradcam,eigencam")
+ONE = ("--methods", "gradcam")
 
 
-def command_line(*words: str, format: str = "ndjson") -> list[str]:
-    return ["cam", "nets.py:Small", *words, "--input-size", "32", "--target", "1", "--format", format]
+def command_line(*words: str, format: str = "ndjson", command: str = "compare-maps") -> list[str]:
+    return [command, "nets.py:Small", *words, "--input-size", "32", "--target", "1", "--format", format]
 
 
 def test_rows_are_those_of_the_library(run: Run, here: Path) -> None:
@@ -56,14 +57,14 @@ def test_of_several_images_the_means_stand_in_the_table(run: Run, here: Path) ->
 def test_methods_that_are_missing_for_one_reason_are_one_note(run: Run, here: Path) -> None:
     model = (here / "nets.py").read_text()
     (here / "nets.py").write_text(f"import torch\n{model}\nSmall.forward = torch.no_grad()(Small.forward)\n")
-    status, _, errors = run("cat.jpg", "--compare")
+    status, _, errors = run("cat.jpg")
     assert status == 0 and errors.count("without gradcam") == 1, errors
     assert "without gradcam, gradcam++, hirescam, layercam, xgradcam: no layer of Small has a map" in errors
 
 
 @SLOW
 def test_every_method_that_the_model_has_is_drawn(run: Run) -> None:
-    found = json.loads(run("cat.jpg", "--compare", "--layer", "conv1", "-o", "x.png", format="json")[1])
+    found = json.loads(run("cat.jpg", "--layer", "conv1", "-o", "x.png", format="json")[1])
     assert [row["map"] for row in found["measured_maps"]][-1] in found["maps"][-1]["map"]
     names = {row["map"] for row in found["maps"]}
     assert names == {*hookscope.explain.CAM_METHODS, *BASELINES}  # no attention, no rollout
@@ -76,7 +77,7 @@ def test_a_map_from_a_file_is_measured_beside_one_method(run: Run, name: str) ->
         Image.fromarray(values).save(name)
     else:
         (np.save if name == "mine.npy" else np.savez)(name, values)
-    status, out, errors = run("cat.jpg", "--map", name, "--raw", "x.npz", format="csv")
+    status, out, errors = run("cat.jpg", *ONE, "--map", name, "--raw", "x.npz", format="csv")
     assert status == 0 and errors.startswith("Note: ")  # the verdict
     assert {line.split(",")[1] for line in out.splitlines()[1:]} == {"mine", "gradcam", *BASELINES}
     with np.load("x.npz") as arrays:
@@ -88,7 +89,7 @@ def test_a_map_of_the_photograph_is_cut_to_what_the_network_saw(run: Run) -> Non
     photograph = np.zeros((120, 160), np.float32)
     photograph[:, 80:] = 1
     np.save("whole.npy", photograph)
-    run("cat.jpg", "--map", "whole.npy", "--raw", "x.npz")
+    run("cat.jpg", *ONE, "--map", "whole.npy", "--raw", "x.npz")
     with np.load("x.npz") as arrays:
         cut = arrays["cat/whole/1"]
     assert cut.shape == (32, 32) and cut[:, :15].max() == 0 and cut[:, 17:].min() == 1
@@ -96,11 +97,11 @@ def test_a_map_of_the_photograph_is_cut_to_what_the_network_saw(run: Run) -> Non
 
 @SLOW
 def test_maps_of_several_images_come_from_raw_files_and_folders(run: Run, here: Path) -> None:
-    run("cat.jpg", "dog.png", "--method", "layercam", "--raw", "maps.npz")
+    run("cat.jpg", "dog.png", "--method", "layercam", "--raw", "maps.npz", command="cam")
     (here / "maps").mkdir()
     for name in ("cat", "dog"):
         np.save(here / "maps" / name, np.eye(5))
-    status, out, _ = run("cat.jpg", "dog.png", "--map", "maps.npz", "--map", "maps")
+    status, out, _ = run("cat.jpg", "dog.png", *ONE, "--map", "maps.npz", "--map", "maps")
     found = [row["map"] for row in rows(out) if row["row"] == "map"]
     assert status == 0 and sorted(found) == sorted(["maps", "maps of maps", "gradcam", *BASELINES])
 
@@ -114,25 +115,23 @@ def test_boxes_are_in_pixels_of_the_photograph(run: Run, here: Path) -> None:
     near, far = [x - 2, y - 2, x + 2, y + 2], [0, 0, 5, 5]
     for boxes, points in [({"cat.jpg": {"box": far}}, False), ({"cat.jpg": [far, near]}, True)]:
         (here / "boxes.json").write_text(json.dumps(boxes))
-        out = run("cat.jpg", "--map", "dot.npy", "--method", "hirescam", "--boxes", "boxes.json")[1]
+        out = run("cat.jpg", "--map", "dot.npy", "--methods", "hirescam", "--boxes", "boxes.json")[1]
         [row] = [row for row in rows(out) if row["row"] == "measured_map" and row["map"] == "dot"]
         assert row["points"] is points and row["in_box"] == pytest.approx(float(points), abs=0.1)
 
 
 BAD: list[tuple[tuple[str, ...], int, str]] = [
-    (("--methods", "gradcam"), 2, "--methods needs --compare"),
-    (("--compare", "--methods", "gradcan"), 2, "no method 'gradcan'...gradcam"),
-    (("--compare", "--method", "gradcam"), 2, "--compare takes no --method...--methods"),
-    (("--compare", "--fuse", "--layer", "0,1"), 2, "--compare takes no --fuse"),
-    (("--compare", "--target", "top:2"), 2, "--compare explains one class"),
+    (("--methods", "gradcan"), 2, "no method 'gradcan'...gradcam"),
+    (("--type", "ReLU"), 2, "--type needs --layer"),
+    (("--target", "top:2"), 2, "compare-maps explains one class"),
     (("--map", "none.npy"), 2, "--map none.npy does not exist"),
-    (("--map", "cat.jpg"), 2, "--map cat.jpg is no map...npy"),
+    (("--map", "cat.jpg"), 2, "--map cat.jpg is not a map...npy"),
     (("--map", "bad.npy"), 1, "the map bad.npy cannot be read"),
     (("--map", "other.npz"), 1, "other.npz has no map of cat...it has maps of dog"),
     (("--map", "deep.npy"), 2, "deep has the shape 2x3x4"),
-    (("--compare", "--boxes", "none.json"), 2, "the boxes none.json cannot be read"),
-    (("--compare", "--boxes", "nets.py"), 2, "it is not JSON"),
-    (("--compare", "--boxes", "dog.json"), 1, "--boxes has no box of cat.jpg...dog.png"),
+    (("--boxes", "none.json"), 2, "the boxes none.json cannot be read"),
+    (("--boxes", "nets.py"), 2, "it is not JSON"),
+    (("--boxes", "dog.json"), 1, "--boxes has no box of cat.jpg...dog.png"),
     (("--map", "eye.npy", "dog.png"), 2, "is the map of one image...2 images"),
 ]
 
