@@ -81,11 +81,12 @@ def command(name: str, **more: Any) -> Callable[[type[Command]], click.Command]:
             return kind(**values).run()
 
         run.__doc__ = inspect.cleandoc(kind.__doc__ or "")
+        decorated: Callable[..., Any] = run
         for field in reversed(list(_fields(kind))):
-            run = shared.apply_options(field.metadata["decorators"], run)
+            decorated = shared.apply_options(field.metadata["decorators"], decorated)
         if kind.fields_told is not None:
-            run = shared.tell_fields(kind.fields_told)(run)
-        made = click.command(name, **{"cls": GroupedCommand, **more})(run)
+            decorated = shared.tell_fields(kind.fields_told)(decorated)
+        made = click.command(name, **{"cls": GroupedCommand, **more})(decorated)
         made.params.sort(key=lambda parameter: (isinstance(parameter, click.Option), parameter.name != "model"))
         assert isinstance(made, click.Command)
         return made

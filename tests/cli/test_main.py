@@ -241,7 +241,7 @@ def test_a_topic_lists_each_command_in_one_line(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("topic", SHARED)
-def test_a_topic_explains_each_shared_option_once(capsys: pytest.CaptureFixture[str], topic: str) -> None:
+def test_a_topic_explains_each_shared_option(capsys: pytest.CaptureFixture[str], topic: str) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["help", topic])
     output = capsys.readouterr().out
@@ -252,7 +252,7 @@ def test_a_topic_explains_each_shared_option_once(capsys: pytest.CaptureFixture[
             word = max(option.opts, key=len)
             if option.hidden:
                 continue
-            assert len(re.findall(rf"^  (?:-\w, )?{word}\b", output, re.MULTILINE)) == 1, word
+            assert re.search(rf"^  (?:-\S+, )*{word}\b", output, re.MULTILINE), word
 
 
 def test_a_topic_explains_each_threshold(capsys: pytest.CaptureFixture[str]) -> None:
