@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from hookscope.comparison import (
+    PAIRS,
     TIMES_NOISE,
     CkaMatrix,
     ComparedMaps,
@@ -168,29 +169,17 @@ class PairRow(ModuleRow[tuple[int, PairedCall]]):
         return _distance(self.pair)
 
     @property
-    def cells(self) -> dict[str, Any]:
-        """What the columns show; of a module only what is true for what leaves it."""
-        pair, different = self.pair, self.pair.difference
+    def cells(self) -> Mapping[str, Any]:
+        """The fields of `PAIRS`; of a module only what is true for what leaves it."""
+        row = dict(PAIRS.row(self.pair))
         if self.facts is None:
             alone = [inside.alone for _, inside in self.parts if inside.alone is not None]
-            return {"relative L2": self.relative_l2, "alone": max(alone, default=None), "CKA": pair.cka}
-        largest, shapes = different.largest if different else None, (pair.shape_a, pair.shape_b)
-        return {
-            "in B": pair.key_b if pair.key_b != pair.key else None,
-            "paired by": pair.how,
-            "type": pair.a.type if pair.a.type == pair.b.type else f"{pair.a.type} / {pair.b.type}",
-            "shape": " / ".join(dict.fromkeys(shape_text(shape).replace("x", "×") for shape in shapes)),
-            "relative L2": self.relative_l2,
-            "alone": pair.alone,
-            "noise": pair.noise,
-            "largest": largest.value if largest else None,
-            "cosine": different.cosine if different else None,
-            "CKA": pair.cka,
-            "dead in A only": pair.dead_a,
-            "dead in B only": pair.dead_b,
-            "parameters": pair.parameters,
-            "buffers": pair.buffers,
-        }
+            kept = {name: row[name] for name in ("relative_l2", *self.pair.similarities)}
+            return kept | {"alone": max(alone, default=None)}
+        shapes = dict.fromkeys(shape_text(row[name]).replace("x", "×") for name in ("shape", "shape_b"))
+        types = dict.fromkeys((row["type"], row["type_b"]))
+        other = None if row["layer_b"] == row["layer"] else row["layer_b"]
+        return row | {"shape": " / ".join(shapes), "type": " / ".join(types), "layer_b": other}
 
     @property
     def largest(self) -> str:
@@ -222,11 +211,17 @@ def _state(pair: PairedCall) -> str:
 def _columns(comparison: Comparison) -> list[str]:
     """The columns in which a pair says something."""
     cells = [PairRow(0, (), "", (at, pair), [(at, pair)]).cells for at, pair in enumerate(comparison.calls)]
-    said = {name for row in cells for name, value in row.items() if value not in (None, "")}
+    shown = {*PAIRS.page, "layer_b", "noise", "how"} - {"index", "layer"}
     if all(pair.how == "name" for pair in comparison.calls):
-        said.discard("paired by")
-    said -= {name for name in ("dead in A only", "dead in B only") if not any(row.get(name) for row in cells)}
-    return [name for name in (cells[0] if cells else {}) if name in said]
+        shown.discard("how")
+    hidden = {
+        column.name for column in PAIRS if column.hides([row[column.name] for row in cells if column.name in row])
+    }
+    return [
+        name
+        for name in dict.fromkeys(column.name for column in PAIRS)
+        if name in shown - hidden and any(row[name] not in (None, "") for row in cells)
+    ]
 
 
 def _pair_rows(comparison: Comparison) -> list[PairRow]:
