@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hookscope.findings import Finding
 from hookscope.gradients import GRADIENTS, PARAMETER_GRADIENTS, GradientReport, GradientThresholds, gradient_rows
 from hookscope.parameters import WEIGHTS, ParameterStatistics, ParameterThresholds, parameter_findings, weights_rows
 from hookscope.report.charts import Chart, Line, spread
-from hookscope.report.tables import Distribution, ResultPage, ResultTable, RowView, draw_result_page
+from hookscope.report.tables import Distribution, ResultTable, RowView, draw_result_page
 from hookscope.statistics import STATISTICS, LayerStatistics, in_intervals, statistics_rows
 from hookscope.system import StrPath
 from hookscope.training import Run, TimedFinding, findings_over_time, last_rows, read_runs, summary
@@ -71,11 +70,8 @@ def draw_statistics_page(
     ]
     summary = {"weights": weights, "calls": len(layers), "images": max((layer.items for layer in layers), default=0)}
     table = ResultTable("Layers", "calls", STATISTICS.page, views)
-    return draw_result_page(
-        ResultPage(
-            "Statistics of activations", title, summary, weights, findings, [table], lines, provenance=provenance or {}
-        )
-    )
+    kind = "Statistics of activations"
+    return draw_result_page(kind, title, summary, findings, [table], lines, provenance=provenance)
 
 
 def draw_weights_page(
@@ -113,9 +109,7 @@ def draw_weights_page(
     own = [row for row in rows if not row.buffer]
     summary = {"weights": weights, "parameters": len(own), "values": sum(row.count for row in own)}
     table = ResultTable("Parameters", "parameters", WEIGHTS.page, views)
-    return draw_result_page(
-        ResultPage("Weights", title, summary, weights, findings, [table], lines, provenance=provenance or {})
-    )
+    return draw_result_page("Weights", title, summary, findings, [table], lines, provenance=provenance)
 
 
 def draw_gradients_page(
@@ -172,9 +166,7 @@ def draw_gradients_page(
     ratio = [Line("parameters", range(len(parameters)), [row["ratio"] for row in parameters], 2)]
     charts += [Chart("Gradient to weight of each parameter", ratio, "row", log=True)] if parameters else []
     summary = {"weights": weights, "loss": f"{report.loss} {report.value:.4g}", "total norm": report.total_norm}
-    return draw_result_page(
-        ResultPage("Gradients", title, summary, weights, findings, tables, lines, charts, provenance or {})
-    )
+    return draw_result_page("Gradients", title, summary, findings, tables, lines, charts, provenance)
 
 
 def draw_training_page(
@@ -229,10 +221,9 @@ def draw_training_page(
     charts = [_losses(drawn, names), *(_all_layers(metric, steps[-1]) for metric in _ON_TOP)]
     facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
     table = ResultTable("Layers at the last step", "calls", columns, views)
-    page = ResultPage("Training", title or "a training run", facts, "", findings, [table], lines or [str(summary(run))])
-    return draw_result_page(
-        replace(page, charts=[chart for chart in charts if chart.range], provenance=provenance or {})
-    )
+    title, lines = title or "a training run", lines or [str(summary(run))]
+    charts = [chart for chart in charts if chart.range]
+    return draw_result_page("Training", title, facts, findings, [table], lines, charts, provenance)
 
 
 def _of_bins(layer: LayerStatistics) -> Distribution | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -77,60 +77,50 @@ class ResultTable:
         return (min(sizes), max(sizes)) if sizes else None
 
 
-@dataclass(frozen=True)
-class ResultPage:
-    """What a page of results shows.
+def draw_result_page(
+    kind: str,
+    title: str,
+    summary: Mapping[str, Any],
+    findings: Sequence[Finding],
+    tables: Sequence[ResultTable],
+    lines: Sequence[str] = (),
+    charts: Sequence[Chart] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> str:
+    """The page, one self-contained file.
 
-    Attributes:
+    Args:
         kind: The question, such as ``Statistics of activations``.
         title: The model.
-        summary: Facts in the head, by name.
-        weights: Label of the weights; random ones are named in red at the top. Empty for a training run.
+        summary: Facts in the head, by name; ``weights`` that are random are named in red at the top.
         findings: What is wrong.
+        tables: The tables.
         lines: Lines under the verdict.
         charts: Curves of all rows.
-        tables: The tables.
         provenance: Versions and the like.
     """
-
-    kind: str
-    title: str
-    summary: Mapping[str, Any]
-    weights: str
-    findings: Sequence[Finding]
-    tables: Sequence[ResultTable]
-    lines: Sequence[str] = ()
-    charts: Sequence[Chart] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the weights are random."""
-        return is_random(self.weights)
-
-
-def draw_result_page(page: ResultPage) -> str:
-    """The page, one self-contained file."""
-    views = [view for table in page.tables for view in table.rows]
-    offsets = [0, *accumulate(len(table.rows) for table in page.tables)]
+    views = [view for table in tables for view in table.rows]
+    offsets = [0, *accumulate(len(table.rows) for table in tables)]
     places: dict[str, int] = {}
     about: dict[str, list[Finding]] = {}
     for number, view in enumerate(views):
         places.setdefault(view.key, number)
-    for finding in single(page.findings):
+    for finding in single(findings):
         about.setdefault(finding.layer, []).append(finding)
     return render(
         "results.html",
         ("page.css", "charts.css", "results.css"),
         ("page.js", "list.js", "charts.js", "results.js"),
-        kind=page.kind,
-        title=page.title,
-        is_random=page.is_random,
-        provenance=page.provenance,
-        summary=page.summary,
-        page=page,
-        findings=ranked(page.findings),
-        verdict=verdict(page.findings),
+        kind=kind,
+        title=title,
+        is_random=is_random(summary.get("weights", "")),
+        provenance=provenance or {},
+        summary=summary,
+        tables=tables,
+        lines=lines,
+        charts=charts,
+        findings=ranked(findings),
+        verdict=verdict(findings),
         views=views,
         offsets=offsets,
         places=places,

@@ -87,7 +87,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
 def made(kind: str, log: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """The page of a command, and its answer in JSON."""
     path = folder / f"{kind}.html"
-    words = ["watch", "--show", log] if kind == "watch" else [kind, *COMMANDS[kind]]
+    words = ["show-run", log] if kind == "watch" else [kind, *COMMANDS[kind]]
     status, out, errors = run(*words, "--html", str(path), "--format", "json")
     assert status == 0, errors
     return path.read_text(encoding="utf-8"), json.loads(out)
@@ -179,11 +179,6 @@ def test_a_page_that_cannot_be_written_is_refused_first(
     assert status and not out and message in errors and not list(tmp_path.iterdir())
 
 
-def test_html_of_watch_needs_a_log() -> None:
-    status, _, errors = run("watch", "--html", "p.html", "train.py")
-    assert status == 2 and "--html needs --show" in errors
-
-
 # In the browser.
 
 
@@ -270,7 +265,7 @@ def test_the_page_grows_with_the_log(log: str, tmp_path: Path) -> None:
     sizes = []
     for share in (len(lines) // 4, len(lines)):
         part.write_text("".join(lines[:share]))
-        assert run("watch", "--show", str(part), "--html", str(page))[0] == 0
+        assert run("show-run", str(part), "--html", str(page))[0] == 0
         numbers = re.findall(r'class="numbers">(.*?)</script>', page.read_text(encoding="utf-8"))
         sizes.append([len(line["xs"]) for line in json.loads(numbers[0])["lines"]])
     assert len(sizes[0]) == 1 and sizes[1] == [6, 6] and sizes[0][0] < 6
