@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from hookscope import parameters, statistics
 from hookscope.cli.shared.options import complete_words, parsed
 from hookscope.errors import UsageError, nearest
 from hookscope.findings import Threshold, thresholds_for
@@ -129,6 +130,7 @@ def threshold_rows() -> list[tuple[str, str]]:
 
 
 def _with_options(question: str) -> list[Threshold]:
+    _ = statistics.find_problems, parameters.parameter_findings  # their files add kinds of findings
     return [threshold for threshold in thresholds_for(question) if threshold.option]
 
 
