@@ -115,6 +115,7 @@ def test_one_file_registers_hooks(path: Path) -> None:
 
 # Parts of other packages that --help, completion, a misspelt name or a repeated list-layers load.
 LIGHT_FILES = [
+    "drawing/panels.py",
     "drawing/scale.py",
     "explain/saliency_settings.py",
     "comparison/columns.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,9 +13,10 @@ from typing import Any, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
+from hookscope.drawing.panels import Colour, DrawnPanel, Panel, draw_panels, panel_legend, tick_label
 from hookscope.drawing.text import font_families, inches, wrapped_lines
 from hookscope.errors import UsageError, printable
 from hookscope.findings import Finding, counted
@@ -35,21 +35,6 @@ _LONGEST_LABEL = 64
 _NARROWEST = 7.0
 _MOST_WRAPPED = 3
 _LEGEND = "#606060"
-
-
-class Colour:
-    """Colours that remain distinct for people with colour blindness (Okabe and Ito)."""
-
-    INK = "#1a1a1a"
-    FAINT = "#8c8c8c"
-    GRID = "#e4e4e4"
-    STRIPE = "#f6f6f6"
-    BLUE = "#0072b2"
-    SKY = "#8cc5e8"
-    GREEN = "#009e73"
-    ORANGE = "#e69f00"
-    ALARM = "#c8380a"
-    ALARM_STRIPE = "#fdeadf"
 
 
 def plot_suffix(path: str) -> str:
@@ -180,41 +165,83 @@ def finding_lines(findings: Sequence[Finding] | None, most: int = 8, numbered: b
     return list(zip(lines, colours, strict=False))
 
 
-def decades(first: float, last: float, most: int = 4) -> list[float]:
-    """About ``most`` powers of ten from ``first`` to ``last``; below two decades also 2 and 5 times a power."""
-    low, high = math.ceil(math.log10(first) - 1e-9), math.floor(math.log10(last) + 1e-9)
-    if last < 100 * first and most > 3:
-        values = [digit * 10.0**power for power in range(low - 1, high + 1) for digit in (1, 2, 5)]
-        return [value for value in values if first <= value <= last]
-    return [10.0**power for power in range(low, high + 1, max(1, -(-(high - low) // most)))]
-
-
-def tick_label(value: float, ticks: Sequence[float] = ()) -> str:
-    """``0.01`` or ``1e-5``, with as many digits as tell the ``ticks`` from each other."""
-    digits = next((n for n in range(1, 7) if len({f"{tick:.{n}g}" for tick in ticks}) == len(ticks)), 6)
-    plain = value == 0 or 1e-3 <= abs(value) < 1e4
-    text = f"{value:.{max(digits, 4)}g}" if plain else f"{value:.{digits - 1}e}"
-    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-
-
-def plain_ticks(limits: tuple[float, float], most: int) -> tuple[list[float], list[str]]:
-    """Places and labels of about ``most`` ticks of a linear axis, each number in full.
-
-    matplotlib takes a common factor out of its labels and writes it over other text.
-    """
-    low, high = limits
-    ticks = [
-        float(value)
-        for value in MaxNLocator(most, steps=(1, 2, 2.5, 5, 10)).tick_values(low, high)
-        if low <= value <= high
-    ]
-    return ticks, [tick_label(value, ticks) for value in ticks]
-
-
 def set_ticks(axes: Axes, values: Sequence[float]) -> None:
     """Label exactly ``values``, those from 0.001 to 1000 in full and others as short as ``1e-5``."""
     axes.set_xticks(values, [tick_label(value) for value in values])
     axes.set_xticks([], minor=True)
+
+
+def plot_rows(
+    rows: Sequence[Any],
+    panels: Sequence[Panel],
+    labels: Sequence[str],
+    title: str,
+    lines: Sequence[tuple[str, str]] = (),
+    marked: Mapping[int, str] | None = None,
+    *,
+    weights: str = "",
+    legend: Sequence[str] = (),
+    keys: Sequence[str] = (),
+) -> Figure:
+    """A `page_of_rows` with the ``panels`` of ``rows``; empty panels are left out, and the legend names what is drawn.
+
+    ``legend`` is written before the legend of the marks, ``keys`` after the marks at edges.
+    """
+    drawn = draw_panels(rows, panels)
+    with plain_settings():
+        words = [*legend, *panel_legend(drawn, keys)]
+        widths = {panel.title: panel.width for panel in drawn}
+        figure = page_of_rows(labels, widths, title, lines, marked, weights=weights, legend=words)
+        for panel, axes in zip(drawn, figure.axes, strict=True):
+            _draw_panel(axes, panel)
+    return figure
+
+
+# of markers at an edge, by marker
+_EDGE: dict[str, dict[str, Any]] = {
+    "x": {"ms": 3.6, "mew": 1.1},
+    "s": {"ms": 3.0, "mew": 1.0, "mfc": "white"},
+    "<": {"ms": 4.0},
+    ">": {"ms": 4.4},
+}
+
+
+def _draw_panel(axes: Axes, panel: DrawnPanel) -> None:
+    if panel.scale == "symlog":
+        axes.set_xscale("symlog", linthresh=panel.threshold, linscale=0.6)
+    else:
+        axes.set_xscale(panel.scale)
+    axes.set_xlim(*panel.limits)
+    axes.set_xticks(panel.ticks, panel.labels)
+    axes.set_xticks([], minor=True)
+    if panel.limits[0] < 0 and panel.scale != "log":
+        axes.axvline(0, color=Colour.FAINT, linewidth=0.6, zorder=1)
+    for order, (mark, spans) in enumerate(panel.marks, 2):
+        if not spans:
+            continue
+        rows, lows, highs = (list(values) for values in zip(*spans, strict=True))
+        colour = {"color": mark.colour, "zorder": order}
+        match mark.kind:
+            case "line":
+                axes.hlines(rows, lows, highs, linewidth=mark.size or 1.0, **colour)
+            case "bar":
+                half = (mark.size or 0.6) / 2
+                corners = [
+                    [(low, at - half), (high, at - half), (high, at + half), (low, at + half)]
+                    for at, low, high in spans
+                ]
+                # one collection: 400 rectangles take half a second; an edge closes the seams between full rows
+                edge = mark.colour if mark.size == 1 else "none"
+                axes.add_collection(PolyCollection(corners, facecolors=mark.colour, edgecolors=edge, zorder=order))
+            case "dot" | "tick":
+                marker, size = ("o", mark.size or 2.6) if mark.kind == "dot" else ("|", mark.size or 4.0)
+                axes.plot(highs, rows, marker, ms=size, **colour)
+            case "left" | "right":
+                edge_at = panel.limits[0 if mark.kind == "left" else 1]
+                style = _EDGE[mark.marker] | colour | {"clip_on": False}
+                axes.plot([edge_at] * len(rows), rows, mark.marker, **style)
+    if panel.clipped:
+        mark_ends(axes, panel.clipped, [], Colour.ALARM)
 
 
 def page_of_rows(

@@ -2,40 +2,78 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import (
-    Colour,
-    decades,
-    finding_lines,
-    layer_label,
-    mark_ends,
-    page_of_rows,
-    plain_settings,
-    plain_ticks,
-    set_ticks,
-)
+from hookscope.drawing import Colour, Mark, Panel, finding_lines, layer_label, plot_rows
 from hookscope.findings import Finding, counted, single
 from hookscope.parameters.facts import ParameterStatistics
 
 _IN_ROW_OF_LAYER = {"weight", "bias", "running_mean", "running_var"}
 
-_Span = tuple[int, float, float, float]
+
+def _of(part: str, *names: str) -> Callable[[WeightRow], Any]:
+    """From a row to the numbers ``names`` of its weight or running variance, None where they are unknown."""
+
+    def values(row: WeightRow) -> Any:
+        facts = getattr(row, part)
+        numbers = tuple(getattr(facts, name) for name in names) if facts is not None else (None,)
+        return None if None in numbers else numbers if len(names) > 1 else numbers[0]
+
+    return values
+
+
+def _spread(row: WeightRow) -> tuple[float, float] | None:
+    weight = row.weight
+    known = weight is not None and weight.mean is not None and weight.std is not None
+    return (weight.mean - weight.std, weight.mean + weight.std) if known else None
 
 
 @dataclass
-class _Row:
-    """One row of the page: a layer, or a parameter with another name than the usual ones, such as a class token."""
+class WeightRow:
+    """One row of the plot: a layer, or a parameter with another name than the usual ones, such as a class token."""
 
     label: str
     weight: ParameterStatistics | None = None
     variance: ParameterStatistics | None = None
     notes: list[str] = field(default_factory=list)
+
+
+WEIGHT_PANELS = [
+    Panel(
+        "weights",
+        3.4,
+        [
+            Mark("line", _of("weight", "min", "max"), Colour.FAINT, "thin line lowest to highest"),
+            Mark("line", _spread, Colour.SKY, "thick line mean ± standard deviation", 4.0),
+            Mark("dot", _of("weight", "mean"), Colour.BLUE, "dot mean"),
+        ],
+        "symlog",
+    ),
+    Panel(
+        "norms of filters",
+        2.2,
+        [
+            Mark("line", _of("weight", "filter_norm_min", "filter_norm_max"), Colour.FAINT, "line least to largest"),
+            Mark("dot", _of("weight", "filter_norm_mean"), Colour.GREEN, "dot mean"),
+        ],
+        "log",
+    ),
+    Panel("zeros", 1.0, [Mark("bar", _of("weight", "zeros"), Colour.ORANGE)], "share"),
+    Panel(
+        "running variance",
+        2.2,
+        [
+            Mark("line", _of("variance", "min", "max"), Colour.FAINT, "line least to largest"),
+            Mark("dot", _of("variance", "mean"), Colour.GREEN, "dot mean"),
+        ],
+        "log",
+    ),
+]
+"""The panels of `plot_weights`, from left to right; each reads a `WeightRow`."""
 
 
 def plot_weights(
@@ -67,48 +105,30 @@ def plot_weights(
         ['weights', 'norms of filters', 'running variance']
     """
     page_rows = _page_rows(rows, findings or ())
-    panels = [("weights", 3.4, _draw_weights)]
-    if any(row.weight is not None and row.weight.filter_norm_min is not None for row in page_rows):
-        panels.append(("norms of filters", 2.2, _draw_filters))
-    if any(row.weight is not None and row.weight.zeros for row in page_rows):
-        panels.append(("zeros (%)", 1.0, _draw_zeros))
-    if any(row.variance is not None for row in page_rows):
-        panels.append(("running variance", 2.2, _draw_variances))
-    with plain_settings():
-        figure = page_of_rows(
-            [row.label for row in page_rows],
-            {name: width for name, width, _ in panels},
-            title,
-            [*((line, Colour.INK) for line in lines), *finding_lines(findings)],
-            {at: "; ".join(row.notes) for at, row in enumerate(page_rows) if row.notes},
-            weights=weights,
-            legend=_legend(page_rows, [name for name, *_ in panels]),
-        )
-        for (_, _, draw), axes in zip(panels, figure.axes, strict=True):
-            draw(axes, page_rows)
-    return figure
+    typical = sorted(row.weight.std for row in page_rows if row.weight is not None and row.weight.std)
+    panels = [
+        replace(panel, typical=typical[len(typical) // 2]) if panel.axis == "symlog" and typical else panel
+        for panel in WEIGHT_PANELS
+    ]
+    return plot_rows(
+        page_rows,
+        panels,
+        [row.label for row in page_rows],
+        title,
+        [*((line, Colour.INK) for line in lines), *finding_lines(findings)],
+        {at: "; ".join(row.notes) for at, row in enumerate(page_rows) if row.notes},
+        weights=weights,
+    )
 
 
-def _legend(rows: Sequence[_Row], panels: Sequence[str]) -> list[str]:
-    """What the marks mean that are drawn."""
-    legend = []
-    if any(row.weight is not None and row.weight.mean is not None for row in rows):
-        legend.append("weights: thin line lowest to highest, thick line mean ± standard deviation, dot mean")
-    if shown := [name for name in panels if name in ("norms of filters", "running variance")]:
-        goes_on = any(low < _edges(spans)[0] for spans in (_norms(rows), _variances(rows)) for _, low, *_ in spans)
-        words = "; red arrowhead: the line goes on to 0 or below" if goes_on else ""
-        legend.append(f"{', '.join(shown)}: line least to largest, dot mean{words}")
-    return legend
-
-
-def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding]) -> list[_Row]:
-    page_rows: dict[str, _Row] = {}
+def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding]) -> list[WeightRow]:
+    page_rows: dict[str, WeightRow] = {}
     # if no BatchNorm was ever updated, as with random weights, only the lines below the heading mention it
     some_updated = any(row.updated for row in rows)
     for row in rows:
         leaf = row.name.rpartition(".")[2]
         key = (row.layer or row.type) if leaf in _IN_ROW_OF_LAYER else row.name
-        place = page_rows.setdefault(key, _Row(layer_label(key, row.type) if key == row.layer else key))
+        place = page_rows.setdefault(key, WeightRow(layer_label(key, row.type) if key == row.layer else key))
         if leaf == "running_var":
             place.variance = row
         elif leaf == "weight" or leaf not in _IN_ROW_OF_LAYER:
@@ -137,77 +157,3 @@ def _note(finding: Finding, leaf: str) -> str:
 
 def _few(items: Sequence[object]) -> str:
     return ", ".join(map(str, items[:3])) + (", ..." if len(items) > 3 else "")
-
-
-def _bands(axes: Axes, spans: Sequence[tuple[int, float, float]], thick: bool, colour: str) -> None:
-    if spans:
-        at, low, high = zip(*spans, strict=True)
-        axes.hlines(at, low, high, colors=colour, linewidth=4.0 if thick else 1.0, zorder=3 if thick else 2)
-
-
-def _draw_weights(axes: Axes, rows: Sequence[_Row]) -> None:
-    """Draw lowest to highest as a thin line, mean ± standard deviation as a thick line, the mean as a dot."""
-    known = [(at, row.weight) for at, row in enumerate(rows) if row.weight is not None and row.weight.mean is not None]
-    _bands(axes, [(at, w.min or 0.0, w.max or 0.0) for at, w in known], False, Colour.FAINT)
-    spreads = [(at, w.mean or 0.0, w.std or 0.0) for at, w in known]
-    _bands(axes, [(at, mean - std, mean + std) for at, mean, std in spreads], True, Colour.SKY)
-    axes.plot([mean for _, mean, _ in spreads], [at for at, _, _ in spreads], "o", ms=2.6, color=Colour.BLUE, zorder=4)
-    ends = [abs(end) for _, w in known for end in (w.min or 0.0, w.max or 0.0)]
-    typical = sorted(std for _, _, std in spreads if std > 0)
-    if typical and max(ends) > 30 * typical[len(typical) // 2]:  # or the widest row would flatten the others
-        threshold = 10.0 ** math.floor(math.log10(typical[len(typical) // 2]))
-        axes.set_xscale("symlog", linthresh=threshold, linscale=0.6)
-        powers = decades(threshold, max(ends), 3)
-        set_ticks(axes, [*(-power for power in reversed(powers)), 0.0, *powers])
-    else:
-        axes.set_xticks(*plain_ticks(axes.get_xlim(), 7))
-    axes.axvline(0, color=Colour.FAINT, linewidth=0.6, zorder=1)
-
-
-def _draw_filters(axes: Axes, rows: Sequence[_Row]) -> None:
-    _draw_spans(axes, _norms(rows))
-
-
-def _draw_variances(axes: Axes, rows: Sequence[_Row]) -> None:
-    _draw_spans(axes, _variances(rows))
-
-
-def _norms(rows: Sequence[_Row]) -> list[_Span]:
-    """Least, mean and largest norm of the filters of each row."""
-    weights = [(at, row.weight) for at, row in enumerate(rows) if row.weight and row.weight.filter_norm_min is not None]
-    return [(at, w.filter_norm_min or 0.0, w.filter_norm_mean or 0.0, w.filter_norm_max or 0.0) for at, w in weights]
-
-
-def _variances(rows: Sequence[_Row]) -> list[_Span]:
-    known = [(at, row.variance) for at, row in enumerate(rows) if row.variance and row.variance.mean is not None]
-    return [(at, variance.min or 0.0, variance.mean or 0.0, variance.max or 0.0) for at, variance in known]
-
-
-def _edges(spans: Sequence[_Span]) -> tuple[float, float]:
-    """The ends of a logarithmic axis."""
-    positive = [value for _, *values in spans for value in values if value > 0]
-    least, most = (min(positive), max(positive)) if positive else (0.1, 1.0)
-    # ten decades at most: one collapsed channel must not flatten all others
-    left, right = max(least, most * 1e-10) / 1.6, most * 1.6
-    if right / left < 12:
-        middle = math.sqrt(left * right)
-        left, right = middle / 3.5, middle * 3.5
-    return left, right
-
-
-def _draw_spans(axes: Axes, spans: Sequence[_Span]) -> None:
-    """Draw lines and dots on a logarithmic scale; a line from 0 or below starts at the left edge with an arrowhead."""
-    left, right = _edges(spans)
-    axes.set_xscale("log")
-    axes.set_xlim(left, right)
-    _bands(axes, [(at, max(low, left), max(high, left)) for at, low, _, high in spans], False, Colour.FAINT)
-    axes.plot([mean for *_, mean, _ in spans], [at for at, *_ in spans], "o", ms=2.6, color=Colour.GREEN, zorder=4)
-    mark_ends(axes, [at for at, low, *_ in spans if low < left], [], Colour.ALARM)
-    set_ticks(axes, decades(left, right))
-
-
-def _draw_zeros(axes: Axes, rows: Sequence[_Row]) -> None:
-    zeros = [(at, 100 * (row.weight.zeros or 0.0)) for at, row in enumerate(rows) if row.weight is not None]
-    axes.barh([at for at, _ in zeros], [share for _, share in zeros], height=0.6, color=Colour.ORANGE, zorder=3)
-    axes.set_xlim(0, 100)
-    axes.set_xticks([0, 50, 100])

@@ -18,10 +18,8 @@ from hookscope.drawing.plot import (
     figure_bytes,
     page_of_rows,
     plain_settings,
-    plain_ticks,
     plot_suffix,
     short_label,
-    tick_label,
     write,
 )
 from hookscope.errors import UsageError
@@ -130,15 +128,3 @@ def test_a_short_label_still_tells_its_layer() -> None:
         assert all(label.startswith(begin) for label in shorter)
     assert short_label("a.b", 3) == "a.b"
     assert short_label("x" * 40, 11) == "x" * 5 + "…" + "x" * 5
-
-
-def test_ticks_are_short_and_differ() -> None:
-    assert [tick_label(value) for value in (0, 0.001, 1, 250, 1e5, 2e-5)] == ["0", "0.001", "1", "250", "1e5", "2e-5"]
-    near = (4.55e-10, 4.6e-10)
-    assert [tick_label(value, near) for value in near] == ["4.5e-10", "4.6e-10"]
-    assert [tick_label(value, (1234.1, 1234.2)) for value in (1234.1, 1234.2)] == ["1234.1", "1234.2"]
-
-
-def test_labels_of_a_linear_axis_are_numbers_in_full() -> None:
-    assert plain_ticks((-0.2, 0.21), 5)[1] == ["-0.2", "-0.1", "0", "0.1", "0.2"]
-    assert plain_ticks((0, 2.1e6), 3)[1] == ["0", "1e6", "2e6"]

@@ -60,8 +60,9 @@ def test_bands_and_bars_are_where_the_numbers_are() -> None:
     thin, thick = (collection.get_segments()[0] for collection in weights.collections)
     assert thin.tolist() == [[-3, 0], [3, 0]]
     assert thick.tolist() == [[-2, 0], [2, 0]]
-    assert weights.lines[0].get_xdata().tolist() == [0]
-    assert zeros.patches[-1].get_width() == 20
+    assert list(weights.lines[-1].get_xdata()) == [0]
+    [bar] = zeros.collections[0].get_paths()
+    assert (bar.vertices[:, 0].min(), bar.vertices[:, 0].max()) == (0, 20)
 
 
 def test_findings_stand_beside_their_rows() -> None:
