@@ -31,12 +31,24 @@ class HookscopeError(Exception):
 
     def __init__(self, asked: str, exists: str = "", do: str = "") -> None:
         super().__init__(asked, exists, do)
-        self.asked = asked
-        self.exists = exists
-        self.do = do
+
+    @property
+    def asked(self) -> str:
+        """The request and why it fails."""
+        return spelled(self.args[0])
+
+    @property
+    def exists(self) -> str:
+        """What exists instead."""
+        return spelled(self.args[1])
+
+    @property
+    def do(self) -> str:
+        """What to do about it."""
+        return spelled(self.args[2])
 
     def __str__(self) -> str:
-        return printable(spelled("; ".join(part for part in (self.asked, self.exists, self.do) if part)))
+        return printable("; ".join(filter(None, (self.asked, self.exists, self.do))))
 
 
 class UsageError(HookscopeError):

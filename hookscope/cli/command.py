@@ -81,12 +81,13 @@ def command(name: str, **more: Any) -> Callable[[type[Command]], click.Command]:
             return kind(**values).run()
 
         run.__doc__ = inspect.cleandoc(kind.__doc__ or "")
-        decorated: Callable[..., Any] = run
+        decorated: Any = run
         for field in reversed(list(_fields(kind))):
             decorated = shared.apply_options(field.metadata["decorators"], decorated)
         if kind.fields_told is not None:
             decorated = shared.tell_fields(kind.fields_told)(decorated)
-        made = click.command(name, **{"cls": GroupedCommand, **more})(decorated)
+        as_command: Any = click.command(name, **{"cls": GroupedCommand, **more})
+        made = as_command(decorated)
         made.params.sort(key=lambda parameter: (isinstance(parameter, click.Option), parameter.name != "model"))
         assert isinstance(made, click.Command)
         return made

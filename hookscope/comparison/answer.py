@@ -13,6 +13,7 @@ from hookscope.comparison.facts import INPUT, TIMES_NOISE, Answer, PairedCall, S
 from hookscope.comparison.inputs import InputChange
 from hookscope.comparison.side import functions_of
 from hookscope.display import text_of
+from hookscope.errors import spelled
 from hookscope.findings import counted, listed
 from hookscope.hooks import MODEL, Call, Shape
 
@@ -106,7 +107,7 @@ def find_answer(
     before = [pair for pair in calls[: calls.index(first)] if pair.difference and pair.difference.is_same]
     inputs = INPUT if facts.inputs is not None and facts.inputs.differs else ""
     most = facts.alone.key if facts.alone is not None else inputs
-    return Answer(kind, first.key, most, len(before), f"{sentence}.", advice)
+    return Answer(kind, first.key, most, len(before), f"{sentence}.", spelled(advice))
 
 
 def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
@@ -138,7 +139,7 @@ def _not_finite(facts: _Facts) -> tuple[str, str, str] | None:
         sentence += f"; before it, {_name(earlier)} is the first that differs: {_distance(earlier)}"
     advice = "Look at the inputs and parameters of this layer: `hookscope trace` and `hookscope weights`."
     if facts.first.a.name == MODEL:  # no layer gives them
-        advice = "An operation that is no module gives them: compare with --ops."
+        advice = "An operation that is no module gives them: compare with ‹ops=True|--ops›."
     if "float16" in _types(facts.a if side == "A" else facts.b):
         advice = "The largest float16 is 65,504: use bfloat16 or autocast, or keep this layer in float32."
     return "nonfinite", sentence, advice
@@ -157,10 +158,17 @@ def _input(facts: _Facts) -> tuple[str, str, str] | None:
         more = "; no layer alone differs"
     if pair.difference is None:
         sizes = f"A gets {_size(pair.shape_a)} and B gets {_size(pair.shape_b)}"
-        return "input", f"The inputs have different sizes: {sizes}{more}", "Give both the same --input-size."
+        return (
+            "input",
+            f"The inputs have different sizes: {sizes}{more}",
+            "Give both the same ‹input_size|--input-size›.",
+        )
     if facts.input_change.other_images:
         return "input", f"The images differ: {_distance(pair)} of the inputs{more}", ""
-    advice = "Give both sides the same --preprocess, --resize, --mean, --std and --range."
+    advice = (
+        "Give both sides the same "
+        "‹preprocess, resize, mean, std and range|--preprocess, --resize, --mean, --std and --range›."
+    )
     how = [f"{name}: {side.preprocess}" for name, side in (("A", facts.a), ("B", facts.b)) if side.preprocess]
     differently = f" ({'; '.join(how)})" if facts.a.preprocess != facts.b.preprocess else ""
     words = facts.input_change.words or f"The inputs differ: {_distance(pair)}"
@@ -229,7 +237,7 @@ def _layer(facts: _Facts) -> tuple[str, str, str]:
     other = functions_of(first.a.type) != functions_of(first.b.type)
     types = f"; it is {first.a.type} in A and {first.b.type} in B" if other else ""
     if first.alone is not None and not first.is_beyond_noise(first.alone):
-        advice = "" if special else "An operation that is no module lies before it: compare with --ops."
+        advice = "" if special else "An operation that is no module lies before it: compare with ‹ops=True|--ops›."
         return "layer", f"{because}{facts.where}, but on the same inputs it gives the same{types}", advice
     advice = ""
     if first.how == "folded":

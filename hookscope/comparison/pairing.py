@@ -273,7 +273,13 @@ def _mapped(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, str]) -> d
 def _did_not_run(name: str, side: str, calls: Sequence[Call]) -> LayerError:
     near = near_misses(name, [call.key for call in calls])
     exists = f"nearest: {', '.join(near)}" if near else f"{len(calls)} calls ran"
-    return LayerError(f"no layer '{name}' ran in {side}", exists, "see list-layers --type all", kind="layer", name=name)
+    return LayerError(
+        f"no layer '{name}' ran in {side}",
+        exists,
+        "see ‹list_layers(types='all')|list-layers --type all›",
+        kind="layer",
+        name=name,
+    )
 
 
 def _aligned(one: _Side, other: _Side, mapped: Mapping[int, int]) -> Iterator[tuple[int, int]]:
@@ -427,7 +433,7 @@ def nothing_pairs(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> LayerError:
             f"{name} has {', '.join(dict.fromkeys(each.call.type for each in side)) or 'no calls'}"
             for name, side in (("A", a), ("B", b))
         )
-    return LayerError("no layer of A pairs with one of B", near, "name the pairs with --map FILE")
+    return LayerError("no layer of A pairs with one of B", near, "name the pairs with ‹layer_map|--map FILE›")
 
 
 def _described(seen: SeenCall) -> str:

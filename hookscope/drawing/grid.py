@@ -14,7 +14,7 @@ from hookscope.drawing.text import LABEL_HEIGHT, Pixels, number_pixels, stamp, t
 from hookscope.drawing.tiles import Tiles
 from hookscope.errors import printable
 
-# Least side of a map without --cell; maps are larger while the grid stays below the area of a screen.
+# Least side of a map where none is given; maps are larger while the grid stays below the area of a screen.
 LEAST_CELL = 56
 _SCREEN = 1_200 * 800
 # Limit of a sheet, which takes some seconds and 80 MB to draw, and which Pillow opens without a warning. Further

@@ -29,7 +29,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 
-# Without --channels at most so many maps, or bars of single values, are drawn: more are too small to look at.
+# Without chosen channels at most so many maps, or bars of single values, are drawn: more are too small to look at.
 USUAL_MAPS, USUAL_BARS = 64, 24
 _MEASURES = {
     "abs": ("mean |value|", "|value|"),

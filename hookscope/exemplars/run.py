@@ -174,7 +174,11 @@ class _Run(SavedRun[FoundExemplars]):
         kept = list(saved.found.seen.values())
         for image, picture in zip(kept, pictures_in([image.name for image in kept]), strict=True):
             if picture is not None and picture != picture_of(image.sha256):
-                raise InputError(f"cannot resume '{name}'", f"{image.name} has changed", "start again with --overwrite")
+                raise InputError(
+                    f"cannot resume '{name}'",
+                    f"{image.name} has changed",
+                    "start again with ‹overwrite=True|--overwrite›",
+                )
         self.found, self.synthesized = saved.found, saved.synthesized
         return progress
 

@@ -24,7 +24,7 @@ from hookscope.system import StrPath
 
 _KIND = StateKind("saved exemplars", "give the exemplars.json of `hookscope exemplars -o FOLDER`", name="exemplars")
 _FIND = "run `hookscope exemplars` again"
-AGAIN = "give what it was made with, or start again with --overwrite"
+AGAIN = "give what it was made with, or start again with ‹overwrite=True|--overwrite›"
 SynthesizedImages = Mapping[str, Mapping[int, tuple[SynthesizedImage, ...]]]
 """By the key of a layer and the channel; none for a channel that no gradient reaches."""
 

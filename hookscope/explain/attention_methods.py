@@ -65,7 +65,7 @@ ATTENTION_METHODS = {
         attention_gradient, "transformers: attention of all layers, times its gradient", True, False
     ),
 }
-"""Every method by the name that ``--method`` takes."""
+"""Every method by the name of the method."""
 
 Follow = Callable[[Tensor], Iterator[tuple[AttentionMap, int]]]
 

@@ -296,7 +296,11 @@ def _maps_of_attention(
                 values = found.values[0]
                 if not np.isfinite(values).all():
                     asked = f"the map of {found.call.key} is not finite"
-                    raise InputError(asked, "its attention holds NaN or Inf", "see gradients --detect-anomaly")
+                    raise InputError(
+                        asked,
+                        "its attention holds NaN or Inf",
+                        "see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›",
+                    )
                 unreached = how.gradient and not values.any()
                 yield ClassActivationMap(found.call, goal.score, method, values, heads, found.seen, unreached)
 
@@ -304,4 +308,8 @@ def _maps_of_attention(
 def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
     if not bool(values.isfinite().all()):
         asked = f"the map of {layer.call.key} is not finite"
-        raise InputError(asked, f"its {what} holds NaN or Inf", "see gradients --detect-anomaly")
+        raise InputError(
+            asked,
+            f"its {what} holds NaN or Inf",
+            "see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›",
+        )

@@ -167,7 +167,7 @@ CAM_METHODS = {
         ablationcam, "score lost without the channel; one pass per channel", gradient=False, passes=True
     ),
 }
-"""Every method by the name that ``--method`` takes."""
+"""Every method by the name of the method."""
 
 
 def method_named(name: str, methods: Mapping[str, Method]) -> Method:

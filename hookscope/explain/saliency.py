@@ -224,7 +224,10 @@ def saliency_maps(
 def _check_finite(values: Tensor, how: SaliencyMethod, name: str) -> None:
     if not bool(torch.isfinite(values).all()):
         what = "gradient" if how.gradient else "score of changed images"
-        raise InputError(f"the {what} of {name} is not finite", do="see gradients --detect-anomaly")
+        raise InputError(
+            f"the {what} of {name} is not finite",
+            do="see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›",
+        )
 
 
 def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:

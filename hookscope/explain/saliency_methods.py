@@ -206,7 +206,7 @@ SALIENCY_METHODS = {
     ),
     "smoothgrad": SaliencyMethod(
         smoothgrad,
-        "mean dS/dx of noisy copies; --seed sets the noise too",
+        "mean dS/dx of noisy copies; the seed sets the noise too",
         "how strongly the score of noisy copies reacts to each pixel: |mean dS/dx|, largest of its colour channels",
         pictures=lambda settings, picture: settings.samples or _COPIES,
     ),
@@ -255,7 +255,7 @@ SALIENCY_METHODS = {
         gradient=False,
     ),
 }
-"""Every method by the name that ``--method`` takes.
+"""Every method by the name of the method.
 
 Guided backpropagation is arXiv:1412.6806. Guided Grad-CAM is arXiv:1610.02391, with the map resized bilinearly.
 """

@@ -69,7 +69,7 @@ def check_same_columns(columns: dict[str, tuple[str, tuple[int, ...]]], values: 
     check_alike({column: shape for column, (_, shape) in columns.items()}, values, name)
     for column, (dtype, _) in columns.items():
         if (other := dtype_of(values[column])) != dtype:
-            raise LayerError(f"{name}: {column} is {other}, and {dtype} for earlier images", do="use --dtype")
+            raise LayerError(f"{name}: {column} is {other}, and {dtype} for earlier images", do="give ‹dtype|--dtype›")
 
 
 try:
@@ -155,7 +155,7 @@ def _about(source: FeatureSource, output: Output, names: Sequence[str] | None, c
 
 def _check_same(output: Output, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse to resume the run of another source, list of images or size of files."""
-    do = "give what it was made with, or start again with --overwrite"
+    do = "give what it was made with, or start again with ‹overwrite=True|--overwrite›"
     for name, new in wanted.items():
         old = saved.get(name)
         if old == new or name in ("date", *package_versions()):
@@ -166,7 +166,7 @@ def _check_same(output: Output, saved: dict[str, Any], wanted: dict[str, Any]) -
         if name in ("images", "images_sha256"):
             count = f": {old} images, not {new}" if name == "images" else ""
             raise InputError(asked, f"it was made from another list of images{count}", do)
-        words = {"preprocess": "preprocessing", "shard": "--shard", "targets": "targets"}.get(name, name)
+        words = {"preprocess": "preprocessing", "shard": "‹shard|--shard›", "targets": "targets"}.get(name, name)
         raise InputError(asked, f"it was made with {words} {_shown(old)}, not {_shown(new)}", do)
 
 
@@ -224,7 +224,7 @@ class _Run:
         name, sha256 = progress.last
         if sha256 and pictures_in([name]) not in ([None], [picture_of(sha256)]):
             asked = f"cannot resume '{output.path}': the image '{name}' has changed since"
-            raise InputError(asked, do="start again with --overwrite")
+            raise InputError(asked, do="start again with ‹overwrite=True|--overwrite›")
         with write_errors(output.path):
             self._cut()
             if output.shard and progress.pending == output.shard:
@@ -439,4 +439,4 @@ def _check_size(output: Output, name: str, size: int, exact: bool = False) -> No
     found = os.path.getsize(name) if os.path.exists(name) else 0
     if found < size or (exact and found > size):
         asked = f"cannot resume '{output.path}': its file '{os.path.basename(name)}' is damaged"
-        raise InputError(asked, f"it has {found:,} bytes of {size:,}", "start again with --overwrite")
+        raise InputError(asked, f"it has {found:,} bytes of {size:,}", "start again with ‹overwrite=True|--overwrite›")

@@ -286,4 +286,6 @@ def format_of(suffix: str, name: str) -> FeatureFormat:
 def check_dtype(format: FeatureFormat, suffix: str, name: str, dtype: str) -> None:
     """Refuse a data type that the format does not hold."""
     if dtype not in (*_SAFETENSORS, "complex128") or dtype in format.without:
-        raise InputError(f"{suffix} cannot hold {name}, which is {dtype}", do="choose another --dtype or format")
+        raise InputError(
+            f"{suffix} cannot hold {name}, which is {dtype}", do="choose another ‹dtype|--dtype› or format"
+        )

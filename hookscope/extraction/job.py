@@ -33,7 +33,7 @@ from hookscope.images import label_of
 from hookscope.models import Batch, LoadedModel
 from hookscope.scores import Target, class_label, class_scores, probabilities
 
-_ADVICE = "choose the block around the layer, or one image for each pass (--batch-size 1, batch_size=1 in Python)"
+_ADVICE = "choose the block around the layer, or one image for each pass (‹batch_size=1|--batch-size 1›)"
 
 
 def pooled(tensor: Tensor, images: int, pool: str, module: nn.Module | None, shown: InputSize, key: str) -> Tensor:

@@ -125,7 +125,9 @@ def check_output(
     """
     name = os.fspath(path)
     if overwrite and resume:
-        raise UsageError("--overwrite starts again and --resume continues", do="choose one of them")
+        raise UsageError(
+            "‹overwrite|--overwrite› starts again and ‹resume|--resume› continues", do="choose one of them"
+        )
     suffix = os.path.splitext(name.rstrip(os.sep))[1].lower()
     folder = shard is not None or name.endswith(os.sep) or not suffix or (os.path.isdir(name) and suffix != ".zarr")
     is_folder = os.path.isdir(name)
@@ -136,7 +138,7 @@ def check_output(
     if folder and suffix in FORMATS and suffix != ".parquet":
         raise UsageError(f"a folder holds .parquet files, and '{name}' is to be one file", do="name a folder")
     if shard is not None and shard < 1:
-        raise UsageError(f"--shard must be at least 1, not {shard}")
+        raise UsageError(f"‹shard|--shard› must be at least 1, not {shard}")
     suffix = ".parquet" if folder else suffix
     output = Output(name, os.path.realpath(name), suffix, (shard or DEFAULT_SHARD) if folder else 0)
     if resume and folder and shard is None and output.begun():
@@ -192,7 +194,9 @@ def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
         progress = Progress.load(output)
         if not progress.complete:
             asked = f"'{output.path}' is the output of a run that did not end: {progress.done_words()} are done"
-            raise WriteError(asked, do="continue it with --resume, or start again with --overwrite")
+            raise WriteError(
+                asked, do="continue it with ‹resume=True|--resume›, or start again with ‹overwrite=True|--overwrite›"
+            )
     elif output.shard:
         others = os.listdir(output.target) if os.path.isdir(output.target) else []
         others = [name for name in others if name[0] != "." and name != os.path.basename(output.lost)]
@@ -204,7 +208,9 @@ def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
         return
     for ending in ("", *output.endings()) if not output.shard else ("",):
         if os.path.lexists(output.target + ending):
-            raise WriteError(f"'{output.path}{ending}' exists", do="add --overwrite, or name another output")
+            raise WriteError(
+                f"'{output.path}{ending}' exists", do="add ‹overwrite=True|--overwrite›, or name another output"
+            )
 
 
 @dataclass(frozen=True, slots=True)

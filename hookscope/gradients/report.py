@@ -60,7 +60,7 @@ PARAMETER_GRADIENTS = Columns(
     Column("findings", hide="zero"),
     Column("weights", where="rows"),
 )
-"""What ``gradients --parameters`` says of a parameter, a `ParameterGradient`."""
+"""What ``gradients`` says of a parameter, a `ParameterGradient`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

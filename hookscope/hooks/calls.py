@@ -72,7 +72,7 @@ class Call:
         type: Class name of the layer.
         call: 0 for the first execution of the layer in the pass.
         index: Position among the calls of the chosen types, None for a call of another type.
-        order: The index that the call has if every layer counts (``--type all``). None for a block of other layers, and
+        order: The index that the call has if every layer counts. None for a block of other layers, and
             where the positions were not counted.
     """
 
@@ -100,7 +100,7 @@ CALL = Columns(
     Column("call", partial(_of_call, "call"), hide="zero"),
     Column("order", partial(_of_call, "order")),
 )
-"""The columns that say of which call a row is; ``name`` can be given to ``--layer``, the model itself has one too."""
+"""The columns that say of which call a row is; ``name`` selects the layer, and the model itself has one too."""
 
 
 def key_of(call: Call, part: str) -> str:
@@ -119,7 +119,7 @@ class LayerCall(Shown):
         name: Dotted path in ``named_modules()``.
         type: Class name of the layer.
         call: 0 for the first execution of the layer, None for a layer that did not run.
-        order: The index that the call has if every layer counts (``--type all``). None for a layer that did not run,
+        order: The index that the call has if every layer counts. None for a layer that did not run,
             and for a block of other layers.
         input_shape: Such as ``(N, C, H, W)``; ``{part: shape}`` for several tensors.
         output_shape: Likewise.
@@ -192,5 +192,5 @@ def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
     """The error for a model without a layer of ``types``; ``have`` counts the layers of each class."""
     asked = "/".join(types)
     near = ", ".join(f"perhaps {name}" for kind in types for name in near_misses(kind, have, 1) if name != kind)
-    exists, do = f"the model has {describe_types(have)}", near or "choose by --type"
+    exists, do = f"the model has {describe_types(have)}", near or "choose by ‹types|--type›"
     return LayerError(f"no layer of type {asked}", exists, do, kind="type", name=asked)

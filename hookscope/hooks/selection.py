@@ -106,7 +106,7 @@ def _parse_term(text: str) -> _Term:
 
 
 def layer_text(name: str) -> str:
-    """What ``--layer`` takes for the layer of this name: ``name:0`` where the name alone means something else."""
+    """What a selection takes for the layer of this name: ``name:0`` where the name alone means something else."""
     try:
         is_plain = Selection(name).plain_names == (name,)
     except SelectionError:
@@ -143,7 +143,7 @@ def _parse(layers: Layers) -> Iterator[_Term]:
 
 
 class Selection:
-    """Which calls are wanted, as ``--layer`` and ``layers=`` spell it.
+    """Which calls are wanted, as the command line and ``layers=`` spell it.
 
     ``30``, ``-1``, ``0:10`` and ``0:36:5`` count the calls of the chosen types in order of execution; ``conv1``,
     ``layer4.*`` (glob), ``re:…`` (regular expression, found anywhere in the name), ``name:0`` (exactly this name) and
@@ -264,9 +264,9 @@ class Selection:
         for term in self._names:
             for name in [] if ops and OPERATION in term.text else term.missing(names):
                 some = nearest(name, names) or _sample(names)
-                do = "list them with list-layers --type all"
+                do = "list them with ‹list_layers(types='all')|list-layers --type all›"
                 if OPERATION in name:
-                    some, do = "it names an operation", "add --ops, or ops=True in Python"
+                    some, do = "it names an operation", "add ‹ops=True|--ops›"
                 raise LayerError(f"no layer '{name}' in {what}", some, do, kind="layer", name=name)
 
     def check_operations(self, names: Sequence[str]) -> None:
@@ -275,7 +275,7 @@ class Selection:
             if OPERATION in term.text and term.text != EVERY_OPERATION:
                 for name in term.missing(names):
                     ran = f"{len(names)} others ran: {', '.join(names[:3])}, ..." if names else "no operation ran"
-                    do = "list them with list-layers --ops"
+                    do = "list them with ‹list_layers(ops=True)|list-layers --ops›"
                     raise LayerError(f"no operation '{name}' ran", nearest(name, names) or ran, do)
 
     def calls_by_name(self, names: Iterable[str], in_all: bool = False) -> frozenset[int | None]:
@@ -347,7 +347,9 @@ class Selection:
         calls, all_types = in_all or (total, types)
         if self.has_all and not calls:
             asked = f"no {_in_words(all_types)} ran as a module"
-            raise LayerError(asked, do="stats --ops measures other operations", kind="index", name="all")
+            raise LayerError(
+                asked, do="‹ops=True measures|stats --ops measures› other operations", kind="index", name="all"
+            )
         for term in self._indices:
             if not term.within(total):
                 kind = "range" if ":" in term.text else "index"

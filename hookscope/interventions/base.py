@@ -94,7 +94,7 @@ _LARGEST = (2 - 2.0**-23) * 2.0**127  # of single precision, in which most model
 SIDES = ("output", "input")
 
 WORDS: dict[str, type[Spelled]] = {}
-"""Every class that `--at` can name, by its word. A class with a ``word`` enters when it is defined."""
+"""Every class by its word. A class with a ``word`` enters when it is defined."""
 
 
 class Spelled:

@@ -162,7 +162,9 @@ def refuse_own_files(paths: Sequence[str]) -> None:
     own = next((path for path in paths if path == "-" or path.startswith(("/dev/", "/proc/"))), None)
     if own is not None:
         name = "standard input" if own == "-" else own
-        raise UsageError(f"{name} cannot be read by other processes", do="name files, or use --engine local")
+        raise UsageError(
+            f"{name} cannot be read by other processes", do="name files, or use ‹LocalEngine()|--engine local›"
+        )
 
 
 def done_packed(job: Job[Any], net: LoadedModel, block: Block, measure: Callable[[Batch], Any]) -> bytes:
@@ -190,10 +192,12 @@ def packed_error(error: Exception) -> bytes:
     """``error`` without its traceback, for `unpacked`."""
     if not isinstance(error, HookscopeError):
         if is_out_of_memory(error):
-            error = HookscopeError("a worker is out of memory", do="use a smaller --batch-size, or fewer workers")
+            error = HookscopeError(
+                "a worker is out of memory", do="use a smaller ‹batch_size|--batch-size›, or fewer workers"
+            )
         else:
             error = HookscopeError(f"a worker cannot continue: {describe_error(error)}")
-    return pickle.dumps(type(error)(error.asked, error.exists, error.do))
+    return pickle.dumps(type(error)(*error.args))
 
 
 def unpacked(data: bytes) -> Part[Any]:

@@ -69,7 +69,10 @@ class RayEngine:
             raise UsageError(asked, "a share of one GPU, or whole GPUs", "give 0.5, 1 or 2")
         if address is not None and address.startswith("ray://"):
             asked = f"the address {address} is that of a Ray client, which Ray Data does not support"
-            raise UsageError(asked, do="run on a machine of the cluster with --address auto, or use `ray job submit`")
+            raise UsageError(
+                asked,
+                do="run on a machine of the cluster with ‹address='auto'|--address auto›, or use `ray job submit`",
+            )
         self.address = address
         self.gpus_per_worker = gpus_per_worker
         self.workers = workers
@@ -212,7 +215,7 @@ def _check_answer(address: str) -> None:
     host, _, port = address.rpartition(":")
     if address != "auto" and not (host and port.isdigit() and int(port) < 1 << 16):
         raise UsageError(f"'{address}' is not an address", do="give auto, or HOST:PORT such as head:6379")
-    do = "start one with `ray start --head`, or leave --address out to start Ray here"
+    do = "start one with `ray start --head`, or leave ‹address|--address› out to start Ray here"
     asked = "no Ray cluster " + ("is running on this machine" if address == "auto" else f"answers at {address}")
     command = [sys.executable, "-P", "-c", _ASK, address, host.strip("[]"), port]
     try:
@@ -227,11 +230,14 @@ def _check_answer(address: str) -> None:
 def _most_workers(has: dict[str, float], processors: int, gpus: float) -> int:
     """How many workers the cluster has room for."""
     if gpus and has.get("GPU", 0) < gpus:
-        asked = f"--gpus-per-worker {gpus:g} needs GPUs, and the cluster has {has.get('GPU', 0):g}"
+        asked = (
+            f"‹gpus_per_worker={gpus:g}|--gpus-per-worker {gpus:g}› needs "
+            f"GPUs, and the cluster has {has.get('GPU', 0):g}"
+        )
         raise HookscopeError(asked, do="leave it out, or add machines with GPUs")
     if has.get("CPU", 0) < processors:
         asked = f"a worker needs {processors} processors, and the cluster has {has.get('CPU', 0):g}"
-        raise HookscopeError(asked, do="give fewer --workers, or add machines")
+        raise HookscopeError(asked, do="give fewer ‹workers|--workers›, or add machines")
     return max(1, int(min(has["CPU"] / processors, has["GPU"] / gpus if gpus else has["CPU"])))
 
 
@@ -247,11 +253,11 @@ def _errors_of_ray(ray: Any) -> Iterator[None]:
 def _in_one_line(error: BaseException, kinds: Any) -> HookscopeError:
     text = str(error)
     if isinstance(error, kinds.OutOfMemoryError) or "low on memory" in text:  # other texts guess at memory too
-        do = "use a smaller --batch-size, fewer workers or larger machines"
+        do = "use a smaller ‹batch_size|--batch-size›, fewer workers or larger machines"
         return HookscopeError("Ray ended a worker, because the memory of its machine was full", do=do)
     if isinstance(error, kinds.RayActorError) or "ActorDied" in text or "ActorUnavailable" in text:
         asked = f"a worker ended {_RESTARTS + 1} times: it was killed, or the model crashed it"
-        return HookscopeError(asked, do="try --engine local, or see the logs of Ray")
+        return HookscopeError(asked, do="try ‹LocalEngine()|--engine local›, or see the logs of Ray")
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return HookscopeError(f"Ray failed: {type(error).__name__}: {first}")
 
@@ -269,7 +275,7 @@ def _packed(job: Job[Any], net: LoadedModel, cloudpickle: Any) -> bytes:
         data: bytes = cloudpickle.dumps((job, net))
     except Exception as error:
         asked = f"{net.name} cannot be sent to other processes: {describe_error(error)}"
-        raise ModelError(asked, do="use --engine local") from error
+        raise ModelError(asked, do="use ‹LocalEngine()|--engine local›") from error
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)

@@ -49,5 +49,5 @@ def weights_path(bundled: BundledModel) -> str:
     raise WeightsError(
         f"the weights of {bundled.name} are missing from the installation",
         f"no {bundled.file} in {' or '.join(folders)}",
-        "reinstall hookscope, or use --weights none",
+        "reinstall hookscope, or use ‹weights='none'|--weights none›",
     )

@@ -65,7 +65,7 @@ def preprocess_of(value: Any, name: str) -> Transforms | OwnTransforms | Preproc
     if (processor := of_processor(value, name)) is not None:
         return processor
     if not callable(value):
-        do = "make it a function of a picture (a PIL image), or a word of --preprocess"
+        do = "make it a function of a picture (a PIL image), or a word for preprocessing"
         raise ModelError(f"{name} is no function but {type(value).__name__}", do=do)
     return OwnTransforms(value, name)
 

@@ -81,7 +81,7 @@ class _Exported(UnflattenedModule):
         shapes = (self.batch, *self.input_shape), tuple(pictures.shape)
         if len(shapes[1]) != 4 or any(size not in (0, given) for size, given in zip(*shapes, strict=True)):
             takes, got = ("x".join(str(size or "any") for size in shape) for shape in shapes)
-            do = "give that --input-size and --batch-size, or export it with dynamic_shapes"
+            do = "give that ‹input_size and batch_size|--input-size and --batch-size›, or export it with dynamic_shapes"
             raise InputError(f"{self.path} takes {takes}", f"the input is {got}", do)
         for module in self.modules():
             if "_num_calls" in vars(module):  # a pass that ended early has left it in the middle

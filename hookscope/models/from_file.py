@@ -33,7 +33,7 @@ class FileSource(ModelSource):
             raise ModelError(f"no file '{model}'")
         if weights.kind in (WeightsKind.NAME, WeightsKind.FILE):  # where none are needed, its own do no harm
             asked = f"{model} holds its own weights and takes no others"
-            raise UsageError(asked, do="leave --weights out for this model")
+            raise UsageError(asked, do="leave ‹weights|--weights› out for this model")
         net = self.read(model)
         from hookscope.models.loaded import LoadedModel
 

@@ -49,7 +49,7 @@ class TimmSource(ModelSource):
             except Exception as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0][:120].strip(" .")
                 if weights.kind is WeightsKind.DEFAULT:
-                    do = "use --weights none, or a checkpoint file"
+                    do = "use ‹weights='none'|--weights none›, or a checkpoint file"
                     raise WeightsError(f"timm gives no weights for {model}: {reason}", do=do) from error
                 missing = f"weights of {model} are random (seed {seed}): {reason}"
         if built is None:

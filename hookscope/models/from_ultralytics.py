@@ -47,7 +47,10 @@ class UltralyticsSource(ModelSource):
 
         name = model.removeprefix(_PREFIX)
         if name.endswith(".pt"):
-            do = "save model.model.state_dict() with torch.save, and give ultralytics:yolov8n --weights FILE"
+            do = (
+                "save model.model.state_dict() with torch.save, and give it with "
+                "‹weights=FILE|--weights FILE› to ultralytics:yolov8n"
+            )
             raise ModelError(f"{name} is a pickled model, which runs code when it is read", do=do)
         weights.refuse_names(model)
         try:
@@ -70,7 +73,7 @@ class UltralyticsSource(ModelSource):
                 label, notes = load_checkpoint(built, weights.text, model)
         metadata = WeightsMetadata(stated_transforms(built), stated_class_names(built), tuple(notes))
         if weights.kind is WeightsKind.AUTO:
-            why = "trained ones are pickled; give a state dict with --weights FILE"
+            why = "trained ones are pickled; give a state dict with ‹weights=FILE|--weights FILE›"
             metadata = metadata.noted(f"{model} has random weights (seed {seed}): {why}")
         return LoadedModel.of(built, model, label, metadata)
 

@@ -78,7 +78,9 @@ def load_model(
     source = find_source(model)
     where = "cpu" if source.cpu_only and device == "auto" else pick_device(device)
     if source.cpu_only and where != "cpu":
-        raise UsageError(f"{model} cannot run on '{device}'", "it runs on the CPU only", "give --device cpu")
+        raise UsageError(
+            f"{model} cannot run on '{device}'", "it runs on the CPU only", "give ‹device='cpu'|--device cpu›"
+        )
     with quiet_and_seeded(seed):
         loaded = source.build(model, choice, seed, progress)
     if any(parameter.is_meta for parameter in loaded.model.parameters()):

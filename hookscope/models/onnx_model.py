@@ -151,7 +151,7 @@ class OnnxModel(nn.Module):
         want = [size or "any" for size in self.input_shape]
         if any(size not in (have, "any") for size, have in zip(want, pictures.shape[1:], strict=True)):
             exists = f"it takes {'x'.join(map(str, want))}, and the input is {'x'.join(map(str, pictures.shape[1:]))}"
-            raise InputError(f"{self._path} does not take this input", exists, "try another --input-size")
+            raise InputError(f"{self._path} does not take this input", exists, "try another ‹input_size|--input-size›")
         if self.batch and len(pictures) % self.batch:
             exists = f"it takes batches of {self.batch}, and got {len(pictures)}"
             raise InputError(f"{self._path} has a fixed batch size", exists, "export it with a dynamic batch axis")

@@ -56,7 +56,10 @@ class Preprocess:
             return self._own(self.transforms, frames[0]).to(self.device, self.dtype)
         if self.channels not in (1, 3):
             asked = f"the model takes {self.channels} channels, and a picture has 3"
-            do = f"give --preprocess file.py:function, whose function makes {self.channels} channels of a picture"
+            do = (
+                "give ‹preprocess=function|--preprocess file.py:function›, whose "
+                f"function makes {self.channels} channels of a picture"
+            )
             raise InputError(asked, do=do)
         try:
             tensor = self._values(self.transforms, frames)
@@ -79,7 +82,7 @@ class Preprocess:
         if self.size is not None and tuple(tensor.shape[-2:]) != self.size:
             made, want = ("x".join(map(str, size)) for size in (tensor.shape[-2:], self.size))
             asked = f"{transforms.name} makes an input of {made}, and the input size is {want}"
-            raise InputError(asked, do="give both the same size, or use --preprocess stretch")
+            raise InputError(asked, do="give both the same size, or use ‹preprocess='stretch'|--preprocess stretch›")
         return tensor
 
     @property
@@ -108,7 +111,9 @@ class Preprocess:
         values = transforms.values if isinstance(transforms, Transforms) else transforms.normalisation
         if values is None:
             asked = f"the normalisation of {transforms.describe()} is not known"
-            raise UsageError(asked, do="give --mean and --std, or --preprocess imagenet")
+            raise UsageError(
+                asked, do="give ‹mean and std, or preprocess='imagenet'|--mean and --std, or --preprocess imagenet›"
+            )
         height, width = self.input_shape[-2:]
         return replace(self, transforms=Transforms(values=values), default_size=(height, width), size=None)
 
@@ -181,7 +186,7 @@ class Preprocess:
         parts |= {"mean": choice.mean} if own is self.transforms else {}
         if given := [f"--{name}" for name, value in parts.items() if value is not None]:
             asked = f"{own.name} makes the whole input, so {given[0]} cannot change it"
-            raise UsageError(asked, do=f"leave {given[0]} out, or add --preprocess imagenet")
+            raise UsageError(asked, do=f"leave {given[0]} out, or add ‹preprocess='imagenet'|--preprocess imagenet›")
 
     def denormalise(self, tensor: Tensor) -> Image.Image:
         """The RGB picture that the network sees: ``tensor`` without its normalisation; the first frame of a clip."""
@@ -228,7 +233,7 @@ class Preprocess:
         """The part of a photograph that the network sees: ``(left, top, right, bottom)`` in pixels, not rounded.
 
         Torchvision's classification transforms resize the shorter side and crop the centre. They pad a photograph that
-        is smaller than the crop, as ``--resize pad`` does: the box then reaches beyond it. Where transforms only
+        is smaller than the crop, as padding does: the box then reaches beyond it. Where transforms only
         resize, the box is everything.
 
         Example:

@@ -11,7 +11,7 @@ from typing import Any
 from hookscope.errors import UsageError, nearest
 
 PREPROCESS_WORDS = ("weights", "imagenet", "half", "stretch", "none")
-"""What ``--preprocess`` takes beside ``file.py:function``."""
+"""The words for preprocessing, beside ``file.py:function``."""
 RESIZE_WORDS = ("shorter", "stretch", "pad")
 
 _LARGEST_SIDE = 16384
@@ -68,12 +68,15 @@ class PreprocessChoice:
 
     def check(self, input_size: Sequence[int] | None) -> None:
         """Refuse parts that contradict each other."""
-        given = "an input size" if input_size is not None else "--resize" if self.resize is not None else ""
+        given = "an input size" if input_size is not None else "‹resize|--resize›" if self.resize is not None else ""
         if self.base == "none" and given:
-            do = f"leave {given} out, or use --preprocess stretch"
-            raise UsageError("--preprocess none keeps the picture's own size", do=do)
+            do = f"leave {given} out, or use ‹preprocess='stretch'|--preprocess stretch›"
+            raise UsageError("‹preprocess='none'|--preprocess none› keeps the picture's own size", do=do)
         if self.base == "stretch" and self.resize is not None and self.resize[0] != "stretch":
-            raise UsageError(f"--preprocess stretch contradicts --resize {self.resize[0]}", do="leave one of them out")
+            raise UsageError(
+                f"‹preprocess='stretch'|--preprocess stretch› contradicts ‹resize|--resize› {self.resize[0]}",
+                do="leave one of them out",
+            )
 
 
 def parse_preprocess(text: Any) -> str:
@@ -105,7 +108,9 @@ def parse_range(value: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         low = high = 0.0
     if not low < high:
-        raise UsageError(f"--range '{value}' is no range", do="write LOW..HIGH, such as 0..1, -1..1 or 0..255")
+        raise UsageError(
+            f"‹range|--range› '{value}' is not a range", do="write LOW..HIGH, such as 0..1, -1..1 or 0..255"
+        )
     return low, high
 
 

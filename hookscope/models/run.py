@@ -102,11 +102,13 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
     about_input = about_size or isinstance(
         error, TypeError | ValueError | LookupError | AttributeError | AssertionError
     )
-    advice = ["try another --input-size"] if about_size else []
+    advice = ["try another ‹input_size|--input-size›"] if about_size else []
     if "several values" in cause:
         advice = ["give a larger batch"]
     if "channels" in cause:
-        advice = ["give --preprocess file.py:function, which makes that many channels of a picture"]
+        advice = [
+            "give ‹preprocess=function|--preprocess file.py:function›, which makes that many channels of a picture"
+        ]
     if ":" in model and not model.startswith("timm:"):  # only the file of a factory can say what its model takes
         advice += ["set input_size, preprocess or model_inputs next to its factory"] if about_input else []
     return InputError(f"{model}: {asked}", ", or ".join(advice), _all_of_it(error))
@@ -124,7 +126,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _all_of_it(error: BaseException) -> str:
-    return "--traceback shows all" if _frame_of_the_user(error) else ""
+    return "‹its cause|--traceback› shows all" if _frame_of_the_user(error) else ""
 
 
 def _frame_of_the_user(error: BaseException) -> traceback.FrameSummary | None:

@@ -119,7 +119,9 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
     entry = _named_entry(name, weights.text) if weights.kind is WeightsKind.NAME else default
     if entry is None:
         if weights.kind is WeightsKind.DEFAULT:
-            raise WeightsError(f"torchvision has no weights for {name}", do="use --weights none, or a checkpoint file")
+            raise WeightsError(
+                f"torchvision has no weights for {name}", do="use ‹weights='none'|--weights none›, or a checkpoint file"
+            )
         return _random(architecture, seed, usual.without_weights("torchvision has no weights for this model"))
     try:
         file = fetch(entry.url, progress)

@@ -82,7 +82,7 @@ def draw_kernels(
     cell: int | None = None,
     cmap: str = "RdBu_r",
 ) -> Image.Image:
-    """Draw the filters of convolutions, as ``weights --kernels`` does.
+    """Draw the filters of convolutions, as ``weights`` does.
 
     Filters of three inputs of the first convolution are drawn in colour, and filters of one input as maps with their
     numbers. Other kernels form a matrix: a row is an output channel, a column is an input channel.
@@ -143,7 +143,7 @@ def kernel_sheet(
         raise LayerError(what, f"there are {', '.join(name for name, *_ in convolutions[:4])}" if convolutions else "")
     left_out = []
     if selected is None and len(chosen) > _MOST_LAYERS:
-        left_out.append(f"{len(chosen) - _MOST_LAYERS} further convolutions: choose with --layer")
+        left_out.append(spelled(f"{len(chosen) - _MOST_LAYERS} further convolutions: choose with ‹layers|--layer›"))
         chosen = chosen[:_MOST_LAYERS]
     sections = []
     for number, layer, module, filters in chosen:
@@ -151,7 +151,7 @@ def kernel_sheet(
             section = _section(layer, module, filters, channels, style, first=number == 0)
         sections.append(section)
         if section.grid.left_out:
-            left_out.append(f"{section.grid.left_out} kernels of {layer}: choose with --channels")
+            left_out.append(spelled(f"{section.grid.left_out} kernels of {layer}: choose with ‹channels|--channels›"))
         if channels and (beyond := channels.beyond(section.about.get("filters", section.grid.tiles.channels))):
             left_out.append(f"filters {beyond} of {layer}: they do not exist")
     heading = f"{name or type(model).__name__}   filters of convolutions"

@@ -215,7 +215,8 @@ def parameter_statistics(
             rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers))
     if not rows and layers is not None:
         raise LayerError(
-            "the chosen layers have no parameters", do="weights without --layer lists layers with parameters"
+            "the chosen layers have no parameters",
+            do="‹parameter_statistics without layers|weights without --layer› lists layers with parameters",
         )
     return rows
 

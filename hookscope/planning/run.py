@@ -347,6 +347,6 @@ def _blocks(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     known = [name for name, _ in model.named_modules() if name]
     for name in chosen:
         if name not in known:
-            do = "see list-layers --type all"
+            do = "see ‹list_layers(types='all')|list-layers --type all›"
             raise LayerError(f"no layer '{name}' to checkpoint", nearest(name, known), do, kind="layer", name=name)
     return chosen

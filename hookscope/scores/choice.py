@@ -24,7 +24,7 @@ _FUNCTION = re.compile(r"(?!(top|box):)[^,]*(\.py|\w):[^\W\d]\w*")
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The detected boxes that ``--target`` names; ``fit`` as in `BoxTarget`."""
+    """The detected boxes that a target names; ``fit`` as in `BoxTarget`."""
 
     indices: tuple[int, ...]
     fit: bool = True
@@ -39,7 +39,7 @@ class Boxes:
             raise UsageError(f"bad target '{term.strip()}' for a box", do="write box:K with K from 0, or box:K:class")
         of_class = {bool(match[2]) for match in found}
         if len(of_class) > 1:
-            raise UsageError(f"--target {text} mixes box:K and box:K:class", do="write one of them for all boxes")
+            raise UsageError(f"the target {text} mixes box:K and box:K:class", do="write one of them for all boxes")
         return cls(tuple(dict.fromkeys(int(match[1]) for match in found)), not of_class.pop())
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def parse_target(text: str) -> Target | Boxes | str:
     if any(term.strip().startswith("box:") for term in text.split(",")):
         return Boxes.parse(text)
     if ".py" in text and not _FUNCTION.fullmatch(text):
-        raise UsageError(f"--target {text} names no function", do="write file.py:function, without other targets")
+        raise UsageError(f"the target {text} names no function", do="write file.py:function, without other targets")
     return text if _FUNCTION.fullmatch(text) else Target(text)
 
 
@@ -104,7 +104,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class TargetChoice:
-    """What ``--target`` and the options beside it name.
+    """What a target and the choices beside it name.
 
     Attributes:
         target: What `parse_target` returns; None for the best class.
@@ -120,13 +120,15 @@ class TargetChoice:
 
     def __post_init__(self) -> None:
         if self.classes is None:
-            what = "--similar-to" if self.similar_to else f"--target {self.target}"
-            given: dict[str, Any] = {"--region": self.region, "--against": self.against}
-            given |= {"--target": self.target} if self.similar_to else {}
+            what = "‹similar_to|--similar-to›" if self.similar_to else f"‹target={self.target}|--target {self.target}›"
+            given: dict[str, Any] = {"‹region|--region›": self.region, "‹against|--against›": self.against}
+            given |= {"‹target|--target›": self.target} if self.similar_to else {}
             if others := [option for option, value in given.items() if value]:
                 raise UsageError(f"{what} takes no {others[0]}", do="leave one of them out")
         if self.against is not None and (self.against.count != 1 or self.against.has_top):
-            raise UsageError(f"--against {self.against} is not one class", do="give a class number or name")
+            raise UsageError(
+                f"‹against={self.against}|--against {self.against}› is not one class", do="give a class number or name"
+            )
 
     @property
     def classes(self) -> Target | None:
@@ -188,7 +190,11 @@ class TargetChoice:
             region = net.preprocess.region(self.region.drawn(photograph.size))
             if not region.any():
                 asked = f"the network does not see the region {self.region.where}"
-                raise InputError(asked, "the preprocessing cuts it off", "choose other pixels, or --resize stretch")
+                raise InputError(
+                    asked,
+                    "the preprocessing cuts it off",
+                    "choose other pixels, or ‹resize='stretch'|--resize stretch›",
+                )
             return RegionTarget(region, chosen, self.region.where)
 
         return target

@@ -15,7 +15,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The classes that ``--target`` names.
+    """The classes that a target names.
 
     ``text`` is an index (``281``), a name or a part of one (``tabby``), ``top:3`` (the highest scores), or several of
     these, separated by commas. A name that contains commas is written whole.

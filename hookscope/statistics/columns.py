@@ -70,7 +70,7 @@ CHANNELS = Columns(
     Column("duplicate_of", hide="unknown"),
     Column("weights"),
 )
-"""What ``stats --per-channel`` says of a channel; ``dead`` is 1 or 0, as a layer's row counts them."""
+"""What ``stats`` says of a channel; ``dead`` is 1 or 0, as a layer's row counts them."""
 
 
 def statistics_rows(layers: Sequence[LayerStatistics], findings: Sequence[Finding], weights: str) -> list[Row]:

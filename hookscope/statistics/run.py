@@ -34,7 +34,7 @@ from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.totals import Coverage, RunningStatistics
 from hookscope.system import StrPath
 
-_GIVE = "give what `stats --save` wrote"
+_GIVE = "give what ‹save_statistics|`stats --save`› wrote"
 _KIND = StateKind("saved statistics", _GIVE)
 
 

@@ -26,7 +26,9 @@ def picture_bytes(svg: str, suffix: str) -> bytes:
     root = ElementTree.fromstring(svg)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     if suffix == ".png" and max(width, height) * DPI / _PIXELS >= _MOST:
-        raise UsageError("the graph is too large for a PNG file", do="name it .svg, or draw fewer levels with --depth")
+        raise UsageError(
+            "the graph is too large for a PNG file", do="name it .svg, or draw fewer levels with ‹depth|--depth›"
+        )
     with plain_settings():
         figure = Figure(figsize=(width / _PIXELS, height / _PIXELS))
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))

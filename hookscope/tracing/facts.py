@@ -42,7 +42,7 @@ LAYER_CALLS = Columns(
 LAYER_TOTALS = Columns(
     *("model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run")
 )
-"""What ``list-layers --total`` says of a model, a `LayerTotals`."""
+"""The totals of ``list-layers`` of a model, a `LayerTotals`."""
 
 
 @dataclass(frozen=True, slots=True)

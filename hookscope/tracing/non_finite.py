@@ -117,7 +117,7 @@ def find_non_finite(model: nn.Module, inputs: Any) -> NonFiniteReport:
 
     The result of every function of torch is tested, inside torch's layers and between them, in containers and in
     place, and so is what every module returns. The model runs in eval mode without gradients, and is as before
-    afterwards. `gradients --detect-anomaly` of the command line also follows the backward pass.
+    afterwards. `examine_gradients` with ``detect_anomaly`` also follows the backward pass.
 
     Args:
         model: Any eager module.

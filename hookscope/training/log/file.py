@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 31  # a step of a hundred layers takes 40 thousand
 _LONGEST_LINE = 1 << 22
 _MOST_CALLS = 20_000  # of layers: more take minutes
 _NO_METRICS = ("row", "loss", "passes", "learning_rate")  # in the line of a layer
-_SAMPLE = "sample fewer steps with --every"
+_SAMPLE = "sample fewer steps with ‹every|--every›"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,7 +84,9 @@ def read_runs(path: StrPath) -> list[Run]:
                     raise InputError(f"the log '{name}' is too long", f"the limit is {_MOST_BYTES:,} bytes", _SAMPLE)
                 if len(calls) > _MOST_CALLS:
                     exists = f"a run has more than {_MOST_CALLS:,} layer calls"
-                    raise InputError(f"the log '{name}' is too large", exists, "watch fewer layers with --layer")
+                    raise InputError(
+                        f"the log '{name}' is too large", exists, "watch fewer layers with ‹layers|--layer›"
+                    )
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}") from error
     return runs

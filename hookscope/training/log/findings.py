@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from hookscope.errors import spelled
 from hookscope.findings import REPORT_ORDER, chains, counted, merged, ranked, thresholds_for
 from hookscope.system import StrPath
 from hookscope.training.log.causes import CAUSES, CauseRule, Facts, History
@@ -367,7 +368,7 @@ def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) ->
     if run.end is not None and sampled >= steps:
         text += "; there were no more"
     elif run.end is not None:
-        text += f"; sample more often, {f'--every {every}' if run.header.get('command') else f'every={every}'}"
+        text += spelled(f"; sample more often, ‹every={every}|--every {every}›")
     numbers = {"sampled": sampled, "steps": steps, "every": every}
     time = float(most.times[-1])
     yield timed_finding("few-samples", text, last, last, time, True, numbers=numbers, optimizer=most.optimizer)
