@@ -247,7 +247,7 @@ def channels_without_weights(subject: Subject) -> None:
     scores = subject.output[0]
     assert ranking.prediction.index == int(scores.argmax())
     rounding = 1e-5 * float(scores.abs().max())
-    assert max(abs(row.worth) for row in ranking.channels) > 10 * rounding
+    assert max(abs(row.score_drop) for row in ranking.channels) > 10 * rounding
     for channel in range(3):
         [worth] = [row for row in ranking.channels if row.channel == channel]
         silenced = subject.run_with_weights(partial(without, channel), *names)

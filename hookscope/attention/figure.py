@@ -102,7 +102,7 @@ def _rows_of(each: AttentionMap, box: tuple[float, float, float, float], columns
     left, top, right, bottom = box
     at = each.at and (left + each.at[1] * (right - left), top + each.at[0] * (bottom - top))
     panels = []
-    for head, (values, positions) in enumerate(zip(each.stills, each.positions, strict=True)):
+    for head, (values, positions) in enumerate(zip(each.stills, each.effective_positions, strict=True)):
         highest = float(values.max())
         words = [f"head {head}", f"up to {highest:.3g}", f"{positions:.0f} positions"]
         alarm = "" if math.isfinite(highest) else "NaN or Inf"
@@ -111,7 +111,7 @@ def _rows_of(each: AttentionMap, box: tuple[float, float, float, float], columns
     words = [each.call.type, f"{counted(each.heads, 'head')} of {height}×{width}", each.query]
     words += [f"sum of {counted(frames[0], 'frame')}"] if frames else []
     words += [f"in {each.windows:,} windows"] if each.windows > 1 else []
-    words += [f"{percent(float(each.elsewhere.mean()))} on no position"] if each.elsewhere.any() else []
+    words += [f"{percent(float(each.non_patch_weight.mean()))} on no position"] if each.non_patch_weight.any() else []
     index = "" if each.call.index is None else f"{each.call.index}  "
     above = [f"{index}{each.call.key or MODEL}", ", ".join(words)]
     most = columns or math.ceil(each.heads / math.ceil(each.heads / _COLUMNS))

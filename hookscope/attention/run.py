@@ -29,7 +29,7 @@ class AttentionMap(Shown):
         call: The place of the call: the module that computes it, and the index among all calls of attention.
         values: ``(heads, h, w)``, or ``(heads, T, h, w)`` for a clip: the attention weight of each position for the
             query, 0 to 1.
-        elsewhere: ``(heads,)``, the weight of all keys without a position, such as the class token, and padding; with
+        non_patch_weight: ``(heads,)``, the weight on the class token, padding and other keys without a position; with
             ``values`` it adds up to 1.
         query: What looks, such as ``class token`` or ``mean of 196 queries``.
         at: ``(y, x)`` of a query with a position, as shares 0..1 of the input's height and width; else None.
@@ -40,7 +40,7 @@ class AttentionMap(Shown):
 
     call: Call
     values: NDArray[np.float32]
-    elsewhere: NDArray[np.float32]
+    non_patch_weight: NDArray[np.float32]
     query: str
     at: tuple[float, float] | None
     windows: int
@@ -58,7 +58,7 @@ class AttentionMap(Shown):
         return values
 
     @property
-    def positions(self) -> NDArray[np.float32]:
+    def effective_positions(self) -> NDArray[np.float32]:
         """``(heads,)``: how many positions a head looks at, as the exponential of the entropy of its map.
 
         It is 1 for one position, and ``h * w`` where all have the same weight.
@@ -71,7 +71,7 @@ class AttentionMap(Shown):
 
     def _cells(self) -> Cells:
         cells = {"layer": self.call.key, "heads": self.heads, "query": self.query, "map": self.values.shape[1:]}
-        cells |= {"windows": self.windows, "elsewhere": float(self.elsewhere.mean())}
+        cells |= {"windows": self.windows, "non_patch_weight": float(self.non_patch_weight.mean())}
         mean = self.stills.mean(0)
         return cells | {"picture": Picture(partial(map_png, mean), f"mean attention of {self.call.key}")}
 

@@ -49,8 +49,8 @@ class _Facts:
     @cached_property
     def alone(self) -> PairedCall | None:
         """The pair whose layer alone differs most."""
-        pairs = [pair for pair in self.calls if pair.is_beyond_noise(pair.alone)]
-        return max(pairs, key=lambda pair: pair.alone or 0.0, default=None)
+        pairs = [pair for pair in self.calls if pair.is_beyond_noise(pair.isolated_l2)]
+        return max(pairs, key=lambda pair: pair.isolated_l2 or 0.0, default=None)
 
     @cached_property
     def rounding(self) -> float:
@@ -64,7 +64,7 @@ class _Facts:
 
     def is_more_than_rounding(self, pair: PairedCall) -> bool:
         """Whether rounding does not explain how far this pair differs, or what it differs in."""
-        adds = pair.alone if pair.alone is not None else _relative(pair)
+        adds = pair.isolated_l2 if pair.isolated_l2 is not None else _relative(pair)
         usual = self.rounding if pair.a.name == INPUT else _ROUNDING * self.rounding
         return adds > usual or self.is_changed(pair.parameters) or self.is_changed(pair.buffers)
 
@@ -153,8 +153,8 @@ def _input(facts: _Facts) -> tuple[str, str, str] | None:
     if facts.changed:
         more = f"; the parameters of {_share(facts.changed, facts.trained)} differ too"
     elif facts.alone is not None and not facts.rounding:
-        more = f"; {_name(facts.alone)} alone differs too, by {facts.alone.alone:.2g}"
-    elif any(each.alone is not None for each in facts.calls) and facts.alone is None:
+        more = f"; {_name(facts.alone)} alone differs too, by {facts.alone.isolated_l2:.2g}"
+    elif any(each.isolated_l2 is not None for each in facts.calls) and facts.alone is None:
         more = "; no layer alone differs"
     if pair.difference is None:
         sizes = f"A gets {_size(pair.shape_a)} and B gets {_size(pair.shape_b)}"
@@ -210,7 +210,7 @@ def _rounding(facts: _Facts) -> tuple[str, str, str] | None:
     words = [f"{name} {_how(side)}" for name, side in (("A", facts.a), ("B", facts.b))]
     last = facts.calls[-1]
     end = f": {_distance(last)} at {_name(last)}" if last.differs else ": the output does not differ"
-    most = f"; {_name(facts.alone)} adds most, {facts.alone.alone:.2g} alone" if facts.alone is not None else ""
+    most = f"; {_name(facts.alone)} adds most, {facts.alone.isolated_l2:.2g} alone" if facts.alone is not None else ""
     return "precision", f"{words[0]}, {words[1]}{end}{most}", ""
 
 
@@ -223,7 +223,7 @@ def _unpaired(facts: _Facts) -> tuple[str, str, str] | None:
         ("B", _between(facts.only_b, before.b if before else None, facts.first.b)),
     )
     between = [f"{side} has {_keys(calls)}, and the other has not" for side, calls in sides if calls]
-    if not between or facts.first.is_beyond_noise(facts.first.alone):
+    if not between or facts.first.is_beyond_noise(facts.first.isolated_l2):
         return None
     return "unpaired", f"{'; '.join(between)}. {facts.where}", ""
 
@@ -236,16 +236,16 @@ def _layer(facts: _Facts) -> tuple[str, str, str]:
         return "layer", f"{because}{facts.where}", ""
     other = functions_of(first.a.type) != functions_of(first.b.type)
     types = f"; it is {first.a.type} in A and {first.b.type} in B" if other else ""
-    if first.alone is not None and not first.is_beyond_noise(first.alone):
+    if first.isolated_l2 is not None and not first.is_beyond_noise(first.isolated_l2):
         advice = "" if special else "An operation that is no module lies before it: compare with ‹ops=True|--ops›."
         return "layer", f"{because}{facts.where}, but on the same inputs it gives the same{types}", advice
     advice = ""
-    if first.how == "folded":
+    if first.paired_by == "folded":
         types = f"; {first.b.key} of B does the work of several layers of A"
         if not special:
             advice = "Compare its weights and arguments with those of A: a BatchNorm may be folded wrongly."
     parameters = ", with the same parameters" if first.parameters == 0 else ""
-    alone = f", {first.alone:.2g} on the same inputs" if first.is_beyond_noise(first.alone) else ""
+    alone = f", {first.isolated_l2:.2g} on the same inputs" if first.is_beyond_noise(first.isolated_l2) else ""
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 
 

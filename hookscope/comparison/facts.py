@@ -76,14 +76,14 @@ class PairedCall(Shown):
         a: The call of A; ``(input)`` and ``(model)`` are the names of the model's input and output.
         b: The call of B.
         part: Name of the tensor, where the output has several.
-        how: How they were paired: ``name``, ``order``, ``map``, or ``folded``: one layer of a side does the work of
+        paired_by: ``name``, ``order``, ``map``, or ``folded``: one layer of a side does the work of
             several layers of the other, whose last call is in the pair.
         shape_a: Of the output for one image, without the batch axis.
         shape_b: Likewise of B.
         difference: Of the outputs; None where shapes differ.
         noise: Relative L2 difference of A from itself, when it runs again and when its input changes by rounding. It
             is at least the unit roundoff of the data type, 6e-8 for float32.
-        alone: Relative L2 difference of A and B when the layer of B runs on the inputs of A; None if not
+        isolated_l2: Relative L2 difference of A and B when the layer of B runs on the inputs of A; None if not
             measured, inf where NaN or Inf are on one side only.
         similarities: By name, such as ``cka``; None where one is not defined.
         dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.
@@ -95,12 +95,12 @@ class PairedCall(Shown):
     a: Call
     b: Call
     part: str
-    how: str
+    paired_by: str
     shape_a: Shape
     shape_b: Shape
     difference: Difference | None
     noise: float | None = None
-    alone: float | None = None
+    isolated_l2: float | None = None
     similarities: Mapping[str, float | None] = field(default_factory=dict)
     dead_a: float | None = None
     dead_b: float | None = None
@@ -144,7 +144,7 @@ class PairedCall(Shown):
             "layer_b": self.key_b if self.key_b != self.key else "",
             "type": self.a.type,
             "relative_l2": different.relative_l2 if different else None,
-            "alone": self.alone,
+            "isolated_l2": self.isolated_l2,
             "cosine": different.cosine if different else None,
             "cka": self.cka,
         }
@@ -153,7 +153,7 @@ class PairedCall(Shown):
 def how_different(pair: PairedCall) -> tuple[float, float]:
     """What the layer alone adds beyond the noise, then how far apart the outputs are; inf for NaN or another shape."""
     accumulated = pair.difference.relative_l2 if pair.difference else None
-    alone = pair.alone if pair.is_beyond_noise(pair.alone) else None
+    alone = pair.isolated_l2 if pair.is_beyond_noise(pair.isolated_l2) else None
     return alone or 0.0, math.inf if pair.differs and accumulated is None else accumulated or 0.0
 
 

@@ -217,13 +217,13 @@ def _draw_distances(axes: Axes, rows: Sequence[_StripRow]) -> None:
     ends = [row.distances[-1] if row.distances else 0.0 for row in rows]
     path = [value if value > 0 else math.nan for value in ends]
     axes.plot(path, range(len(rows)), "-o", color=Colour.BLUE, linewidth=0.8, ms=3.0, zorder=4)
-    alone = [max(row.values("alone"), default=0.0) for row in rows]
+    alone = [max(row.values("isolated_l2"), default=0.0) for row in rows]
     some = [(value, at) for at, value in enumerate(alone) if value > 0]
     axes.plot(*zip(*some, strict=True), "D", color=Colour.ORANGE, ms=3.0, zorder=5) if some else None
 
 
 def _limits(rows: Sequence[_StripRow]) -> tuple[float, float]:
-    values = [value for row in rows for value in [*row.distances, *row.values("alone"), row.noise] if value > 0]
+    values = [value for row in rows for value in [*row.distances, *row.values("isolated_l2"), row.noise] if value > 0]
     high = max([1.0, *values])  # at 1 nothing is left of A
     low = max(min(values, default=1e-8), high * 10.0**-_MOST_DECADES)
     return low / 2.5, high * 2.5
@@ -242,7 +242,7 @@ def _draw_cka(axes: Axes, rows: Sequence[_StripRow]) -> None:
 def _legend(rows: Sequence[_StripRow]) -> list[str]:
     """What is drawn."""
     words = ["blue ● accumulated up to here"] if any(row.distances for row in rows) else []
-    has_alone = any(value for row in rows for value in row.values("alone"))
+    has_alone = any(value for row in rows for value in row.values("isolated_l2"))
     words += ["orange ◆ the layer of B alone, on the inputs of A"] if has_alone else []
     words += [f"grey: up to {TIMES_NOISE} x noise of A"] if any(row.noise for row in rows) else []
     keys = [mark[0] for mark in dict.fromkeys(row.mark for row in rows) if mark]
@@ -316,7 +316,7 @@ def _band_lines(
     if pair is not None:
         title += f"   {pair.a.type}   {shape_text(pair.shape_a)}"
         title += f"   B: {pair.key_b}" if pair.key_b != pair.key else ""
-        measures = {"relative L2": pair.difference and pair.difference.relative_l2, "alone": pair.alone}
+        measures = {"relative L2": pair.difference and pair.difference.relative_l2, "isolated_l2": pair.isolated_l2}
         words += [f"{measure} {value:.4g}" for measure, value in measures.items() if value is not None]
     channels = counted(drawn.drawn, "channel") if drawn.drawn else "no channel differs in this image"
     return f"{title}   {os.path.basename(name)}", "   ".join([*words, channels])

@@ -43,7 +43,7 @@ class Pair:
 
     a: Call
     b: Call
-    how: str
+    paired_by: str
     first: Call | None = None
     first_b: Call | None = None
 
@@ -146,7 +146,7 @@ class _Match:
     a: int
     first_b: int
     b: int
-    how: str
+    paired_by: str
 
 
 def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str, str] | None = None) -> Pairing:
@@ -195,7 +195,7 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
         Pair(
             one.calls[each.a],
             other.calls[each.b],
-            each.how,
+            each.paired_by,
             one.calls[each.first_a] if each.first_a != each.a else None,
             other.calls[each.first_b] if each.first_b != each.b else None,
         )
@@ -359,7 +359,7 @@ def _folded(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Ma
     Without those whose layer computes an activation too that no call of the other side shows.
     """
     for pair in matches:
-        if pair.how == "map":  # what the caller wrote; the run that ends there
+        if pair.paired_by == "map":  # what the caller wrote; the run that ends there
             pair.first_a = one.start_of_run(pair.a, other.kinds[pair.b])
             pair.first_b = other.start_of_run(pair.b, one.kinds[pair.a])
             one.free.difference_update(range(pair.first_a, pair.a))
@@ -378,7 +378,7 @@ def _folded(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Ma
             if bool(run_a) != bool(run_b):  # else another layer follows on both sides
                 one.free.difference_update(run_a)
                 other.free.difference_update(run_b)
-                pair.a, pair.b, pair.how = (run_a or [pair.a])[-1], (run_b or [pair.b])[-1], "folded"
+                pair.a, pair.b, pair.paired_by = (run_a or [pair.a])[-1], (run_b or [pair.b])[-1], "folded"
         yield pair
 
 

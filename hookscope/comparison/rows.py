@@ -253,7 +253,7 @@ class RowSums:
                     pair.a,
                     pair.b,
                     part,
-                    pair.how,
+                    pair.paired_by,
                     sums.shape_a,
                     sums.shape_b,
                     None if sums.shapes_differ else sums.difference.difference(),
@@ -292,7 +292,7 @@ def _change(pair: Pair, modules: tuple[Mapping[str, Any], Mapping[str, Any]], wh
     """How far the parameters or buffers are apart that both layers hold themselves, with the same names and shapes."""
     names = ("" if call.name == MODEL else call.name for call in (pair.a, pair.b))
     layers = [side.get(name) for side, name in zip(modules, names, strict=True)]
-    if layers[0] is None or layers[1] is None or pair.how == "folded":
+    if layers[0] is None or layers[1] is None or pair.paired_by == "folded":
         return None
     a, b = (dict(getattr(layer, what)(recurse=False)) for layer in layers)
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):

@@ -136,7 +136,7 @@ def answer_facts(answer: Score) -> dict[str, Any]:
 
 def why_unseen(answer: Score) -> str:
     """A line that says that the model does not see the class; empty if it does."""
-    if answer.probability is None or not answer.unseen:
+    if answer.probability is None or not answer.low_probability:
         return ""
     shares = f"it has {100 * answer.probability:.2g} %, the best class {100 * answer.best:.3g} %"
     return f"the model does not see this class: {shares}"

@@ -39,7 +39,7 @@ class ChannelWorth(Shown):
         channel: Number of the channel.
         score: The logit of the class with all channels.
         score_after: The logit with this channel set to 0 at this call.
-        worth: ``score - score_after``: above 0 where the channel raises the score.
+        score_drop: ``score - score_after``: above 0 where the channel raises the score.
         probability_after: The softmax probability of the class without the channel, 0 to 1.
         top_after: The class with the highest score without the channel.
         top_label: The name of that class, None if unknown.
@@ -50,7 +50,7 @@ class ChannelWorth(Shown):
     channel: int
     score: float
     score_after: float
-    worth: float
+    score_drop: float
     probability_after: float
     top_after: int
     top_label: str | None = None
@@ -59,7 +59,11 @@ class ChannelWorth(Shown):
     def _cells(self) -> Cells:
         top = str(self.top_after) if self.top_label is None else self.top_label
         picture = {"picture": Picture(partial(map_png, self.values), "map")} if self.values is not None else {}
-        worth = {"worth": self.worth, "probability without": self.probability_after, "best class without": top}
+        worth = {
+            "score_drop": self.score_drop,
+            "probability without": self.probability_after,
+            "best class without": top,
+        }
         return {"layer": self.call.key, "channel": self.channel, **worth, **picture}
 
 
@@ -133,7 +137,7 @@ def ablate_each(
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.Flatten())
         >>> _ = torch.nn.init.constant_(net[0].weight, 2), torch.nn.init.zeros_(net[0].bias)
-        >>> [(row.channel, row.worth) for row in ablate_each(net, torch.ones(1, 1, 1, 1), 0, target=1).channels]
+        >>> [(row.channel, row.score_drop) for row in ablate_each(net, torch.ones(1, 1, 1, 1), 0, target=1).channels]
         [(1, 2.0), (0, 0.0)]
     """
     asked = Target.of(target)
@@ -158,7 +162,7 @@ def ablate_each(
             if on_progress is not None:
                 on_progress(len(rows), total)
         rows[first:] = sorted(rows[first:], key=lambda row: row.channel)
-    rows.sort(key=lambda row: math.inf if math.isnan(row.worth) else -row.worth)  # stable: equal worth stays in order
+    rows.sort(key=lambda row: math.inf if math.isnan(row.score_drop) else -row.score_drop)  # stable
     if keep:
         sites = [site for site in with_all.sites if any(row.call == site.call for row in rows[:keep])]
         maps = channel_maps(passes, sites)

@@ -184,16 +184,16 @@ def _lines(ablation: Ablation, shown: Sequence[ChannelWorth], origin: Origin) ->
 
 def _note(ablation: Ablation, channel: ChannelWorth) -> str:
     """What stands beside the bar of a channel."""
-    if math.isnan(channel.worth):
+    if math.isnan(channel.score_drop):
         return "NaN"
-    words = f"{channel.worth:.3g}"
+    words = f"{channel.score_drop:.3g}"
     if channel.top_after != ablation.prediction.index and channel.score_after < channel.score:
         words += f"   then best: {channel.top_label or f'class {channel.top_after}'}"
     return words
 
 
 def _draw_bars(axes: Axes, shown: Sequence[ChannelWorth], labels: Sequence[str], notes: Sequence[str]) -> None:
-    worths = [channel.worth if math.isfinite(channel.worth) else 0.0 for channel in shown]
+    worths = [channel.score_drop if math.isfinite(channel.score_drop) else 0.0 for channel in shown]
     colours = [Colour.BLUE if worth >= 0 else Colour.ORANGE for worth in worths]
     axes.barh(range(len(shown)), worths, color=colours, height=0.7)
     axes.set_ylim(len(shown) - 0.5, -0.5)

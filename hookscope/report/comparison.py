@@ -116,7 +116,7 @@ def _charts(comparison: Comparison) -> Iterator[Chart]:
     noise = [pair.noise and TIMES_NOISE * pair.noise for pair in calls]
     distances = [
         Line("accumulated", places, [_distance(pair) for pair in calls], 0),
-        Line("the layer of B alone, on the inputs of A", places, [pair.alone for pair in calls], 1),
+        Line("the layer of B alone, on the inputs of A", places, [pair.isolated_l2 for pair in calls], 1),
         Line(f"{TIMES_NOISE} x noise of A", places, noise, 3),
     ]
     names, cka = [pair.key for pair in calls], [Line("CKA", places, [pair.cka for pair in calls], 2)]
@@ -173,9 +173,9 @@ class PairRow(ModuleRow[tuple[int, PairedCall]]):
         """The fields of `PAIRS`; of a module only what is true for what leaves it."""
         row = dict(PAIRS.row(self.pair))
         if self.facts is None:
-            alone = [inside.alone for _, inside in self.parts if inside.alone is not None]
+            alone = [inside.isolated_l2 for _, inside in self.parts if inside.isolated_l2 is not None]
             kept = {name: row[name] for name in ("relative_l2", *self.pair.similarities)}
-            return kept | {"alone": max(alone, default=None)}
+            return kept | {"isolated_l2": max(alone, default=None)}
         shapes = dict.fromkeys(shape_text(row[name]).replace("x", "×") for name in ("shape", "shape_b"))
         types = dict.fromkeys((row["type"], row["type_b"]))
         other = None if row["layer_b"] == row["layer"] else row["layer_b"]
@@ -211,9 +211,9 @@ def _state(pair: PairedCall) -> str:
 def _columns(comparison: Comparison) -> list[str]:
     """The columns in which a pair says something."""
     cells = [PairRow(0, (), "", (at, pair), [(at, pair)]).cells for at, pair in enumerate(comparison.calls)]
-    shown = {*PAIRS.page, "layer_b", "noise", "how"} - {"index", "layer"}
-    if all(pair.how == "name" for pair in comparison.calls):
-        shown.discard("how")
+    shown = {*PAIRS.page, "layer_b", "noise", "paired_by"} - {"index", "layer"}
+    if all(pair.paired_by == "name" for pair in comparison.calls):
+        shown.discard("paired_by")
     hidden = {
         column.name for column in PAIRS if column.hides([row[column.name] for row in cells if column.name in row])
     }

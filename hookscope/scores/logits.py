@@ -69,7 +69,7 @@ class Score:
         return re.sub(r"\W+", "-", self.target).strip("-") or str(self.index)
 
     @property
-    def unseen(self) -> bool:
+    def low_probability(self) -> bool:
         """Whether the model does not see the class: it gives it less than a fiftieth of the best probability."""
         return self.probability is not None and self.probability < _SEEN * self.best
 

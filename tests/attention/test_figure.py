@@ -79,4 +79,4 @@ def test_a_clip_is_drawn_as_the_sum_over_its_frames(monkeypatch: pytest.MonkeyPa
     clip = AttentionMap(Call("a", "A", 0, 0), values, np.zeros(1, np.float32), "mean", None, 1, (64, 64))
     _, _, rows = drawn(monkeypatch, [clip])
     assert "sum of 4 frames" in rows[0].words[1] and rows[0].panels[0].heat.top == 0.25
-    assert clip.positions == pytest.approx(16)
+    assert clip.effective_positions == pytest.approx(16)

@@ -57,7 +57,7 @@ def test_weights_are_those_of_an_unfused_pass_and_the_class_token_looks_at_patch
     for weights, found in zip(expected, maps, strict=True):
         assert found.weights is not None and (found.weights - weights).abs().max() < 1e-6
         assert found.values == pytest.approx(weights[0, :, 0, 1:].reshape(2, 4, 6).numpy(), abs=1e-6)
-        assert found.elsewhere == pytest.approx(weights[0, :, 0, 0].numpy(), abs=1e-6)
+        assert found.non_patch_weight == pytest.approx(weights[0, :, 0, 0].numpy(), abs=1e-6)
         assert (found.query, found.windows, found.seen, found.at) == ("class token", 1, (16, 24), None)
 
 
@@ -66,7 +66,7 @@ def test_without_a_class_token_the_mean_of_all_positions_looks(kind: str) -> Non
     net, x = NETS[kind](class_token=False), picture()
     for weights, found in zip(reference(net, x), attention_maps(net, x), strict=True):
         assert found.values == pytest.approx(weights[0].mean(1).reshape(2, 4, 6).numpy(), abs=1e-6)
-        assert found.query == "mean of 24 queries" and not found.elsewhere.any()
+        assert found.query == "mean of 24 queries" and not found.non_patch_weight.any()
     with pytest.raises(NoMapError, match=r"blocks.1.attention\S* has no class token"):
         attention_maps(net, x, query="class")
 
@@ -161,7 +161,7 @@ def test_windows_stand_in_their_place_whatever_their_shift_and_padding(layer: st
     height, width = inputs[0].shape[1:3]
     [mean] = attention_maps(net, x, layer)
     assert mean.values == pytest.approx(full.mean(1).reshape(2, height, width).numpy(), abs=1e-6)
-    assert mean.elsewhere == pytest.approx(spent.mean(1).numpy(), abs=1e-6) and spent.any()
+    assert mean.non_patch_weight == pytest.approx(spent.mean(1).numpy(), abs=1e-6) and spent.any()
     row, column = 1, width - 1
     [one] = attention_maps(net, x, layer, query=((row + 0.4) / height, (column + 0.6) / width))
     assert one.values == pytest.approx(full[:, row * width + column].reshape(2, height, width).numpy(), abs=1e-6)
@@ -205,7 +205,8 @@ def test_a_head_that_looks_at_all_alike_looks_at_all_positions() -> None:
     for block in net.blocks:
         nn.init.zeros_(block.attention.qkv.weight)
     [found, _] = attention_maps(net, picture())
-    assert found.positions == pytest.approx([24, 24], rel=1e-5) and found.values == pytest.approx(1 / 25, rel=1e-5)
+    assert found.effective_positions == pytest.approx([24, 24], rel=1e-5)
+    assert found.values == pytest.approx(1 / 25, rel=1e-5)
     assert repr(found) == (
-        "AttentionMap(layer=blocks.0.attention, heads=2, query=class token, map=4x6, windows=1, elsewhere=0.04)"
+        "AttentionMap(layer=blocks.0.attention, heads=2, query=class token, map=4x6, windows=1, non_patch_weight=0.04)"
     )

@@ -66,7 +66,7 @@ def test_every_head_of_torchvisions_models_shares_out_all_it_has(name: str) -> N
     maps = attention_maps(net, x)
     assert len(maps) == {"vit_b_32": 12, "maxvit_t": 22, "mvit_v2_s": 16}.get(name, 12)
     for found in maps:
-        assert found.stills.sum((1, 2)) + found.elsewhere == pytest.approx(1, abs=1e-4)
+        assert found.stills.sum((1, 2)) + found.non_patch_weight == pytest.approx(1, abs=1e-4)
         assert found.values.ndim == (4 if x.dim() == 5 else 3)
 
 

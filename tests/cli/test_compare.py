@@ -128,7 +128,7 @@ def test_a_row_has_every_field_and_the_right_numbers(run: Run, here: Path) -> No
     assert conv1["value_b"] == pytest.approx(3 * conv1["value_a"])
     assert (conv1["image"] in PICTURES, len(conv1["place"]), conv1["differs"]) == (True, 3, True)
     assert (by_layer["(input)"]["equal"], by_layer["(input)"]["differs"]) == (4 * 3 * 32 * 32, False)
-    assert conv1["alone"] == pytest.approx(2)  # the layer with what changes it
+    assert conv1["isolated_l2"] == pytest.approx(2)  # the layer with what changes it
 
 
 def test_tsv_has_the_pairs_and_a_note_with_the_answer(run: Run) -> None:
@@ -152,20 +152,20 @@ def test_a_table_begins_with_the_answer_and_shows_the_most_different_pairs(run: 
 
 def test_rank_puts_the_layer_that_adds_most_first(run: Run) -> None:
     found = json.loads(run("--seed-b", "1", "--sort", "--format", "json")[1])
-    alone = [row["alone"] for row in found["calls"] if row["alone"] is not None]
+    alone = [row["isolated_l2"] for row in found["calls"] if row["isolated_l2"] is not None]
     assert alone == sorted(alone, reverse=True)
     assert found["calls"][0]["layer"] == found["answers"][0]["most"]
 
 
 def test_without_alone_no_layer_runs_alone(run: Run) -> None:
     found = json.loads(run("--seed-b", "1", "--no-alone", "--format", "json")[1])
-    assert {row["alone"] for row in found["calls"]} == {None}
+    assert {row["isolated_l2"] for row in found["calls"]} == {None}
 
 
 def test_a_map_pairs_layers_of_other_names(run: Run, here: Path) -> None:
     (here / "map.tsv").write_text("\ufeff# A\tB\nconv1\tstem\n\nrelu\tact\nconv2\tbody\nfc\thead\n")
     found = json.loads(run("--map", "map.tsv", "--format", "json", b="nets.py:Renamed")[1])
-    pairs = [(row["layer"], row["layer_b"], row["how"]) for row in found["calls"][1:-1]]
+    pairs = [(row["layer"], row["layer_b"], row["paired_by"]) for row in found["calls"][1:-1]]
     assert pairs == [(a, b, "map") for a, b in [("conv1", "stem"), ("relu", "act"), ("conv2", "body"), ("fc", "head")]]
 
 

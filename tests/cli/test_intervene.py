@@ -180,7 +180,7 @@ def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.Loa
     assert [row["place"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert row["score"] == pytest.approx(before, abs=1e-6)
-        assert row["worth"] == pytest.approx(worth[row["channel"]], abs=1e-6)
+        assert row["score_drop"] == pytest.approx(worth[row["channel"]], abs=1e-6)
 
 
 def test_the_plot_of_ablated_channels_is_that_of_python(run: Run, net: hookscope.LoadedModel, here: Path) -> None:
@@ -195,7 +195,7 @@ def test_the_plot_of_ablated_channels_is_that_of_python(run: Run, net: hookscope
 def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
     words = ["--layer", "conv2", "--at", "conv2", "zero:channels=0-3"]
     rows = as_json(run, *words, command="ablate")
-    assert len(rows) == 4 and all(row["worth"] == 0 for row in rows)
+    assert len(rows) == 4 and all(row["score_drop"] == 0 for row in rows)
     assert (
         run(*words, command="ablate")[2]
         == "Note: the score is the same without any of these channels, with the changes of --at\n"

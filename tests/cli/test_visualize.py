@@ -228,17 +228,18 @@ def test_attention_is_a_page_for_each_image_and_a_row_for_each_head(run: Run, he
     assert (first["query"], first["shape"], first["head"], second["head"]) == ("class token", [4, 6], 0, 1)
     assert read_provenance(name)["attention"][0]["layer"] == "attention"
     values = np.load("x.npz")["cat/attention"]
-    assert second["max"] == values[1].max() and first["elsewhere"] == pytest.approx(1 - values[0].sum(), abs=1e-6)
+    assert second["max"] == values[1].max()
+    assert first["non_patch_weight"] == pytest.approx(1 - values[0].sum(), abs=1e-6)
     row, column = divmod(int(values[0].argmax()), 6)  # cells of 10x10 pixels of the photograph
     assert (first["peak_x"], first["peak_y"]) == (column * 10 + 5, row * 10 + 5)
 
 
 def test_a_table_of_attention_has_the_head_with_the_fewest_positions(run: Run) -> None:
     few, many = sorted(
-        rows(run("cat.jpg", model="nets.py:Looks", command="attention")[1]), key=lambda row: row["positions"]
+        rows(run("cat.jpg", model="nets.py:Looks", command="attention")[1]), key=lambda row: row["effective_positions"]
     )
     _, out, _ = run("cat.jpg", model="nets.py:Looks", format="table", command="attention")
-    assert few["positions"] < many["positions"]
+    assert few["effective_positions"] < many["effective_positions"]
     assert f"head: {few['head']};" in out or f"  {few['head']}  " in out.splitlines()[1]
     assert "the head that looks at the fewest positions; --format tsv has all heads" in " ".join(out.split())
 

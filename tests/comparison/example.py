@@ -37,7 +37,7 @@ def pair(name: str, order: int, relative_l2: float | None = 0.0, kind: str = "Co
     shape = (8, 16, 16)
     if "cka" in more:
         more["similarities"] = {"cka": more.pop("cka")}
-    fields: dict[str, Any] = {"b": call, "part": "", "how": "name", "shape_b": shape, "difference": difference}
+    fields: dict[str, Any] = {"b": call, "part": "", "paired_by": "name", "shape_b": shape, "difference": difference}
     return PairedCall(a=call, shape_a=shape, **fields | more)
 
 
@@ -50,7 +50,7 @@ def example(calls: int = 8, *, name: str = "layer", images: Sequence[str] = IMAG
         type_ = ("Conv2d", "BatchNorm2d", "ReLU", "Conv2d")[at % 4]
         distance = 0.0 if at < calls / 5 else 1e-4 * (1 + at) * float(noise.uniform(0.5, 2))
         alone = distance / 10 if distance else 0.0
-        pairs.append(pair(path, at, distance, type_, noise=1e-7, alone=alone, cka=1 - distance, parameters=alone))
+        pairs.append(pair(path, at, distance, type_, noise=1e-7, isolated_l2=alone, cka=1 - distance, parameters=alone))
     pairs.append(pair("(model)", calls, 0.05, "", noise=1e-7, cka=0.9))
     first = next(each.key for each in pairs if each.difference and not each.difference.is_same)
     facts: dict[str, Any] = {

@@ -23,7 +23,7 @@ def pair(name: str, distance: float | None = 0.0, *, order: int | None = None, *
     bad = {side: more.pop(side, 0) for side in ("nonfinite_a", "nonfinite_b")}
     equal = 0 if distance or any(bad.values()) else 10
     difference = None if distance is None else Difference(10, equal, distance, None, None, **bad)
-    return PairedCall(a, b, "", more.pop("how", "name"), SHAPE, more.pop("shape_b", SHAPE), difference, **more)
+    return PairedCall(a, b, "", more.pop("paired_by", "name"), SHAPE, more.pop("shape_b", SHAPE), difference, **more)
 
 
 def side(**more: str) -> SideFacts:
@@ -86,14 +86,14 @@ CASES = {
         "The inputs have different sizes: A gets 3x8x8 and B gets 3x9x9.",
     ),
     "other images": (
-        [pair("(input)", 0.5), pair("conv1", 0.7, alone=0.0)],
+        [pair("(input)", 0.5), pair("conv1", 0.7, isolated_l2=0.0)],
         {"input_change": change(PICTURE, PICTURE.flip(2), other_images=True)},
         "input",
         "(input)",
         "The images differ: relative L2 0.5 of the inputs; no layer alone differs.",
     ),
     "BGR for RGB": (
-        [pair("(input)", 0.5), pair("conv1", 0.7, alone=0.0)],
+        [pair("(input)", 0.5), pair("conv1", 0.7, isolated_l2=0.0)],
         {"input_change": change(PICTURE, PICTURE[:, [2, 1, 0]])},
         "input",
         "(input)",
@@ -162,7 +162,7 @@ CASES = {
         "The inputs differ: relative L2 0.1 (A: resize 8; B: crop 8).",
     ),
     "parameters of one layer": (
-        [pair("(input)"), pair("conv1", parameters=0.0), pair("bn1", 0.3, alone=0.3, parameters=0.12)],
+        [pair("(input)"), pair("conv1", parameters=0.0), pair("bn1", 0.3, isolated_l2=0.3, parameters=0.12)],
         {},
         "parameters",
         "bn1",
@@ -193,8 +193,8 @@ CASES = {
     "precision": (
         [
             pair("(input)", 0.0017),
-            pair("conv1", 0.003, alone=0.002, parameters=0.0017),
-            pair("fc", 0.01, alone=0.004, parameters=0.0017),
+            pair("conv1", 0.003, isolated_l2=0.002, parameters=0.0017),
+            pair("fc", 0.01, isolated_l2=0.004, parameters=0.0017),
         ],
         {"b": side(dtype="bfloat16")},
         "precision",
@@ -202,35 +202,39 @@ CASES = {
         "A computes in float32, B computes in bfloat16: relative L2 0.01 at fc; fc adds most, 0.004 alone.",
     ),
     "parameters under precision": (
-        [pair("(input)", 0.0017), pair("conv1", 0.3, alone=0.3, parameters=0.2), pair("fc", 0.4, parameters=0.0017)],
+        [
+            pair("(input)", 0.0017),
+            pair("conv1", 0.3, isolated_l2=0.3, parameters=0.2),
+            pair("fc", 0.4, parameters=0.0017),
+        ],
         {"b": side(dtype="bfloat16")},
         "parameters",
         "(input)",
         "The parameters of 1 of 2 layers differ, first those of conv1 by 0.2.",
     ),
     "a layer that no rounding explains": (
-        [pair("(input)", 0.0017), pair("conv1", 0.9, alone=0.9, parameters=0.0017)],
+        [pair("(input)", 0.0017), pair("conv1", 0.9, isolated_l2=0.9, parameters=0.0017)],
         {"b": side(dtype="bfloat16")},
         "layer",
         "(input)",
         "A and B differ first at conv1: relative L2 0.9, 0.9 on the same inputs.",
     ),
     "a call without partner": (
-        [pair("conv1", order=0), pair("fc", 0.4, alone=0.0, order=1, order_b=2)],
+        [pair("conv1", order=0), pair("fc", 0.4, isolated_l2=0.0, order=1, order_b=2)],
         {"unpaired_b": [Call("relu", "ReLU6", 0, None, 1)]},
         "unpaired",
         "fc",
         "B has relu (ReLU6), and the other has not. A and B differ first at fc: relative L2 0.4.",
     ),
     "an intervention": (
-        [pair("conv1"), pair("relu", 0.4, alone=0.4)],
+        [pair("conv1"), pair("relu", 0.4, isolated_l2=0.4)],
         {"b": side(special="Scale(factor=2) at relu")},
         "layer",
         "relu",
         "B runs with Scale(factor=2) at relu; A and B differ first at relu: relative L2 0.4, 0.4 on the same inputs.",
     ),
     "an intervention on an operation": (
-        [pair("conv1"), pair("relu", 0.4, alone=0.0)],
+        [pair("conv1"), pair("relu", 0.4, isolated_l2=0.0)],
         {"b": side(special="Zero() at Add")},
         "layer",
         "relu",
@@ -238,14 +242,14 @@ CASES = {
         " same.",
     ),
     "another class": (
-        [pair("conv1"), pair("relu", 0.4, alone=0.4, parameters=None, type="ReLU", type_b="ReLU6")],
+        [pair("conv1"), pair("relu", 0.4, isolated_l2=0.4, parameters=None, type="ReLU", type_b="ReLU6")],
         {},
         "layer",
         "relu",
         "A and B differ first at relu: relative L2 0.4, 0.4 on the same inputs; it is ReLU in A and ReLU6 in B.",
     ),
     "a BatchNorm that is folded wrongly": (
-        [pair("(input)"), pair("bn1", 0.4, alone=0.4, type="BatchNorm2d", type_b="Conv", how="folded")],
+        [pair("(input)"), pair("bn1", 0.4, isolated_l2=0.4, type="BatchNorm2d", type_b="Conv", paired_by="folded")],
         {},
         "layer",
         "bn1",
@@ -253,7 +257,7 @@ CASES = {
         " of A.",
     ),
     "an operation between": (
-        [pair("conv1"), pair("fc", 0.4, alone=0.0)],
+        [pair("conv1"), pair("fc", 0.4, isolated_l2=0.0)],
         {},
         "layer",
         "fc",
@@ -278,7 +282,11 @@ def test_the_answer_names_the_cause(case: str) -> None:
 
 
 def test_the_layer_that_adds_most_is_the_one_that_differs_most_alone() -> None:
-    calls = [pair("conv1", 0.1, alone=0.1), pair("conv2", 0.9, alone=0.4, noise=0.1), pair("fc", 0.9, alone=0.3)]
+    calls = [
+        pair("conv1", 0.1, isolated_l2=0.1),
+        pair("conv2", 0.9, isolated_l2=0.4, noise=0.1),
+        pair("fc", 0.9, isolated_l2=0.3),
+    ]
     assert find_answer(calls, FLOAT, FLOAT).most == "fc"  # conv2 alone is within the noise
 
 
@@ -287,7 +295,7 @@ def test_nan_that_no_layer_gives_comes_from_an_operation() -> None:
 
 
 def test_only_the_input_adds_a_difference_when_no_layer_alone_does() -> None:
-    assert find_answer([pair("(input)", 0.1), pair("fc", 0.3, alone=0.0)], FLOAT, FLOAT).most == "(input)"
+    assert find_answer([pair("(input)", 0.1), pair("fc", 0.3, isolated_l2=0.0)], FLOAT, FLOAT).most == "(input)"
 
 
 def test_inputs_of_other_shapes_and_constant_ones_say_nothing() -> None:
@@ -300,6 +308,6 @@ def test_inputs_of_other_shapes_and_constant_ones_say_nothing() -> None:
 
 
 def test_what_a_layer_adds_within_the_noise_does_not_rank_it() -> None:
-    quiet = pair("fc", 0.2, noise=1e-7, alone=2e-7)
-    far, adding = pair("pool", 0.3, noise=1e-7, alone=0.0), pair("conv", 0.1, noise=1e-7, alone=2e-6)
+    quiet = pair("fc", 0.2, noise=1e-7, isolated_l2=2e-7)
+    far, adding = pair("pool", 0.3, noise=1e-7, isolated_l2=0.0), pair("conv", 0.1, noise=1e-7, isolated_l2=2e-6)
     assert sorted([quiet, far, adding], key=how_different, reverse=True) == [adding, far, quiet]

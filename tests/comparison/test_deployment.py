@@ -129,10 +129,10 @@ def test_a_planted_fault_is_found_in_its_layer(
     assert not found.unpaired_a and not found.unpaired_b  # the Add of the file is an operation of the module
     if layer:
         row = next(row for row in found.calls if row.key == layer)
-        assert row.key_b == layer_b and (row.how == "folded") == (layer != layer_b)
-        assert row.alone is not None and row.difference is not None and row.difference.relative_l2 is not None
-        others = [each.alone for each in found.calls if each is not row and each.alone is not None]
-        assert row.alone > 1e-5 > 1e-6 > max(others)  # every other layer is sound on the same inputs
+        assert row.key_b == layer_b and (row.paired_by == "folded") == (layer != layer_b)
+        assert row.isolated_l2 is not None and row.difference is not None and row.difference.relative_l2 is not None
+        others = [each.isolated_l2 for each in found.calls if each is not row and each.isolated_l2 is not None]
+        assert row.isolated_l2 > 1e-5 > 1e-6 > max(others)  # every other layer is sound on the same inputs
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_other_preprocessing_is_found_in_the_input(folder: Path, choice: Any, wo
     other = {"preprocess": lambda image: sound.preprocess(image).flip(0)} if choice == "bgr" else choice
     found = compare(a, load_model(str(folder / "folded.onnx"), **other), pictures)
     assert (found.answer.kind, found.answer.first) == ("input", "(input)") and words in found.answer.sentence
-    assert max(row.alone for row in found.calls if row.alone is not None) < 1e-5  # no layer is to blame
+    assert max(row.isolated_l2 for row in found.calls if row.isolated_l2 is not None) < 1e-5  # no layer is to blame
 
 
 def test_a_file_is_not_compiled(folder: Path) -> None:
@@ -192,7 +192,7 @@ def test_files_of_eight_bits(folder: Path, tmp_path: Path, batch: Tensor, form: 
     net = load_model(target)
     torch.testing.assert_close(net.model(batch), deployed()(batch), atol=0.1, rtol=0.1)
     found = compare(deployed(), net, batch)
-    alone = {row.key_b: row.alone for row in found.calls if row.alone is not None}
+    alone = {row.key_b: row.isolated_l2 for row in found.calls if row.isolated_l2 is not None}
     assert {"conv1", "conv2", "up", "head.0", "fc", "fc2"} <= alone.keys()
     assert all(1e-4 < alone[name] < 0.02 for name in ("conv1", "conv2", "head.0", "fc", "fc2"))
     assert found.answer.first in ("bn1", "relu")

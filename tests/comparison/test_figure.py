@@ -38,7 +38,7 @@ def test_points_are_the_differences_of_the_pairs() -> None:
     figure = draw_differences(comparison)
     distances = [each.difference and each.difference.relative_l2 for each in comparison.calls]
     assert points(figure, "o") == {at: value for at, value in enumerate(distances) if value}
-    alone = [each.alone for each in comparison.calls]
+    alone = [each.isolated_l2 for each in comparison.calls]
     assert points(figure, "D") == {at: value for at, value in enumerate(alone) if value}
     assert points(figure, "o", 1) == {at: each.cka for at, each in enumerate(comparison.calls) if each.cka is not None}
     assert list(points(figure, "<")) == [0, 1, 2]  # the same to the bit
@@ -83,7 +83,7 @@ def test_long_networks_are_folded_but_the_answer_has_its_rows() -> None:
     inside = [each for each in comparison.calls if each.a.name.startswith("layer7.0.")]
     assert inside[-1].difference is not None
     assert points(figure, "o")[row] == inside[-1].difference.relative_l2
-    assert points(figure, "D")[row] == max(each.alone or 0 for each in inside)
+    assert points(figure, "D")[row] == max(each.isolated_l2 or 0 for each in inside)
 
 
 def test_a_long_network_without_modules_is_folded_into_runs() -> None:

@@ -41,12 +41,12 @@ def runs(found: Pairing) -> list[str]:
         f"{pair.first.key + '..' if pair.first else ''}{pair.a.key} "
         f"{pair.first_b.key + '..' if pair.first_b else ''}{pair.b.key}"
         for pair in found.pairs
-        if pair.how == "folded"
+        if pair.paired_by == "folded"
     ]
 
 
 def hows(found: Pairing) -> set[str]:
-    return {pair.how for pair in found.pairs}
+    return {pair.paired_by for pair in found.pairs}
 
 
 BLOCK = ("c1 Conv2d", "b1 BatchNorm2d", "r ReLU", "c2 Conv2d", "b2 BatchNorm2d", "r#1 ReLU", "fc Linear")
@@ -187,7 +187,10 @@ def test_a_bias_that_is_an_operator_belongs_to_the_product() -> None:
 def test_names_choose_partners_and_the_rest_pairs_as_usual() -> None:
     b = calls("x1 Conv2d", "x2 Conv2d", "fc Linear")
     found = pair_calls(calls("y1 Conv2d", "fc Linear"), b, {"y1": "x2"})
-    assert [(pair.a.key, pair.b.key, pair.how) for pair in found.pairs] == [("y1", "x2", "map"), ("fc", "fc", "name")]
+    assert [(pair.a.key, pair.b.key, pair.paired_by) for pair in found.pairs] == [
+        ("y1", "x2", "map"),
+        ("fc", "fc", "name"),
+    ]
 
 
 def test_a_star_stands_for_the_same_text_in_both_names() -> None:
@@ -204,7 +207,7 @@ def test_names_take_calls_and_exact_names_before_stars() -> None:
 
 def test_a_layer_mapped_to_a_fused_one_ends_a_run() -> None:
     found = pair_calls(calls(*CHAIN), calls("Conv_0 ConvReLU2d", "Conv_2 Conv2d", "fc Linear"), {"r1": "Conv_0"})
-    assert (found.pairs[0].how, found.pairs[0].first) == ("map", Call("c1", "Conv2d", 0, None))
+    assert (found.pairs[0].paired_by, found.pairs[0].first) == ("map", Call("c1", "Conv2d", 0, None))
     assert found.only_a == ()
 
 
@@ -240,13 +243,13 @@ def test_a_folded_batchnorm_is_compared_where_it_was_folded_in() -> None:
     fused = nn.utils.fuse_conv_bn_eval(net[0], net[1])  # type: ignore[arg-type]
     twin = nn.Sequential(fused, nn.ReLU(), net[3])
     found = compare(net, twin, torch.rand(4, 3, 8, 8))
-    assert [(row.key, row.key_b, row.how) for row in found.calls[1:-1]] == [
+    assert [(row.key, row.key_b, row.paired_by) for row in found.calls[1:-1]] == [
         ("1", "0", "folded"),
         ("2", "1", "order"),
         ("3", "2", "order"),
     ]
     assert all(row.difference is not None and (row.difference.relative_l2 or 0) < 1e-5 for row in found.calls)
-    assert found.calls[1].alone == pytest.approx(0, abs=1e-5)
+    assert found.calls[1].isolated_l2 == pytest.approx(0, abs=1e-5)
 
 
 def test_operations_that_the_comparison_needs_are_not_compared() -> None:

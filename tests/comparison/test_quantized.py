@@ -76,7 +76,7 @@ def row(found: Comparison, key: str) -> PairedCall:
 
 
 def test_a_fused_layer_stands_for_the_run_that_it_computes(found: Comparison) -> None:
-    rows = {each.key: (each.key_b, each.how) for each in found.calls}
+    rows = {each.key: (each.key_b, each.paired_by) for each in found.calls}
     assert (rows["relu"], rows["bn2"]) == (("conv1", "folded"), ("conv2", "folded"))
     assert not rows.keys() & {"conv1", "bn1", "conv2"}
     assert rows["skip.activation_post_process"] == ("skip.activation_post_process", "name")
@@ -125,9 +125,9 @@ def by_hand(a: nn.Module, b: nn.Module, images: Tensor, found: Comparison) -> di
         handle.remove()
     errors = {}
     for each in found.calls:
-        if each.alone is None:
+        if each.isolated_l2 is None:
             continue
-        value, scale = given[each.key_b if each.how == "folded" else each.key], like[each.b.name]
+        value, scale = given[each.key_b if each.paired_by == "folded" else each.key], like[each.b.name]
         if scale.is_quantized:
             value = torch.quantize_per_tensor(value, scale.q_scale(), scale.q_zero_point(), scale.dtype)
         with torch.no_grad():
@@ -142,7 +142,7 @@ def test_the_error_of_a_layer_alone_is_that_of_a_float_input_quantized_for_it(
     judged = by_hand(seeded(Residual), quantized, batch, found)
     assert judged.keys() == {"quant", "relu", "bn2", "last", "pool", "fc", "dequant"}
     for key, alone in judged.items():
-        assert row(found, key).alone == pytest.approx(alone, rel=1e-9), key
+        assert row(found, key).isolated_l2 == pytest.approx(alone, rel=1e-9), key
 
 
 def test_a_layer_that_is_quantized_badly_adds_most(quantized: nn.Module, batch: Tensor) -> None:
@@ -160,10 +160,10 @@ def test_the_layers_of_real_models_alone_are_those_quantized_one_at_a_time(name:
     b = quantize(b)
     found = compare(a, b, images)
     judged = by_hand(a.model, b.model, images, found)
-    assert len(judged) == sum(each.alone is not None for each in found.calls) > 20
+    assert len(judged) == sum(each.isolated_l2 is not None for each in found.calls) > 20
     for each in found.calls:
-        if each.alone is not None:
-            assert each.alone == pytest.approx(judged[each.key], rel=1e-9), each.key
+        if each.isolated_l2 is not None:
+            assert each.isolated_l2 == pytest.approx(judged[each.key], rel=1e-9), each.key
     assert found.answer.most == max(judged, key=lambda key: judged[key])
 
 

@@ -73,7 +73,7 @@ def test_differences_are_those_of_captured_tensors(batch: Any) -> None:
 
 def test_the_changed_layer_is_the_only_one_that_differs_alone(batch: Any) -> None:
     found = compare(net(), scaled(net(), "3.weight", 1.1), batch)
-    assert [row.key for row in found.calls if row.alone] == ["3"] == [found.answer.most]
+    assert [row.key for row in found.calls if row.isolated_l2] == ["3"] == [found.answer.most]
     assert found.answer.first == "3"
 
 
@@ -119,7 +119,7 @@ def test_nan_on_one_side_only_is_counted_and_the_first_difference(batch: Any) ->
     assert (difference.nonfinite_a, difference.nonfinite_b) == (0, 6 * 25)
     assert difference.largest.value == np.inf and difference.largest.place[0] == 1
     assert (found.answer.kind, found.answer.first, found.answer.most) == ("nonfinite", "3", "3")
-    assert [key for key, row in rows_of(found).items() if row.alone] == ["3"]
+    assert [key for key, row in rows_of(found).items() if row.isolated_l2] == ["3"]
     assert found.agreement is not None and found.agreement.top1 == 0
     assert {each.class_b for each in found.agreement.changed} == {"not finite"}
 
@@ -267,7 +267,7 @@ def test_bad_input_is_an_error_of_one_line(arguments: dict[str, Any], text: str)
 def test_a_changed_layer_differs_alone_too(batch: Any, where: Any) -> None:
     side = make_side(net(), changes={where: Scale(3.0)})
     found = compare(net(), side, batch)
-    assert {row.key: row.alone for row in found.calls if row.alone} == {"3": pytest.approx(2.0)}
+    assert {row.key: row.isolated_l2 for row in found.calls if row.isolated_l2} == {"3": pytest.approx(2.0)}
     assert (found.answer.first, found.answer.most) == ("3", "3")
 
 

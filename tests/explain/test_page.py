@@ -66,7 +66,7 @@ def test_random_weights_are_warned_of(weights: str, warns: bool) -> None:
 @pytest.mark.parametrize(("share", "best", "unseen"), [(0.0179, 0.9, True), (0.0181, 0.9, False), (1e-5, 1e-5, False)])
 def test_a_class_is_unseen_below_a_fiftieth_of_the_best(share: float, best: float, unseen: bool) -> None:
     answer = Prediction(0, None, 0.0, share, best)
-    assert answer.unseen == bool(why_unseen(answer)) == unseen
+    assert answer.low_probability == bool(why_unseen(answer)) == unseen
 
 
 def test_answers_in_words_and_in_numbers() -> None:

@@ -83,7 +83,7 @@ def without(net: nn.Module, layer: str, channel: int) -> nn.Module:
 def test_on_paper() -> None:
     ablation = ablate_each(paper(), torch.full((1, 1, 2, 2), 3.0), "0", "dog", categories=["cat", "dog"])
     assert (ablation.prediction.index, ablation.prediction.label, ablation.prediction.score) == (1, "dog", 6.0)
-    assert [(row.channel, row.worth, row.score_after, row.top_after) for row in ablation.channels] == [
+    assert [(row.channel, row.score_drop, row.score_after, row.top_after) for row in ablation.channels] == [
         (1, 6.0, 0.0, 0),
         (0, 3.0, 3.0, 1),
         (2, 0.0, 6.0, 1),
@@ -99,7 +99,7 @@ def test_convolutions_beside_zeroed_filters(layer: str) -> None:
     net = random_net("resnet18")
     ablation = ablate_each(net, PICTURE, layer)
     scores = after(ablation)
-    assert ablation.channels[0].worth > 1e-3
+    assert ablation.channels[0].score_drop > 1e-3
     for channel in (0, 7, len(scores) - 1):
         expected = score(without(net, layer, channel), ablation.prediction.index)
         assert scores[layer, channel] == pytest.approx(expected, rel=1e-5)
@@ -369,7 +369,7 @@ def test_the_second_call_alone() -> None:
 
 def test_several_calls_are_ranked_together_and_calls_without_channels_are_skipped() -> None:
     ablation = ablate_each(Twice(), PICTURE, ["conv", "re:^(pool|count)"], 0)
-    worths = [row.worth for row in ablation.channels]
+    worths = [row.score_drop for row in ablation.channels]
     assert {row.call.key for row in ablation.channels} == {"conv", "conv#1", "pool", "pool.0", "pool.1"}
     assert worths == sorted(worths, reverse=True) and len(worths) == 15
     assert ablation.skipped == ("count",)
@@ -380,7 +380,7 @@ def test_channels_that_are_0_everywhere_cost_no_pass_and_equals_stay_in_order(mo
     with torch.no_grad():
         net[0].weight.zero_()
     ablation = ablate_each(net, torch.ones(1, 1, 2, 2), "0,1", 1, types=["all"])
-    assert [(row.call.name, row.channel, row.worth) for row in ablation.channels] == [
+    assert [(row.call.name, row.channel, row.score_drop) for row in ablation.channels] == [
         (name, channel, 0.0) for name in "01" for channel in range(4)
     ]
     assert tried == []
@@ -406,7 +406,7 @@ def test_a_score_of_nan_comes_last() -> None:
 
     ablation = ablate_each(Divided(), torch.tensor([4.0, 2.0, 1.0]).reshape(1, 3, 1, 1), "maps", 2)
     assert [row.channel for row in ablation.channels] == [2, 1, 0]
-    assert math.isnan(ablation.channels[-1].worth)
+    assert math.isnan(ablation.channels[-1].score_drop)
 
 
 def test_hooks_are_gone_after_an_error_and_an_interruption() -> None:
@@ -435,7 +435,7 @@ def test_halves_and_inference_mode() -> None:
     net = random_net("squeezenet1_1").bfloat16()
     with torch.inference_mode():
         ablation = ablate_each(net, PICTURE.bfloat16(), "features.12.squeeze", batch_size=64)
-    assert len(ablation.channels) == 64 and ablation.channels[0].worth > 0
+    assert len(ablation.channels) == 64 and ablation.channels[0].score_drop > 0
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,18 @@ def test_the_numbers_of_the_page_are_those_of_the_pairs() -> None:
     for row, each in zip(rows, comparison.calls, strict=True):
         assert each.difference is not None and each.difference.relative_l2 is not None
         assert float(row["relative_l2"]) == each.difference.relative_l2
-        assert [row[name] for name in ("alone", "cka", "noise", "parameters")] == [
-            "" if value is None else json.dumps(value) for value in (each.alone, each.cka, each.noise, each.parameters)
+        assert [row[name] for name in ("isolated_l2", "cka", "noise", "parameters")] == [
+            "" if value is None else json.dumps(value)
+            for value in (each.isolated_l2, each.cka, each.noise, each.parameters)
         ]
-    assert not {"layer_b", "how", "dead_a"} & {*heads}
+    assert not {"layer_b", "paired_by", "dead_a"} & {*heads}
     assert comparison.answer.sentence in html and "1 image was lost" in html
 
 
 def test_a_page_says_how_pairs_differ() -> None:
     nan = pair("nan", 1, 0.1)
     assert nan.difference is not None
-    other = pair("other", 5, 0.1, b=pair("theirs", 5, kind="Conv").a, how="map")
+    other = pair("other", 5, 0.1, b=pair("theirs", 5, kind="Conv").a, paired_by="map")
     pairs = (
         pair("same", 0),
         replace(nan, difference=replace(nan.difference, nonfinite_b=3)),
@@ -100,7 +101,7 @@ def test_the_page_reads_its_numbers_to_pointer_and_keyboard(opened: Any) -> None
     for _ in range(12):
         page.keyboard.press("ArrowRight")
     assert page.locator(".chart .reading").first.inner_text().startswith(f"{comparison.calls[11].key}: accumulated 0.0")
-    page.get_by_role("button", name="alone", exact=True).click()
+    page.get_by_role("button", name="isolated_l2", exact=True).click()
     shown = page.locator(".calls tbody tr:visible th").all_inner_texts()
-    order = sorted(comparison.calls, key=lambda each: -(each.alone or 0))
+    order = sorted(comparison.calls, key=lambda each: -(each.isolated_l2 or 0))
     assert shown[:3] == [each.key for each in order[:3]]

@@ -38,7 +38,7 @@ def margin(output: Tensor) -> Tensor:
 def test_a_function_of_the_output_is_a_target() -> None:
     [goal] = objectives(margin, LOGITS, None)
     assert goal.score.cells() == {"target": "margin", "class": None, "score": 2.0, "probability": None}
-    assert (goal.score.key, goal.score.unseen) == ("margin", False)
+    assert (goal.score.key, goal.score.low_probability) == ("margin", False)
     assert goal.of(torch.ones(2, 3)).tolist() == [0.0, 0.0]
 
 

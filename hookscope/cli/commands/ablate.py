@@ -26,7 +26,7 @@ COLUMNS = Columns(
     Column("place", need=5),
     *CALL.but(index={"need": 1}, type={"need": 1}),
     Column("channel"),
-    Column("worth"),
+    Column("score_drop"),
     Column("score", where="rows"),
     Column("score_after", need=2),
     Column("probability_after", need=4),
@@ -47,8 +47,8 @@ class Ablate(OfImage):
       hookscope ablate resnet34 cat.jpg --layer layer4.2.conv2 --target tabby --plot channels.png
       hookscope ablate resnet34 cat.jpg --layer -1 --at layer3 zero:channels=0-31
 
-    IMAGE is one file, or - for standard input; optical flow takes two. A row for each channel has the score before
-    minus the score without the channel (worth), and the class that comes first then. --plot draws the channels as bars,
+    IMAGE is one file, or - for standard input; optical flow takes two. A row for each channel has score_drop, the score
+    before minus the score without the channel, and the class that comes first then. --plot draws the channels as bars,
     and the maps of the first ones. --at changes activations or weights in every pass; `hookscope intervene --help`
     lists the changes.
     """
@@ -107,7 +107,7 @@ def _report(options: Ablate, changes: Sequence[Change], subject: ModelAndImages)
     if ablation.skipped:
         skipped = counted(len(ablation.skipped), "call")
         output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
-    if ablation.channels and all(channel.worth == 0 for channel in ablation.channels):
+    if ablation.channels and all(channel.score_drop == 0 for channel in ablation.channels):
         also = ", with the changes of --at" if changes else ""
         output.note(f"Note: the score is the same without any of these channels{also}")
     shown, prediction = ablation.channels[: options.top], ablation.prediction

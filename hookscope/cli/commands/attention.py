@@ -29,7 +29,7 @@ COLUMNS = Columns(
     Column("shape", need=5),
     Column("query"),
     *PEAK,
-    *("positions", "elsewhere", "windows", "weights", "file"),
+    *("effective_positions", "non_patch_weight", "windows", "weights", "file"),
 )
 Query = str | int | tuple[float, float] | None
 
@@ -58,9 +58,9 @@ class Attention(OfImages):
     The command writes one page for each image, with a row of maps for each layer and a map for each head. A map has the
     attention weight of each position for the query. --layer counts the calls of attention.
 
-    A row for each head has the highest weight and its position in pixels of the image. positions is exp of the entropy:
-    how many positions the head looks at. elsewhere is the weight on the class token and padding. A table has one
-    head of each layer: the one with the fewest positions.
+    A row for each head has the highest weight and its position in pixels of the image. effective_positions is exp of
+    the entropy: how many positions the head looks at. non_patch_weight is the weight on the class token and padding. A
+    table has one head of each layer: the one with the fewest positions.
     """
 
     layers: hooks.Selection | None = given_by(
@@ -100,7 +100,7 @@ class Attention(OfImages):
 def _narrowest(rows: Iterable[Row]) -> Iterator[Row]:
     """Of the heads of each call the one that looks at the fewest positions."""
     for _, heads in groupby(rows, key=lambda row: (row["image"], row["name"], row["call"])):
-        yield min(heads, key=lambda row: row["positions"])
+        yield min(heads, key=lambda row: row["effective_positions"])
 
 
 def _attention_of(
@@ -129,7 +129,10 @@ def _attention_of(
         for head, still in enumerate(found.stills):
             x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
             about |= {"head": head, "max": float(still.max()), "peak_x": x, "peak_y": y}
-            about |= {"positions": float(found.positions[head]), "elsewhere": float(found.elsewhere[head])}
+            about |= {
+                "effective_positions": float(found.effective_positions[head]),
+                "non_patch_weight": float(found.non_patch_weight[head]),
+            }
             yield COLUMNS.row(found, **about)
 
 

@@ -30,7 +30,7 @@ COLUMNS = Columns(
     Column("shape", need=5),
     *PEAK,
     *("weights", "file"),
-    Column("unseen", hide="zero"),
+    Column("low_probability", hide="zero"),
     *FRAME,
 )
 _SHEET_TARGET, _MOST_CLASSES = scores.Target("top:3"), 20
@@ -63,8 +63,8 @@ class Cam(ExplainCommand):
     --layer is a range, a pattern or `all`, layers without a map are left out. For rollout and attention-gradient
     --layer counts the calls of attention, and the default is the last.
 
-    All maps of an image share one scale. A class with less than 1/50 of the best probability is `unseen`: a note says
-    so, and its map has the scale of the best class. A map with no value above 0 is drawn too, with a note.
+    All maps of an image share one scale. A class with less than 1/50 of the best probability has `low_probability`: a
+    note says so, and its map has the scale of the best class. A map with no value above 0 is drawn too, with a note.
 
     `hookscope compare-maps` draws all methods and measures which suits the model best.
 
@@ -137,7 +137,7 @@ def _draw(explanation: Explanation, options: Cam) -> Iterator[Row]:
     """Write the pages of one image, and yield a row for each map."""
     computed = maps = _maps(explanation, options, options.layers, explanation.target())
     # a class that the model does not see is drawn on the scale of the best one
-    unseen = all(result.prediction.unseen for result in maps)
+    unseen = all(result.prediction.low_probability for result in maps)
     best = _maps(explanation, options, options.layers, explanation.target(scores.Target("top:1"))) if unseen else []
     if options.fuse:
         count = len(explain.maps_by_class(maps))

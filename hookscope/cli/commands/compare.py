@@ -94,7 +94,10 @@ class Options:
     "--alone/--no-alone", default=True, help="Also run each layer of B on the inputs of A.  [default: --alone]"
 )
 @click.option(
-    "--sort", "rank", is_flag=True, help="Sort the pairs by alone: the layer that adds most difference comes first."
+    "--sort",
+    "rank",
+    is_flag=True,
+    help="Sort the pairs by isolated_l2: the layer that adds most comes first.",
 )
 @shared.count_option("--top", "Number of pairs in a table.", 20)
 @categories_option

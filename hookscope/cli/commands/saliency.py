@@ -25,7 +25,7 @@ COLUMNS = Columns(
     Column("expected", need=10, hide="unknown"),
     *PEAK,
     *("weights", "file"),
-    Column("unseen", hide="zero"),
+    Column("low_probability", hide="zero"),
     Column("steps", need=8, hide="unknown"),
     *FRAME,
 )

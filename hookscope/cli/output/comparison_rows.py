@@ -130,7 +130,7 @@ def _most(found: comparison.Comparison) -> str:
     pair = next((pair for pair in found.calls if pair.key == found.answer.most), None)
     if pair is None:
         return ""
-    return f"; adds most: {pair.key}" + (f", {pair.alone:.2g} alone" if pair.alone is not None else "")
+    return f"; adds most: {pair.key}" + (f", {pair.isolated_l2:.2g} alone" if pair.isolated_l2 is not None else "")
 
 
 def _agreement(agreement: comparison.Agreement) -> str:

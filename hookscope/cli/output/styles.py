@@ -65,7 +65,7 @@ CELLS: Mapping[str, Callable[[Any], str]] = {
     "weights": lambda text: "error" if models.is_random(str(text)) else "",
     "holds": lambda holds: "good" if holds else "error",
     "dead": _if("warning"),
-    "unseen": _if("warning"),
+    "low_probability": _if("warning"),
     "collapsed": _if("warning"),
     **dict.fromkeys(("nan", "inf", "nonfinite", "output_nonfinite"), _if("error")),
 }

@@ -153,7 +153,7 @@ class Explanation:
 
     def note_unseen(self, answer: scores.Score) -> None:
         """Print a note on a class that the model does not see."""
-        if answer.unseen:
+        if answer.low_probability:
             self.note(f"{answer.name}: {explain.why_unseen(answer)}")
 
     @property
