@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import (
-    Colour,
-    decades,
-    finding_lines,
-    layer_label,
-    page_of_rows,
-    plain_settings,
-    set_ticks,
-    with_types,
-)
+from hookscope.drawing import Colour, Mark, Panel, finding_lines, layer_label, plot_rows, with_types
 from hookscope.findings import Finding, single
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
@@ -27,16 +16,9 @@ from hookscope.hooks import GradientSize
 
 _MOST_DECADES = 40  # smaller values are drawn at the edge
 _WIDEST = 8.7  # inches, all panels together
-
-_Sizes = list[tuple[int, GradientSize]]
-_Mark = tuple[str, str, tuple[tuple[str, Any], ...]]  # its words, its marker, the look of the marker
-
 _ABOVE, _BELOW = -0.18, 0.22  # of the middle of a row: the gradient before and after a change
-_ZERO: _Mark = ("◂ red: 0 everywhere", "<", (("color", Colour.ALARM), ("ms", 4.0)))
-_LOST: _Mark = ("× no gradient arrives", "x", (("color", Colour.INK), ("ms", 3.6), ("mew", 1.1)))
-_FROZEN: _Mark = ("□ frozen", "s", (("color", Colour.GREEN), ("ms", 3.0), ("mfc", "white"), ("mew", 1.0)))
-_SPOILED: _Mark = ("▸ red: NaN or Inf", ">", (("color", Colour.ALARM), ("ms", 4.4)))
-_ZEROED: _Mark = ("◂ orange: 0 after the change", "<", (("color", Colour.ORANGE), ("ms", 4.0)))
+_ZEROED = "◂ orange: 0 after the change"
+_AFTER_LIGHT = "#f3d28a"
 
 
 @dataclass
@@ -49,16 +31,26 @@ class _Row:
     weights: list[ParameterGradient] = field(default_factory=list)
     biases: list[ParameterGradient] = field(default_factory=list)
 
+    def gradients(self, which: str) -> list[_Gradient]:
+        """Of the activations, weights or biases."""
+        if which == "activations":
+            return [_Gradient(self.layer.grad_output)] if self.layer is not None else []
+        return [
+            _Gradient(p.gradient, p.after if p.after != p.gradient else None, p.frozen) for p in getattr(self, which)
+        ]
+
 
 @dataclass
-class _Panel:
-    """The content of one panel, by row."""
+class _Gradient:
+    """What a mark is drawn of: ``after`` is a changed gradient."""
 
-    title: str
-    before: _Sizes
-    after: _Sizes
-    lost: list[int]
-    frozen: list[int]
+    before: GradientSize | None
+    after: GradientSize | None = None
+    frozen: bool = False
+
+    @property
+    def lost(self) -> bool:
+        return self.before is None and not self.frozen
 
 
 def plot_gradients(
@@ -95,29 +87,82 @@ def plot_gradients(
         ['gradient of the activations', 'gradient of the weights', 'gradient of the biases']
     """
     rows = _rows(report)
-    outputs = [(at, row.layer.grad_output) for at, row in enumerate(rows) if row.layer is not None]
-    sizes = [(at, size) for at, size in outputs if size is not None]
-    lost = [at for at, size in outputs if size is None]
-    panels = [_Panel("gradient of the activations", sizes, [], lost, [])] if outputs or not rows else []
-    for name, which in (("gradient of the weights", "weights"), ("gradient of the biases", "biases")):
-        if any(getattr(row, which) for row in rows):
-            panels.append(_of_parameters(name, rows, which))
+    kinds = [which for which in ("activations", "weights", "biases") if any(row.gradients(which) for row in rows)]
+    kinds = kinds or ["activations"]
+    panels = [gradient_panel(which, rows, _WIDEST / len(kinds)) for which in kinds]
     marked = _marked(rows, report.parameters, findings or (), thresholds)
     types = {row.layer.call.key: row.layer.call.type for row in rows if row.layer is not None}
     said = findings and with_types(findings, types)
-    with plain_settings():
-        figure = page_of_rows(
-            [row.label for row in rows],
-            {panel.title: _WIDEST / len(panels) for panel in panels},
-            title,
-            [*((line, Colour.INK) for line in lines), *finding_lines(said)],
-            marked,
-            weights=weights,
-            legend=_legend(panels, len(rows), bool(marked)),
-        )
-        for panel, axes in zip(panels, figure.axes, strict=True):
-            _draw(axes, panel)
-    return figure
+    own = [gradient for row in rows for which in kinds for gradient in row.gradients(which)]
+    words = ["absolute values on a log scale: dot mean, line to the largest"] if any(map(_shown, own)) else []
+    words += ["blue before, orange after the change"] if any(gradient.after for gradient in own) else []
+    words += ["coloured rows have a finding"] if marked else []
+    blank = any(not row.gradients(which) for row in rows for which in kinds)
+    return plot_rows(
+        rows,
+        panels,
+        [row.label for row in rows],
+        title,
+        [*((line, Colour.INK) for line in lines), *finding_lines(said)],
+        marked,
+        weights=weights,
+        legend=["; ".join(words)] if words else [],
+        keys=["blank: no such parameter, the layer did not run, or its first call shows it"] if blank else [],
+    )
+
+
+def gradient_panel(which: str, rows: Sequence[_Row], width: float) -> Panel:
+    """The gradients of the ``activations``, ``weights`` or ``biases``: changed ones below the original ones."""
+    high = _ABOVE if any(gradient.after for row in rows for gradient in row.gradients(which)) else 0.0
+
+    def each(value: Callable[[_Gradient], Any]) -> Callable[[_Row], Any]:
+        return lambda row: [value(gradient) for gradient in row.gradients(which)]
+
+    def at_edge(holds: Callable[[_Gradient], Any]) -> Callable[[_Row], Any]:
+        return lambda row: any(map(holds, row.gradients(which)))
+
+    def sizes(side: str, dark: str, light: str, shift: float) -> list[Mark]:
+        def mean(gradient: _Gradient) -> float | None:
+            size = getattr(gradient, side)
+            return size.mean_abs if size and size.max_abs > 0 else None
+
+        def largest(gradient: _Gradient) -> float | None:
+            size = getattr(gradient, side)
+            return size.max_abs if size and size.max_abs > 0 else None
+
+        def line(gradient: _Gradient) -> tuple[Any, Any] | None:
+            return None if mean(gradient) is None else (mean(gradient), largest(gradient))
+
+        return [
+            Mark("line", each(line), light, "", 1.6, shift),
+            Mark("tick", each(largest), dark, "", 4.0, shift),
+            Mark("dot", each(mean), dark, "", 2.8, shift),
+        ]
+
+    marks = [
+        *sizes("before", Colour.BLUE, Colour.SKY, high),
+        *sizes("after", Colour.ORANGE, _AFTER_LIGHT, _BELOW),
+        Mark("left", at_edge(lambda g: g.lost), Colour.INK, "× no gradient arrives", marker="x"),
+        Mark("left", at_edge(lambda g: g.frozen), Colour.GREEN, "□ frozen", marker="s"),
+        Mark("left", at_edge(lambda g: _is_zero(g.before)), Colour.ALARM, "◂ red: 0 everywhere", 0, high, "<"),
+        Mark(
+            "left", at_edge(lambda g: _is_zero(g.after)), Colour.ORANGE, "◂ orange: 0 after the change", 0, _BELOW, "<"
+        ),
+        Mark("right", at_edge(lambda g: _spoiled(g.before)), Colour.ALARM, "▸ red: NaN or Inf", marker=">"),
+    ]
+    return Panel(f"gradient of the {which}", width, marks, "log", decades=_MOST_DECADES)
+
+
+def _shown(gradient: _Gradient) -> bool:
+    return gradient.before is not None and gradient.before.max_abs > 0
+
+
+def _spoiled(size: GradientSize | None) -> bool:
+    return size is not None and bool(size.nan or size.inf)
+
+
+def _is_zero(size: GradientSize | None) -> bool:
+    return size is not None and size.max_abs == 0 and not _spoiled(size)
 
 
 def _rows(report: GradientReport) -> list[_Row]:
@@ -142,18 +187,6 @@ def _rows(report: GradientReport) -> list[_Row]:
             kind = row.biases if parameter.name.rpartition(".")[2].endswith("bias") else row.weights
             kind.append(parameter)
     return rows
-
-
-def _of_parameters(title: str, rows: Sequence[_Row], which: str) -> _Panel:
-    """The gradients before and after a change; ``after`` has only changed gradients."""
-    own: list[tuple[int, ParameterGradient]] = [(at, p) for at, row in enumerate(rows) for p in getattr(row, which)]
-    return _Panel(
-        title,
-        [(at, p.gradient) for at, p in own if p.gradient is not None],
-        [(at, p.after) for at, p in own if p.after is not None and p.after != p.gradient],
-        [at for at, p in own if p.gradient is None and not p.frozen],
-        [at for at, p in own if p.frozen],
-    )
 
 
 def _marked(
@@ -185,75 +218,3 @@ def _with_reason(name: str, row: _Row) -> str:
         return name
     lost = row.layer is not None and row.layer.grad_output is None
     return f"{name}: frozen and cut off" if lost else f"{name}: frozen"
-
-
-def _draw(axes: Axes, panel: _Panel) -> None:
-    before, after = panel.before, panel.after
-    left, right = _limits([size for _, size in [*before, *after]])
-    axes.set_xscale("log")
-    axes.set_xlim(left, right)
-    set_ticks(axes, decades(left, right))
-    high, low = (_ABOVE, _BELOW) if after else (0.0, _BELOW)
-    _spans(axes, before, high, Colour.BLUE, Colour.SKY)
-    _spans(axes, after, low, Colour.ORANGE, "#f3d28a")
-    for (_, marker, style), at in _marks(panel).items():
-        x = right if marker == ">" else left
-        axes.plot([x] * len(at), at, marker=marker, clip_on=False, linestyle="none", zorder=6, **dict(style))
-
-
-def _marks(panel: _Panel) -> dict[_Mark, list[float]]:
-    """The rows of each mark that is drawn, shifted where there are gradients before and after a change."""
-
-    def is_zero(size: GradientSize) -> bool:
-        return size.max_abs == 0 and not size.nan and not size.inf
-
-    high = _ABOVE if panel.after else 0.0
-    rows: dict[_Mark, Sequence[float]] = {
-        _LOST: panel.lost,
-        _FROZEN: panel.frozen,
-        _ZERO: [at + high for at, size in panel.before if is_zero(size)],
-        _ZEROED: [at + _BELOW for at, size in panel.after if is_zero(size)],
-        _SPOILED: [at for at, size in panel.before if size.nan or size.inf],
-    }
-    return {mark: sorted(set(at)) for mark, at in rows.items() if at}
-
-
-def _spans(axes: Axes, sizes: _Sizes, shift: float, dark: str, light: str) -> None:
-    """A dot at the mean absolute value and a line to the largest."""
-    known = [(at + shift, size) for at, size in sizes if size.max_abs > 0]
-    if not known:
-        return
-    at = [place for place, _ in known]
-    least = _least([size for _, size in sizes])
-    means = [max(size.mean_abs, least) for _, size in known]
-    largest = [max(size.max_abs, least) for _, size in known]
-    axes.hlines(at, means, largest, colors=light, linewidth=1.6, zorder=2)
-    axes.plot(largest, at, "|", ms=4, color=dark, mew=1.0, zorder=3)
-    axes.plot(means, at, "o", ms=2.8, color=dark, zorder=4)
-
-
-def _limits(sizes: Sequence[GradientSize]) -> tuple[float, float]:
-    values = [value for size in sizes for value in (size.mean_abs, size.max_abs) if value > 0]
-    if not values:
-        return 1e-3, 1.0
-    most, least = max(values), _least(sizes)
-    beside = max(math.log10(1.8), 0.05 * math.log10(most / least))  # in decades, so that no dot touches the frame
-    return least / 10**beside, most * 10**beside
-
-
-def _least(sizes: Sequence[GradientSize]) -> float:
-    values = [value for size in sizes for value in (size.mean_abs, size.max_abs) if value > 0]
-    return max(min(values), max(values) * 10.0**-_MOST_DECADES)
-
-
-def _legend(panels: Sequence[_Panel], rows: int, marked: bool) -> list[str]:
-    """What is drawn."""
-    sizes = any(size.max_abs > 0 for panel in panels for _, size in panel.before)
-    words = ["absolute values on a log scale: dot mean, line to the largest"] if sizes else []
-    words += ["blue before, orange after the change"] if any(panel.after for panel in panels) else []
-    words += ["coloured rows have a finding"] if marked else []
-    marks = list(dict.fromkeys(mark for panel in panels for mark in _marks(panel)))
-    keys = [text for text, *_ in marks]
-    if any(len({at for at, _ in panel.before} | {*panel.lost, *panel.frozen}) < rows for panel in panels):
-        keys.append("blank: no such parameter, the layer did not run, or its first call shows it")
-    return [line for line in ("; ".join(words), "   ".join(keys)) if line]
