@@ -220,7 +220,7 @@ def _draw_panel(axes: Axes, panel: DrawnPanel) -> None:
         if not spans:
             continue
         rows, lows, highs = (list(values) for values in zip(*spans, strict=True))
-        colour = {"color": mark.colour, "zorder": order}
+        colour: dict[str, Any] = {"color": mark.colour, "zorder": order}
         match mark.kind:
             case "line":
                 axes.hlines(rows, lows, highs, linewidth=mark.size or 1.0, **colour)

@@ -28,8 +28,9 @@ def _of(part: str, *names: str) -> Callable[[WeightRow], Any]:
 
 def _spread(row: WeightRow) -> tuple[float, float] | None:
     weight = row.weight
-    known = weight is not None and weight.mean is not None and weight.std is not None
-    return (weight.mean - weight.std, weight.mean + weight.std) if known else None
+    if weight is None or weight.mean is None or weight.std is None:
+        return None
+    return weight.mean - weight.std, weight.mean + weight.std
 
 
 @dataclass
