@@ -71,7 +71,7 @@ def draw_differences(comparison: Comparison) -> Figure:
 
     The relative L2 differences are on a logarithmic scale: accumulated, and of each layer alone. The grey bar ends at
     ten times the noise of A. Linear CKA has a panel of its own. More than 100 pairs are folded by module. The figure is
-    none of pyplot's: nothing has to be closed, and no setting of matplotlib changes.
+    outside pyplot: nothing has to be closed, and no setting of matplotlib changes.
 
     Args:
         comparison: What `compare` returns.
@@ -325,7 +325,7 @@ def _band_lines(
 def draw_matrix(matrix: CkaMatrix, a: str = "A", b: str = "B") -> Figure:
     """Draw linear CKA of every layer of A against every layer of B, dark 0 and bright 1.
 
-    A dot marks the layer of B that is most similar to each layer of A. The figure is none of pyplot's: nothing has to
+    A dot marks the layer of B that is most similar to each layer of A. The figure is outside pyplot: nothing has to
     be closed, and no setting of matplotlib changes.
 
     Args:

@@ -66,7 +66,7 @@ def plot_gradients(
 
     Panels: gradients of the layer outputs, of the weights and of the biases, changed gradients below the original
     ones. Every row beyond a threshold or without a gradient is marked, also inside a chain. The thresholds are ratios,
-    so they are not drawn among absolute values. The figure is none of pyplot's: nothing has to be closed, and no
+    so they are not drawn among absolute values. The figure is outside pyplot: nothing has to be closed, and no
     setting of matplotlib changes.
 
     Args:

@@ -87,7 +87,7 @@ def plot_weights(
 ) -> Figure:
     """A page with a row for each layer: its weights, norms of filters, zeros and running variances.
 
-    A panel without values is left out. A finding stands beside its row. The figure is none of pyplot's: nothing has to
+    A panel without values is left out. A finding stands beside its row. The figure is outside pyplot: nothing has to
     be closed, and no setting of matplotlib changes.
 
     Args:

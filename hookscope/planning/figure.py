@@ -85,7 +85,7 @@ PLAN_PANELS = [
 def plot_plan(plan: Plan, title: str = "", *, lines: Sequence[str] = ()) -> Figure:
     """A page with a row for each call: memory so far by kind, bytes kept, multiply-accumulates, bytes moved, time.
 
-    A panel without values is left out. The figure is none of pyplot's: nothing has to be closed, and no setting of
+    A panel without values is left out. The figure is outside pyplot: nothing has to be closed, and no setting of
     matplotlib changes.
 
     Args:

@@ -56,8 +56,8 @@ def plot_statistics(
 
     Panels: distribution of the values, NaN and Inf, zeros, dead channels, saturation; one without values is left out.
     If layers differ by orders of magnitude, each distribution is drawn in units of its own root mean square, which has
-    a logarithmic panel of its own. A line above the rows summarises each kind of finding. The figure is none of
-    pyplot's: nothing has to be closed, and no setting of matplotlib changes.
+    a logarithmic panel of its own. A line above the rows summarises each kind of finding. The figure is outside
+    pyplot: nothing has to be closed, and no setting of matplotlib changes.
 
     Args:
         layers: The result of `RunningStatistics.statistics`.

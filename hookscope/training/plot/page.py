@@ -61,7 +61,7 @@ def plot_training(
     A column has curves (named lines for layers with a finding, a band for all), and under them a heat map with a row
     for each layer in order of execution. Findings are numbered, the most severe first. A number is in the line of the
     finding at the top, above the loss at the step at which it begins, and in the row of its layer. A column without
-    values is left out, such as dead channels of a run that has none. The figure is none of pyplot's: nothing has to be
+    values is left out, such as dead channels of a run that has none. The figure is outside pyplot: nothing has to be
     closed, and no setting of matplotlib changes.
 
     Args:
