@@ -126,7 +126,7 @@ def draw_panels(rows: Sequence[Any], panels: Sequence[Panel]) -> list[DrawnPanel
         >>> size = Panel("size", 2.0, [Mark("bar", float, Colour.BLUE)], "bytes")
         >>> [panel] = draw_panels([1000, 2500], [size, Panel("none", 2.0, [Mark("dot", lambda row: None, "k")])])
         >>> panel.title, panel.marks[0][1], panel.labels
-        ('size (kB)', [(0.0, 0.0, 1.0), (1.0, 0.0, 2.5)], ['0', '0.5', '1', '1.5', '2', '2.5'])
+        ('size (kB)', [(0.0, 0.0, 1.0), (1.0, 0.0, 2.5)], ['0', '1', '2'])
     """
     filled = [(panel, [(mark, mark.spans(rows)) for mark in panel.marks]) for panel in panels]
     with_values = [(panel, marks) for panel, marks in filled if any(_shows(*mark) for mark in marks)]
