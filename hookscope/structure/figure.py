@@ -1,4 +1,4 @@
-"""The graph of a network as PNG or PDF: the shapes of its SVG, drawn by matplotlib."""
+"""The graph of a network as PNG: the shapes of its SVG, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MOST = 2**16  # pixels along a side that matplotlib draws
 _CODES = {"M": [Path.MOVETO], "L": [Path.LINETO], "V": [Path.LINETO], "C": [Path.CURVE4] * 3, "Z": [Path.CLOSEPOLY]}
 
 
-def picture_bytes(svg: str, suffix: str) -> bytes:
-    """The file of what `draw_graph` returns; ``suffix`` is ``.png`` or ``.pdf``."""
+def png_bytes(svg: str) -> bytes:
+    """The PNG file of what `draw_graph` returns."""
     root = ElementTree.fromstring(svg)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    if suffix == ".png" and max(width, height) * DPI / _PIXELS >= _MOST:
+    if max(width, height) * DPI / _PIXELS >= _MOST:
         raise UsageError(
             "the graph is too large for a PNG file", do="name it .svg, or draw fewer levels with ‹depth|--depth›"
         )
@@ -38,7 +38,7 @@ def picture_bytes(svg: str, suffix: str) -> bytes:
             axes.set(xlim=(-x, width - x), ylim=(height - y, -y))
             for element in group.iter():
                 _draw(axes, element.tag.rpartition("}")[2], element.attrib, element.text or "")
-    return figure_bytes(figure, suffix)
+    return figure_bytes(figure, ".png")
 
 
 def _draw(axes: Axes, tag: str, given: Mapping[str, str], text: str) -> None:

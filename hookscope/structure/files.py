@@ -44,20 +44,18 @@ def _quoted(text: str) -> str:
     return json.dumps("\n".join(map(printable, text.split("\n"))), ensure_ascii=False)
 
 
-_SUFFIXES = (".svg", ".png", ".pdf", ".dot")
+_SUFFIXES = (".svg", ".png", ".dot")
 
 
 def check_graph_file(path: str) -> None:
     """Refuse a file of another format, or one that cannot be written."""
     if os.path.splitext(path)[1].lower() not in _SUFFIXES:
-        raise UsageError(
-            f"cannot write {path}", "a graph is an SVG, PNG, PDF or DOT file", f"name it {', '.join(_SUFFIXES)}"
-        )
+        raise UsageError(f"cannot write {path}", "a graph is an SVG, PNG or DOT file", f"name it {', '.join(_SUFFIXES)}")
     check_writable(path)
 
 
 def write_graph(graph: NetworkGraph, path: str, title: str = "") -> None:
-    """Write the picture of a graph as ``.svg``, ``.png`` or ``.pdf``, or its text for Graphviz as ``.dot``.
+    """Write the picture of a graph as ``.svg`` or ``.png``, or its text for Graphviz as ``.dot``.
 
     Args:
         graph: What `layer_graph` returns.
@@ -80,9 +78,9 @@ def write_graph(graph: NetworkGraph, path: str, title: str = "") -> None:
     """
     check_graph_file(path)
     suffix = os.path.splitext(path)[1].lower()
-    if suffix in (".png", ".pdf"):
-        from hookscope.structure.figure import picture_bytes  # only these formats need matplotlib
+    if suffix == ".png":
+        from hookscope.structure.figure import png_bytes  # only this format needs matplotlib
 
-        write_atomically(path, picture_bytes(draw_graph(graph, title), suffix))
+        write_atomically(path, png_bytes(draw_graph(graph, title)))
     else:
         write_atomically(path, (f"{dot_text(graph)}\n" if suffix == ".dot" else draw_graph(graph, title)).encode())

@@ -118,10 +118,8 @@ def test_the_suffix_of_a_file_is_its_format(tmp_path: Path) -> None:
     write_graph(graph, str(tmp_path / "a.svg"))
     write_graph(graph, str(tmp_path / "a.DOT"))
     assert (tmp_path / "a.svg").read_text().startswith("<svg") and "digraph" in (tmp_path / "a.DOT").read_text()
-    write_graph(graph, str(tmp_path / "a.pdf"))
-    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
-    with pytest.raises(UsageError, match=r"a graph is an SVG, PNG, PDF or DOT file.*name it \.svg, \.png, \.pdf"):
-        write_graph(graph, str(tmp_path / "a.bmp"))
+    with pytest.raises(UsageError, match=r"a graph is an SVG, PNG or DOT file; name it \.svg, \.png, \.dot"):
+        write_graph(graph, str(tmp_path / "a.pdf"))
 
 
 def test_a_png_shows_the_shapes_of_the_svg_at_their_places(tmp_path: Path) -> None:
