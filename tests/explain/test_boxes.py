@@ -26,6 +26,7 @@ from hookscope.hooks import Call, InputSize
 from hookscope.scores import BoxTarget, Prediction
 from tests.explain.nets import CELL, FindsCells, street
 from tests.helpers import hooks_on, seeded
+from tests.nets import Function
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -177,35 +178,27 @@ def test_the_box_is_drawn_where_the_network_saw_it() -> None:
     assert source.frame_of(replace(cam.prediction, box=None), cam.seen) is None
 
 
-class Pyramid(nn.Module):
+def pyramid() -> nn.Module:
     """Finds box 0 on the fine one of two levels of maps, and box 1 on the coarse one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = Levels()
+    def levels(net: Any, x: Tensor) -> dict[str, Tensor]:
+        fine = net.fine(x)
+        return {"0": fine, "1": net.pool(fine)}
 
-    def forward(self, pictures: list[Tensor]) -> list[dict[str, Tensor]]:
-        fine, coarse = self.body(torch.stack(list(pictures))).values()
+    def forward(net: Any, pictures: list[Tensor]) -> list[dict[str, Tensor]]:
+        fine, coarse = net.body(torch.stack(list(pictures))).values()
         scores = torch.stack([(fine.mean() + 1).sigmoid(), coarse.mean().sigmoid()])
-        return [
-            {"boxes": torch.tensor([[0.0, 0, 9, 9], [9, 9, 20, 20]]), "labels": torch.ones(2).long(), "scores": scores}
-        ]
+        boxes = torch.tensor([[0.0, 0, 9, 9], [9, 9, 20, 20]])
+        return [{"boxes": boxes, "labels": torch.ones(2).long(), "scores": scores}]
 
-
-class Levels(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine, self.pool = nn.Conv2d(3, 2, 1), nn.AvgPool2d(2)
-        nn.init.constant_(self.fine.weight, 1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        fine = self.fine(x)
-        return {"0": fine, "1": self.pool(fine)}
+    fine = nn.Conv2d(3, 2, 1)
+    nn.init.constant_(fine.weight, 1)
+    return Function(forward, body=Function(levels, fine=fine, pool=nn.AvgPool2d(2)))
 
 
 @pytest.mark.parametrize("layers", [None, "body"])
 def test_each_box_takes_the_level_of_a_pyramid_that_it_depends_on(layers: str | None) -> None:
-    maps = class_activation_maps(Pyramid(), [street()], layers, BoxTarget((0, 1)), "layercam")
+    maps = class_activation_maps(pyramid(), [street()], layers, BoxTarget((0, 1)), "layercam")
     assert [(cam.call.key, cam.values.shape, cam.is_empty) for cam in maps] == [
         ("body", (24, 32), False),
         ("body", (12, 16), False),

@@ -26,7 +26,7 @@ from hookscope.scores.logits import Prediction
 from hookscope.scores.region import RegionTarget
 from tests.explain.nets import Gives, picture, small
 from tests.helpers import hooks_on, seeded
-from tests.nets import named as chain
+from tests.nets import Function, named as chain
 
 
 def only(model: nn.Module, inputs: Any, *args: Any, **options: Any) -> ClassActivationMap:
@@ -96,38 +96,30 @@ def test_the_default_of_a_segmentation_without_a_backbone_is_the_last_layer_of_t
     assert landmark_layers(net, picture(8, 8), RegionTarget(region)) == ["0", "2"]
 
 
-class Encoder(nn.Module):
-    """Returns the maps of all its levels, the finest first, as in segmentation_models_pytorch and transformers."""
+def segments(encoder: str, head: str) -> nn.Module:
+    """A segmentation model whose head is coarser than what it is given.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine, self.coarse = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 6, 2, 2)
+    Its encoder returns the maps of all levels, the finest first, as in segmentation_models_pytorch and transformers.
+    """
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        fine = self.fine(x)
-        return [x, fine, self.coarse(fine.relu())]
+    def levels(net: Any, x: Tensor) -> list[Tensor]:
+        fine = net.fine(x)
+        return [x, fine, net.coarse(fine.relu())]
 
+    def forward(net: Any, x: Tensor) -> Tensor:
+        _, fine, coarse = net.get_submodule(encoder)(x)
+        last = net.get_submodule(head)
+        up = nn.functional.interpolate(last["down"](coarse), fine.shape[2:])
+        return last["classes"](torch.cat([fine, up], 1))
 
-class Segments(nn.Module):
-    """A segmentation model whose head is coarser than what it is given."""
-
-    def __init__(self, encoder: str, head: str) -> None:
-        super().__init__()
-        self.names = encoder, head
-        self.add_module(encoder, Encoder())
-        self.add_module(head, nn.ModuleDict({"down": nn.Conv2d(6, 6, 2, 2), "classes": nn.Conv2d(10, 5, 1)}))
-
-    def forward(self, x: Tensor) -> Tensor:
-        encoder, head = map(self.get_submodule, self.names)
-        _, fine, coarse = encoder(x)
-        down = head["down"](coarse)
-        up = nn.functional.interpolate(down, fine.shape[2:])
-        return head["classes"](torch.cat([fine, up], 1))
+    fine, coarse = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 6, 2, 2)
+    layers = nn.ModuleDict({"down": nn.Conv2d(6, 6, 2, 2), "classes": nn.Conv2d(10, 5, 1)})
+    return Function(forward, **{encoder: Function(levels, fine=fine, coarse=coarse), head: layers})
 
 
 @pytest.mark.parametrize(("encoder", "head"), [("encoder", "after"), ("net", "decode_head")])
 def test_the_layer_of_a_segmentation_is_the_last_map_before_the_head(encoder: str, head: str) -> None:
-    net, x, region = seeded(lambda: Segments(encoder, head)), picture(32, 32), RegionTarget(torch.ones(32, 32), 1)
+    net, x, region = seeded(lambda: segments(encoder, head)), picture(32, 32), RegionTarget(torch.ones(32, 32), 1)
     inner = only(net, x, f"{encoder}.coarse", region)
     for layer in (None, encoder):
         cam = only(net, x, layer, region)
@@ -152,40 +144,28 @@ class Attends(nn.Module):
         return self.head(mixed.mean(2).flatten(1))
 
 
-class PositionsInsideAttention(nn.Module):
-    """What it puts out looks like a map that is about twice as high as wide: (1, heads, tokens, channels of a head)."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens.unflatten(2, (2, -1)).transpose(1, 2)
-
-
-class AttendsWithPositions(nn.Module):
+def attends_with_positions() -> nn.Module:
     """Attention of 49 tokens and a head of 27 channels, as in CoAT."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.norm, self.positions = nn.Conv2d(3, 54, 4, 4), nn.LayerNorm(54), PositionsInsideAttention()
-        self.head = nn.Linear(27, 5)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        tokens = net.norm(net.patches(x).flatten(2).transpose(1, 2))
+        return net.head(net.positions(tokens).mean((1, 2)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
-        return self.head(self.positions(tokens).mean((1, 2)))
+    # its output looks like a map that is about twice as high as wide: (1, heads, tokens, channels of a head)
+    positions = Function(lambda tokens: tokens.unflatten(2, (2, -1)).transpose(1, 2))
+    patches, norm, head = nn.Conv2d(3, 54, 4, 4), nn.LayerNorm(54), nn.Linear(27, 5)
+    return Function(forward, patches=patches, norm=norm, positions=positions, head=head)
 
 
-class OneWay(nn.Module):
+def one_way() -> nn.Module:
     """Strides of two in one direction at a time: maps of 14x27, 13x14 and 7x14."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 2, (2, 1)), nn.Conv2d(4, 4, (2, 3), (1, 2), (0, 1))
-        self.third = nn.Conv2d(4, 5, (1, 1), (2, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(self.second(self.first(x))).mean((2, 3))
+    first, second = nn.Conv2d(3, 4, 2, (2, 1)), nn.Conv2d(4, 4, (2, 3), (1, 2), (0, 1))
+    third = nn.Conv2d(4, 5, (1, 1), (2, 1))
+    return chain(first=first, second=second, third=third, mean=Function(lambda x: x.mean((2, 3))))
 
 
 @pytest.mark.parametrize(
-    ("build", "name", "shape"), [(AttendsWithPositions, "norm", (7, 7)), (OneWay, "third", (7, 14))]
+    ("build", "name", "shape"), [(attends_with_positions, "norm", (7, 7)), (one_way, "third", (7, 14))]
 )
 def test_the_default_has_the_proportions_of_the_picture_or_a_stride_in_one_direction(
     build: Callable[[], nn.Module], name: str, shape: tuple[int, int]
@@ -256,20 +236,18 @@ def test_a_layer_that_only_pads_is_no_landmark() -> None:
 
 
 def test_the_last_landmark_is_the_layer_that_is_taken_without_a_choice() -> None:
-    class Ends(nn.Module):
+    def ends() -> nn.Module:
         """An outermost block, and a layer inside another that runs later and has maps of the same size."""
+        stem, block = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 6, 3, padding=1)
+        after = nn.ModuleDict({"act": nn.Tanh(), "head": nn.Linear(6, 5)})
+        return Function(
+            lambda net, x: net.after["head"](net.after["act"](net.block(net.stem(x))).mean((2, 3))),
+            stem=stem, block=block, after=after,
+        )  # fmt: skip
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.block = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 6, 3, padding=1)
-            self.after = nn.ModuleDict({"act": nn.Tanh(), "head": nn.Linear(6, 5)})
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.after["head"](self.after["act"](self.block(self.stem(x))).mean((2, 3)))
-
-    assert landmark_layers(seeded(Ends), picture()) == ["after.act"]
+    assert landmark_layers(seeded(ends), picture()) == ["after.act"]
     for net, x in (
-        (seeded(Ends), picture()),
+        (seeded(ends), picture()),
         (small(), picture()),
         (vit(), picture(32, 32)),
         (swin(), picture(48, 64)),
@@ -405,30 +383,23 @@ def test_ablation_gives_a_map_of_zeros_if_only_the_class_token_is_read() -> None
 
 
 def test_the_steps_of_a_recurrent_layer_are_not_a_map() -> None:
-    class Recurs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.lstm, self.head = nn.Conv2d(3, 8, 4, 4), nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.lstm(self.conv(x).flatten(2).transpose(1, 2))[0].mean(1))
-
-    assert only(seeded(Recurs), picture()).call.name == "conv"
+    conv, lstm, head = nn.Conv2d(3, 8, 4, 4), nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 5)
+    net = Function(
+        lambda net, x: net.head(net.lstm(net.conv(x).flatten(2).transpose(1, 2))[0].mean(1)),
+        conv=conv, lstm=lstm, head=head,
+    )  # fmt: skip
+    assert only(net.eval(), picture()).call.name == "conv"
     with pytest.raises(NoMapError, match="the output of lstm is not a feature map"):
-        class_activation_maps(seeded(Recurs), picture(), "lstm")
+        class_activation_maps(net, picture(), "lstm")
 
 
 def test_ablation_of_a_layer_that_returns_its_input_leaves_other_users_of_it() -> None:
-    class Skips(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.same, self.head = nn.Conv2d(3, 4, 1), nn.Identity(), nn.Linear(4, 3)
+    def skips(net: Any, x: Tensor) -> Tensor:
+        x = net.conv(x)
+        return net.head((3 * net.same(x) + x).mean((2, 3)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.conv(x)
-            return self.head((3 * self.same(x) + x).mean((2, 3)))
-
-    net, x = seeded(Skips), picture()
+    net = Function(skips, conv=nn.Conv2d(3, 4, 1), same=nn.Identity(), head=nn.Linear(4, 3)).eval()
+    x = picture()
     with torch.no_grad():
         activation = net.conv(x)
         score = net(x)[0, 1]
@@ -437,24 +408,18 @@ def test_ablation_of_a_layer_that_returns_its_input_leaves_other_users_of_it() -
     close(only(net, x, "same", 1, "ablationcam"), expected, atol=1e-5)
 
 
-def clip_net() -> nn.Module:
-    return seeded(
-        lambda: chain(
-            conv=nn.Conv3d(3, 4, 3, padding=1),
-            relu=nn.ReLU(inplace=True),
-            mean=nn.AdaptiveAvgPool3d((2, 1, 1)),
-            flat=nn.Flatten(),
-            head=nn.Linear(8, 3),
-        )
-    )
+def slope(score: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    reached = values.clone().requires_grad_()
+    return torch.autograd.grad(score(reached), reached)[0]
 
 
 def test_clips_have_a_map_of_each_frame() -> None:
-    net, x = clip_net(), picture(4, 6, 8)
+    layers = {"conv": nn.Conv3d(3, 4, 3, padding=1), "relu": nn.ReLU(inplace=True)}
+    net = chain(**layers, mean=nn.AdaptiveAvgPool3d((2, 1, 1)), flat=nn.Flatten(), head=nn.Linear(8, 3)).eval()
+    x = picture(4, 6, 8)
     with torch.no_grad():
         activation = net.conv(x)
-    reached = activation.clone().requires_grad_()
-    [gradient] = torch.autograd.grad(net.head(net.flat(net.mean(reached.relu())))[0, 1], reached)
+    gradient = slope(lambda maps: net.head(net.flat(net.mean(maps.relu())))[0, 1], activation)
     weights = gradient[0].mean((1, 2, 3))
     expected = torch.einsum("c,cthw->thw", weights, activation[0]).relu()
     ours = only(net, x, "conv", 1)
@@ -473,8 +438,7 @@ def test_a_map_uses_the_values_before_an_in_place_relu() -> None:
     with torch.no_grad():
         second = net.second(net.pool(net.relu(net.norm(net.first(x)))))
     assert (second < 0).any()
-    reached = second.clone().requires_grad_()
-    [gradient] = torch.autograd.grad(net.head(reached.relu().mean((2, 3)))[0, 3], reached)
+    gradient = slope(lambda maps: net.head(maps.relu().mean((2, 3)))[0, 3], second)
     close(only(net, x, "second", 3, "hirescam"), (gradient * second)[0].sum(0))
 
 
@@ -499,25 +463,23 @@ def test_maps_are_in_order_of_class_then_of_execution() -> None:
 
 
 def test_a_layer_that_runs_twice_has_a_map_for_each_call() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.shared, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.shared(self.shared(self.stem(x)).relu()).mean((2, 3)))
-
-    net, x = seeded(Twice), picture()
+    net = Function(
+        lambda net, x: net.head(net.shared(net.shared(net.stem(x)).relu()).mean((2, 3))),
+        stem=nn.Conv2d(3, 4, 1), shared=nn.Conv2d(4, 4, 3, padding=1), head=nn.Linear(4, 3),
+    ).eval()  # fmt: skip
+    x = picture()
     assert only(net, x).call.key == "shared#1"
     with torch.no_grad():
         first = net.shared(net.stem(x))
         second = net.shared(first.relu())
     maps = {cam.call.key: cam for cam in class_activation_maps(net, x, "shared,shared#1", 1, "hirescam")}
     assert list(maps) == ["shared", "shared#1"]
-    for key, activation in (("shared", first), ("shared#1", second)):
-        reached = activation.clone().requires_grad_()
-        after = net.shared(reached.relu()) if key == "shared" else reached
-        [gradient] = torch.autograd.grad(net.head(after.mean((2, 3)))[0, 1], reached)
+    scores = {
+        "shared": lambda maps: net.head(net.shared(maps.relu()).mean((2, 3)))[0, 1],
+        "shared#1": lambda maps: net.head(maps.mean((2, 3)))[0, 1],
+    }
+    for (key, score), activation in zip(scores.items(), (first, second), strict=True):
+        gradient = slope(score, activation)
         close(maps[key], (gradient * activation)[0].sum(0))
     # and only that call is ablated
     with torch.no_grad():
@@ -530,24 +492,10 @@ def test_a_layer_that_runs_twice_has_a_map_for_each_call() -> None:
     close(only(net, x, "shared#1", 1, "ablationcam"), summed.relu())
 
 
-class Parts(nn.Module):
-    def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.conv, self.wrap = nn.Conv2d(3, 4, 3), wrap
-
-    def forward(self, x: Tensor) -> Any:
-        return self.wrap(self.conv(x), x)
-
-
-class Container(nn.Module):
+def container(wrap: Callable[[Tensor, Tensor], Any], take: Callable[[Any], Tensor]) -> nn.Module:
     """A layer that returns a container, of which one part matters."""
-
-    def __init__(self, wrap: Callable[[Tensor, Tensor], Any], take: Callable[[Any], Tensor]) -> None:
-        super().__init__()
-        self.parts, self.head, self.take = Parts(wrap), nn.Linear(4, 3), take
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.take(self.parts(x)).mean((2, 3)))
+    parts = Function(lambda net, x: wrap(net.conv(x), x), conv=nn.Conv2d(3, 4, 3))
+    return Function(lambda net, x: net.head(take(net.parts(x)).mean((2, 3))), parts=parts, head=nn.Linear(4, 3))
 
 
 @pytest.mark.parametrize(
@@ -562,7 +510,7 @@ class Container(nn.Module):
 )
 @pytest.mark.parametrize("method", CAM_METHODS)
 def test_the_map_of_a_container_is_of_the_part_that_the_score_depends_on(method: str, wrap: Any, take: Any) -> None:
-    net, x = seeded(lambda: Container(wrap, take)), picture()
+    net, x = seeded(lambda: container(wrap, take)), picture()
     whole, inner = only(net, x, "parts", 2, method), only(net, x, "parts.conv", 2, method)
     assert np.allclose(whole.values, inner.values, atol=1e-6) and whole.call.name == "parts"
 
@@ -580,20 +528,14 @@ def test_peak_is_the_middle_of_the_highest_cell() -> None:
 
 
 def test_the_peak_is_where_the_only_object_is() -> None:
-    class Bright(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 2, 1, bias=False)
-            with torch.no_grad():
-                self.conv.weight.fill_(1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x).mean((2, 3))
+    conv = nn.Conv2d(3, 2, 1, bias=False)
+    nn.init.ones_(conv.weight)
+    bright = chain(conv=conv, mean=Function(lambda maps: maps.mean((2, 3))))
 
     x = torch.zeros(1, 3, 10, 20)
     x[:, :, 2, 15] = 1
     for method in CAM_METHODS:
-        assert only(seeded(Bright), x, target=1, method=method).peak == (0.25, 0.775), method
+        assert only(bright, x, target=1, method=method).peak == (0.25, 0.775), method
 
 
 def test_fused_is_the_mean_of_the_scaled_maps() -> None:
@@ -670,15 +612,12 @@ def test_a_layer_without_a_map_is_an_error_if_it_is_named_exactly_or_is_the_only
         class_activation_maps(small(), picture(), layers, 1, types=("*",), on_skip=lambda call, error: None)
 
 
-class Windows(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.inner, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
+def in_windows(net: Any, x: Tensor) -> Tensor:
+    windows = torch.cat(net.stem(x).chunk(2, 2), 0)
+    return net.head(torch.cat(net.inner(windows).chunk(2, 0), 2).mean((2, 3)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        windows = torch.cat(self.stem(x).chunk(2, 2), 0)
-        return self.head(torch.cat(self.inner(windows).chunk(2, 0), 2).mean((2, 3)))
 
+WINDOWS = Function(in_windows, stem=nn.Conv2d(3, 4, 1), inner=nn.Conv2d(4, 4, 1), head=nn.Linear(4, 3))
 
 NAN = picture()
 NAN[0, 0, 3, 3] = float("nan")
@@ -702,7 +641,7 @@ GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
         (small(), picture(), {"batch_size": 0}, UsageError, "batch"),
         (small(), (), {}, UsageError, "no image"),
         (small(), ("a word",), {}, UsageError, "no image"),
-        (Windows(), picture(), {"layers": "inner"}, NoMapError, "the output of inner holds 2 parts of the image"),
+        (WINDOWS, picture(), {"layers": "inner"}, NoMapError, "the output of inner holds 2 parts of the image"),
         (Aside(), picture(), {"layers": "idle"}, LayerError, "idle did not run"),
         (Aside(), picture(), {"layers": ["idle", "trunk"]}, LayerError, "idle did not run"),
         (Aside(False), picture(), {"layers": "trunk"}, LayerError, "the score does not depend on trunk"),
@@ -754,12 +693,10 @@ def test_a_picture_without_a_batch_axis_is_refused_with_the_way_to_add_it(ask: A
 
 
 def test_the_pictures_in_a_list_that_detection_takes_need_no_batch_axis() -> None:
-    class Boxes(nn.Module):
-        def forward(self, x: list[Tensor]) -> Any:
-            return [{"boxes": image[0], "scores": image[0, 0]} for image in x]
+    boxes = Function(lambda x: [{"boxes": image[0], "scores": image[0, 0]} for image in x])
 
     with pytest.raises(ModelError, match="gives boxes and scores, no score for each class"):
-        class_activation_maps(Boxes(), ([torch.rand(3, 16, 16)],))
+        class_activation_maps(boxes, ([torch.rand(3, 16, 16)],))
 
 
 @pytest.mark.slow
@@ -782,17 +719,13 @@ def test_the_float_models_of_quantized_builders_have_a_map() -> None:
 @pytest.mark.filterwarnings("ignore")  # that this part of torch will go
 @pytest.mark.parametrize("method", sorted(CAM_METHODS.keys() - set(GRADIENT)))
 def test_the_last_layer_with_a_map_is_the_default_of_a_quantized_model(method: str) -> None:
-    class Quantized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.dequant = torch.ao.nn.quantized.Conv2d(3, 4, 3), torch.ao.nn.quantized.DeQuantize()
-            weight = torch.quantize_per_tensor(torch.randn(4, 3, 3, 3), 1 / 32, 0, torch.qint8)
-            self.conv.set_weight_bias(weight, torch.zeros(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.dequant(self.conv(torch.quantize_per_tensor(x, 1 / 64, 0, torch.quint8)).mean((2, 3)))
-
-    cam = only(seeded(Quantized), picture(8, 8), method=method)
+    conv, dequant = torch.ao.nn.quantized.Conv2d(3, 4, 3), torch.ao.nn.quantized.DeQuantize()
+    conv.set_weight_bias(torch.quantize_per_tensor(torch.randn(4, 3, 3, 3), 1 / 32, 0, torch.qint8), torch.zeros(4))
+    net = Function(
+        lambda net, x: net.dequant(net.conv(torch.quantize_per_tensor(x, 1 / 64, 0, torch.quint8)).mean((2, 3))),
+        conv=conv, dequant=dequant,
+    )  # fmt: skip
+    cam = only(net.eval(), picture(8, 8), method=method)
     assert cam.call.name == "conv" and cam.values.shape == (6, 6) and np.isfinite(cam.values).all()
 
 
@@ -811,23 +744,13 @@ def test_quantized_models_have_maps_by_the_methods_without_gradient() -> None:
 
 @pytest.mark.parametrize("method", sorted(CAM_METHODS.keys() - set(GRADIENT)))
 def test_methods_without_gradient_have_a_default_layer_where_no_gradient_flows(method: str) -> None:
-    class Frozen(nn.Module):
-        """Without gradients, as a quantized model and an ONNX file are."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = small()
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                return self.net(x)  # type: ignore[no-any-return]
-
+    frozen = Function(torch.no_grad()(lambda net, x: net.net(x)), net=small())  # as a quantized model, an ONNX file
     default = only(small(), picture(), method=method)
-    frozen = only(Frozen(), picture(), method=method)
-    assert frozen.call.name == f"net.{default.call.name}" and np.array_equal(frozen.values, default.values)
-    assert landmark_layers(Frozen(), picture()) == [f"net.{name}" for name in landmark_layers(small(), picture())]
+    cam = only(frozen, picture(), method=method)
+    assert cam.call.name == f"net.{default.call.name}" and np.array_equal(cam.values, default.values)
+    assert landmark_layers(frozen, picture()) == [f"net.{name}" for name in landmark_layers(small(), picture())]
     with pytest.raises(NoMapError, match="choose a method without gradient: eigencam, scorecam, ablationcam"):
-        class_activation_maps(Frozen(), picture())
+        class_activation_maps(frozen, picture())
 
 
 def test_a_graph_begins_at_the_layer_and_parameters_are_as_before() -> None:

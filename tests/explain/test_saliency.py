@@ -22,7 +22,7 @@ from hookscope.scores.logits import Prediction
 from tests.explain.nets import Gives, picture, small
 from tests.explain.test_any_method import FEW
 from tests.helpers import hooks_on, seeded
-from tests.nets import Fails, named as chain
+from tests.nets import Fails, Function, named as chain
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -44,13 +44,11 @@ def close(ours: Tensor, theirs: Tensor, within: float = 1e-5) -> None:
     assert (ours - theirs).abs().max() <= within * theirs.abs().max()
 
 
-class Square(nn.Module):
+def of_three(x: Tensor) -> Tensor:
     """Of three values the score ``2 x + 3 y^2 - z``, and its negative."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b, c = x.flatten(1).unbind(1)
-        score = 2 * a + 3 * b**2 - c
-        return torch.stack([score, -score], 1)
+    a, b, c = x.flatten(1).unbind(1)
+    score = 2 * a + 3 * b**2 - c
+    return torch.stack([score, -score], 1)
 
 
 def test_the_methods_from_paper() -> None:
@@ -61,8 +59,9 @@ def test_the_methods_from_paper() -> None:
         "integrated-gradients": [6, 12, -5],  # 3 * 2^2: the rule is exact for polynomials
     }
     for method, values in expected.items():
-        assert only(Square(), x, 0, method).flatten().tolist() == pytest.approx(values, rel=1e-5), method
-        assert only(Square(), x, 1, method).flatten().tolist() == pytest.approx([-v for v in values], rel=1e-5)
+        assert only(Function(of_three), x, 0, method).flatten().tolist() == pytest.approx(values, rel=1e-5), method
+        opposite = only(Function(of_three), x, 1, method)
+        assert opposite.flatten().tolist() == pytest.approx([-v for v in values], rel=1e-5)
 
 
 def test_guided_backpropagation_from_paper() -> None:
@@ -166,18 +165,13 @@ def test_integrated_gradients_add_up_to_the_score(act: Callable[..., nn.Module])
     assert abs(float(few.values.sum()) - between) > abs(float(found.values.sum()) - between)
 
 
-class Steep(nn.Module):
-    """A sigmoid that saturates: few points between zeros and the picture miss where it rises."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(40 * x.mean((2, 3)) - 10)
-
-
 @pytest.mark.parametrize(("most", "steps", "incomplete"), [(800, 16, False), (8, 8, True), (3, 2, True), (1, 2, True)])
 def test_integrated_gradients_double_their_steps_until_the_shares_add_up(
     most: int, steps: int, incomplete: bool
 ) -> None:
-    net, x, seen = Steep().double(), torch.ones(1, 3, 4, 4, dtype=torch.double), list[tuple[int, int]]()
+    # a sigmoid that saturates: few points between zeros and the picture miss where it rises
+    net = Function(lambda x: torch.sigmoid(40 * x.mean((2, 3)) - 10))
+    x, seen = torch.ones(1, 3, 4, 4, dtype=torch.double), list[tuple[int, int]]()
     settings = Settings(steps=2, most_steps=most)
     [found] = saliency_maps(
         net, x, 1, "integrated-gradients", settings=settings, on_progress=lambda *at: seen.append(at)
@@ -268,25 +262,25 @@ def test_a_relu_that_runs_twice_is_guided_twice_and_a_function_never(function: b
     assert not torch.allclose(only(net, x, 0, "guided-backprop"), only(net, x, 0), rtol=0.01)
 
 
-class Mixed(nn.Module):
+def mixed() -> nn.Module:
     """A ReLU that is a layer, one that is a function, one off the way, and one of a parameter alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 5)
-        self.relu, self.aside, self.scale = nn.ReLU(), nn.ReLU(), nn.Parameter(torch.ones(1))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = F.relu(net.b(net.relu(net.a(x))))
+        net.aside(x), F.relu(x + 1)
+        return net.head(x.mean((2, 3))) * F.relu(net.scale)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.b(self.relu(self.a(x))))
-        self.aside(x), F.relu(x + 1)
-        return self.head(x.mean((2, 3))) * F.relu(self.scale)
+    layers = {"a": nn.Conv2d(3, 8, 3), "b": nn.Conv2d(8, 8, 3), "head": nn.Linear(8, 5)}
+    net = Function(forward, **layers, relu=nn.ReLU(), aside=nn.ReLU())
+    net.scale = nn.Parameter(torch.ones(1))
+    return net
 
 
 def test_relus_that_are_functions_are_counted_as_unguided() -> None:
-    for build, count in ((Mixed, 1), (lambda: Shared(True), 1), (lambda: Shared(False), 0), (small, 0)):
+    for build, count in ((mixed, 1), (lambda: Shared(True), 1), (lambda: Shared(False), 0), (small, 0)):
         found = saliency_maps(seeded(build), picture(), "top:2", "guided-backprop")
         assert [one.unguided for one in found] == [count, count]
-    net = seeded(Mixed).requires_grad_(False)
+    net = seeded(mixed).requires_grad_(False)
     assert saliency_maps(net, picture(), 0, "guided-backprop")[0].unguided == 1
     assert saliency_maps(net, picture(), 0, "gradient")[0].unguided == 0
 
@@ -298,18 +292,14 @@ def test_unguided_relus_of_torchvision(name: str, count: int) -> None:
     assert found.unguided == count
 
 
-class NeverRuns(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.relu = nn.Conv2d(3, 4, 3), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.conv(x)).mean((2, 3))
+NEVER_RUNS = Function(
+    lambda net, x: F.relu(net.conv(x)).mean((2, 3)),
+    conv=nn.Conv2d(3, 4, 3), relu=nn.ReLU(),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("build", [lambda: small(False, nn.GELU), NeverRuns])
-def test_without_a_layer_that_is_a_relu_there_is_nothing_to_guide(build: Callable[[], nn.Module]) -> None:
-    net = seeded(build)
+@pytest.mark.parametrize("net", [small(False, nn.GELU), NEVER_RUNS])
+def test_without_a_layer_that_is_a_relu_there_is_nothing_to_guide(net: nn.Module) -> None:
     with pytest.raises(ModelError, match=r"no ReLU layer.*smoothgrad"):
         saliency_maps(net, picture(), 0, "guided-backprop")
     assert hooks_on(net) == 0
@@ -317,16 +307,11 @@ def test_without_a_layer_that_is_a_relu_there_is_nothing_to_guide(build: Callabl
 
 def test_names_of_layers_are_no_patterns() -> None:
     inner = nn.ModuleDict({"a,b#1": nn.ReLU(), "re:(": nn.ReLU()})
-
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.first, self.second = inner, nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner["re:("](self.second(self.inner["a,b#1"](self.first(x)))).mean((2, 3))
-
-    net, x = seeded(Odd), picture()
+    net = Function(
+        lambda net, x: net.inner["re:("](net.second(net.inner["a,b#1"](net.first(x)))).mean((2, 3)),
+        inner=inner, first=nn.Conv2d(3, 4, 3), second=nn.Conv2d(4, 5, 3),
+    ).eval()  # fmt: skip
+    x = picture()
     expected = guided_by_hand(lambda leaf, relu: relu(net.second(relu(net.first(leaf)))).mean((2, 3)), x, 1)
     close(only(net, x, 1, "guided-backprop"), expected)
 
