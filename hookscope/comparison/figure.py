@@ -27,19 +27,21 @@ from hookscope.drawing import (
     Colour,
     DrawnDifference,
     MapDifference,
+    Mark,
+    Panel,
+    RowPlot,
     SheetPage,
     add_difference,
     add_panel,
     column_step,
     compare_maps,
-    decades,
     difference_page,
     draw_difference,
+    draw_rows,
     inches,
     layer_label,
-    page_of_rows,
     plain_settings,
-    set_ticks,
+    row_plot,
     shape_text,
     short_label,
     width_of_columns,
@@ -53,12 +55,6 @@ from hookscope.models import is_random
 
 _MOST_ROWS = 100  # of the strip; longer networks are folded by module
 _MOST_TOGETHER = 40  # calls of a run without modules, and of a module of the answer that has a row for each call
-_WIDE, _NARROW = 6.0, 1.8  # panels of the strip, in inches
-_MOST_DECADES = 20
-_Mark = tuple[str, str, str]  # words, marker, colour
-_SAME: _Mark = ("◂ the same to the bit", "<", Colour.GREEN)
-_SPOILED: _Mark = ("▸ NaN or Inf on one side", ">", Colour.ALARM)
-_OTHER_SHAPE: _Mark = ("× other shapes", "x", Colour.INK)
 
 # of the matrix, in inches
 _EDGE, _LINE, _LARGEST, _CELL, _BAR = 0.25, 0.18, 9.0, 0.16, 0.14
@@ -83,27 +79,25 @@ def draw_differences(comparison: Comparison) -> Figure:
         >>> [axes.texts[0].get_text() for axes in figure.axes]
         ['relative L2 difference', 'linear CKA']
     """
+    return draw_rows(differences_plot(comparison), _title(comparison))
+
+
+def differences_plot(comparison: Comparison) -> RowPlot:
+    """The `DIFFERENCE_PANELS` of the pairs, with the answer beside its rows."""
     rows = _rows(comparison.calls, {comparison.answer.first, comparison.answer.most})
-    panels = {"relative L2 difference": _WIDE}
-    if any(pair.cka is not None for pair in comparison.calls):
-        panels["linear CKA"] = _NARROW
-    with plain_settings():
-        figure = page_of_rows(
-            [row.label for row in rows],
-            panels,
-            _title(comparison),
-            [*_side_lines(comparison), *_answer_lines(comparison)],
-            _marked(comparison, rows),
-            legend=_legend(rows),
-        )
-        _draw_distances(figure.axes[0], rows)
-        for axes in figure.axes[1:]:
-            _draw_cka(axes, rows)
-    return figure
+    folded = any(len(row.pairs) > 1 for row in rows)
+    return row_plot(
+        rows,
+        DIFFERENCE_PANELS,
+        [row.label for row in rows],
+        _marked(comparison, rows),
+        [*_side_lines(comparison), *_answer_lines(comparison)],
+        keys=["a row of several calls: ● the last, line from least to most, grey and ◆ the most"] if folded else [],
+    )
 
 
 @dataclass(frozen=True)
-class _StripRow:
+class DifferenceRow:
     """A pair of calls, or several that stand in one module."""
 
     label: str
@@ -126,18 +120,62 @@ class _StripRow:
         return TIMES_NOISE * max(self.values("noise"), default=0.0)
 
     @property
-    def mark(self) -> _Mark | None:
-        """What no point on a logarithmic scale says."""
-        differences = [pair.difference for pair in self.pairs]
-        known = [difference for difference in differences if difference is not None]
+    def state(self) -> str:
+        """What no point on a logarithmic scale says: ``same``, ``spoiled`` or ``shapes``."""
+        known = [pair.difference for pair in self.pairs if pair.difference is not None]
         if any(each.nonfinite_a or each.nonfinite_b or each.relative_l2 == math.inf for each in known):
-            return _SPOILED
+            return "spoiled"
         if not known:
-            return _OTHER_SHAPE
-        return _SAME if all(each.is_same for each in known) else None
+            return "shapes"
+        return "same" if all(each.is_same for each in known) else ""
 
 
-def _rows(pairs: Sequence[PairedCall], keys: Collection[str]) -> list[_StripRow]:
+def _span(values: Sequence[float]) -> tuple[float, float] | None:
+    return (min(values), max(values)) if len(values) > 1 and any(values) else None
+
+
+def _last(values: Sequence[float]) -> float | None:
+    return values[-1] if values else None
+
+
+DIFFERENCE_PANELS = [
+    Panel(
+        "relative L2 difference",
+        6.0,
+        [
+            Mark("bar", lambda row: row.noise or None, Colour.GRID, f"grey up to {TIMES_NOISE} x noise of A", 1.0),
+            Mark("line", lambda row: _span(row.distances), Colour.SKY, size=1.6),
+            Mark("path", lambda row: _last(row.distances) or None, Colour.BLUE, "blue ● accumulated up to here"),
+            Mark(
+                "dot",
+                lambda row: max(row.values("isolated_l2"), default=0.0) or None,
+                Colour.ORANGE,
+                "orange ◆ the layer of B alone, on the inputs of A",
+                3.0,
+                marker="D",
+            ),
+            Mark("left", lambda row: row.state == "same", Colour.GREEN, "◂ the same to the bit", marker="<"),
+            Mark("right", lambda row: row.state == "spoiled", Colour.ALARM, "▸ NaN or Inf on one side", marker=">"),
+            Mark("left", lambda row: row.state == "shapes", Colour.INK, "× other shapes", marker="x"),
+        ],
+        "log",
+        decades=20,
+        include=[1.0],  # where nothing is left of A
+    ),
+    Panel(
+        "linear CKA",  # an unbiased estimate, which may be below 0
+        1.8,
+        [
+            Mark("line", lambda row: _span(row.values("cka")), Colour.SKY, size=1.5),
+            Mark("dot", lambda row: _last(row.values("cka")), Colour.BLUE, size=3.0),
+        ],
+        include=[1.0],
+    ),
+]
+"""The panels of `draw_differences`; each reads a `DifferenceRow`."""
+
+
+def _rows(pairs: Sequence[PairedCall], keys: Collection[str]) -> list[DifferenceRow]:
     """A row for each pair; where these are too many, one for each module at the depth that leaves few enough.
 
     The pairs ``keys`` and those beside them in their modules keep their own rows, unless these are too many.
@@ -153,16 +191,16 @@ def _rows(pairs: Sequence[PairedCall], keys: Collection[str]) -> list[_StripRow]
         if len(by_module) <= _MOST_ROWS:
             runs = by_module
             break
-    rows = list[_StripRow]()
+    rows = list[DifferenceRow]()
     for module, run in runs:
         is_answer = len(run) <= _MOST_TOGETHER and any(pair.key in keys for pair in run)
         name = module or f"{run[0].key} … {run[-1].key}"
-        rows += _single(run) if is_answer or len(run) == 1 else [_StripRow(f"{name}  {len(run)} calls", run)]
+        rows += _single(run) if is_answer or len(run) == 1 else [DifferenceRow(f"{name}  {len(run)} calls", run)]
     return rows
 
 
-def _single(pairs: Sequence[PairedCall]) -> list[_StripRow]:
-    return [_StripRow(layer_label(pair.key, pair.a.type), [pair]) for pair in pairs]
+def _single(pairs: Sequence[PairedCall]) -> list[DifferenceRow]:
+    return [DifferenceRow(layer_label(pair.key, pair.a.type), [pair]) for pair in pairs]
 
 
 def _title(comparison: Comparison) -> str:
@@ -191,7 +229,7 @@ def _answer_lines(comparison: Comparison) -> list[tuple[str, str]]:
     return [(line, Colour.INK) for line in lines if line]
 
 
-def _marked(comparison: Comparison, rows: Sequence[_StripRow]) -> dict[int, str]:
+def _marked(comparison: Comparison, rows: Sequence[DifferenceRow]) -> dict[int, str]:
     """The rows of the answer, and what to write beside them."""
     answer, words = comparison.answer, dict[int, list[str]]()
     for key, what in ((answer.first, "first difference"), (answer.most, "adds most")):
@@ -199,59 +237,6 @@ def _marked(comparison: Comparison, rows: Sequence[_StripRow]) -> dict[int, str]
         if at is not None:
             words.setdefault(at, []).append(what if len(rows[at].pairs) == 1 else f"{what}: {key}")
     return {at: ", ".join(parts) for at, parts in words.items()}
-
-
-def _draw_distances(axes: Axes, rows: Sequence[_StripRow]) -> None:
-    left, right = _limits(rows)
-    axes.set_xscale("log")
-    axes.set_xlim(left, right)
-    set_ticks(axes, decades(left, right, 8))
-    for at, row in enumerate(rows):
-        if row.noise > left:
-            axes.barh(at, min(row.noise, right) - left, 1.0, left, color=Colour.GRID, zorder=1)
-        if len(known := [max(value, left) for value in row.distances]) > 1:
-            axes.hlines(at, min(known), max(known), colors=Colour.SKY, linewidth=1.6, zorder=2)
-        if (mark := row.mark) is not None:
-            x = right if mark is _SPOILED else left
-            axes.plot([x], [at], mark[1], color=mark[2], ms=4.0, clip_on=False, zorder=6)
-    ends = [row.distances[-1] if row.distances else 0.0 for row in rows]
-    path = [value if value > 0 else math.nan for value in ends]
-    axes.plot(path, range(len(rows)), "-o", color=Colour.BLUE, linewidth=0.8, ms=3.0, zorder=4)
-    alone = [max(row.values("isolated_l2"), default=0.0) for row in rows]
-    some = [(value, at) for at, value in enumerate(alone) if value > 0]
-    axes.plot(*zip(*some, strict=True), "D", color=Colour.ORANGE, ms=3.0, zorder=5) if some else None
-
-
-def _limits(rows: Sequence[_StripRow]) -> tuple[float, float]:
-    values = [value for row in rows for value in [*row.distances, *row.values("isolated_l2"), row.noise] if value > 0]
-    high = max([1.0, *values])  # at 1 nothing is left of A
-    low = max(min(values, default=1e-8), high * 10.0**-_MOST_DECADES)
-    return low / 2.5, high * 2.5
-
-
-def _draw_cka(axes: Axes, rows: Sequence[_StripRow]) -> None:
-    known = [value for row in rows for value in row.values("cka")]  # an unbiased estimate, which may be below 0
-    axes.set_xlim(min([0.0, *known]) - 0.02, max([1.0, *known]) + 0.02)
-    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-    for at, row in enumerate(rows):
-        if values := row.values("cka"):
-            axes.hlines(at, min(values), max(values), colors=Colour.SKY)
-            axes.plot(values[-1], at, "o", color=Colour.BLUE, ms=3.0, zorder=4)
-
-
-def _legend(rows: Sequence[_StripRow]) -> list[str]:
-    """What is drawn."""
-    words = ["blue ● accumulated up to here"] if any(row.distances for row in rows) else []
-    has_alone = any(value for row in rows for value in row.values("isolated_l2"))
-    words += ["orange ◆ the layer of B alone, on the inputs of A"] if has_alone else []
-    words += [f"grey: up to {TIMES_NOISE} x noise of A"] if any(row.noise for row in rows) else []
-    keys = [mark[0] for mark in dict.fromkeys(row.mark for row in rows) if mark]
-    keys += (
-        ["a row of several calls: ● the last, line from least to most, grey and ◆ the most"]
-        if any(len(row.pairs) > 1 for row in rows)
-        else []
-    )
-    return [line for line in ("   ".join(words), "   ".join(keys)) if line]
 
 
 def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image.Image:

@@ -1,13 +1,13 @@
 """A plot as data: panels of marks for each row, and the limits, ticks and unit that the values give an axis.
 
-Nothing here needs matplotlib or torch; `hookscope.drawing.plot` draws what `draw_panels` returns.
+Nothing here needs matplotlib or torch; `hookscope.drawing.plot` and `hookscope.report.charts` draw a `RowPlot`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 
@@ -24,12 +24,16 @@ class Colour:
     ORANGE = "#e69f00"
     ALARM = "#c8380a"
     ALARM_STRIPE = "#fdeadf"
+    FIRST_STRIPE = "#f9c4a4"
+    LEGEND = "#606060"
 
 
-MarkKind = Literal["line", "bar", "dot", "tick", "left", "right"]
+MarkKind = Literal["line", "bar", "dot", "tick", "path", "text", "left", "right"]
 AxisKind = Literal["linear", "symlog", "log", "share", "count", "bytes", "seconds"]
 Span = tuple[float, float, float]
 """The place of a row, 0 at the top, and the two ends of what is drawn there."""
+Text = tuple[float, "float | None", str, str]
+"""The place of a row, the value where the text begins (None: at the left edge), the text and its colour."""
 
 _UNITS: dict[str, Sequence[tuple[float, str]]] = {
     "share": ((0.01, "%"),),
@@ -41,6 +45,8 @@ _FLAT = 30.0  # the widest row would flatten the others on a linear axis
 _LEAST_RATIO = 12.0  # of the ends of a log axis
 _BESIDE = 1.7  # free space beside the first and the last value of a log axis, as a factor
 _KEY_GAP = "   "
+_AT_EDGE = ("left", "right")
+_LINEAR_PART = 0.6 / (1 - 0.1)  # from 0 to the threshold of a symlog axis, in decades, as matplotlib draws linscale=0.6
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,15 @@ class Mark:
     """One thing that a panel draws in each row.
 
     Attributes:
-        kind: ``left`` and ``right`` draw ``marker`` at an edge of the panel.
+        kind: ``left`` and ``right`` draw ``marker`` at an edge of the panel; ``path`` draws dots joined down the rows.
         of: From a row to a number, to the two ends of a line or bar (one number: from 0), or to a list of several;
-            None draws nothing. A mark at an edge is drawn if the value is true.
+            None draws nothing. A mark at an edge is drawn if the value is true. For ``text`` it gives words, which
+            begin at the left edge, or a number and the words to write there.
         colour: Of the mark.
         words: What the mark means, for the legend.
         size: Width of a line or size of a marker in points, height of a bar in rows; 0 takes the usual one.
         shift: Distance below the middle of the row, in rows.
-        marker: As matplotlib names it, for marks at an edge.
+        marker: As matplotlib names it, for dots and marks at an edge.
     """
 
     kind: MarkKind
@@ -72,13 +79,19 @@ class Mark:
         for at, row in enumerate(rows):
             value = self.of(row)
             for one in value if isinstance(value, list) else [value]:
-                if self.kind in ("left", "right"):
+                if self.kind in _AT_EDGE:
                     spans += [(at + self.shift, 0.0, 0.0)] if one else []
-                elif one is not None:
+                elif one is not None and self.kind != "text":
                     from_zero = 0.0 if self.kind in ("line", "bar") else one
                     low, high = one if isinstance(one, tuple) else (from_zero, one)
                     spans += [(at + self.shift, low, high)] if math.isfinite(low) and math.isfinite(high) else []
         return spans
+
+    def texts(self, rows: Sequence[Any], factor: float = 1.0) -> list[Text]:
+        """What a ``text`` writes, its places divided by ``factor``."""
+        said = [(at, self.of(row)) for at, row in enumerate(rows)] if self.kind == "text" else []
+        placed = [(at, value if isinstance(value, tuple) else (None, value)) for at, value in said if value]
+        return [(at, None if x is None else x / factor, words, self.colour) for at, (x, words) in placed]
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,8 @@ class Panel:
             unit, ``log`` draws values up to 0 at its left edge, ``symlog`` is linear while one scale suits all rows.
         typical: The usual size of the values on a symlog axis.
         decades: Most powers of ten on a log axis, so that one small value does not flatten all others.
+        include: Values that the axis always has.
+        limits: The ends of a linear axis; an arrowhead marks a line that goes on.
     """
 
     title: str
@@ -101,22 +116,88 @@ class Panel:
     axis: AxisKind = "linear"
     typical: float = 0.0
     decades: int = 10
+    include: Sequence[float] = ()
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class DrawnPanel:
-    """A panel with its values, as every backend draws it: spans in units of the axis, inside ``limits``."""
+    """A panel with its values, as every backend draws it: spans in units of the axis.
+
+    Attributes:
+        texts: What is written into rows.
+        beyond: Rows with a line that goes on beyond the left and beyond the right edge.
+    """
 
     title: str
     width: float
     marks: Sequence[tuple[Mark, Sequence[Span]]]
     scale: Literal["linear", "symlog", "log"]
     limits: tuple[float, float]
-    ticks: Sequence[float]
-    labels: Sequence[str]
+    ticks: Sequence[float] = ()
+    labels: Sequence[str] = ()
     threshold: float = 0.0
-    clipped: Sequence[float] = ()
-    """Rows whose lines begin at or below the left end of a log axis."""
+    texts: Sequence[Text] = ()
+    beyond: tuple[Sequence[float], Sequence[float]] = ((), ())
+
+    def place(self, value: float) -> float:
+        """Where a value is, as a share of the width."""
+        left, right, at = map(self._scaled, (*self.limits, value))
+        return (at - left) / (right - left)
+
+    def _scaled(self, value: float) -> float:
+        if self.scale == "log":
+            return math.log10(max(value, 1e-320))
+        if self.scale == "symlog" and abs(value) > self.threshold:
+            return math.copysign(_LINEAR_PART + math.log10(abs(value) / self.threshold), value)
+        return value * _LINEAR_PART / self.threshold if self.scale == "symlog" else value
+
+    @property
+    def arrow(self) -> tuple[str, str]:
+        """Colour and words of the arrowheads at lines that go on."""
+        if self.scale == "log":
+            return Colour.ALARM, "red arrowhead: the line goes on to 0 or below"
+        return Colour.LEGEND, "arrowhead at the edge: the line goes on"
+
+
+@dataclass(frozen=True)
+class RowPlot:
+    """Panels side by side with common rows, which `draw_rows` draws as a figure, and pages of HTML draw too.
+
+    Attributes:
+        labels: Labels of the rows, from top to bottom.
+        panels: What `draw_panels` returns.
+        marked: Rows with a finding and the words to write at their right; they have a coloured background.
+        lines: Text and colour of the lines below the title.
+        legend: What the marks mean, below the lines.
+        first: The row to look at first.
+    """
+
+    labels: Sequence[str]
+    panels: Sequence[DrawnPanel]
+    marked: Mapping[int, str]
+    lines: Sequence[tuple[str, str]]
+    legend: Sequence[str]
+    first: int | None
+
+
+def row_plot(
+    rows: Sequence[Any],
+    panels: Sequence[Panel],
+    labels: Sequence[str],
+    marked: Mapping[int, str] | None = None,
+    lines: Sequence[tuple[str, str]] = (),
+    *,
+    legend: Sequence[str] = (),
+    keys: Sequence[str] = (),
+    first: int | None = None,
+) -> RowPlot:
+    """The ``panels`` of ``rows``; empty panels are left out, and the legend names what is drawn.
+
+    ``legend`` is written before the legend of the marks, ``keys`` after the marks at edges.
+    """
+    drawn = draw_panels(rows, panels)
+    return RowPlot(labels, drawn, marked or {}, lines, [*legend, *panel_legend(drawn, keys)], first)
 
 
 def draw_panels(rows: Sequence[Any], panels: Sequence[Panel]) -> list[DrawnPanel]:
@@ -129,47 +210,49 @@ def draw_panels(rows: Sequence[Any], panels: Sequence[Panel]) -> list[DrawnPanel
         ('size (kB)', [(0.0, 0.0, 1.0), (1.0, 0.0, 2.5)], ['0', '1', '2'])
     """
     filled = [(panel, [(mark, mark.spans(rows)) for mark in panel.marks]) for panel in panels]
-    with_values = [(panel, marks) for panel, marks in filled if any(_shows(*mark) for mark in marks)]
-    return [_on_axis(panel, marks) for panel, marks in with_values or filled[:1]]
+
+    def shows(panel: Panel, marks: list[tuple[Mark, list[Span]]]) -> bool:
+        values = any(mark.kind != "bar" or low or high for mark, spans in marks for _, low, high in spans)
+        return values or any(mark.texts(rows) for mark in panel.marks)
+
+    return [_on_axis(rows, *each) for each in [each for each in filled if shows(*each)] or filled[:1]]
 
 
-def _shows(mark: Mark, spans: Sequence[Span]) -> bool:
-    return any(mark.kind != "bar" or low or high for _, low, high in spans)
-
-
-def _on_axis(panel: Panel, marks: list[tuple[Mark, list[Span]]]) -> DrawnPanel:
-    ends = [
-        end
-        for mark, spans in marks
-        if mark.kind not in ("left", "right")
-        for _, low, high in spans
-        for end in (low, high)
-    ]
-    title = panel.title
-    if panel.axis == "log":
-        return _on_log_axis(panel, marks, [end for end in ends if end > 0])
-    if panel.axis == "symlog" and panel.typical and max(map(abs, ends), default=0) > _FLAT * panel.typical:
-        threshold, most = 10.0 ** math.floor(math.log10(panel.typical)), max(map(abs, ends))
-        powers = decades(threshold, most, 3)
-        ticks = [*(-power for power in reversed(powers)), 0.0, *powers]
-        limits = min([*ends, 0.0]) * 1.25, max([*ends, 0.0]) * 1.25
-        ticks = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
-        labels = [tick_label(tick) for tick in ticks]
-        return DrawnPanel(title, panel.width, marks, "symlog", limits, ticks, labels, threshold)
-    low, high = min([*ends, 0.0]), max([*ends, 0.0])
+def _on_axis(rows: Sequence[Any], panel: Panel, marks: list[tuple[Mark, list[Span]]]) -> DrawnPanel:
+    lines = [span for mark, spans in marks if mark.kind not in _AT_EDGE for span in spans]
+    ends = [*panel.include, *(end for _, low, high in lines for end in (low, high))]
+    title, factor, most = panel.title, 1.0, max(map(abs, ends), default=0.0)
     if panel.axis in _UNITS:
         units = _UNITS[panel.axis]
-        factor, name = next((unit for unit in units if max(map(abs, ends), default=0) >= unit[0]), units[-1])
-        title, low, high = f"{title} ({name})", low / factor, high / factor
+        factor, name = next((unit for unit in units if most >= unit[0]), units[-1])
+        title = f"{title} ({name})"
         marks = [(mark, [(at, low / factor, high / factor) for at, low, high in spans]) for mark, spans in marks]
+    texts = [text for mark in panel.marks for text in mark.texts(rows, factor)]
+    drawn = DrawnPanel(title, panel.width, marks, "linear", (0.0, 1.0), texts=texts)
+    if panel.axis == "log":
+        return _on_log_axis(panel, drawn, [end for end in ends if end > 0])
+    if all(mark.kind == "text" for mark in panel.marks):
+        return drawn
     if panel.axis == "share":
-        return DrawnPanel(title, panel.width, marks, "linear", (0.0, 100.0), [0.0, 50.0, 100.0], ["0", "50", "100"])
+        return replace(drawn, limits=(0.0, 100.0), ticks=[0.0, 50.0, 100.0], labels=["0", "50", "100"])
+    low, high = min([*ends, 0.0]) / factor, max([*ends, 0.0]) / factor
+    if panel.axis == "symlog" and panel.typical and most > _FLAT * panel.typical:
+        threshold = 10.0 ** math.floor(math.log10(panel.typical))
+        powers = decades(threshold, most, 3)
+        ticks = [*(-power for power in reversed(powers)), 0.0, *powers]
+        ticks = [tick for tick in ticks if low * 1.25 <= tick <= high * 1.25]
+        labels = [tick_label(tick) for tick in ticks]
+        return replace(
+            drawn, scale="symlog", limits=(low * 1.25, high * 1.25), ticks=ticks, labels=labels, threshold=threshold
+        )
     beside = 0.05 * (high - low) or 0.05
-    limits = (low - beside if low < 0 or not high else 0.0), high + beside
-    return DrawnPanel(title, panel.width, marks, "linear", limits, *plain_ticks(limits, 7 if panel.width > 3 else 5))
+    limits = panel.limits or ((low - beside if low < 0 or not high else 0.0), high + beside)
+    ticks, labels = plain_ticks(limits, 7 if panel.width > 3 else 5)
+    beyond = [at for at, low, _ in lines if low < limits[0]], [at for at, _, high in lines if high > limits[1]]
+    return replace(drawn, limits=limits, ticks=ticks, labels=labels, beyond=beyond)
 
 
-def _on_log_axis(panel: Panel, marks: list[tuple[Mark, list[Span]]], positive: Sequence[float]) -> DrawnPanel:
+def _on_log_axis(panel: Panel, drawn: DrawnPanel, positive: Sequence[float]) -> DrawnPanel:
     most = max(positive, default=1.0)
     least = max(min(positive, default=0.1), most * 10.0**-panel.decades, 1e-300)
     # a share of the axis for the widest, so that no dot touches the frame
@@ -178,11 +261,13 @@ def _on_log_axis(panel: Panel, marks: list[tuple[Mark, list[Span]]], positive: S
     if right / left < _LEAST_RATIO:
         middle = math.sqrt(left * right)
         left, right = middle / math.sqrt(_LEAST_RATIO), middle * math.sqrt(_LEAST_RATIO)
-    clipped = [at for mark, spans in marks if mark.kind == "line" for at, low, _ in spans if low < left]
-    inside = [(mark, [(at, max(low, left), max(high, left)) for at, low, high in spans]) for mark, spans in marks]
-    ticks = decades(left, right)
+    below = [at for mark, spans in drawn.marks if mark.kind == "line" for at, low, _ in spans if low < left]
+    inside = [(mark, [(at, max(low, left), max(high, left)) for at, low, high in spans]) for mark, spans in drawn.marks]
+    ticks = decades(left, right, max(4, round(1.4 * panel.width)))
     labels = [tick_label(tick) for tick in ticks]
-    return DrawnPanel(panel.title, panel.width, inside, "log", (left, right), ticks, labels, 0.0, clipped)
+    return replace(
+        drawn, marks=inside, scale="log", limits=(left, right), ticks=ticks, labels=labels, beyond=(below, ())
+    )
 
 
 def panel_legend(panels: Iterable[DrawnPanel], keys: Sequence[str] = ()) -> list[str]:
@@ -191,17 +276,14 @@ def panel_legend(panels: Iterable[DrawnPanel], keys: Sequence[str] = ()) -> list
     ``keys`` are further explanations after the marks at edges.
     """
     titles: dict[str, list[str]] = {}
-    clipped, at_edges = set[str](), list[str]()
+    more, at_edges = dict[str, str](), list[str]()
     for panel in panels:
         drawn = [mark for mark, spans in panel.marks if spans and mark.words]
-        at_edges += [mark.words for mark in drawn if mark.kind in ("left", "right")]
-        words = ", ".join(dict.fromkeys(mark.words for mark in drawn if mark.kind not in ("left", "right")))
+        at_edges += [mark.words for mark in drawn if mark.kind in _AT_EDGE]
+        words = ", ".join(dict.fromkeys(mark.words for mark in drawn if mark.kind not in _AT_EDGE))
         titles.setdefault(words, []).append(panel.title.partition(" (")[0])
-        clipped |= {words} if panel.clipped else set()
-    more = "; red arrowhead: the line goes on to 0 or below"
-    lines = [
-        f"{', '.join(names)}: {words}{more if words in clipped else ''}" for words, names in titles.items() if words
-    ]
+        more |= {words: f"; {panel.arrow[1]}"} if any(panel.beyond) else {}
+    lines = [f"{', '.join(names)}: {words}{more.get(words, '')}" for words, names in titles.items() if words]
     return [*lines, *filter(None, [_KEY_GAP.join([*dict.fromkeys(at_edges), *keys])])]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from hookscope.drawing.panels import Colour, DrawnPanel, Panel, draw_panels, panel_legend, tick_label
+from hookscope.drawing.panels import Colour, DrawnPanel, RowPlot
 from hookscope.drawing.text import font_families, inches, wrapped_lines
 from hookscope.errors import UsageError, printable
 from hookscope.findings import Finding, counted
@@ -34,7 +35,6 @@ _ROW, _TALLEST = 0.145, 75.0
 _LONGEST_LABEL = 64
 _NARROWEST = 7.0
 _MOST_WRAPPED = 3
-_LEGEND = "#606060"
 
 
 def plot_suffix(path: str) -> str:
@@ -126,12 +126,6 @@ def with_types(findings: Sequence[_Finding], types: Mapping[str, str]) -> list[_
     return [replace(finding, layer=layer_label(finding.layer, types.get(finding.layer, ""))) for finding in findings]
 
 
-def mark_ends(axes: Axes, left: Sequence[float], right: Sequence[float], colour: str = _LEGEND) -> None:
-    """Mark rows whose lines go on beyond the left or right edge; the limits of the axis must be final."""
-    for edge, rows, marker in zip(axes.get_xlim(), (left, right), "<>", strict=True):
-        axes.plot([edge] * len(rows), rows, marker, ms=3.6, color=colour, mew=0, clip_on=False, zorder=9)
-
-
 def short_label(label: str, most: int) -> str:
     """``label`` printable and with at most ``most`` characters: ``encoder…layer_3.mlp.0`` still tells its layer."""
     label = printable(label)
@@ -165,39 +159,31 @@ def finding_lines(findings: Sequence[Finding] | None, most: int = 8, numbered: b
     return list(zip(lines, colours, strict=False))
 
 
-def set_ticks(axes: Axes, values: Sequence[float]) -> None:
-    """Label exactly ``values``, those from 0.001 to 1000 in full and others as short as ``1e-5``."""
-    axes.set_xticks(values, [tick_label(value) for value in values])
-    axes.set_xticks([], minor=True)
-
-
-def plot_rows(
-    rows: Sequence[Any],
-    panels: Sequence[Panel],
-    labels: Sequence[str],
-    title: str,
-    lines: Sequence[tuple[str, str]] = (),
-    marked: Mapping[int, str] | None = None,
-    *,
-    weights: str = "",
-    legend: Sequence[str] = (),
-    keys: Sequence[str] = (),
+def draw_rows(
+    plot: RowPlot, title: str, lines: Sequence[str] = (), weights: str = "", beside: tuple[float, float] = (0.0, 0.0)
 ) -> Figure:
-    """A `page_of_rows` with the ``panels`` of ``rows``; empty panels are left out, and the legend names what is drawn.
-
-    ``legend`` is written before the legend of the marks, ``keys`` after the marks at edges.
-    """
-    drawn = draw_panels(rows, panels)
+    """A `page_of_rows` with the panels of ``plot``; ``lines`` are written before the lines of the plot."""
     with plain_settings():
-        words = [*legend, *panel_legend(drawn, keys)]
-        widths = {panel.title: panel.width for panel in drawn}
-        figure = page_of_rows(labels, widths, title, lines, marked, weights=weights, legend=words)
-        for panel, axes in zip(drawn, figure.axes, strict=True):
-            _draw_panel(axes, panel)
+        figure = page_of_rows(
+            plot.labels,
+            {panel.title: panel.width for panel in plot.panels},
+            title,
+            [*((line, Colour.INK) for line in lines), *plot.lines],
+            plot.marked,
+            weights=weights,
+            legend=plot.legend,
+            first=plot.first,
+            beside=beside,
+        )
+        for panel, axes in zip(plot.panels, figure.axes, strict=True):
+            _draw_panel(axes, panel, axes.bbox.height / figure.dpi / max(len(plot.labels), 1) * 72)
     return figure
 
 
-# of markers at an edge, by marker
+_SIZES = {"line": 1.0, "dot": 2.6, "tick": 4.0, "path": 3.0}  # in points
+_THICKEST = 0.55  # of lines and markers, as a share of a row
+_TOO_FAR = 0.55  # of the width of a panel; a text that would begin farther to the right ends there
+# of markers at an edge
 _EDGE: dict[str, dict[str, Any]] = {
     "x": {"ms": 3.6, "mew": 1.1},
     "s": {"ms": 3.0, "mew": 1.0, "mfc": "white"},
@@ -206,7 +192,7 @@ _EDGE: dict[str, dict[str, Any]] = {
 }
 
 
-def _draw_panel(axes: Axes, panel: DrawnPanel) -> None:
+def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
     if panel.scale == "symlog":
         axes.set_xscale("symlog", linthresh=panel.threshold, linscale=0.6)
     else:
@@ -221,9 +207,10 @@ def _draw_panel(axes: Axes, panel: DrawnPanel) -> None:
             continue
         rows, lows, highs = (list(values) for values in zip(*spans, strict=True))
         colour: dict[str, Any] = {"color": mark.colour, "zorder": order}
+        size = min(mark.size or _SIZES.get(mark.kind, 0.0), _THICKEST * row_points)
         match mark.kind:
             case "line":
-                axes.hlines(rows, lows, highs, linewidth=mark.size or 1.0, **colour)
+                axes.hlines(rows, lows, highs, linewidth=size, **colour)
             case "bar":
                 half = (mark.size or 0.6) / 2
                 corners = [
@@ -234,14 +221,26 @@ def _draw_panel(axes: Axes, panel: DrawnPanel) -> None:
                 edge = mark.colour if mark.size == 1 else "none"
                 axes.add_collection(PolyCollection(corners, facecolors=mark.colour, edgecolors=edge, zorder=order))
             case "dot" | "tick":
-                marker, size = ("o", mark.size or 2.6) if mark.kind == "dot" else ("|", mark.size or 4.0)
-                axes.plot(highs, rows, marker, ms=size, **colour)
+                axes.plot(highs, rows, "|" if mark.kind == "tick" else mark.marker or "o", ms=size, **colour)
+            case "path":
+                known = dict(zip(rows, highs, strict=True))
+                path = [known.get(at, math.nan) for at in range(int(rows[-1]) + 1)]  # a NaN breaks it
+                axes.plot(path, range(len(path)), "-o", linewidth=0.8, ms=size, **colour)
             case "left" | "right":
                 edge_at = panel.limits[0 if mark.kind == "left" else 1]
                 style = _EDGE[mark.marker] | colour | {"clip_on": False}
                 axes.plot([edge_at] * len(rows), rows, mark.marker, **style)
-    if panel.clipped:
-        mark_ends(axes, panel.clipped, [], Colour.ALARM)
+    for edge_at, places, marker in zip(panel.limits, panel.beyond, "<>", strict=True):
+        style = {"color": panel.arrow[0], "ms": 3.6, "mew": 0, "clip_on": False, "zorder": 99}
+        axes.plot([edge_at] * len(places), places, marker, **style) if places else None
+    at_left = {"transform": axes.get_yaxis_transform(), "fontsize": SMALL}
+    for at, x, text, text_colour in panel.texts:
+        if x is None:
+            write(axes, 0.08 / panel.width, at, text, color=text_colour, **at_left)
+            continue
+        is_inside = panel.place(x) > _TOO_FAR
+        x_place, ha = panel.place(x) + (-1 if is_inside else 1) * 0.04 / panel.width, "right" if is_inside else "left"
+        write(axes, x_place, at, text, ha=ha, color="white" if is_inside else text_colour, zorder=99, **at_left)
 
 
 def page_of_rows(
@@ -253,6 +252,8 @@ def page_of_rows(
     *,
     weights: str = "",
     legend: Sequence[str] = (),
+    first: int | None = None,
+    beside: tuple[float, float] = (0.0, 0.0),
 ) -> Figure:
     """A page with a title, lines of text and panels side by side with common rows, labelled at the left.
 
@@ -268,6 +269,8 @@ def page_of_rows(
         marked: Rows with a finding and the words to write at their right; they have a coloured background.
         weights: Written beside the title, in red if they are random.
         legend: What the marks mean, below the lines, because 400 rows end far below.
+        first: The row to look at first, which has a stronger background.
+        beside: Width and height in inches that stay free at the right of the panels.
     """
     marked = marked or {}
     names = [short_label(label, _LONGEST_LABEL) for label in labels]
@@ -275,10 +278,10 @@ def page_of_rows(
     words = max((inches(printable(text), SMALL, bold=True) for text in marked.values()), default=0.0)
     tail = words + 2 * _GAP if words else _MARGIN
     weights = f"weights: {printable(weights)}" if weights else ""
-    beside = _MARGIN + inches(printable(title), TITLE, bold=True) + (_GAP if title else 0.0)
-    width = left + sum(panels.values()) + _GAP * (len(panels) - 1) + tail
-    width = max(width, _NARROWEST, beside + inches(weights, TITLE, bold=True) + _MARGIN)
-    styled = [*lines, *((line, _LEGEND) for line in legend)]
+    after_title = _MARGIN + inches(printable(title), TITLE, bold=True) + (_GAP if title else 0.0)
+    width = left + sum(panels.values()) + _GAP * (len(panels) - 1) + tail + beside[0]
+    width = max(width, _NARROWEST, after_title + inches(weights, TITLE, bold=True) + _MARGIN)
+    styled = [*lines, *((line, Colour.LEGEND) for line in legend)]
     texts = [
         (part, colour)
         for line, colour in styled
@@ -286,17 +289,17 @@ def page_of_rows(
     ]
     head = _MARGIN + 0.24 + _LINE * len(texts) + 0.5
     rows_height = min(_ROW * max(len(labels), 1), _TALLEST)
-    figure = Figure(figsize=(width, head + rows_height + 0.4), dpi=DPI, facecolor="white")
+    figure = Figure(figsize=(width, head + max(rows_height + 0.4, beside[1])), dpi=DPI, facecolor="white")
     write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
     if weights:
         colour = Colour.ALARM if weights.startswith("weights: random") else Colour.INK
-        write_at(figure, beside, _MARGIN + 0.08, weights, fontsize=TITLE, fontweight="bold", color=colour)
+        write_at(figure, after_title, _MARGIN + 0.08, weights, fontsize=TITLE, fontweight="bold", color=colour)
     for at, (line, colour) in enumerate(texts):
         write_at(figure, _MARGIN, _MARGIN + 0.32 + at * _LINE, line, color=colour)
     x = left
     for name, panel_width in panels.items():
         axes = add_panel(figure, x, head, panel_width, rows_height, grid="x")
-        _prepare_rows(axes, len(labels), marked)
+        _prepare_rows(axes, len(labels), marked, first)
         title_style = {"transform": axes.transAxes, "clip_on": False, "fontweight": "bold"}
         write(axes, 0, 1 + 0.3 / rows_height, name, fontsize=BODY, **title_style)
         x += panel_width + _GAP
@@ -308,12 +311,12 @@ def page_of_rows(
     return figure
 
 
-def _prepare_rows(axes: Axes, rows: int, marked: Collection[int]) -> None:
+def _prepare_rows(axes: Axes, rows: int, marked: Collection[int], first: int | None) -> None:
     axes.set_ylim(max(rows, 1) - 0.5, -0.5)
     axes.set_yticks([])
     for at in range(rows):
         if at in marked or at % 2:
-            ground = Colour.ALARM_STRIPE if at in marked else Colour.STRIPE
+            ground = Colour.FIRST_STRIPE if at == first else Colour.ALARM_STRIPE if at in marked else Colour.STRIPE
             axes.axhspan(at - 0.5, at + 0.5, facecolor=ground, edgecolor="none", zorder=0)
     # numbers above and below the rows: a screen may show only one end of a tall page
     axes.tick_params(axis="x", top=True, labeltop=True, pad=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hookscope.drawing import Colour, Mark, Panel, finding_lines, layer_label, plot_rows, with_types
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, draw_rows, finding_lines, layer_label, row_plot, with_types
 from hookscope.findings import Finding, single
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
@@ -86,6 +86,13 @@ def plot_gradients(
         >>> [axes.texts[0].get_text() for axes in figure.axes]
         ['gradient of the activations', 'gradient of the weights', 'gradient of the biases']
     """
+    return draw_rows(gradients_plot(report, findings, thresholds), title, lines, weights)
+
+
+def gradients_plot(
+    report: GradientReport, findings: Sequence[Finding] | None, thresholds: GradientThresholds | None
+) -> RowPlot:
+    """The panels of the gradients that ``report`` has, with ``findings`` beside the rows."""
     rows = _rows(report)
     kinds = [which for which in ("activations", "weights", "biases") if any(row.gradients(which) for row in rows)]
     kinds = kinds or ["activations"]
@@ -98,14 +105,12 @@ def plot_gradients(
     words += ["blue before, orange after the change"] if any(gradient.after for gradient in own) else []
     words += ["coloured rows have a finding"] if marked else []
     blank = any(not row.gradients(which) for row in rows for which in kinds)
-    return plot_rows(
+    return row_plot(
         rows,
         panels,
         [row.label for row in rows],
-        title,
-        [*((line, Colour.INK) for line in lines), *finding_lines(said)],
         marked,
-        weights=weights,
+        finding_lines(said),
         legend=["; ".join(words)] if words else [],
         keys=["blank: no such parameter, the layer did not run, or its first call shows it"] if blank else [],
     )

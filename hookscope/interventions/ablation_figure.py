@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 
 from hookscope.drawing import (
-    BODY,
-    DPI,
     LIGHT,
     PALE,
     SMALL,
-    TITLE,
     Colour,
     Heat,
+    Mark,
     Origin,
+    Panel,
+    RowPlot,
     add_panel,
     draw_heat,
+    draw_rows,
     fitting,
     inches,
     plain_settings,
+    row_plot,
     seen_part,
     short_label,
-    write,
     write_at,
 )
 from hookscope.errors import UsageError
@@ -40,12 +40,12 @@ from hookscope.interventions.ablation import Ablation, ChannelWorth
 from hookscope.models import LoadedModel
 
 # in inches
-_MARGIN, _GAP, _LINE, _ROW, _BARS = 0.25, 0.35, 0.18, 0.2, 3.2
+_BARS = 3.2
 _CELL, _CELL_GAP, _UNDER = 1.7, 0.15, 0.34
-_LONGEST_LINE = 12.0
 _COLUMNS, _PIXELS = 4, 320  # maps in a row; width of a map in pixels
 _LONGEST_LABEL, _LONGEST_CAPTION, _MOST_BARS = 40, 26, 100
 _TWO_COLOURS = "RdBu_r"
+_WINS = "then best: "
 
 
 def draw_ablation(
@@ -78,15 +78,21 @@ def draw_ablation(
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
         >>> ablation = hookscope.ablate_each(net, torch.ones(1, 3, 8, 8), 0, target=1, keep=2)
         >>> figure = draw_ablation(ablation, Image.new("RGB", (64, 64)), net)
-        >>> len(figure.axes)  # bars, the photograph and two maps
-        4
+        >>> len(figure.axes)  # bars, their numbers, the photograph and two maps
+        5
     """
     if top < 1:
         raise UsageError(f"{top} bars", do="give a number from 1")
     shown = ablation.channels[: min(top, _MOST_BARS)]
+    pictures = _Pictures([], 0.0) if photograph is None else _pictures(shown, photograph, net, cmap)
+    prediction = ablation.prediction
+    name = f"{prediction.label} ({prediction.index})" if prediction.label else f"class {prediction.index}"
+    title = f"Score of {name} that is lost when a channel is set to 0"
+    plot = _ablation_plot(ablation, shown, Origin.of(net, photograph))
+    figure = draw_rows(plot, title, beside=(pictures.width, pictures.height))
     with plain_settings():
-        pictures = _Pictures([], 0.0) if photograph is None else _pictures(shown, photograph, net, cmap)
-        return _drawn(ablation, shown, pictures, Origin.of(net, photograph))
+        pictures.draw(figure)
+    return figure
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,10 @@ class _Pictures:
         """In inches."""
         return -(-len(self.cells) // _COLUMNS) * (self.high + _UNDER)
 
-    def draw(self, figure: Figure, x: float, y: float) -> None:
+    def draw(self, figure: Figure) -> None:
+        """Draw at the right of the rows, which begin at the same height."""
+        width, height = figure.get_size_inches()
+        x, y = width - self.width, (1 - figure.axes[0].get_position().y1) * height
         for at, (image, words) in enumerate(self.cells):
             row, column = divmod(at, _COLUMNS)
             left, top = x + column * (_CELL + _CELL_GAP), y + row * (self.high + _UNDER)
@@ -145,41 +154,27 @@ def _label(channel: ChannelWorth, most: int = _LONGEST_LABEL) -> str:
     return short_label(f"{channel.call.key} {channel.channel}", most)
 
 
-def _drawn(ablation: Ablation, shown: Sequence[ChannelWorth], pictures: _Pictures, origin: Origin) -> Figure:
-    labels, notes = list(map(_label, shown)), [_note(ablation, channel) for channel in shown]
-    left = _MARGIN + max(inches(label, SMALL) for label in labels) + 0.1
-    right = left + _BARS + max(inches(note, SMALL) for note in notes) + 0.15
-    lines, title = _lines(ablation, shown, origin), _title(ablation)
-    head, rows_height = _MARGIN + 0.6 + _LINE * len(lines), _ROW * len(shown)
-    longest = max(inches(title, TITLE, True), *(inches(line, BODY) for line, _ in lines))
-    width = max(right + _GAP + pictures.width, _MARGIN + min(longest, _LONGEST_LINE)) + _MARGIN
-    height = head + max(rows_height + 0.5, pictures.height) + _MARGIN
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
-    for at, (line, colour) in enumerate(lines):
-        write_at(figure, _MARGIN, _MARGIN + 0.36 + at * _LINE, fitting(line, width - 2 * _MARGIN, BODY), color=colour)
-    _draw_bars(add_panel(figure, left, head, _BARS, rows_height, grid="x"), shown, labels, notes)
-    pictures.draw(figure, right + _GAP, head)
-    return figure
+def _ablation_plot(ablation: Ablation, shown: Sequence[ChannelWorth], origin: Origin) -> RowPlot:
+    notes = {id(channel): _note(ablation, channel) for channel in shown}
 
+    def worth(negative: bool) -> Callable[[ChannelWorth], float | None]:
+        return lambda channel: channel.score_drop if (channel.score_drop < 0) == negative else None
 
-def _title(ablation: Ablation) -> str:
-    prediction = ablation.prediction
-    name = f"{prediction.label} ({prediction.index})" if prediction.label else f"class {prediction.index}"
-    return f"Score of {name} that is lost when a channel is set to 0"
+    def note(other_wins: bool) -> Callable[[ChannelWorth], str | None]:
+        return lambda channel: notes[id(channel)] if (_WINS in notes[id(channel)]) == other_wins else None
 
-
-def _lines(ablation: Ablation, shown: Sequence[ChannelWorth], origin: Origin) -> list[tuple[str, str]]:
-    """The lines below the title and their colours."""
-    prediction = ablation.prediction
-    count = counted(len(ablation.channels), "channel")
+    bars = [Mark("bar", worth(False), Colour.BLUE, size=0.7), Mark("bar", worth(True), Colour.ORANGE, size=0.7)]
+    words = [Mark("text", note(False), Colour.INK), Mark("text", note(True), Colour.ALARM)]
+    width = max(inches(note, SMALL) for note in notes.values()) + 0.15
+    prediction, count = ablation.prediction, counted(len(ablation.channels), "channel")
     score = f"score with all channels {prediction.score:.4g}, probability {100 * prediction.probability:.3g} %"
     lines = [
         (", ".join(filter(None, [origin.model, *origin.words])), Colour.FAINT),
         (origin.alarm, Colour.ALARM),
         (f"{score}; {len(shown)} of {count}, those worth most first", Colour.INK),
     ]
-    return [(line, colour) for line, colour in lines if line]
+    panels = [Panel("score lost", _BARS, bars), Panel("", width, words)]
+    return row_plot(shown, panels, list(map(_label, shown)), lines=[line for line in lines if line[0]])
 
 
 def _note(ablation: Ablation, channel: ChannelWorth) -> str:
@@ -188,21 +183,5 @@ def _note(ablation: Ablation, channel: ChannelWorth) -> str:
         return "NaN"
     words = f"{channel.score_drop:.3g}"
     if channel.top_after != ablation.prediction.index and channel.score_after < channel.score:
-        words += f"   then best: {channel.top_label or f'class {channel.top_after}'}"
+        words += f"   {_WINS}{channel.top_label or f'class {channel.top_after}'}"
     return words
-
-
-def _draw_bars(axes: Axes, shown: Sequence[ChannelWorth], labels: Sequence[str], notes: Sequence[str]) -> None:
-    worths = [channel.score_drop if math.isfinite(channel.score_drop) else 0.0 for channel in shown]
-    colours = [Colour.BLUE if worth >= 0 else Colour.ORANGE for worth in worths]
-    axes.barh(range(len(shown)), worths, color=colours, height=0.7)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_yticks([])
-    low, high = min(0.0, *worths), max(0.0, *worths)
-    axes.set_xlim(low * 1.02, high * 1.02 if high > low else 1.0)
-    axes.axvline(0, color=Colour.INK, linewidth=0.8)
-    write(axes, 0.5, -0.38 / (_ROW * len(shown)), "score lost", fontsize=SMALL, ha="center", transform=axes.transAxes)
-    beside = {"transform": axes.get_yaxis_transform(), "clip_on": False, "fontsize": SMALL}
-    for at, (label, note) in enumerate(zip(labels, notes, strict=True)):
-        write(axes, -0.06 / _BARS, at, label, ha="right", **beside)
-        write(axes, 1 + 0.1 / _BARS, at, note, color=Colour.ALARM if "then best: " in note else Colour.INK, **beside)

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hookscope.drawing import Colour, Mark, Panel, finding_lines, layer_label, plot_rows
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, draw_rows, finding_lines, layer_label, row_plot
 from hookscope.findings import Finding, counted, single
 from hookscope.parameters.facts import ParameterStatistics
 
@@ -105,21 +105,19 @@ def plot_weights(
         >>> [axes.texts[0].get_text() for axes in figure.axes]
         ['weights', 'norms of filters', 'running variance']
     """
+    return draw_rows(weights_plot(rows, findings), title, lines, weights)
+
+
+def weights_plot(rows: Sequence[ParameterStatistics], findings: Sequence[Finding] | None) -> RowPlot:
+    """The `WEIGHT_PANELS` of ``rows``, with ``findings`` beside them."""
     page_rows = _page_rows(rows, findings or ())
     typical = sorted(row.weight.std for row in page_rows if row.weight is not None and row.weight.std)
     panels = [
         replace(panel, typical=typical[len(typical) // 2]) if panel.axis == "symlog" and typical else panel
         for panel in WEIGHT_PANELS
     ]
-    return plot_rows(
-        page_rows,
-        panels,
-        [row.label for row in page_rows],
-        title,
-        [*((line, Colour.INK) for line in lines), *finding_lines(findings)],
-        {at: "; ".join(row.notes) for at, row in enumerate(page_rows) if row.notes},
-        weights=weights,
-    )
+    marked = {at: "; ".join(row.notes) for at, row in enumerate(page_rows) if row.notes}
+    return row_plot(page_rows, panels, [row.label for row in page_rows], marked, finding_lines(findings))
 
 
 def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding]) -> list[WeightRow]:

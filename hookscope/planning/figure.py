@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from matplotlib.figure import Figure
 
-from hookscope.drawing import Colour, Mark, Panel, layer_label, plot_rows
+from hookscope.drawing import Colour, Mark, Panel, draw_rows, layer_label, row_plot
 from hookscope.hooks import MODEL
 from hookscope.planning.facts import CallCost, Plan
 
@@ -117,13 +117,7 @@ def plot_plan(plan: Plan, title: str = "", *, lines: Sequence[str] = ()) -> Figu
         1,
     )
     so_far = Panel("memory so far", 3.4, [*marks, kept] if marks or memory.saved else [], "bytes")
-    return plot_rows(
-        rows,
-        [so_far, *PLAN_PANELS],
-        [row.label for row in rows],
-        title or plan.model,
-        [(line, Colour.INK) for line in lines],
-    )
+    return draw_rows(row_plot(rows, [so_far, *PLAN_PANELS], [row.label for row in rows]), title or plan.model, lines)
 
 
 def _held(kind: str, start: int, end: int) -> Mark:

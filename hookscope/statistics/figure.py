@@ -4,44 +4,108 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import (
-    SMALL,
-    Colour,
-    mark_ends,
-    page_of_rows,
-    plain_settings,
-    plain_ticks,
-    set_ticks,
-    with_types,
-    write,
-)
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, draw_rows, row_plot, with_types
 from hookscope.findings import Finding, default, nonfinite_words, single
 from hookscope.statistics.layer_statistics import LayerStatistics
 
 _MOST_LINES = 10
-_WIDEST, _THICKEST = 5.5, 0.55  # of a band: in points, as a share of a row
+_BAND = 5.5  # thickness in points
 _COMPARABLE = 80.0  # largest ratio of values to the smallest root mean square on one linear scale
 _MOST_SIZES = 10.0  # less than 1 % of values are beyond 10 root mean squares (Chebyshev)
-_BANDS = ((0.01, 0.99, "#cfe3f2"), (0.05, 0.95, "#8cc5e8"), (0.25, 0.75, Colour.BLUE))
-_FIRST_STRIPE = "#f9c4a4"
 _ARROW = "\N{BLACK LEFT-POINTING POINTER}"
 _HALF_PRECISION = (default("vanishing-activations", "smallest"), default("exploding-activations", "largest"))
-_BAND_WORDS = (
-    "thin line lowest to highest; light, middle, dark blue: 98, 90 and 50 % of the values; white tick median, orange"
-    " dot mean"
-)
-_DEAD_WORDS = "dead: channels with one constant value"
-_SATURATED_WORDS = "saturated: values within 1 % of a bound, if the function has one (|)"
-_SIZE_WORDS = (
-    "sizes differ too much for one scale, so each row of values is divided by its root mean square (rms); rms: dot,"
-    " line to the largest value"
-)
+_SIZES_DIFFER = "sizes differ too much for one scale, so each row of values is divided by its root mean square (rms)"
 
-Draw = Callable[[Axes, Sequence[LayerStatistics], float], None]
+
+@dataclass(frozen=True)
+class StatisticsRow:
+    """A layer call, and the ``unit`` in which its values are drawn."""
+
+    layer: LayerStatistics
+    unit: float = 1.0
+
+    def values(self, *values: float | None) -> tuple[float, ...] | None:
+        """``values`` in units of the row; None without finite values."""
+        return tuple((value or 0.0) / self.unit for value in values) if self.layer.quantiles else None
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value."""
+        return max(-(self.layer.min or 0.0), self.layer.max or 0.0)
+
+    @property
+    def size(self) -> float | None:
+        """The root mean square, None if it is 0 or no number."""
+        return self.layer.rms if self.layer.rms and math.isfinite(self.layer.rms) else None
+
+    @property
+    def dead(self) -> float:
+        """The share of dead channels."""
+        return len(self.layer.dead_channels) / max(self.layer.channels, 1)
+
+
+def _band(low: float, high: float) -> Callable[[StatisticsRow], Any]:
+    return lambda row: row.values(*map(row.layer.quantiles.get, (low, high)))
+
+
+def _one(value: Callable[[LayerStatistics], float | None]) -> Callable[[StatisticsRow], Any]:
+    return lambda row: (row.values(value(row.layer)) or [None])[0]
+
+
+def _nothing(row: StatisticsRow) -> str:
+    return "" if row.layer.quantiles else "no finite value" if row.layer.values else "no value"
+
+
+def _dead_words(row: StatisticsRow) -> tuple[float, str] | None:
+    return (row.dead, f"{len(row.layer.dead_channels)} of {row.layer.channels}") if row.dead else None
+
+
+VALUE_MARKS = [
+    Mark(
+        "line", lambda row: row.values(row.layer.min, row.layer.max), Colour.FAINT, "thin line lowest to highest", 0.8
+    ),
+    Mark("line", _band(0.01, 0.99), "#cfe3f2", "light to dark blue 98, 90 and 50 % of the values", _BAND),
+    Mark("line", _band(0.05, 0.95), Colour.SKY, size=_BAND),
+    Mark("line", _band(0.25, 0.75), Colour.BLUE, size=_BAND),
+    Mark("tick", _one(lambda layer: layer.quantiles.get(0.5)), "white", "white tick median", _BAND),
+    Mark("dot", _one(lambda layer: layer.mean), Colour.ORANGE, "orange dot mean", 2.4),
+    Mark("text", _nothing, Colour.ALARM),
+]
+"""What the panel of values draws of a `StatisticsRow`."""
+
+STATISTICS_PANELS = [
+    Panel(
+        "NaN, Inf",
+        1.7,
+        # as text, because a bar of 3 in a million is invisible
+        [Mark("text", lambda row: nonfinite_words(row.layer.nan, row.layer.inf).replace(" and", ","), Colour.ALARM)],
+    ),
+    Panel("zeros", 1.0, [Mark("bar", lambda row: row.layer.zeros, Colour.FAINT)], "share"),
+    Panel(
+        "dead channels",
+        1.6,
+        [
+            Mark("bar", lambda row: row.dead, Colour.ALARM, "channels with one constant value", 0.7),
+            Mark("text", _dead_words, Colour.ALARM),  # because a bar of 1 in 512 channels is invisible
+        ],
+        "share",
+    ),
+    Panel(
+        "saturated",
+        1.0,
+        [
+            Mark("bar", lambda row: row.layer.saturated, Colour.ORANGE, "values within 1 % of a bound"),
+            Mark("tick", lambda row: row.layer.saturated and 0.0, Colour.INK, "| the function has a bound", _BAND),
+        ],
+        "share",
+    ),
+]
+"""The panels of `plot_statistics` after the values, from left to right."""
 
 
 def plot_statistics(
@@ -77,81 +141,60 @@ def plot_statistics(
         >>> figure.axes[0].texts[0].get_text()
         'values'
     """
+    return draw_rows(statistics_plot(layers, findings), title, lines, weights)
+
+
+def statistics_plot(layers: Sequence[LayerStatistics], findings: Sequence[Finding] | None) -> RowPlot:
+    """The panels of ``layers``; without findings that are None."""
     given, findings = findings is not None, list(single(findings or ()))
-    panels = _panels(layers)
     said = with_types(findings, {layer.key: layer.call.type for layer in layers})
-    summary, first = _summary(said) if given else [], _first_row(layers, findings)
-    with plain_settings():
-        colour = Colour.ALARM if any(finding.severity != "note" for finding in findings) else Colour.INK
-        figure = page_of_rows(
-            [f"{layer.key}  {layer.call.type}" for layer in layers],
-            {name: width for name, width, _ in panels},
-            title,
-            [*((line, Colour.INK) for line in lines), *((line, colour) for line in summary)],
-            _marks(layers, findings, first),
-            weights=weights,
-            legend=_legend(layers, [name for name, *_ in panels]),
-        )
-        for (_, _, draw), axes in zip(panels, figure.axes, strict=True):
-            row_points = axes.bbox.height / figure.dpi / max(len(layers), 1) * 72
-            draw(axes, layers, min(_WIDEST, _THICKEST * row_points))
-            if first is not None:
-                axes.axhspan(first - 0.5, first + 0.5, facecolor=_FIRST_STRIPE, edgecolor="none", zorder=0.5)
-    return figure
+    colour = Colour.ALARM if any(finding.severity != "note" for finding in findings) else Colour.INK
+    first = _first_row(layers, findings)
+    rows, values, legend = _values(layers)
+    shares = {
+        "zeros": [layer.zeros for layer in layers],
+        "dead channels": [row.dead for row in rows],
+        "saturated values": [layer.saturated for layer in layers if layer.saturated is not None],
+    }
+    absent = [name for name, values in shares.items() if values and not any(values)]
+    others = STATISTICS_PANELS[: 4 if any(shares["saturated values"]) else 3]
+    return row_plot(
+        rows,
+        [*values, *others],
+        [f"{layer.key}  {layer.call.type}" for layer in layers],
+        _marks(layers, findings, first),
+        [(line, colour) for line in (_summary(said) if given else [])],
+        legend=legend,
+        keys=[f"no {' or '.join(absent)}"] if absent else [],
+        first=first,
+    )
 
 
-def _panels(layers: Sequence[LayerStatistics]) -> list[tuple[str, float, Draw]]:
-    """Title, width in inches and drawing function of each panel."""
-    panels: list[tuple[str, float, Draw]] = [("values", 4.6, _draw_values)]
-    if not _comparable(layers):
-        panels = [("values / rms", 3.6, _draw_relative), ("root mean square (rms)", 2.4, _draw_sizes)]
-    if any(layer.nan or layer.inf for layer in layers):
-        panels.append(("NaN, Inf", 1.7, _draw_nonfinite))
-    if any(layer.zeros for layer in layers):
-        panels.append(("zeros (%)", 1.0, _draw_zeros))
-    if any(layer.dead_channels for layer in layers):
-        panels.append(("dead channels (%)", 1.6, _draw_dead))
-    if any(layer.saturated for layer in layers):
-        panels.append(("saturated (%)", 1.0, _draw_saturated))
-    return panels
+def _values(layers: Sequence[LayerStatistics]) -> tuple[list[StatisticsRow], list[Panel], list[str]]:
+    """The rows, the panels of their values, and a line for the legend.
 
-
-def _legend(layers: Sequence[LayerStatistics], panels: Sequence[str]) -> list[str]:
-    """What is drawn, and which panels would be empty."""
-    lines = []
-    if "values / rms" in panels:
-        low, high = _size_limits(layers)
-        dashed = ", dashed the limits of half precision" if any(low < at < high for at in _HALF_PRECISION) else ""
-        lines.append(_SIZE_WORDS + dashed)
-    if any(layer.quantiles for layer in layers):
-        low, high = _relative_limits(layers) if "values / rms" in panels else (-math.inf, math.inf)
-        units = _units(layers)
-        clipped = any(
-            (layer.min or 0) / unit < low or (layer.max or 0) / unit > high for layer, unit in _finite(layers, units)
-        )
-        lines.append(_BAND_WORDS + ("; arrowhead at the edge: the thin line goes on" if clipped else ""))
-    words = [_DEAD_WORDS] if "dead channels (%)" in panels else []
-    words += [_SATURATED_WORDS] if "saturated (%)" in panels else []
-    absent = [name for name in ("zeros", "dead channels") if f"{name} (%)" not in panels]
-    bounded = any(layer.saturated is not None for layer in layers)
-    absent += ["saturated values"] if bounded and "saturated (%)" not in panels else []
-    words += [f"no {' or '.join(absent)}"] if absent and layers else []
-    return [*lines, "; ".join(words)] if words else lines
-
-
-def _comparable(layers: Sequence[LayerStatistics]) -> bool:
-    """Whether all layers fit on one linear scale."""
-    sizes = _sizes(layers).values()
-    return not sizes or max(_largest(layer) for layer in layers) <= _COMPARABLE * min(sizes)
-
-
-def _sizes(layers: Sequence[LayerStatistics]) -> dict[int, float]:
-    """Root mean squares by row, without zeros and overflows."""
-    return {at: layer.rms for at, layer in enumerate(layers) if layer.rms and math.isfinite(layer.rms)}
-
-
-def _largest(layer: LayerStatistics) -> float:
-    return max(-(layer.min or 0.0), layer.max or 0.0)
+    If no linear scale suits all rows, each is drawn in units of its own root mean square, which has a panel of its own.
+    """
+    rows = [StatisticsRow(layer) for layer in layers]
+    sizes = {at: row.size for at, row in enumerate(rows) if row.size}
+    if not sizes or max(row.largest for row in rows) <= _COMPARABLE * min(sizes.values()):
+        return rows, [Panel("values", 4.6, VALUE_MARKS)], []
+    least, most = min(sizes.values()), max(rows[at].largest for at in sizes)
+    limits = [limit for limit in _HALF_PRECISION if least < limit < most]
+    rows = [replace(row, unit=row.size or 1.0) for row in rows]
+    bands = [ends for row in rows if (ends := _band(0.01, 0.99)(row))]
+    low = max(min((low for low, _ in bands), default=-1.0) * 1.25, -_MOST_SIZES)
+    high = min(max((high for _, high in bands), default=1.0) * 1.25, _MOST_SIZES)
+    size_marks = [
+        Mark("line", lambda row: row.size and (row.size, row.largest), Colour.FAINT, "line to the largest value", 0.8),
+        Mark("tick", lambda row: limits, Colour.ALARM, "red dashes the limits of half precision", 6.0),
+        Mark("dot", lambda row: row.size, Colour.BLUE, "dot rms", 3.2),
+    ]
+    panels = [
+        Panel("values / rms", 3.6, VALUE_MARKS, limits=(min(low, -1.0), max(high, 1.0))),
+        Panel("root mean square (rms)", 2.4, size_marks, "log", decades=600),
+    ]
+    return rows, panels, [_SIZES_DIFFER]
 
 
 def _first_row(layers: Sequence[LayerStatistics], findings: Sequence[Finding]) -> int | None:
@@ -203,117 +246,3 @@ def _summary(findings: Sequence[Finding]) -> list[str]:
     if more > 0:
         lines[_MOST_LINES:] = [f"... and {more} more kind{'' if more == 1 else 's'} of findings, beside the rows"]
     return lines or ["no findings"]
-
-
-def _draw_values(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    _bands(axes, layers, [1.0] * len(layers), thickness)
-    axes.set_xticks(*plain_ticks(axes.get_xlim(), 7))
-
-
-def _draw_relative(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Bands in units of each layer's root mean square; an arrowhead marks extremes that lie outside the panel."""
-    units = _units(layers)
-    _bands(axes, layers, units, thickness)
-    low, high = _relative_limits(layers)
-    axes.set_xlim(low, high)
-    axes.set_xticks(*plain_ticks((low, high), 6))
-    rows = [(at, layer, unit) for at, (layer, unit) in enumerate(zip(layers, units, strict=True)) if layer.quantiles]
-    left = [at for at, layer, unit in rows if (layer.min or 0.0) / unit < low]
-    mark_ends(axes, left, [at for at, layer, unit in rows if (layer.max or 0.0) / unit > high])
-
-
-def _units(layers: Sequence[LayerStatistics]) -> list[float]:
-    sizes = _sizes(layers)
-    return [sizes.get(at, 1.0) for at in range(len(layers))]
-
-
-def _relative_limits(layers: Sequence[LayerStatistics]) -> tuple[float, float]:
-    ends = [
-        (layer.quantiles[0.01] / unit, layer.quantiles[0.99] / unit) for layer, unit in _finite(layers, _units(layers))
-    ]
-    low = max(min((low for low, _ in ends), default=-1.0) * 1.25, -_MOST_SIZES)
-    high = min(max((high for _, high in ends), default=1.0) * 1.25, _MOST_SIZES)
-    return min(low, -1.0), max(high, 1.0)
-
-
-def _size_limits(layers: Sequence[LayerStatistics]) -> tuple[float, float]:
-    sizes = _sizes(layers)
-    return max(min(sizes.values()) / 2, 1e-300), min(max(_largest(layers[at]) for at in sizes) * 2, 1e300)
-
-
-def _finite(layers: Sequence[LayerStatistics], units: Sequence[float]) -> list[tuple[LayerStatistics, float]]:
-    return [(layer, unit) for layer, unit in zip(layers, units, strict=True) if layer.quantiles]
-
-
-def _bands(axes: Axes, layers: Sequence[LayerStatistics], units: Sequence[float], thickness: float) -> None:
-    finite, rows = _finite(layers, units), [at for at, layer in enumerate(layers) if layer.quantiles]
-    ends = [(layer.min or 0.0) / unit for layer, unit in finite], [(layer.max or 0.0) / unit for layer, unit in finite]
-    axes.hlines(rows, *ends, colors=Colour.FAINT, linewidth=0.8, zorder=2)
-    for height, (low, high, colour) in enumerate(_BANDS):
-        left, right = ([layer.quantiles[share] / unit for layer, unit in finite] for share in (low, high))
-        axes.hlines(rows, left, right, colors=colour, linewidth=thickness, zorder=3 + height)
-    medians = [layer.quantiles[0.5] / unit for layer, unit in finite]
-    means = [(layer.mean or 0.0) / unit for layer, unit in finite]
-    axes.plot(medians, rows, "|", color="white", ms=thickness, markeredgewidth=1.1, zorder=7)
-    axes.plot(means, rows, "o", color=Colour.ORANGE, ms=min(2.4, thickness), zorder=8)
-    axes.axvline(0, color=Colour.FAINT, linewidth=0.6, zorder=1)
-    beside = {"transform": axes.get_yaxis_transform(), "fontsize": SMALL, "color": Colour.ALARM}
-    for at, layer in enumerate(layers):
-        if not layer.quantiles:
-            write(axes, 0.02, at, "no finite value" if layer.values else "no value", **beside)
-
-
-def _draw_sizes(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """A dot at the root mean square and a line to the largest value, except for layers of zeros."""
-    sizes = _sizes(layers)
-    axes.set_xscale("log")
-    axes.hlines(list(sizes), list(sizes.values()), [_largest(layers[at]) for at in sizes], colors=Colour.FAINT, lw=0.8)
-    axes.plot(list(sizes.values()), list(sizes), "o", color=Colour.BLUE, ms=min(3.2, thickness), zorder=4)
-    low, high = _size_limits(layers)
-    axes.set_xlim(low, high)
-    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-    powers = powers[:: -max(1, -(-len(powers) // 5))]  # at most 5, from the highest: their labels need room
-    set_ticks(axes, [10.0**power for power in powers])
-    for limit in _HALF_PRECISION:
-        if low < limit < high:
-            axes.axvline(limit, color=Colour.ALARM, linewidth=0.7, linestyle=(0, (3, 3)), zorder=1)
-
-
-def _draw_nonfinite(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Counts as text, because a bar of 3 in a million is invisible."""
-    axes.set_xlim(0, 1)
-    axes.set_xticks([])
-    for at, layer in enumerate(layers):
-        if counts := nonfinite_words(layer.nan, layer.inf):
-            write(axes, 0.03, at, counts.replace(" and", ","), fontsize=SMALL, color=Colour.ALARM)
-
-
-def _draw_zeros(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    _bars(axes, {at: layer.zeros for at, layer in enumerate(layers)}, Colour.FAINT, thickness)
-
-
-def _draw_dead(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Bars and counts, because a bar of 1 in 512 channels is invisible."""
-    shares = {at: len(layer.dead_channels) / max(layer.channels, 1) for at, layer in enumerate(layers)}
-    _bars(axes, shares, Colour.ALARM, 1.25 * thickness)
-    for at, share in shares.items():
-        if share:
-            text = f"{len(layers[at].dead_channels)} of {layers[at].channels}"
-            inside = {"ha": "right", "color": "white"} if share > 0.55 else {"ha": "left", "color": Colour.ALARM}
-            write(axes, 100 * share + (-3 if share > 0.55 else 3), at, text, fontsize=SMALL - 0.5, zorder=5, **inside)
-
-
-def _draw_saturated(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Bars of bounded functions; a tick at 0 marks their rows."""
-    shares = {at: layer.saturated for at, layer in enumerate(layers) if layer.saturated is not None}
-    _bars(axes, shares, Colour.ORANGE, thickness)
-    axes.plot([0] * len(shares), list(shares), "|", color=Colour.INK, ms=thickness, clip_on=False, zorder=4)
-
-
-def _bars(axes: Axes, shares: dict[int, float], colour: str, thickness: float) -> None:
-    # one collection of lines: 400 rectangles take half a second
-    axes.hlines(
-        list(shares), 0, [100 * share for share in shares.values()], colors=colour, linewidth=thickness, zorder=3
-    )
-    axes.set_xlim(0, 100)
-    axes.set_xticks([0, 50, 100])

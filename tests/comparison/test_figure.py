@@ -10,95 +10,87 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from hookscope.comparison import Answer, Comparison, draw_compared_maps, draw_differences, draw_matrix
-from hookscope.drawing import colours, read_provenance, read_sheet, write_png
+from hookscope.comparison.figure import differences_plot
+from hookscope.drawing import Colour, RowPlot, colours, read_provenance, read_sheet, write_png
 from hookscope.errors import NoMapError
 from tests.comparison.example import SIDE, example, maps, matrix, pair
-
-
-def labels(figure: Figure, axes: int = 0) -> list[str]:
-    return [text.get_text() for text in figure.axes[axes].texts[1:]]
-
-
-def points(figure: Figure, marker: str, axes: int = 0) -> dict[int, float]:
-    """The x of the points with this marker, by row."""
-    lines = (line for line in figure.axes[axes].lines if line.get_marker() == marker)
-    found = (zip(line.get_xdata(), line.get_ydata(), strict=True) for line in lines)
-    return {int(y): float(x) for line in found for x, y in line if not math.isnan(x)}
+from tests.drawing.rows import ends, spans
 
 
 def compared(*pairs: Any, **more: Any) -> Comparison:
     return replace(example(), calls=pairs, answer=Answer("layer", "", "", 0, ""), **more)
 
 
+def marks(plot: RowPlot, kind: str) -> list[float]:
+    return [at for at, *_ in spans(plot, "relative", kind)]
+
+
 def test_points_are_the_differences_of_the_pairs() -> None:
     comparison = example(8)
-    figure = draw_differences(comparison)
+    plot = differences_plot(comparison)
     distances = [each.difference and each.difference.relative_l2 for each in comparison.calls]
-    assert points(figure, "o") == {at: value for at, value in enumerate(distances) if value}
+    assert ends(plot, "relative", "path") == {at: value for at, value in enumerate(distances) if value}
     alone = [each.isolated_l2 for each in comparison.calls]
-    assert points(figure, "D") == {at: value for at, value in enumerate(alone) if value}
-    assert points(figure, "o", 1) == {at: each.cka for at, each in enumerate(comparison.calls) if each.cka is not None}
-    assert list(points(figure, "<")) == [0, 1, 2]  # the same to the bit
-    [*_, last] = figure.axes[0].get_xticklabels()
-    assert figure.axes[0].get_xscale() == "log" and last.get_text() == "1"
+    assert ends(plot, "relative", "dot") == {at: value for at, value in enumerate(alone) if value}
+    cka = {at: each.cka for at, each in enumerate(comparison.calls) if each.cka is not None}
+    assert ends(plot, "linear CKA", "dot") == cka
+    assert marks(plot, "left") == [0, 1, 2]  # the same to the bit
+    assert plot.panels[0].scale == "log" and plot.panels[0].labels[-1] == "1"
 
 
 def test_cka_below_0_is_drawn() -> None:
-    figure = draw_differences(compared(pair("a", 0, 0.1, cka=-0.3), pair("b", 1, 0.1, cka=0.5)))
-    assert points(figure, "o", 1) == {0: -0.3, 1: 0.5} and figure.axes[1].get_xlim()[0] < -0.3
+    plot = differences_plot(compared(pair("a", 0, 0.1, cka=-0.3), pair("b", 1, 0.1, cka=0.5)))
+    assert ends(plot, "linear CKA", "dot") == {0: -0.3, 1: 0.5}
+    low, high = plot.panels[1].limits
+    assert low < -0.3 and high > 1
 
 
 def test_a_grey_bar_ends_at_ten_times_the_noise() -> None:
-    figure = draw_differences(compared(pair("a", 0, 0.5, noise=0.01), pair("b", 1, 0.001)))
-    [bar] = figure.axes[0].containers[0]
-    assert bar.get_x() + bar.get_width() == pytest.approx(0.1) and round(bar.get_y() + bar.get_height() / 2) == 0
+    plot = differences_plot(compared(pair("a", 0, 0.5, noise=0.01), pair("b", 1, 0.001)))
+    assert ends(plot, "relative", "bar") == {0: pytest.approx(0.1)}
 
 
 def test_what_no_logarithm_has_is_marked() -> None:
     nan = pair("nan", 1, 0.1)
     assert nan.difference is not None
     nan = replace(nan, difference=replace(nan.difference, nonfinite_b=3))
-    infinite = pair("inf", 3, math.inf)
-    figure = draw_differences(compared(pair("same", 0), nan, pair("shapes", 2, None), infinite))
-    rows = {marker: list(points(figure, marker)) for marker in "<>x"}
-    assert rows == {"<": [0], ">": [1, 3], "x": [2]} and list(points(figure, "o")) == [1]
-    legend = " ".join(text.get_text() for text in figure.texts)
-    assert all(words in legend for words in ("the same to the bit", "NaN or Inf on one side", "other shapes"))
+    plot = differences_plot(compared(pair("same", 0), nan, pair("shapes", 2, None), pair("inf", 3, math.inf)))
+    assert (marks(plot, "left"), marks(plot, "right"), marks(plot, "path")) == ([0, 2], [1, 3], [1])
+    assert plot.legend[-1] == "◂ the same to the bit   ▸ NaN or Inf on one side   × other shapes"
 
 
 def test_two_sides_that_are_the_same_have_a_picture() -> None:
-    figure = draw_differences(compared(pair("a", 0), pair("b", 1)))
-    assert len(figure.axes) == 1 and not points(figure, "o")
+    plot = differences_plot(compared(pair("a", 0), pair("b", 1)))
+    assert len(plot.panels) == 1 and not marks(plot, "path")
 
 
 def test_long_networks_are_folded_but_the_answer_has_its_rows() -> None:
     comparison = example(200)
-    figure = draw_differences(comparison)
-    names = labels(figure)
+    plot = differences_plot(comparison)
+    names = list(plot.labels)
     assert len(names) <= 100 and "layer1.0  4 calls" in names and comparison.answer.first in names
     row = names.index("layer7.0  4 calls")
     inside = [each for each in comparison.calls if each.a.name.startswith("layer7.0.")]
     assert inside[-1].difference is not None
-    assert points(figure, "o")[row] == inside[-1].difference.relative_l2
-    assert points(figure, "D")[row] == max(each.isolated_l2 or 0 for each in inside)
+    assert ends(plot, "relative", "path")[row] == inside[-1].difference.relative_l2
+    assert ends(plot, "relative", "dot")[row] == max(each.isolated_l2 or 0 for each in inside)
 
 
 def test_a_long_network_without_modules_is_folded_into_runs() -> None:
-    names = labels(draw_differences(compared(*(pair(str(at), at, 0.1) for at in range(300)))))
+    names = differences_plot(compared(*(pair(str(at), at, 0.1) for at in range(300)))).labels
     assert names[0] == "0 … 39  40 calls" and len(names) == 8
 
 
 def test_the_answer_stands_beside_its_rows_and_random_weights_are_red() -> None:
     comparison = replace(example(8), b=replace(SIDE, weights="random (seed 0)"))
-    figure = draw_differences(comparison)
-    said = [text.get_text() for text in figure.axes[-1].texts]
-    assert said[-2:] == ["first difference", "adds most"]
-    red = [text.get_text() for text in figure.texts if text.get_color() == "#c8380a"]
-    assert len(red) == 1 and red[0].startswith("B: resnet18, weights: random")
-    assert comparison.answer.sentence in [text.get_text() for text in figure.texts]
+    plot = differences_plot(comparison)
+    assert list(plot.marked.values()) == ["first difference", "adds most"]
+    [red] = [line for line, colour in plot.lines if colour == Colour.ALARM]
+    assert red.startswith("B: resnet18, weights: random")
+    assert comparison.answer.sentence in [line for line, _ in plot.lines]
+    assert draw_differences(comparison).texts[0].get_text() == "resnet18 (A) and resnet18 (B), 4 images"
 
 
 def test_the_pixels_of_maps_are_a_b_and_their_difference(tmp_path: Path) -> None:
@@ -137,7 +129,8 @@ def test_the_matrix_has_every_value_and_a_dot_at_the_best_of_each_row() -> None:
     figure = draw_matrix(cka, "resnet18", "resnet34")
     [shown] = figure.axes[0].images
     np.testing.assert_array_equal(shown.get_array(), cka.values)
-    assert shown.get_clim() == (0, 1) and points(figure, "o") == {0: 0.0, 1: 1.0}
+    [dots] = figure.axes[0].lines
+    assert shown.get_clim() == (0, 1) and dots.get_xydata().tolist() == [[0, 0], [1, 1]]
     assert [text.get_text() for text in figure.axes[0].texts] == ["a", "b", "c", "x", "y"]
     words = " ".join(text.get_text() for text in figure.texts)
     assert "resnet18 (A, rows)" in words and "Grey: 2 pairs" in words

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from hookscope.drawing.panels import Mark, Panel, decades, draw_panels, panel_legend, plain_ticks, tick_label
-from hookscope.drawing.plot import figure_bytes, plot_rows
+from hookscope.drawing.panels import Mark, Panel, decades, draw_panels, panel_legend, plain_ticks, row_plot, tick_label
+from hookscope.drawing.plot import draw_rows, figure_bytes
 
 
 def dots(axis: str = "linear", **more: float) -> Panel:
@@ -57,7 +57,7 @@ def test_a_symlog_axis_is_linear_while_one_scale_suits_all_rows() -> None:
 def test_a_log_axis_marks_lines_that_go_on_and_has_at_most_its_decades() -> None:
     line = Panel("norm", 2.0, [Mark("line", lambda row: row, "k", "line least to largest")], "log", decades=3)
     [panel] = draw_panels([(0.0, 1.0), (1e-9, 1.0), (0.5, 1.0)], [line])
-    assert list(panel.clipped) == [0, 1] and panel.limits[0] == pytest.approx(1e-3 / 1.7)
+    assert panel.beyond == ([0, 1], ()) and panel.limits[0] == pytest.approx(1e-3 / 1.7)
     assert [low for _, low, _ in panel.marks[0][1]] == pytest.approx([panel.limits[0], panel.limits[0], 0.5])
     assert panel_legend([panel]) == ["norm: line least to largest; red arrowhead: the line goes on to 0 or below"]
 
@@ -77,12 +77,15 @@ def test_any_values_are_drawn(axis: str, rows: list[float]) -> None:
 
 
 def test_every_kind_of_mark_is_drawn() -> None:
-    kinds = [Mark(kind, lambda row: row, "k", kind) for kind in ("line", "bar", "dot", "tick")]
+    kinds = [Mark(kind, lambda row: row, "k", kind) for kind in ("line", "bar", "dot", "tick", "path")]
     edges = [Mark("left", bool, "k", marker="x"), Mark("right", bool, "k", marker=">")]
-    figure = plot_rows([1.0, 2.0], [Panel("all", 2.0, [*kinds, *edges])], ["a", "b"], "title", legend=["first"])
-    assert [text.get_text() for text in figure.texts] == ["title", "first", "all: line, bar, dot, tick"]
+    texts = [Mark("text", lambda row: "left" if row < 2 else (row, "inside"), "r")]
+    plot = row_plot([1.0, 2.0], [Panel("all", 2.0, [*kinds, *edges, *texts])], ["a", "b"], legend=["first"])
+    figure = draw_rows(plot, "title", ["a line"])
+    assert [text.get_text() for text in figure.texts] == ["title", "a line", "first", "all: line, bar, dot, tick, path"]
     [axes] = figure.axes
-    assert (len(axes.collections), len(axes.lines)) == (2, 4)
+    assert (len(axes.collections), len(axes.lines)) == (2, 5)
+    assert [(text.get_text(), text.get_ha()) for text in axes.texts[3:]] == [("left", "left"), ("inside", "right")]
     assert figure_bytes(figure, ".png").startswith(b"\x89PNG")
 
 
