@@ -29,6 +29,8 @@ from .loaded import LoadedModel as LoadedModel, as_loaded as as_loaded
 from .metadata import WeightsMetadata as WeightsMetadata
 from .model_source import (
     WEIGHTS_WORDS as WEIGHTS_WORDS,
+    Detections as Detections,
+    ModelSource as ModelSource,
     WeightsChoice as WeightsChoice,
     is_random as is_random,
     random_label as random_label,
@@ -54,4 +56,9 @@ from .run import (
     meta_forward as meta_forward,
     model_errors_as_input_errors as model_errors_as_input_errors,
 )
-from .sources import class_names_of as class_names_of, find_source as find_source, model_names as model_names
+from .sources import (
+    class_names_of as class_names_of,
+    detections_in as detections_in,
+    find_source as find_source,
+    model_names as model_names,
+)

@@ -75,7 +75,7 @@ def catalogue() -> tuple[ModelInfo, ...]:
     The first call imports torchvision (seconds). Later calls, also in other processes, read torchvision's table from
     the cache while the versions are the same; the bundled files are read each time.
     """
-    extra = [ModelInfo(name, "classification", PARAMETERS) for name in EfficientNetLiteSource().names()]
+    extra = [ModelInfo(name, "classification", PARAMETERS) for name in EfficientNetLiteSource.names()]
     models = [*_cached(), *map(_describe_bundled, BUNDLED.values()), *extra]
     return tuple(sorted(models, key=lambda model: model.name))
 

@@ -22,29 +22,28 @@ class FileSource(ModelSource):
     ending: ClassVar[str]
 
     @abstractmethod
-    def read(self, path: str) -> Any:
+    def read(self) -> Any:
         """The module, with ``input_shape`` (C, H, W), 0 for any length, and ``input_dtype``."""
 
-    def matches(self, model: str) -> bool:
-        return model.endswith(self.ending)
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        return text.endswith(cls.ending)
 
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        if not os.path.isfile(model):
-            raise ModelError(f"no file '{model}'")
+    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        if not os.path.isfile(self.text):
+            raise ModelError(f"no file '{self.text}'")
         if weights.kind in (WeightsKind.NAME, WeightsKind.FILE):  # where none are needed, its own do no harm
-            asked = f"{model} holds its own weights and takes no others"
+            asked = f"{self.text} holds its own weights and takes no others"
             raise UsageError(asked, do="leave ‹weights|--weights› out for this model")
-        net = self.read(model)
+        net = self.read()
         from hookscope.models.loaded import LoadedModel
 
-        shape = net.input_shape
-        notes = (f"{model} takes (N, H, W, C): the axes of pictures are moved for it",) * getattr(
-            net, "channels_last", False
-        )
+        shape, note = net.input_shape, f"{self.text} takes (N, H, W, C): the axes of pictures are moved for it"
+        notes = (note,) if getattr(net, "channels_last", False) else ()
         metadata = WeightsMetadata(input_size=shape if all(shape) else None, notes=notes)
-        loaded = LoadedModel.of(net, model, os.path.basename(model), metadata, "classification")
+        loaded = LoadedModel.of(net, self.text, os.path.basename(self.text), metadata, "classification")
         preprocess = replace(loaded.preprocess, channels=shape[0] or 3, dtype=net.input_dtype)
-        return replace(loaded, preprocess=preprocess, checkpoint=model)
+        return replace(loaded, preprocess=preprocess, checkpoint=self.text)
 
 
 class OnnxSource(FileSource):
@@ -52,14 +51,12 @@ class OnnxSource(FileSource):
 
     ending = ".onnx"
 
-    def read(self, path: str) -> Any:
-        try:
-            from hookscope.models import onnx_model
-        except ImportError as error:
-            if (error.name or "").partition(".")[0] not in ("onnx", "onnxruntime"):
-                raise
-            raise ModelError(f"{path} needs the package {error.name}", do="pip install 'hookscope[onnx]'") from None
-        return onnx_model.load(path)
+    def read(self) -> Any:
+        for package in ("onnx", "onnxruntime"):
+            self.imported(package, "'hookscope[onnx]'")
+        from hookscope.models import onnx_model
+
+        return onnx_model.load(self.text)
 
 
 class ExportedSource(FileSource):
@@ -67,7 +64,7 @@ class ExportedSource(FileSource):
 
     ending = ".pt2"
 
-    def read(self, path: str) -> Any:
+    def read(self) -> Any:
         from hookscope.models import exported_model
 
-        return exported_model.load(path)
+        return exported_model.load(self.text)

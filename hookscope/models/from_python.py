@@ -18,51 +18,53 @@ from hookscope.errors import ModelError, nearest
 from hookscope.findings import listed
 from hookscope.models.factory_text import FactoryText, is_module_name
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
+from hookscope.models.model_source import MadeSource
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hookscope.models.loaded import LoadedModel
 
 
-class PythonSource(ModelSource):
+class PythonSource(MadeSource):
     """``package.module:factory`` and ``path/to/file.py:factory``; a factory is a function, a class or a module.
 
     Its arguments are literals, ``file.py:factory(width=2)``. Where there is one factory, it need not be named.
     """
 
-    def matches(self, model: str) -> bool:
-        return ":" in model or model.endswith(".py") or is_module_name(model)
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        return ":" in text or text.endswith(".py") or is_module_name(text)
 
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        from hookscope.models.checkpoints import load_checkpoint
-        from hookscope.models.declared import declared, take_pictures, with_declared_input
+    def make(self, pretrained: bool) -> nn.Module:
+        from hookscope.models.declared_inputs import declared
         from hookscope.models.factories import call_factory, named, only_factory
-        from hookscope.models.loaded import LoadedModel
-        from hookscope.models.stated import stated_class_names, stated_transforms
 
-        weights.refuse_names(model)
-        text, notes = FactoryText.parse(model), list[str]()
+        text = FactoryText.parse(self.text)
         with _importable(text.source):
-            module = _import_source(text.source, model)
+            module = _import_source(text.source, self.text)
             if not text.name:
                 text = replace(text, name=only_factory(module, text.source))
-                notes.append(f"{model} has one factory: {text.source}:{text.name} is taken")
-                model = f"{text.source}:{text.name}"
+                taken = f"{text.source}:{text.name}"
+                self.notes.append(f"{self.text} has one factory: {taken} is taken")
+                self.text = taken
             factory = named(module, text)
-            built = call_factory(factory, text, model)
-        said, label = declared(factory, module), f"from factory (seed {seed}): untrained unless it loads its own"
-        if "_orig_mod" in built._modules:
-            built = built.get_submodule("_orig_mod")
-            notes.append(f"{model} is compiled by torch.compile: this is the eager model inside")
-        if weights.kind is WeightsKind.FILE:
-            label, loading = load_checkpoint(built, weights.text, model)
-            notes += loading
-        if "model_inputs" in said:
-            take_pictures(built, said["model_inputs"], text.source)
-        files = [weights.text] if weights.kind is WeightsKind.FILE else []
-        metadata = WeightsMetadata(stated_transforms(built, files), stated_class_names(built), tuple(notes))
-        metadata, choice = with_declared_input(metadata, said, f"{text.source}:{text.name}")
-        loaded = LoadedModel.of(built, model, label, metadata)
+            net = call_factory(factory, text, self.text)
+        self._factory, self._declared = text, declared(factory, module)
+        self.label = f"from factory (seed {self.seed}): untrained unless it loads its own"
+        if "_orig_mod" in net._modules:
+            self.notes.append(f"{self.text} is compiled by torch.compile: this is the eager model inside")
+            return net.get_submodule("_orig_mod")
+        return net
+
+    def record(self, net: nn.Module, metadata: WeightsMetadata) -> LoadedModel:
+        from hookscope.models.declared_inputs import take_pictures, with_declared_input
+
+        source = self._factory.source
+        if "model_inputs" in self._declared:
+            take_pictures(net, self._declared["model_inputs"], source)
+        metadata, choice = with_declared_input(metadata, self._declared, f"{source}:{self._factory.name}")
+        loaded = super().record(net, metadata)
         return replace(loaded, preprocess=loaded.preprocess.changed(choice))
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, nearest
 from hookscope.models.bundled import BUNDLED, weights_path
 from hookscope.models.metadata import Description, read_description
-from hookscope.models.model_source import ModelSource, Progress, Skeleton, WeightsChoice
+from hookscope.models.model_source import Detections, ModelSource, Progress, Skeleton, WeightsChoice
 from hookscope.models.names import torchvision_class_names, torchvision_names
-
-_QUANTIZED = "quantized:"
 
 if TYPE_CHECKING:
     from hookscope.models.loaded import LoadedModel
@@ -19,67 +17,73 @@ if TYPE_CHECKING:
 class TorchvisionSource(ModelSource):
     """``resnet34`` and all other names of ``torchvision.models.list_models()``."""
 
-    def matches(self, model: str) -> bool:
-        return model in torchvision_names()
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        return text in torchvision_names()
 
-    def names(self) -> tuple[str, ...]:
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
         return torchvision_names()
 
-    def class_names(self, model: str) -> tuple[str, ...]:
-        return torchvision_class_names(model)
+    @classmethod
+    def detections(cls, output: Any) -> list[Detections] | None:
+        if not isinstance(output, list) or not output or not isinstance(output[0], dict):
+            return None
+        if not {"boxes", "labels", "scores"} <= output[0].keys():
+            return None
+        return [Detections(image["boxes"], image["labels"], image["scores"]) for image in output]
 
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+    def class_names(self) -> tuple[str, ...]:
+        return torchvision_class_names(self.text)
+
+    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         from hookscope.models.torchvision_builders import load_from_torchvision
 
-        return load_from_torchvision(model, weights, seed, progress)
+        return load_from_torchvision(self.text, weights, seed, progress)
 
-    def skeleton(self, model: str) -> Skeleton:
+    def skeleton(self) -> Skeleton:
         from hookscope.models.torchvision_builders import build_skeleton
 
-        return build_skeleton(model)
+        return build_skeleton(self.text)
 
 
 class QuantizedSource(ModelSource):
     """``quantized:resnet18`` and the other models that torchvision can quantize, with layers that compute in 8 bits."""
 
+    prefix = "quantized:"
     cpu_only = True
 
-    def matches(self, model: str) -> bool:
-        return model.startswith(_QUANTIZED)
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(name.replace("_", ":", 1) for name in torchvision_names() if name.startswith("quantized_"))
 
-    def names(self) -> tuple[str, ...]:
-        twins = (name for name in torchvision_names() if name.startswith("quantized_"))
-        return tuple(_QUANTIZED + name.removeprefix("quantized_") for name in twins)
+    def class_names(self) -> tuple[str, ...]:
+        return torchvision_class_names(f"quantized_{self.name}")
 
-    def class_names(self, model: str) -> tuple[str, ...]:
-        return torchvision_class_names(_builder(model))
-
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        if model not in self.names():
+    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        if self.text not in self.names():
             do = "see `hookscope list-models 'quantized*'`"
-            raise ModelError(f"no model '{model}'", nearest(model, self.names()), do)
+            raise ModelError(f"no model '{self.text}'", nearest(self.text, self.names()), do)
         from hookscope.models.quantized import load_quantized
 
-        return load_quantized(model, _builder(model), weights, seed, progress)
-
-
-def _builder(model: str) -> str:
-    return f"quantized_{model.removeprefix(_QUANTIZED)}"
+        return load_quantized(self.text, f"quantized_{self.name}", weights, seed, progress)
 
 
 class BundledSource(TorchvisionSource):
     """``shapes``: architectures of torchvision with weights of their own."""
 
-    def matches(self, model: str) -> bool:
-        return model in BUNDLED
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        return text in BUNDLED
 
-    def names(self) -> tuple[str, ...]:
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
         return tuple(BUNDLED)
 
-    def class_names(self, model: str) -> tuple[str, ...]:
-        return (read_description(weights_path(BUNDLED[model])) or Description()).categories
+    def class_names(self) -> tuple[str, ...]:
+        return (read_description(weights_path(BUNDLED[self.text])) or Description()).categories
 
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         from hookscope.models.torchvision_builders import load_bundled
 
-        return load_bundled(BUNDLED[model], weights, seed)
+        return load_bundled(BUNDLED[self.text], weights, seed)

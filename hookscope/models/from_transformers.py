@@ -3,64 +3,86 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from hookscope.errors import ModelError, WeightsError
-from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind, random_label
+from hookscope.errors import WeightsError
+from hookscope.models.model_source import Detections, MadeSource
 
 if TYPE_CHECKING:
-    from hookscope.models.loaded import LoadedModel
-
+    from torch import nn
 
 _TASKS = {
     "ImageClassification": "IMAGE_CLASSIFICATION",
     "ObjectDetection": "OBJECT_DETECTION",
     "SemanticSegmentation": "SEMANTIC_SEGMENTATION",
 }
+_WITH_NO_OBJECT = ("DetrO", "DetrS", "Yolos", "TableTransformer")  # outputs with a softmax; the last class is none
 _WEIGHTS = "model.safetensors"
 
 
-class TransformersSource(ModelSource):
+class TransformersSource(MadeSource):
     """A folder with the ``config.json`` and the weights of a classifier, a detector or a segmentation model.
 
     Code in the folder is never run.
     """
 
-    def matches(self, model: str) -> bool:
-        return os.path.isfile(os.path.join(model, "config.json"))
+    has_trained = True
 
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        from hookscope.models.checkpoints import load_checkpoint
-        from hookscope.models.loaded import LoadedModel
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        return os.path.isfile(os.path.join(text, "config.json"))
+
+    def make(self, pretrained: bool) -> nn.Module:
         from hookscope.models.run import build_errors_as_model_errors
-        from hookscope.models.stated import stated_class_names, stated_transforms
 
-        weights.refuse_names(model)
-        try:
-            transformers: Any = importlib.import_module("transformers")
-        except ImportError:
-            raise ModelError(f"{model} needs the package transformers", do="pip install transformers") from None
-        with build_errors_as_model_errors(f"cannot build the model of {model}"):
-            config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=True)
+        transformers = self.imported("transformers")
+        with build_errors_as_model_errors(f"cannot build the model of {self.text}"):
+            config = transformers.AutoConfig.from_pretrained(self.text, trust_remote_code=False, local_files_only=True)
             if hasattr(config, "use_pretrained_backbone"):
                 config.use_pretrained_backbone = False  # its weights are in the folder, or none are wanted
-            auto = getattr(transformers, f"AutoModelFor{_task_of(config, transformers)}")
-            built = auto.from_config(config, trust_remote_code=False)
-        label, notes = random_label(seed), list[str]()
-        if weights.kind is not WeightsKind.NONE:
-            path = weights.text if weights.kind is WeightsKind.FILE else model
-            try:
-                label, notes = load_checkpoint(built, path, model)
-            except WeightsError:
-                if (converted := _converted(auto, config, path, built)) is None:
-                    raise
-                built, label = converted, f"{os.path.basename(os.path.realpath(path))}/{_WEIGHTS}"
-        metadata = WeightsMetadata(stated_transforms(built, [model]), stated_class_names(built), tuple(notes))
-        return LoadedModel.of(built, model, label, metadata)
+            self._config, self._auto = config, getattr(transformers, f"AutoModelFor{_task_of(config, transformers)}")
+            net: nn.Module = self._auto.from_config(config, trust_remote_code=False)
+        return self.load(net, self.text) if pretrained else net
+
+    def load(self, net: nn.Module, path: str) -> nn.Module:
+        try:
+            return super().load(net, path)
+        except WeightsError:
+            if (converted := _converted(self._auto, self._config, path, net)) is None:
+                raise
+            self.label, self.checkpoint = f"{os.path.basename(os.path.realpath(path))}/{_WEIGHTS}", path
+            return cast("nn.Module", converted)
+
+    def transforms(self, net: nn.Module) -> Any:
+        from hookscope.models.published_transforms import published_transforms
+
+        return published_transforms(net, [self.text])
+
+    @classmethod
+    def detections(cls, output: Any) -> list[Detections] | None:
+        """What ``post_process_object_detection`` of the model's image processor returns."""
+        if (
+            not isinstance(output, Mapping)
+            or not {"logits", "pred_boxes"} <= output.keys()
+            or output["logits"].dim() != 3
+        ):
+            return None
+        import torch
+        from torchvision.ops import box_convert
+
+        logits, boxes = output["logits"], box_convert(output["pred_boxes"], "cxcywh", "xyxy")
+        if type(output).__name__.startswith(_WITH_NO_OBJECT):
+            scores, labels = logits.softmax(-1)[..., :-1].max(-1)
+        else:
+            # a query may be of several classes
+            queries, classes = logits.shape[1:]
+            scores, boxes = logits.sigmoid().flatten(1), boxes.repeat_interleave(classes, 1)
+            labels = torch.arange(classes, device=logits.device).repeat(len(logits), queries)
+        images = zip(boxes, labels, scores, strict=True)
+        return [Detections(*image, shares=True).chosen for image in images]
 
 
 def _task_of(config: Any, transformers: Any) -> str:

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.models.declared import preprocess_of
+from hookscope.models.declared_inputs import preprocess_of
 from hookscope.models.from_python import find_in_source
 from hookscope.models.inputs import check_size
 from hookscope.models.loaded import LoadedModel
-from hookscope.models.model_source import Progress, WeightsChoice, WeightsKind
+from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
 from hookscope.models.preprocess_choice import PreprocessChoice
 from hookscope.models.run import quiet_and_seeded
 from hookscope.models.sources import find_source
 
 
 def load_model(
-    model: str,
+    model: str | ModelSource,
     weights: Any = "auto",
     seed: int = 0,
     device: str = "auto",
@@ -41,7 +41,7 @@ def load_model(
             compute in 8 bits. A factory may have arguments, which are literals: ``net.py:make(width=2)``; the only one
             of a file need not be named. The names ``input_size``, ``preprocess`` and ``model_inputs`` next to a factory
             say what its model takes, see ``docs/howto/own-model.md``. A folder that transformers saved is a model too,
-            and so are ``model.onnx`` and ``model.pt2`` of `torch.export.save`.
+            and so are ``model.onnx`` and ``model.pt2`` of `torch.export.save`. A text that is parsed works too.
         weights: ``auto`` (torchvision's default weights; seeded random weights if neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (fail if unavailable), ``none``, or a checkpoint,
             a file or folder. A `WeightsChoice`, None and ``ResNet34_Weights.DEFAULT`` work too. A safetensors file can
@@ -69,7 +69,7 @@ def load_model(
         >>> net.weights, net.family, net.preprocess.describe()
         ('random (seed 1)', 'classification', 'resize 256, crop 224, ImageNet mean and std')
     """
-    if not isinstance(model, str):
+    if not isinstance(model, str | ModelSource):
         do = "give a module to capture() or list_layers(), which need no loading"
         raise UsageError(f"model must be a name, not {type(model).__name__}", do=do)
     choice = WeightsChoice.parse(weights)
@@ -79,12 +79,12 @@ def load_model(
     where = "cpu" if source.cpu_only and device == "auto" else pick_device(device)
     if source.cpu_only and where != "cpu":
         raise UsageError(
-            f"{model} cannot run on '{device}'", "it runs on the CPU only", "give ‹device='cpu'|--device cpu›"
+            f"{source.text} cannot run on '{device}'", "it runs on the CPU only", "give ‹device='cpu'|--device cpu›"
         )
     with quiet_and_seeded(seed):
-        loaded = source.build(model, choice, seed, progress)
+        loaded = source.build(choice, seed, progress)
     if any(parameter.is_meta for parameter in loaded.model.parameters()):
-        raise ModelError(f"{model} is on the meta device: it has shapes and no values", do="build it on the cpu")
+        raise ModelError(f"{source.text} is on the meta device: it has shapes and no values", do="build it on the cpu")
     loaded.model.eval().to(where)
     check_size(loaded.model, input_size, loaded.family)
     size = None if input_size is None else (input_size[-2], input_size[-1])

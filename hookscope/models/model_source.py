@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from hookscope.errors import UsageError
+from hookscope.errors import ModelError, UsageError, WeightsError
+from hookscope.models.metadata import WeightsMetadata
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from hookscope.models.loaded import LoadedModel
 
+_LEAST_SCORE = 0.05  # of a detection, where the model itself does not choose; as torchvision does
 _SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".safetensors", ".index.json")
 
 
@@ -73,7 +76,7 @@ class WeightsChoice:
         return cls(WeightsKind.FILE if is_file else WeightsKind.NAME, text)
 
     def refuse_names(self, model: str) -> None:
-        """Raise a `UsageError` for ``default`` and for a weights name, which the source of ``model`` lacks."""
+        """Raise a `UsageError` for ``default`` and for a weights name, which ``model`` lacks."""
         if self.kind in (WeightsKind.DEFAULT, WeightsKind.NAME):
             do = "use auto, none or a checkpoint file"
             raise UsageError(f"{model} has no torchvision weights '{self.text}'", do=do)
@@ -96,23 +99,74 @@ class Skeleton:
     size: tuple[int, int]
 
 
-class ModelSource(ABC):
-    """One kind of MODEL argument. A new source overrides `matches` and `build`, the rest is optional.
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """What a detector found in one image, by descending score.
 
-    The file of a source imports torch and other heavy packages inside `build` and `skeleton` only, so that names are
-    completed and checked without them. ``cpu_only`` says that its models run on the CPU alone,
-    ``own_weights`` that a model is a file with its weights.
+    Attributes:
+        boxes: ``(n, 4)``: left, top, right and bottom.
+        labels: ``(n,)`` numbers of classes.
+        scores: ``(n,)``, 0 to 1, in the graph of the output.
+        shares: Whether the boxes are shares of the input's width and height, 0 to 1, and not pixels.
     """
 
+    boxes: Tensor
+    labels: Tensor
+    scores: Tensor
+    shares: bool = False
+
+    @property
+    def by_score(self) -> Detections:
+        """The same by descending score."""
+        order = self.scores.argsort(descending=True, stable=True)
+        return Detections(self.boxes[order], self.labels[order], self.scores[order], self.shares)
+
+    @property
+    def chosen(self) -> Detections:
+        """Those with a score of at least 0.05."""
+        kept = self.scores >= _LEAST_SCORE
+        return Detections(self.boxes[kept], self.labels[kept], self.scores[kept], self.shares)
+
+
+class ModelSource(ABC):
+    """One kind of MODEL text; an instance is one such text, parsed.
+
+    A new source is a `MadeSource`, which overrides `make`; this class is for models that are files. The file of a
+    source imports torch and other heavy packages inside methods only: names are completed and checked without them.
+
+    Attributes:
+        prefix: What the texts of this source begin with.
+        cpu_only: Its models run on the CPU alone.
+        own_weights: A model is a file with its weights.
+        text: The MODEL text.
+        name: The text without the prefix.
+    """
+
+    prefix: ClassVar[str] = ""
     cpu_only: ClassVar[bool] = False
     own_weights: ClassVar[bool] = False
 
-    @abstractmethod
-    def matches(self, model: str) -> bool:
-        """Whether the text ``model`` names a model of this source."""
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.name = text.removeprefix(self.prefix)
+
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        """Whether ``text`` names a model of this source."""
+        return bool(cls.prefix) and text.startswith(cls.prefix)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all models, for completion and near misses; empty if they cannot be listed without torch."""
+        return ()
+
+    @classmethod
+    def detections(cls, output: Any) -> list[Detections] | None:
+        """What a detector of this source found in each image, None if ``output`` has another form."""
+        return None
 
     @abstractmethod
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         """The model on the CPU with its weights, see `LoadedModel.of`; random numbers are seeded with ``seed`` already.
 
         Raises:
@@ -121,14 +175,98 @@ class ModelSource(ABC):
             UsageError: weights that this source never has.
         """
 
-    def names(self) -> tuple[str, ...]:
-        """The names of all models, for completion and near misses; empty if they cannot be listed without torch."""
-        return ()
-
-    def class_names(self, model: str) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """The class names of the default weights, for completion; empty if they are not known without torch."""
         return ()
 
-    def skeleton(self, model: str) -> Skeleton | None:
-        """The model without values, if ``model`` always means the same layers; its list of layers is then cached."""
+    def skeleton(self) -> Skeleton | None:
+        """The model without values, if the text always means the same layers; its list of layers is then cached."""
         return None
+
+    def imported(self, module: str, install: str = "") -> Any:
+        """The module of a package; a ModelError says how to install the package."""
+        try:
+            return importlib.import_module(module)
+        except ImportError:
+            package = module.partition(".")[0]
+            do = f"pip install {install or package}"
+            raise ModelError(f"{self.text} needs the package {package.replace('_', '-')}", do=do) from None
+
+
+class MadeSource(ModelSource):
+    """Models that code makes and a checkpoint may fill: override `make`, the rest is optional.
+
+    Attributes:
+        has_trained: Whether ``make(pretrained=True)`` may give trained weights.
+        family: The family of its models, empty to tell it by the class of the module, see `family_of`.
+        seed: The seed of random numbers, set for one `build` as all that follow.
+        label: The label of the weights.
+        checkpoint: Their file or folder, empty without one.
+        missing: Why there are no trained weights.
+        notes: What the user should know.
+    """
+
+    has_trained: ClassVar[bool] = False
+    family: ClassVar[str] = ""
+    seed: int
+    label: str
+    checkpoint: str
+    missing: str
+    notes: list[str]
+
+    @abstractmethod
+    def make(self, pretrained: bool) -> nn.Module | None:
+        """The module with random weights, or with trained ones; None, with the reason in ``missing``, without such.
+
+        Raises:
+            ModelError: no such model, or it cannot be built.
+            WeightsError: the trained weights are there, but damaged.
+        """
+
+    def load(self, net: nn.Module, path: str) -> nn.Module:
+        """``net`` with the weights of the file or folder ``path``."""
+        from hookscope.models.checkpoints import load_checkpoint
+
+        self.label, notes = load_checkpoint(net, path, self.text)
+        self.checkpoint = path
+        self.notes += notes
+        return net
+
+    def transforms(self, net: nn.Module) -> Any:
+        """How pictures become inputs, `Transforms` or `OwnTransforms`; None for the usual way of the family."""
+        from hookscope.models.published_transforms import published_transforms
+
+        return published_transforms(net, [self.checkpoint] if self.checkpoint else [])
+
+    def record(self, net: nn.Module, metadata: WeightsMetadata) -> LoadedModel:
+        """The record of the model."""
+        from hookscope.models.loaded import LoadedModel
+
+        return LoadedModel.of(net, self.text, self.label, metadata, self.family or None)
+
+    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        import torch
+
+        from hookscope.models.published_transforms import published_class_names
+
+        if weights.kind is WeightsKind.NAME or not self.has_trained:
+            weights.refuse_names(self.text)
+        self.seed, self.label, self.checkpoint, self.missing, self.notes = seed, "pretrained", "", "", []
+        net, missing = None, ""
+        if self.has_trained and weights.kind in (WeightsKind.AUTO, WeightsKind.DEFAULT):
+            net = self.make(pretrained=True)
+            missing = "" if net is not None else f"weights of {self.text} are random (seed {seed}): {self.missing}"
+            if missing and weights.kind is WeightsKind.DEFAULT:
+                do = "use ‹weights='none'|--weights none›, or a checkpoint file"
+                raise WeightsError(f"no weights for {self.text}: {self.missing}", do=do)
+        if net is None:
+            torch.default_generator.manual_seed(seed)  # a failed attempt may have drawn numbers
+            self.label = random_label(seed)
+            net = self.make(pretrained=False)
+            assert net is not None
+        if weights.kind is WeightsKind.FILE:
+            net = self.load(net, weights.text)
+        names = self.class_names() or published_class_names(net)
+        metadata = WeightsMetadata(self.transforms(net), names, tuple(self.notes))
+        loaded = self.record(net, metadata.without_weights(missing) if missing else metadata)
+        return replace(loaded, checkpoint=self.checkpoint)

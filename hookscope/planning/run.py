@@ -18,6 +18,7 @@ from hookscope.hooks import OPERATION, Selection
 from hookscope.models import (
     AUTOCAST,
     LoadedModel,
+    ModelSource,
     as_loaded,
     dtype_name,
     forward_error,
@@ -42,7 +43,7 @@ _FIELDS = 64  # layers whose effective receptive field is measured: a backward p
 
 
 def plan(
-    net: str | LoadedModel | nn.Module,
+    net: str | ModelSource | LoadedModel | nn.Module,
     batch_size: int = 1,
     input_size: Sequence[int] | None = None,
     *,

@@ -15,6 +15,7 @@ from hookscope.errors import HookscopeError, UsageError, nearest
 from hookscope.hooks import tensors_in
 from hookscope.models import (
     LoadedModel,
+    ModelSource,
     as_batch,
     as_loaded,
     check_size,
@@ -101,17 +102,20 @@ class Subject:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, net: str | LoadedModel | nn.Module, size: Sequence[int] | None) -> Subject:
+    def of(cls, net: str | ModelSource | LoadedModel | nn.Module, size: Sequence[int] | None) -> Subject:
         """The subject for a MODEL argument or a model, and the input size, by default that of the model."""
         wanted = None if size is None else tuple(int(side) for side in size)
-        if isinstance(net, str) and (skeleton := find_source(net).skeleton(net)) is not None:
-            check_size(skeleton.model, wanted)
-            example = next(iter(tensors_in(example_inputs(skeleton.model, wanted or skeleton.size)).values()))
-            family = family_of(skeleton.model)
-            shape = tuple(example.shape)[family != "detection" :]
-            bare = any(parameter.is_meta for parameter in skeleton.model.parameters())
-            return cls(skeleton.model, net, shape, family, "cpu", example.dtype, bare)
-        loaded = load_model(net, "none", device="cpu", input_size=wanted) if isinstance(net, str) else as_loaded(net)
+        if isinstance(net, str | ModelSource):
+            source = find_source(net)
+            if (skeleton := source.skeleton()) is not None:
+                check_size(skeleton.model, wanted)
+                example = next(iter(tensors_in(example_inputs(skeleton.model, wanted or skeleton.size)).values()))
+                family = family_of(skeleton.model)
+                shape = tuple(example.shape)[family != "detection" :]
+                bare = any(parameter.is_meta for parameter in skeleton.model.parameters())
+                return cls(skeleton.model, source.text, shape, family, "cpu", example.dtype, bare)
+            net = load_model(source, "none", device="cpu", input_size=wanted)
+        loaded = as_loaded(net)
         check_size(loaded.model, wanted, loaded.family)
         shape = loaded.preprocess.input_shape
         shape = shape if wanted is None else (*shape[: len(shape) - len(wanted)], *wanted)

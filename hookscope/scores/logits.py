@@ -15,7 +15,7 @@ from hookscope.display import Cells
 from hookscope.errors import CategoriesError, InputError, ModelError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import shape_of, tensors_in
-from hookscope.models import LoadedModel, model_errors_as_input_errors
+from hookscope.models import LoadedModel, detections_in, model_errors_as_input_errors
 from hookscope.scores.target import Target, class_label
 
 _SEEN = 0.02  # of the best probability
@@ -134,18 +134,8 @@ def embeddings(output: Any) -> list[Tensor]:
 
 
 def gives_boxes(output: Any) -> bool:
-    """Whether it has the form of a detector's output: of torchvision, transformers or ultralytics."""
-    if isinstance(output, list):
-        return is_a_list_of_records(output) and {"boxes", "labels", "scores"} <= output[0].keys()
-    if isinstance(output, Mapping):
-        return {"logits", "pred_boxes"} <= output.keys() and output["logits"].dim() == 3
-    if not isinstance(output, tuple) or len(output) != 2:
-        return False
-    _, raw = output
-    if isinstance(raw, tuple):  # RT-DETR
-        return len(raw) == 5 and isinstance(output[0], Tensor) and output[0].dim() == 3 and output[0].shape[2] == 6
-    raw = raw.get("one2many") or raw.get("one2one") or raw if isinstance(raw, dict) else {}
-    return {"boxes", "scores", "feats"} <= raw.keys() and "angle" not in raw  # boxes with an angle are not read
+    """Whether it has the form of a detector's output, such as of torchvision, transformers or ultralytics."""
+    return detections_in(output) is not None
 
 
 def is_a_list_of_records(output: Any) -> bool:

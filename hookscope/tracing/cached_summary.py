@@ -33,11 +33,12 @@ def listing(name: str, input_size: tuple[int, ...] | None = None, sources: bool 
         return cached
     from hookscope.tracing.summary import first_accepted
 
-    skeleton = models.find_source(name).skeleton(name)
+    source = models.find_source(name)
+    skeleton = source.skeleton()
     if skeleton is None:
         import torch
 
-        net = models.load_model(name, weights="none", device="cpu", input_size=input_size)
+        net = models.load_model(source, weights="none", device="cpu", input_size=input_size)
         channels, *sides = net.preprocess.input_shape
         counts = dict.fromkeys([channels, models.first_channels(net.model)])
         pictures = (torch.zeros(count, *sides, dtype=net.preprocess.dtype) for count in counts)

@@ -25,7 +25,7 @@ from hookscope.models.sources import model_names
 from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]
-EFFICIENTNET_LITE = module.EfficientNetLiteSource().names()  # empty without the extra
+EFFICIENTNET_LITE = module.EfficientNetLiteSource.names()  # empty without the extra
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache for each test, and torchvision's models alone, whatever extras are installed."""
     monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
     monkeypatch.setattr(module, "BUNDLED", {})
-    monkeypatch.setattr(module.EfficientNetLiteSource, "names", lambda source: ())
+    monkeypatch.setattr(module.EfficientNetLiteSource, "names", lambda: ())
     return tmp_path
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.transforms import functional
 
 from hookscope import load_model
-from hookscope.errors import ModelError, WeightsError
+from hookscope.errors import ModelError, UsageError, WeightsError
 from hookscope.images import open_image
 from hookscope.models import from_efficientnet_lite
 from hookscope.models.catalogue import catalogue
@@ -65,7 +65,7 @@ def test_a_picture_is_prepared_as_its_authors_do(stand_in: torch.nn.Module, tmp_
 def test_other_weights(stand_in: torch.nn.Module, tmp_path: Path) -> None:
     assert load_model("efficientnet-lite0", "none", seed=3).weights == "random (seed 3)"
     assert load_model("efficientnet-lite0", tmp_path / "trained.pth").weights == "trained.pth"
-    with pytest.raises(WeightsError, match="no weights 'V1' for efficientnet-lite0; it has one set of weights; give"):
+    with pytest.raises(UsageError, match="efficientnet-lite0 has no torchvision weights 'V1'; use auto"):
         load_model("efficientnet-lite0", "V1")
 
 
@@ -117,7 +117,7 @@ def test_the_real_one_knows_what_it_sees(
 
 @pytest.mark.skipif(not IS_INSTALLED, reason="the extra imagenet is not installed")
 def test_its_shapes_are_known_without_values() -> None:
-    skeleton = find_source("efficientnet-lite0").skeleton("efficientnet-lite0")
+    skeleton = find_source("efficientnet-lite0").skeleton()
     assert skeleton is not None and skeleton.size == (224, 224)
     assert [*skeleton.model.state_dict()] == [*load_model("efficientnet-lite0").model.state_dict()]
 

@@ -349,7 +349,7 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert net.weights == "random (seed 2)"
     assert net.notes == ("weights of timm:tiny are random (seed 2): no network",)
     assert net.preprocess.describe() == "resize 128 bicubic, crop 96, mean 0.5, std 0.25"
-    with pytest.raises(WeightsError, match="timm gives no weights for timm:tiny: no network; use --weights none"):
+    with pytest.raises(WeightsError, match="no weights for timm:tiny: no network; use --weights none"):
         load_model("timm:tiny", weights="default")
     tuned = nn.Conv2d(3, 7, 1)
     torch.save({f"module.{key}": value for key, value in tuned.state_dict().items()}, tmp_path / "tuned.pth")

@@ -46,8 +46,9 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
     picture = loaded.preprocess(Image.new("RGB", (300, 200), "red"))[None]
     assert torch.equal(loaded.model(picture).logits, judge.eval()(picture).logits)
     assert load_model(str(tmp_path), weights="none", seed=4).weights == "random (seed 4)"
-    with pytest.raises(UsageError, match="has no torchvision weights 'default'"):
-        load_model(str(tmp_path), weights="default")
+    assert load_model(str(tmp_path), weights="default").weights == loaded.weights
+    with pytest.raises(UsageError, match="has no torchvision weights 'V1'"):
+        load_model(str(tmp_path), weights="V1")
 
 
 @pytest.mark.slow

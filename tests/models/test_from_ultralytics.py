@@ -63,7 +63,7 @@ def test_a_model_of_ultralytics(package: Path) -> None:
     net = load_model("ultralytics:yolov8n", seed=2)
     assert (net.family, net.categories, net.weights) == ("batched_detection", ("car", "dog"), "random (seed 2)")
     assert net.preprocess.describe() == "pad to 640x640, range 0..1"
-    assert net.notes[0].startswith("ultralytics:yolov8n has random weights (seed 2): trained ones are pickled")
+    assert net.notes[0].startswith("weights of ultralytics:yolov8n are random (seed 2): trained ones are pickled")
     own = DetectionModel({"nc": 5}, verbose=False)
     torch.save(own.state_dict(), package / "own.pth")
     loaded = load_model("ultralytics:yolov8", weights=f"{package}/own.pth")
@@ -76,7 +76,8 @@ def test_a_model_of_ultralytics(package: Path) -> None:
         ("yolo8n", "auto", ModelError, "no ultralytics model 'yolo8n'; nearest: yolov8"),
         ("../v8/yolov8", "auto", ModelError, "no ultralytics model '../v8/yolov8'"),
         ("yolov8n-cls", "auto", ModelError, "is no detector or segmentation model; its head is Classify"),
-        ("yolov8n", "default", UsageError, "has no torchvision weights 'default'"),
+        ("yolov8n", "default", WeightsError, "no weights for ultralytics:yolov8n: trained ones are pickled"),
+        ("yolov8n", "V1", UsageError, "has no torchvision weights 'V1'"),
     ],
 )
 def test_what_the_package_lacks_is_refused(

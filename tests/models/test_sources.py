@@ -15,9 +15,7 @@ from hookscope.errors import ModelError
 from hookscope.models import sources
 from hookscope.models.from_efficientnet_lite import EfficientNetLiteSource
 from hookscope.models.load import load_model
-from hookscope.models.loaded import LoadedModel
-from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import ModelSource, Progress, WeightsChoice
+from hookscope.models.model_source import MadeSource
 from hookscope.models.names import torchvision_names
 from hookscope.models.sources import find_source, model_names
 
@@ -34,7 +32,7 @@ def test_each_kind_of_text_has_its_source() -> None:
 
 def test_the_names_are_those_of_torchvision_and_the_bundled_ones() -> None:
     quantized = [name.replace("_", ":", 1) for name in torchvision_names() if name.startswith("quantized_")]
-    own = {*torchvision_names(), "shapes", *quantized, *EfficientNetLiteSource().names()}
+    own = {*torchvision_names(), "shapes", *quantized, *EfficientNetLiteSource.names()}
     assert model_names() == tuple(sorted(own))
 
 
@@ -58,26 +56,27 @@ def test_names_are_checked_and_completed_without_torch() -> None:
     assert "resnet34" in answer.stdout and answer.stdout.endswith("list-models` False\n")
 
 
-class ToySource(ModelSource):
-    def matches(self, model: str) -> bool:
-        return model.startswith("toy-")
+class ToySource(MadeSource):
+    prefix, family = "toy-", "segmentation"
 
-    def names(self) -> tuple[str, ...]:
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
         return ("toy-4",)
 
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        net = nn.Conv2d(3, int(model.removeprefix("toy-")), 1)
-        metadata = WeightsMetadata(categories=("a", "b", "c", "d"))
-        return LoadedModel.of(net, model, weights.text, metadata, family="segmentation")
+    def class_names(self) -> tuple[str, ...]:
+        return ("a", "b", "c", "d")
+
+    def make(self, pretrained: bool) -> nn.Module:
+        return nn.Conv2d(3, int(self.name), 1)
 
 
 def test_a_new_source_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SOURCES", [*sources.SOURCES, ToySource()])
+    monkeypatch.setattr(sources, "SOURCES", [*sources.SOURCES, ToySource])
     assert "toy-4" in model_names()
     with pytest.raises(ModelError, match="no model 'toy4'; nearest: toy-4"):
         load_model("toy4")
     net = load_model("toy-4", weights="none", device="cpu")
-    assert (net.model.out_channels, net.weights, net.categories) == (4, "none", ("a", "b", "c", "d"))
+    assert (net.model.out_channels, net.weights, net.categories) == (4, "random (seed 0)", ("a", "b", "c", "d"))
     assert (net.family, net.preprocess.describe()) == ("segmentation", "assumed resize 520, ImageNet mean and std")
     assert not net.model.training
     listed = CliRunner().invoke(cli, ["list-layers", "toy-4", "--format", "tsv"])

@@ -39,7 +39,7 @@ FIXED_SIDE = ("vit", "swin", "inception")
 
 def in_memory(name: str) -> tuple[nn.Module, int]:
     """The model with zeros for weights, and a side of its pictures that is small where it may be."""
-    skeleton = find_source(name).skeleton(name)
+    skeleton = find_source(name).skeleton()
     assert skeleton is not None
     net = skeleton.model.to_empty(device="cpu").train()
     with torch.no_grad():

@@ -118,9 +118,9 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
     weights and an output of several positions, such as convolutions: at most 64 of them, at even distances.
     """
     _check(values, plot, model)
-    models.find_source(model)  # an unknown name fails before torch is imported
+    source = models.find_source(model)  # an unknown name fails before torch is imported
     with process.prints_to_standard_error(), pass_progress() as on_progress:
-        found = planning.plan(model, **values, on_progress=on_progress)
+        found = planning.plan(source, **values, on_progress=on_progress)
     for text in found.notes:
         output.note(f"Note: {text}")
     with ExitStack() as stack:  # a full disk is no reason to lose the rows

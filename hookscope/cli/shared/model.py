@@ -39,8 +39,8 @@ class ModelOptions:
 
     def load(self, pictures: bool = True) -> models.LoadedModel:
         """Load the model, for ``pictures`` or other work; notes and the progress go to standard error."""
-        models.find_source(self.model)  # an unknown name fails before torch is imported
-        options = vars(self) | {"weights": models.WeightsChoice.parse(self.weights)}
+        source = models.find_source(self.model)  # an unknown name fails before torch is imported
+        options = vars(self) | {"model": source, "weights": models.WeightsChoice.parse(self.weights)}
         with process.prints_to_standard_error(), download_progress() as progress:
             net = models.load_model(**options, progress=progress)
         for text in net.notes:

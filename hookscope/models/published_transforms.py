@@ -36,7 +36,7 @@ _UNDERSTOOD = {
 _WITH_RULES_OF_THEIR_OWN = ("ConvNext", "Levit", "PoolFormer", "Yolos")
 
 
-def stated_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms | OwnTransforms | None:
+def published_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms | OwnTransforms | None:
     """The transforms that ``model`` states, or that stand beside one of the checkpoint ``files``; None without any.
 
     Of a model around one of timm only the mean and the standard deviation are its own.
@@ -64,7 +64,7 @@ def stated_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms
     return None
 
 
-def stated_class_names(model: nn.Module) -> tuple[str, ...] | None:
+def published_class_names(model: nn.Module) -> tuple[str, ...] | None:
     """The class names that a model of transformers or ultralytics has, None where it has only numbers."""
     names = getattr(getattr(model, "config", None), "id2label", getattr(model, "names", None))
     if not isinstance(names, dict) or names.keys() != set(range(len(names))):

@@ -14,7 +14,7 @@ from torch import nn
 from torchvision import transforms as T
 
 from hookscope.models.preprocess import Preprocess
-from hookscope.models.stated import of_processor, of_timm, stated_class_names, stated_transforms
+from hookscope.models.published_transforms import of_processor, of_timm, published_class_names, published_transforms
 from hookscope.models.transforms import OwnTransforms, Resize, Transforms
 
 BICUBIC = T.InterpolationMode.BICUBIC
@@ -56,14 +56,14 @@ def test_timm(photograph: Image.Image, changes: dict[str, Any], steps: list[Any]
 def test_a_model_around_one_of_timm_gets_its_mean_and_std() -> None:
     inner = nn.Conv2d(3, 4, 1)
     inner.default_cfg = TIMM
-    assert stated_transforms(inner) == of_timm(TIMM)
-    around = stated_transforms(nn.Sequential(nn.Identity(), inner))
+    assert published_transforms(inner) == of_timm(TIMM)
+    around = published_transforms(nn.Sequential(nn.Identity(), inner))
     assert isinstance(around, Transforms) and around.assumed == ("size",)
     assert around.describe() == "mean 0.5, std 0.25, assumed resize 256, crop 224"
     other = nn.Conv2d(3, 4, 1)
     other.default_cfg = TIMM | {"mean": (0.1,) * 3}
-    assert stated_transforms(nn.Sequential(inner, other)) is None
-    assert stated_transforms(nn.Identity()) is None
+    assert published_transforms(nn.Sequential(inner, other)) is None
+    assert published_transforms(nn.Identity()) is None
 
 
 CONFIG = {
@@ -90,15 +90,15 @@ class Processor:
 
 def test_the_configuration_of_an_image_processor(photograph: Image.Image, tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(CONFIG))
-    found = stated_transforms(nn.Identity(), [str(tmp_path / "model.safetensors")])
-    assert found == stated_transforms(nn.Identity(), [str(tmp_path)])
+    found = published_transforms(nn.Identity(), [str(tmp_path / "model.safetensors")])
+    assert found == published_transforms(nn.Identity(), [str(tmp_path)])
     prepare = Preprocess("classification", found)
     steps = [T.Resize(40, BICUBIC), lambda p: p.crop((12, 4, 45, 36)), T.ToTensor(), NORMALISE]  # 57 - 33 is even
     assert torch.equal(prepare(photograph), T.Compose(steps)(photograph))
     assert prepare.describe() == "resize 40 bicubic, crop 32x33, mean 0.5, std 0.25"
     model = nn.Identity()
     model.config = type("Config", (), {"_name_or_path": str(tmp_path)})()
-    assert stated_transforms(model) == found
+    assert published_transforms(model) == found
 
 
 def test_a_crop_of_transformers_begins_at_the_lower_pixel() -> None:
@@ -141,7 +141,7 @@ def test_a_processor_with_other_rules_prepares_the_picture_itself(
 ) -> None:
     model = nn.Identity()
     model.processor = type("Both", (), {"image_processor": Processor(**config)})()
-    found = stated_transforms(model)
+    found = published_transforms(model)
     assert isinstance(found, OwnTransforms)
     prepare = Preprocess("classification", found)
     assert torch.equal(prepare(photograph), NORMALISE(T.ToTensor()(photograph.resize((8, 9)))))
@@ -152,7 +152,7 @@ def test_a_processor_with_other_rules_prepares_the_picture_itself(
 def test_a_damaged_configuration_says_nothing(tmp_path: Path) -> None:
     for content in ("{", "[]", '"text"', '{"size": 3}', '{"do_resize": true, "resample": "x"}'):
         (tmp_path / "preprocessor_config.json").write_text(content)
-        assert stated_transforms(nn.Identity(), [str(tmp_path)]) is None
+        assert published_transforms(nn.Identity(), [str(tmp_path)]) is None
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_the_longer_side_is_limited_as_in_transformers(high: int, wide: int, siz
 def test_ultralytics_pads_with_grey_and_names_no_class_by_its_number() -> None:
     kind = {"__module__": "ultralytics.nn.tasks"}
     yolo, rtdetr = (type(name, (nn.Identity,), kind)() for name in ("DetectionModel", "RTDETRDetectionModel"))
-    found = stated_transforms(yolo)
+    found = published_transforms(yolo)
     assert isinstance(found, Transforms) and found.describe() == "pad to 640x640, range 0..1"
     padded = Preprocess("batched_detection", found)(Image.new("RGB", (64, 32), "red"))
     assert [padded[:, y, 320].mul(255).tolist() for y in (159, 160)] == [[114, 114, 114], [255, 0, 0]]
-    assert stated_transforms(rtdetr).describe() == "stretch 640x640, range 0..1"
+    assert published_transforms(rtdetr).describe() == "stretch 640x640, range 0..1"
     yolo.names = {0: "0", 1: "1"}
-    assert stated_class_names(yolo) is None
+    assert published_class_names(yolo) is None
     yolo.names = {0: "person", 1: "1"}
-    assert stated_class_names(yolo) == ("person", "1")
+    assert published_class_names(yolo) == ("person", "1")
     yolo.names = {0: "person", "1": "car"}
-    assert stated_class_names(yolo) is None
+    assert published_class_names(yolo) is None

@@ -14,7 +14,7 @@ from torchvision.transforms import _presets as presets
 from hookscope.errors import ModelError, UsageError
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.preprocess_choice import PreprocessChoice, words_of_mapping
-from hookscope.models.stated import of_processor
+from hookscope.models.published_transforms import of_processor
 from hookscope.models.transforms import OwnTransforms, Transforms
 
 
