@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
+import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -58,6 +60,14 @@ def same_values(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
     """Whether the state dict of ``model`` has the keys of ``state``, in any order, and equal values."""
     own = model.state_dict()
     return own.keys() == state.keys() and all(torch.equal(value, state[key]) for key, value in own.items())
+
+
+@contextmanager
+def refused(error: type[Exception], says: str) -> Iterator[None]:
+    """The block must raise ``error`` with a text of one line that begins with ``says``."""
+    with pytest.raises(error) as caught:
+        yield
+    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
 
 
 class Trap:

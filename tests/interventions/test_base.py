@@ -17,8 +17,11 @@ from hookscope.hooks.calls import Call
 from hookscope.interventions import (
     Clamp,
     DropBlock,
+    DropBlock2d,
+    Dropout,
     Freeze,
     Intervention,
+    LinearSchedule,
     Mean,
     Noise,
     Patch,
@@ -30,6 +33,7 @@ from hookscope.interventions import (
     Zero,
 )
 from hookscope.interventions.base import Ranges, Site, checked, laid_out_like, parse_channels, parse_positions, replaced
+from tests.helpers import refused
 
 
 @pytest.mark.parametrize(
@@ -75,9 +79,8 @@ def test_channels(value: Any, numbers: tuple[int, ...] | None) -> None:
     ],
 )
 def test_bad_channels_are_refused(value: Any, says: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, says):
         parse_channels(value)
-    assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize("numbers", [(), (0,), (0, 1, 2), (0, 2, 3, 9), tuple(range(1, 40, 2))])
@@ -194,9 +197,8 @@ def test_no_channels_is_no_change() -> None:
     ],
 )
 def test_a_part_that_the_tensor_lacks_is_refused(change: Intervention, shape: tuple[int, ...], says: str) -> None:
-    with pytest.raises(LayerError) as caught:
+    with refused(LayerError, says):
         change(CALL, torch.ones(shape))
-    assert str(caught.value).startswith(says)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
@@ -230,9 +232,8 @@ def test_the_result_of_a_function_is_copied_and_none_keeps_the_tensor() -> None:
     ],
 )
 def test_a_result_of_another_type_or_shape_is_refused(returned: Any, says: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, says):
         checked(returned, torch.ones(2, 3), "fc#1")
-    assert str(caught.value).startswith(says)
 
 
 @dataclass(frozen=True)
@@ -264,9 +265,55 @@ def test_new_values_take_the_memory_layout_of_the_old(strides: Any, other: Any) 
     assert part.grad is not None and not bool(part.grad.any())
 
 
-def test_a_side_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="no side 'inside' of a layer; there are output and input"):
-        Zero(on="inside")
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Zero(on="inside"), "no side 'inside' of a layer; there are output and input"),
+        (lambda: Scale(math.nan), "factor=nan; give a finite number"),
+        (lambda: Scale("2"), "factor='2' is not a number"),
+        (lambda: Scale(1e39), "factor=1e+39 exceeds single precision"),
+        (lambda: Noise(-1.0), "std=-1; give 0 or more"),
+        (lambda: Noise(math.inf), "std=inf"),
+        (lambda: Noise(1e39), "std=1e+39 exceeds"),
+        (lambda: Clamp(), "clamp needs a bound; give min, max or both"),
+        (lambda: Clamp(3, 1), "a clamp from 3 to 1; give a min of at most max"),
+        (lambda: Clamp(math.nan), "min=nan; give a finite number"),
+        (lambda: Clamp(max=[1]), r"max=[1] is not a number"),
+        (lambda: Clamp(min=math.inf), "a clamp from inf to inf; give finite bounds"),
+        (lambda: Clamp(-1e39, 0), "min=-1e+39 exceeds single precision"),
+        (lambda: Quantize(0), "bits=0; give 1 to 16"),
+        (lambda: Quantize(17), "bits=17"),
+        (lambda: Quantize(1, symmetric=True), "bits=1; give 2 to 16"),
+        (lambda: Quantize(2.5), "bits=2.5; give 1 to 16"),
+        (lambda: Permute("rows"), "no value 'rows' of axis; choices: positions, channels, images"),
+        (lambda: Mean(over="time"), "no value 'time' of over; choices: images, positions"),
+        (lambda: Mean(torch.ones(1), over="positions"), "a mean over positions takes no source; leave the source out"),
+        (lambda: Steer(torch.ones(1), math.nan), "scale=nan; give a finite number"),
+        (lambda: DropBlock(-0.1), "p=-0.1 is not a share; give a number from 0 to 1"),
+        (lambda: Dropout(1.01), "p=1.01 is not a share"),
+        (lambda: Dropout(math.nan), "p=nan is not a share"),
+        (lambda: Dropout("0.1"), "p='0.1' is not a number"),
+        (lambda: Dropout(LinearSchedule(0, 2, 1)).at(1), "p=2.0 is not a share"),
+        (lambda: LinearSchedule(0, 1, 0), "a schedule of 0 steps; give 1 or more"),
+        (lambda: DropBlock(0.1, 4), "block_size=4; give an odd number, such as 7"),
+        (lambda: DropBlock(0.1, 0), "block_size=0"),
+        (lambda: DropBlock(0.1, -3), "block_size=-3"),
+        (lambda: DropBlock(0.1, 3.0), "block_size=3.0"),
+        (lambda: Dropout(when="eval"), "no value 'eval' of when; choices: train, always"),
+        (lambda: DropBlock2d(p=lambda: 0.1), "the schedule of DropBlock2d takes (); it is called with (step)"),
+        (lambda: Prune(norm="nuc"), "norm='nuc' is not a number; give a finite number"),
+        (lambda: Prune(norm=None), "norm=None is not a number"),
+        (lambda: Prune(norm=math.nan), "norm=nan; give a finite number"),
+        (lambda: Prune(norm=0), "norm=0; give a number above 0, such as 1 or 2"),
+        (lambda: Prune(norm=-math.inf), "norm=-inf; give a number above 0"),
+        (lambda: Prune(math.nan), "amount=nan; give a finite number"),
+        (lambda: Prune("0.5"), "amount='0.5' is not a number"),
+        (lambda: Prune(1.5), "amount=1.5 is not a share; give a number from 0 to 1"),
+    ],
+)
+def test_bad_values_are_refused(make: Any, says: str) -> None:
+    with refused(UsageError, says):
+        make()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from hookscope.interventions import (
     Zero,
     intervene,
 )
+from tests.helpers import refused
+from tests.nets import Function
 
 X = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(1))
 
@@ -72,15 +74,19 @@ def test_a_parameter_is_changed_in_the_block_and_put_back_in_its_memory(
     assert [p.data_ptr() for p in net.parameters()] == places
 
 
+def values(net: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+
+
 def test_a_glob_changes_every_parameter_it_names_a_dictionary_in_its_order() -> None:
     net = a_net()
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    before = values(net)
     with intervene(net, {"*.bias": Zero(), "re:^[03].weight$": [Scale(2.0), lambda call, w: w + 1]}) as block:
         assert set(block.changed) == {"0.bias", "1.bias", "3.bias", "5.bias", "0.weight", "3.weight"}
         for name, parameter in net.named_parameters():
             judge = {"bias": before[name] * 0, "weight": before[name] * 2 + 1}[name[2:]]
             assert torch.equal(parameter, judge if name[0] in "03" or name.endswith("bias") else before[name])
-    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+    assert same(values(net), before)
 
 
 def test_noise_and_quantization_of_a_parameter() -> None:
@@ -149,7 +155,7 @@ def test_pruned_weights_stay_at_zero_in_training(build: Callable[..., torch.opti
     net = a_net()
     optimizer = build(net.parameters())
     train(net, optimizer, begun)  # so that there is momentum where weights are going to be pruned
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    before = values(net)
     with intervene(net, {"0.weight": Prune(0.5), "3": Prune(0.5, dim=0)}):
         gone = {name: dict(net.named_parameters())[name] == 0 for name in ("0.weight", "3.weight")}
         assert {name: int(mask.sum()) * 2 for name, mask in gone.items()} == {n: before[n].numel() for n in gone}
@@ -157,7 +163,7 @@ def test_pruned_weights_stay_at_zero_in_training(build: Callable[..., torch.opti
         for name, mask in gone.items():
             parameter = dict(net.named_parameters())[name]
             assert parameter.grad is not None and not bool(parameter[mask].any() or parameter.grad[mask].any())
-        trained = {name: p.detach().clone() for name, p in net.named_parameters()}
+        trained = values(net)
     for name, parameter in net.named_parameters():
         mask = gone.get(name, torch.zeros_like(parameter, dtype=torch.bool))
         assert torch.equal(parameter[mask], before[name][mask])
@@ -206,20 +212,10 @@ def test_frozen_layers_are_not_trained() -> None:
     assert not [change for change in state.changes() if "requires_grad" in change.what]
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.b.weight = self.a.weight
-        self.c = self.a
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.b(self.a(x)))
-
-
 @pytest.mark.parametrize("where", ["a.weight", "b.weight", "c.weight", "*.weight"])
 def test_a_parameter_with_several_names_is_changed_once(where: str) -> None:
-    net = Tied()
+    net = Function(lambda net, x: net.c(net.b(net.a(x))), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
+    net.b.weight, net.c = net.a.weight, net.a
     before = net.a.weight.detach().clone()
     with intervene(net, {where: Scale(2.0)}) as block:
         assert torch.equal(net.b.weight, before * 2) and sum(block.changed.values()) == 1
@@ -308,9 +304,9 @@ def test_an_exception_puts_everything_back(kind: type[BaseException]) -> None:
 def test_an_impossible_change_is_refused(where: str, change: Any, error: type[Exception], says: str) -> None:
     net = a_net()
     state = ModelSnapshot(net)
-    with pytest.raises(error) as caught, intervene(net, {where: change}):
+    with refused(error, says), intervene(net, {where: change}):
         pass
-    assert str(caught.value).startswith(says) and "\n" not in str(caught.value) and state.changes() == []
+    assert state.changes() == []
 
 
 def test_parameters_without_values_or_fractions() -> None:
@@ -323,25 +319,6 @@ def test_parameters_without_values_or_fractions() -> None:
     ):
         with pytest.raises(error, match=says):
             intervene(net, {"weight": Zero()}).__enter__()
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"norm": "nuc"}, "norm='nuc' is not a number; give a finite number"),
-        ({"norm": None}, "norm=None is not a number"),
-        ({"norm": float("nan")}, "norm=nan; give a finite number"),
-        ({"norm": 0}, "norm=0; give a number above 0, such as 1 or 2"),
-        ({"norm": float("-inf")}, "norm=-inf; give a number above 0"),
-        ({"amount": float("nan")}, "amount=nan; give a finite number"),
-        ({"amount": "0.5"}, "amount='0.5' is not a number"),
-        ({"amount": 1.5}, "amount=1.5 is not a share; give a number from 0 to 1"),
-    ],
-)
-def test_bad_shares_and_norms_are_refused(values: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        Prune(**values)
-    assert str(caught.value).startswith(says)
 
 
 def test_parameters_made_in_inference_mode_are_changed_in_it() -> None:
