@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from hookscope.interventions import (
 )
 from hookscope.interventions.ablation import Ablation, ablate_each
 from hookscope.interventions.effect import intervention_effect
-from tests.helpers import seeded
+from tests.nets import Function
 
 PICTURE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 
@@ -151,29 +152,32 @@ def test_many_at_once_are_as_one_by_one(
         assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
 
 
-class Counting(nn.Module):
+def counting(net: Any, x: Tensor) -> Tensor:
     """Asks its input for the number of images, so that copies must be there from the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList([nn.Conv2d(3, 5, 3, stride=2), nn.ReLU(inplace=True), nn.Conv2d(5, 6, 3)])
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        count = x.size(0)
-        for stage in self.stages:
-            x = stage(x)
-        return self.head(x.mean((2, 3)).view(count, -1))
+    count = x.size(0)
+    for stage in net.stages:
+        x = stage(x)
+    return net.head(x.mean((2, 3)).view(count, -1))
 
 
 def test_layers_before_the_channels_see_one_copy() -> None:
-    torch.manual_seed(0)
-    net, seen = Counting().eval(), list[int]()
+    stages = nn.ModuleList([nn.Conv2d(3, 5, 3, stride=2), nn.ReLU(inplace=True), nn.Conv2d(5, 6, 3)])
+    net, seen = Function(counting, stages=stages, head=nn.Linear(6, 4)).eval(), list[int]()
     net.stages[0].register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
     ablation = ablate_each(net, PICTURE, "stages.2", 1)
     assert set(seen) == {1}
     for row in ablation.channels:
         assert row.score_after == pytest.approx(score(without(net, "stages.2", row.channel), 1), abs=1e-6)
+
+
+@contextmanager
+def silenced(net: nn.Module, layer: str, *channels: int, axis: int = 1) -> Iterator[None]:
+    """A plain hook that zeroes channels of a layer."""
+    handle = net.get_submodule(layer).register_forward_hook(
+        lambda module, args, output: output.index_fill(axis, torch.tensor(channels), 0)
+    )
+    yield
+    handle.remove()
 
 
 SEVERAL: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -194,16 +198,9 @@ def test_groups_of_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain
         [call] = [call for call in kept.calls if call.name == layer]
         shape = tuple(kept[layer].shape)
         channels += [(call, shape, (1,)), (call, shape, (6, 2))]
-        tokens = len(shape) == 3
         for group in ((1,), (6, 2)):
-            handle = net.get_submodule(layer).register_forward_hook(
-                lambda module, args, output, at=group, axis=2 if tokens else 1: output.index_fill(
-                    axis, torch.tensor(at), 0
-                )
-            )
-            with torch.no_grad():
+            with silenced(net, layer, *group, axis=2 if len(shape) == 3 else 1), torch.no_grad():
                 expected.append(net(PICTURE)[0])
-            handle.remove()
     handle = net.register_forward_hook(lambda module, args, output: ran.append(1))
     scores = scores_without(net, (PICTURE,), with_all, channels)
     handle.remove()
@@ -226,33 +223,12 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return tried
 
 
-def one_by_one(net: nn.Module, layer: str, channels: range, target: int) -> list[float]:
-    """The score without each channel, each in a pass of its own with a plain hook."""
-    scores: list[float] = []
-    for channel in channels:
-        handle = net.get_submodule(layer).register_forward_hook(
-            lambda module, args, output, at=channel: output.index_fill(1, torch.tensor([at]), 0)
-        )
-        scores.append(score(net, target))
-        handle.remove()
-    return scores
-
-
 def small_net(*between: nn.Module) -> nn.Sequential:
     torch.manual_seed(0)
     head = [nn.Conv2d(16, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(
         OrderedDict(conv=nn.Conv2d(3, 16, 3), between=nn.Sequential(*between), head=nn.Sequential(*head))
     )
-
-
-class Rule(nn.Module):
-    def __init__(self, rule: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.rule = rule
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rule(x)
 
 
 def fake_quantize(observer: str, **kwargs: Any) -> nn.Module:
@@ -262,20 +238,20 @@ def fake_quantize(observer: str, **kwargs: Any) -> nn.Module:
 
 
 MIXING: dict[str, Callable[[], list[nn.Module]]] = {
-    "mean of the batch": lambda: [Rule(lambda x: x - x.mean(0) / 2)],
-    "first picture alone": lambda: [Rule(lambda x: x[:1])],
-    "first picture in all": lambda: [Rule(lambda x: x + x[:1])],
-    "remembered size": lambda: [Rule(lambda x: x.reshape(1, 16, 62, 62))],
-    "random": lambda: [Rule(lambda x: x * torch.rand(len(x), 1, 1, 1))],
-    "numpy's random": lambda: [Rule(lambda x: x * float(np.random.rand()))],
+    "mean of the batch": lambda: [Function(lambda x: x - x.mean(0) / 2)],
+    "first picture alone": lambda: [Function(lambda x: x[:1])],
+    "first picture in all": lambda: [Function(lambda x: x + x[:1])],
+    "remembered size": lambda: [Function(lambda x: x.reshape(1, 16, 62, 62))],
+    "random": lambda: [Function(lambda x: x * torch.rand(len(x), 1, 1, 1))],
+    "numpy's random": lambda: [Function(lambda x: x * float(np.random.rand()))],
     "dropout": lambda: [nn.Dropout(0.5)],
     "batch statistics": lambda: [nn.BatchNorm2d(16)],
     "no statistics kept": lambda: [nn.BatchNorm2d(16, track_running_stats=False).eval()],
-    "range": lambda: [nn.ReLU(), Rule(lambda x: (x / x.max() * 15).round() * x.max() / 15)],
-    "range of what saturates": lambda: [nn.ReLU6(), Rule(lambda x: (x / x.max() * 3).round() * x.max() / 3)],
-    "range of what has one spread": lambda: [nn.GroupNorm(1, 16), Rule(lambda x: (x / x.abs().max() * 7).round())],
-    "highest alone": lambda: [Rule(lambda x: x * (x >= x.max() / 2))],
-    "median": lambda: [Rule(lambda x: x * (x > x.median()))],
+    "range": lambda: [nn.ReLU(), Function(lambda x: (x / x.max() * 15).round() * x.max() / 15)],
+    "range of what saturates": lambda: [nn.ReLU6(), Function(lambda x: (x / x.max() * 3).round() * x.max() / 3)],
+    "range of what has one spread": lambda: [nn.GroupNorm(1, 16), Function(lambda x: (x / x.abs().max() * 7).round())],
+    "highest alone": lambda: [Function(lambda x: x * (x >= x.max() / 2))],
+    "median": lambda: [Function(lambda x: x * (x > x.median()))],
     "torch's range": lambda: [nn.ReLU(inplace=True), fake_quantize("MinMaxObserver", quant_min=0, quant_max=7)],
     "torch's moving range": lambda: [nn.Tanh(), fake_quantize("MovingAverageMinMaxObserver")],
 }
@@ -308,7 +284,10 @@ def test_inside_a_quantisation_of_the_next_or_a_later_layer(
     change = Quantize(bits, per_channel=per_channel, symmetric=symmetric)
     with intervene(net, {where: change}):
         ablation = ablate_each(net, PICTURE, "conv", 3)
-        expected = one_by_one(net, "conv", range(16), 3)
+        expected = []
+        for channel in range(16):
+            with silenced(net, "conv", channel):
+                expected.append(score(net, 3))
     assert [after(ablation)["conv", channel] for channel in range(16)] == pytest.approx(expected, abs=1e-6)
 
 
@@ -339,23 +318,20 @@ def test_a_seed_counts_in_each_pass_and_is_that_of_an_effect() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.conv = nn.Conv2d(3, 3, 3, padding=1)
-        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.idle = nn.Conv2d(3, 3, 1)
-        self.count = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.pool(self.conv(self.conv(x).relu()))
-        self.count(found.sum())
+def twice() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        found = net.pool(net.conv(net.conv(x).relu()))
+        net.count(found.sum())
         return found
+
+    torch.manual_seed(2)
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    conv, idle = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+    return Function(forward, conv=conv, pool=pool, idle=idle, count=nn.Identity())
 
 
 def test_the_second_call_alone() -> None:
-    net = Twice()
+    net = twice()
     first = ablate_each(net, PICTURE, "conv#0", 0)
     second = ablate_each(net, PICTURE, "-1", 0)
     assert {row.call for row in second.channels} == {Call("conv", "Conv2d", 1, 1)}
@@ -368,7 +344,7 @@ def test_the_second_call_alone() -> None:
 
 
 def test_several_calls_are_ranked_together_and_calls_without_channels_are_skipped() -> None:
-    ablation = ablate_each(Twice(), PICTURE, ["conv", "re:^(pool|count)"], 0)
+    ablation = ablate_each(twice(), PICTURE, ["conv", "re:^(pool|count)"], 0)
     worths = [row.score_drop for row in ablation.channels]
     assert {row.call.key for row in ablation.channels} == {"conv", "conv#1", "pool", "pool.0", "pool.1"}
     assert worths == sorted(worths, reverse=True) and len(worths) == 15
@@ -395,16 +371,12 @@ def test_progress_counts_every_channel() -> None:
 
 
 def test_a_score_of_nan_comes_last() -> None:
-    class Divided(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.maps = nn.Identity()
+    def divided(net: Any, x: Tensor) -> Tensor:
+        maps = net.maps(x).mean((2, 3))
+        return maps / (maps[:, :1] / maps[:, :1])
 
-        def forward(self, x: Tensor) -> Tensor:
-            maps: Tensor = self.maps(x).mean((2, 3))
-            return maps / (maps[:, :1] / maps[:, :1])
-
-    ablation = ablate_each(Divided(), torch.tensor([4.0, 2.0, 1.0]).reshape(1, 3, 1, 1), "maps", 2)
+    x = torch.tensor([4.0, 2.0, 1.0]).reshape(1, 3, 1, 1)
+    ablation = ablate_each(Function(divided, maps=nn.Identity()), x, "maps", 2)
     assert [row.channel for row in ablation.channels] == [2, 1, 0]
     assert math.isnan(ablation.channels[-1].score_drop)
 
@@ -455,33 +427,24 @@ def test_halves_and_inference_mode() -> None:
 )
 def test_refused(layers: str, target: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        ablate_each(Twice(), PICTURE, layers, target)
+        ablate_each(twice(), PICTURE, layers, target)
 
 
 def test_refused_inputs() -> None:
     with pytest.raises(UsageError, match="expected one picture, got 2"):
-        ablate_each(Twice(), torch.zeros(2, 3, 8, 8), "conv")
+        ablate_each(twice(), torch.zeros(2, 3, 8, 8), "conv")
     with pytest.raises(UsageError, match="batch size 0"):
-        ablate_each(Twice(), PICTURE, "conv", batch_size=0)
+        ablate_each(twice(), PICTURE, "conv", batch_size=0)
     with pytest.raises(InputError, match="not finite"):
-        ablate_each(Twice(), PICTURE * torch.inf, "conv", 0)
+        ablate_each(twice(), PICTURE * torch.inf, "conv", 0)
 
 
 def test_maps_of_the_tokens_of_a_clip_are_means_over_its_frames() -> None:
-    class OfClips(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.patches, self.tokens, self.head = (
-                nn.Conv3d(3, 5, (1, 4, 4), (1, 4, 4)),
-                nn.Linear(5, 5),
-                nn.Linear(5, 2),
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            scores: Tensor = self.head(self.tokens(self.patches(x).flatten(2).mT).mean(1))
-            return scores
-
-    net, clip = seeded(OfClips), torch.rand(1, 3, 2, 12, 8)
+    patches, clip = nn.Conv3d(3, 5, (1, 4, 4), (1, 4, 4)), torch.rand(1, 3, 2, 12, 8)
+    net = Function(
+        lambda net, x: net.head(net.tokens(net.patches(x).flatten(2).mT).mean(1)),
+        patches=patches, tokens=nn.Linear(5, 5), head=nn.Linear(5, 2),
+    ).eval()  # fmt: skip
     expected = net.tokens(net.patches(clip).flatten(2).mT)[0].unflatten(0, (2, 3, 2)).mean(0)
     for row in ablate_each(net, clip, "tokens", keep=5).channels:
         assert row.values is not None and np.allclose(row.values, expected[..., row.channel].detach(), atol=1e-6)

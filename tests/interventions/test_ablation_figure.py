@@ -9,22 +9,17 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from PIL import Image
 from torch import nn
 
 from hookscope.drawing import Colour
 from hookscope.errors import UsageError
 from hookscope.hooks.calls import Call
-from hookscope.images import InputImage
 from hookscope.interventions.ablation import Ablation, ChannelWorth, ablate_each
 from hookscope.interventions.ablation_figure import draw_ablation
-from hookscope.models.loaded import LoadedModel
-from hookscope.models.metadata import WeightsMetadata
 from hookscope.scores.logits import Prediction
+from tests.explain.pages import net, picture
 
 STAR = Prediction(7, "star", 5.0, 0.9)
-IMAGE = Image.new("RGB", (400, 300), (200, 10, 10))
-PICTURE = InputImage(IMAGE, "a/star.png", "ab" * 32, (), (IMAGE,))
 
 
 def channel(number: int, worth: float, values: Any = None, best: tuple[int, str | None] = (7, "star")) -> ChannelWorth:
@@ -49,13 +44,9 @@ def bars(figure: Figure) -> list[tuple[float, float]]:
     return [(round(float(at[:, 1].mean())), float(at[np.abs(at[:, 0]).argmax(), 0])) for at in ends]
 
 
-def net(weights: str = "best.pth") -> LoadedModel:
-    return LoadedModel.of(nn.Conv2d(3, 1, 1), "shapes", weights, WeightsMetadata(), "classification")
-
-
 def test_bars_are_the_worths_in_their_order_with_labels_and_the_class_that_wins() -> None:
     found = ablation(channel(26, 1.5, best=(9, "triangle")), channel(3, 0.25), channel(4, -0.5), channel(5, math.nan))
-    figure = draw_ablation(found, PICTURE, net())
+    figure = draw_ablation(found, picture(), net("best.pth"))
     assert bars(figure) == [(0, 1.5), (1, 0.25), (2, -0.5)]
     said = texts(figure)
     assert {"features.3 26", "0.25", "-0.5", "NaN", "score lost"} <= set(said)
@@ -65,11 +56,11 @@ def test_bars_are_the_worths_in_their_order_with_labels_and_the_class_that_wins(
 
 
 def test_the_page_names_class_model_image_and_preprocessing_and_random_weights_in_red() -> None:
-    said = texts(draw_ablation(ablation(channel(1, 1.0)), PICTURE, net()))
+    said = texts(draw_ablation(ablation(channel(1, 1.0)), picture(), net("best.pth")))
     assert "Score of star (7) that is lost when a channel is set to 0" in said
-    assert f"shapes, weights: best.pth, star.png, preprocessing: {net().preprocess.describe()}" in " ".join(said)
+    assert f"resnet34, weights: best.pth, cat.jpg, preprocessing: {net().preprocess.describe()}" in " ".join(said)
     assert "score with all channels 5, probability 90 %; 1 of 1 channel, those worth most first" in said
-    said = texts(draw_ablation(ablation(channel(1, 1.0)), PICTURE, net("random (seed 0)")))
+    said = texts(draw_ablation(ablation(channel(1, 1.0)), picture(), net("random (seed 0)")))
     assert said["weights: random (seed 0), the network is not trained"] == Colour.ALARM
     assert len(draw_ablation(ablation(channel(1, 1.0))).axes) == 2  # bars and their numbers alone
 
@@ -78,13 +69,15 @@ def test_maps_stand_after_the_photograph_on_scales_of_their_own() -> None:
     hot, cold = np.zeros((3, 4)), np.zeros((3, 4))
     hot[0, 0], cold[2, 3] = 8, -2
     whole = nn.Identity()
-    figure = draw_ablation(ablation(channel(1, 1.0, hot), channel(2, 0.5), channel(3, 0.25, cold)), IMAGE, whole)
+    figure = draw_ablation(
+        ablation(channel(1, 1.0, hot), channel(2, 0.5), channel(3, 0.25, cold)), picture().image, whole
+    )
     _, _, photograph, first, second = (axes.images[0].get_array() if axes.images else None for axes in figure.axes)
     assert tuple(photograph[120, 160]) == (200, 10, 10)
     assert first[0, 0, 0] > first[0, 0, 2] + 50 and second[-1, -1, 2] > second[-1, -1, 0] + 50  # red and blue
     assert np.ptp(first[-1, -1]) == 0  # 0 is transparent over grey
     assert {"photograph", "features.3 1", "-8 (blue) to 8 (red)", "-2 (blue) to 2 (red)"} <= set(texts(figure))
-    said = set(texts(draw_ablation(ablation(channel(1, 1.0, hot)), IMAGE, whole)))
+    said = set(texts(draw_ablation(ablation(channel(1, 1.0, hot)), picture().image, whole)))
     assert "0 to 8" in said
 
 

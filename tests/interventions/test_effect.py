@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,30 +14,21 @@ from hookscope.errors import LayerError
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.interventions import Dropout, Noise, Scale, Zero
 from hookscope.interventions.effect import intervention_effect
+from tests.nets import Function
 
 
-class Net(nn.Module):
-    """A trunk with an in-place layer, and a branch that the trunk's second half does not touch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 2, 1)
-        self.relu = nn.ReLU(inplace=True)
-        self.second = nn.Conv2d(2, 2, 1)
-        self.aside = nn.Conv2d(2, 1, 1)
-        self.fc = nn.Linear(2, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.relu(self.first(x))
-        after = self.second(x)
-        self.side = self.aside(x)
-        return self.fc(after.mean((2, 3)))
+def trunk_and_branch(net: Any, x: torch.Tensor) -> torch.Tensor:
+    x = net.relu(net.first(x))
+    after = net.second(x)
+    net.side = net.aside(x)
+    return net.fc(after.mean((2, 3)))
 
 
 @pytest.fixture
-def net() -> Net:
-    torch.manual_seed(0)
-    net = Net().eval()
+def net() -> nn.Module:
+    """A trunk with an in-place layer, and a branch that the trunk's second half does not touch."""
+    layers = {"first": nn.Conv2d(1, 2, 1), "relu": nn.ReLU(inplace=True), "second": nn.Conv2d(2, 2, 1)}
+    net = Function(trunk_and_branch, **layers, aside=nn.Conv2d(2, 1, 1), fc=nn.Linear(2, 3)).eval()
     with torch.no_grad():
         net.first.weight.copy_(torch.tensor([1.0, -1.0]).reshape(2, 1, 1, 1))
         net.first.bias.copy_(torch.tensor([0.0, 0.5]))  # so that the in-place layer takes some values and leaves some
@@ -48,7 +40,7 @@ def picture() -> torch.Tensor:
     return torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 
 
-def by_hand(net: Net, x: torch.Tensor, factor: float) -> dict[str, np.ndarray]:
+def by_hand(net: nn.Module, x: torch.Tensor, factor: float) -> dict[str, np.ndarray]:
     """What every layer gives with the first one scaled, written down without a hook."""
     with torch.no_grad():
         first = net.first(x) * factor
@@ -67,7 +59,7 @@ def test_an_index_from_the_end_changes_compares_and_keeps_the_same_calls() -> No
     assert intervention_effect(net, (torch.ones(1, 1, 2, 2),), {"-2:": Zero()}).changed == {"2": 1, "3": 1}
 
 
-def test_distances_are_those_of_a_forward_pass_written_by_hand(net: Net, picture: torch.Tensor) -> None:
+def test_distances_are_those_of_a_forward_pass_written_by_hand(net: nn.Module, picture: torch.Tensor) -> None:
     before, after = by_hand(net, picture, 1), by_hand(net, picture, 3)
     found = intervention_effect(net, (picture,), {"first": Scale(3.0)})
     assert [layer.call.key for layer in found.layers] == ["first", "second", "aside", "fc"]
@@ -80,14 +72,14 @@ def test_distances_are_those_of_a_forward_pass_written_by_hand(net: Net, picture
     np.testing.assert_allclose(found.after.double().numpy().ravel(), after["fc"], rtol=1e-6)
 
 
-def test_only_later_calls_are_compared(net: Net, picture: torch.Tensor) -> None:
+def test_only_later_calls_are_compared(net: nn.Module, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"second": Zero(channels=1)})
     assert [layer.call.key for layer in found.layers] == ["second", "aside", "fc"]
     assert (found.layers[1].relative_l2, found.layers[1].cosine) == (0.0, 1.0)
     assert found.changed == {"second": 1}
 
 
-def test_a_parameter_counts_from_its_layer_on(net: Net, picture: torch.Tensor) -> None:
+def test_a_parameter_counts_from_its_layer_on(net: nn.Module, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"second.weight": Scale(2.0)})
     changed = [(layer.call.key, layer.changed) for layer in found.layers]
     assert changed == [("second", True), ("aside", False), ("fc", False)]
@@ -97,28 +89,21 @@ def test_a_parameter_counts_from_its_layer_on(net: Net, picture: torch.Tensor) -
     assert [(layer.call.key, layer.changed) for layer in found.layers] == [("second", False), ("fc", False)]
 
 
-def test_neutral_interventions_move_nothing(net: Net, picture: torch.Tensor) -> None:
+def test_neutral_interventions_move_nothing(net: nn.Module, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"first": Scale(1.0), "second": Noise(0.0), "fc": Dropout(0.5)})
     assert (found.layers, found.changed) == ((), {}) and torch.equal(found.before, found.after)
 
 
-def test_both_passes_draw_the_same_numbers(net: Net, picture: torch.Tensor) -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x) + torch.rand(3)
-
-    found = intervention_effect(Noisy(), (picture,), {"net.fc": Zero()}, seed=5)
+def test_both_passes_draw_the_same_numbers(net: nn.Module, picture: torch.Tensor) -> None:
+    noisy = Function(lambda noisy, x: noisy.net(x) + torch.rand(3), net=net)
+    found = intervention_effect(noisy, (picture,), {"net.fc": Zero()}, seed=5)
     torch.manual_seed(5)
     assert torch.allclose(found.after, torch.rand(3)) and not torch.allclose(found.before, found.after)
-    again = intervention_effect(Noisy(), (picture,), {"net.fc": Zero()}, seed=5)
+    again = intervention_effect(noisy, (picture,), {"net.fc": Zero()}, seed=5)
     assert torch.equal(again.before, found.before)
 
 
-def test_outputs_that_were_0_and_that_become_0(net: Net, picture: torch.Tensor) -> None:
+def test_outputs_that_were_0_and_that_become_0(net: nn.Module, picture: torch.Tensor) -> None:
     with torch.no_grad():
         net.second.weight.zero_(), net.second.bias.zero_()
     dead = intervention_effect(net, (picture,), {"second": lambda call, tensor: tensor + 1}).layers[0]
@@ -127,13 +112,13 @@ def test_outputs_that_were_0_and_that_become_0(net: Net, picture: torch.Tensor) 
     assert (gone.relative_l2, gone.cosine) == (1.0, None)
 
 
-def test_nan_is_counted(net: Net, picture: torch.Tensor) -> None:
+def test_nan_is_counted(net: nn.Module, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"first": lambda call, tensor: tensor / 0 * 0})
     assert [layer.nonfinite for layer in found.layers] == [32, 32, 16, 3]
     assert all(math.isnan(layer.relative_l2 or 0) and layer.cosine is None for layer in found.layers)
 
 
-def test_kept_activations_are_those_of_both_passes(net: Net, picture: torch.Tensor) -> None:
+def test_kept_activations_are_those_of_both_passes(net: nn.Module, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"first": Scale(-1.0)}, layers="second", keep="first")
     kept = {layer.call.key: (layer.before, layer.after) for layer in found.layers}
     assert list(kept) == ["first", "second"] and kept["second"] == (None, None)
@@ -142,7 +127,7 @@ def test_kept_activations_are_those_of_both_passes(net: Net, picture: torch.Tens
     assert torch.equal(kept["first"][0], expected) and torch.equal(kept["first"][1], -expected)
 
 
-def test_the_model_stays_as_it_was_after_any_exception(net: Net, picture: torch.Tensor) -> None:
+def test_the_model_stays_as_it_was_after_any_exception(net: nn.Module, picture: torch.Tensor) -> None:
     net.train()
     net.fc.eval()
     state = ModelSnapshot(net)
@@ -162,16 +147,12 @@ def test_a_first_layer_in_place_does_not_spoil_the_second_pass() -> None:
 
 
 def test_calls_of_one_pass_alone_are_named() -> None:
-    class Choosing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.small, self.large = (nn.Conv2d(1, 1, 1) for _ in range(3))
+    def choose(net: Any, x: torch.Tensor) -> torch.Tensor:
+        x = net.first(x)
+        return net.large(x) if float(x.abs().max()) > 1e5 else net.small(x)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.first(x)
-            return self.large(x) if float(x.abs().max()) > 1e5 else self.small(x)
-
-    found = intervention_effect(Choosing(), (torch.ones(1, 1, 2, 2),), {"first": lambda call, tensor: tensor * 0 + 1e6})
+    net = Function(choose, **{name: nn.Conv2d(1, 1, 1) for name in ("first", "small", "large")})
+    found = intervention_effect(net, (torch.ones(1, 1, 2, 2),), {"first": lambda call, tensor: tensor * 0 + 1e6})
     assert [layer.call.key for layer in found.layers] == ["first"]
     assert found.missing == ("small", "large")
 

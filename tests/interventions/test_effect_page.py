@@ -20,12 +20,10 @@ from hookscope.drawing.text import text_pixels
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks.calls import Call
 from hookscope.hooks.tensors import shape_of
-from hookscope.images import InputImage
 from hookscope.interventions import Zero, effect_page as effect_pages
 from hookscope.interventions.effect import Effect, MovedLayer, intervention_effect
 from hookscope.interventions.effect_page import draw_effect, moved_maps
-from hookscope.models.loaded import LoadedModel
-from hookscope.models.metadata import WeightsMetadata
+from tests.explain.pages import net as loaded, picture
 
 
 def moved(before: Any, after: Any, module: nn.Module | None = None, **more: Any) -> list[MapDifference]:
@@ -74,8 +72,6 @@ def test_outputs_that_cannot_be_compared_are_refused(before: Any, after: Any, wo
 
 
 INTERVENTIONS = ["conv zero:channels=2", "conv noise:std=0.1"]
-PHOTOGRAPH = Image.new("RGB", (40, 30))
-PICTURE = InputImage(PHOTOGRAPH, "a/cat.jpg", "ab" * 32, (), (PHOTOGRAPH,))
 Values = dict[str, tuple[list[int], Any]]
 
 
@@ -84,18 +80,14 @@ def layer(before: Any, after: Any, name: str = "conv", call: int = 0, **more: An
     return MovedLayer(Call(name, "Conv2d", call, 3), shape_of(after), before=before, after=after, **found)
 
 
-def loaded(model: nn.Module, weights: str = "best.pth") -> LoadedModel:
-    return LoadedModel.of(model, "resnet34", weights, WeightsMetadata(), "classification")
-
-
 def drawn(*layers: MovedLayer, **more: Any) -> tuple[Image.Image, dict[str, Any]]:
     """The picture of an effect, and its provenance."""
     image = draw_effect(Effect(None, None, layers, {"conv": 1}, ()), **more)
     return image, json.loads(image.info["hookscope"])
 
 
-def read_back(picture: tuple[Image.Image, dict[str, Any]], path: Path) -> Values:
-    write_png(picture[0], path)
+def read_back(page: tuple[Image.Image, dict[str, Any]], path: Path) -> Values:
+    write_png(page[0], path)
     return read_sheet(path)
 
 
@@ -124,12 +116,12 @@ def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_pixels_are_before_after_and_their_difference(tmp_path: Path) -> None:
     before, after = random(1, 20, 5, 7), random(1, 20, 5, 7, seed=1)
-    picture = drawn(layer(before, after))
-    found = read_back(picture, tmp_path / "effect.png")
+    page = drawn(layer(before, after))
+    found = read_back(page, tmp_path / "effect.png")
     assert list(found) == ["conv before", "conv after", "conv difference"]
-    tops = [part["high"][0] for part in picture[1]["parts"]]
+    tops = [part["high"][0] for part in page[1]["parts"]]
     three = (before, after, after.double() - before)
-    channels = picture[1]["parts"][0]["channels"]
+    channels = page[1]["parts"][0]["channels"]
     highest = [float(values[0, channels].abs().max()) for values in three]
     assert tops == pytest.approx([max(highest[:2]), max(highest[:2]), highest[2]])
     for name, top, values in zip(found, tops, three, strict=True):
@@ -191,12 +183,11 @@ def test_nan_and_inf_have_colours_of_their_own_and_are_counted(words: list[str])
 
 
 def test_the_page_names_interventions_origin_layer_distances_and_channels(words: list[str]) -> None:
-    before = random(1, 30, 4, 4)
+    before, net = random(1, 30, 4, 4), loaded("best.pth")
     after = before.clone()
     after[0, [8, 3]] += torch.tensor([2.0, 1.0])[:, None, None]
-    more = {"photograph": PICTURE, "interventions": INTERVENTIONS, "seed": 7}
-    drawn(layer(before, after, call=1), net=loaded(nn.Conv2d(3, 1, 1)), **more)
-    preprocess = loaded(nn.Conv2d(3, 1, 1)).preprocess.describe()
+    drawn(layer(before, after, call=1), net=net, photograph=picture(), interventions=INTERVENTIONS, seed=7)
+    preprocess = net.preprocess.describe()
     assert words[:2] == [
         "resnet34 without and with conv zero:channels=2   then   conv noise:std=0.1",
         f"weights: best.pth, cat.jpg, preprocessing: {preprocess}, seed 7",
@@ -212,7 +203,7 @@ def test_random_weights_are_red_and_what_is_not_known_is_left_out(words: list[st
     image, _ = drawn(layer(before, before + 1))
     assert words[:2] == ["without and with conv", words[1]] and words[1].startswith("The channels that moved most")
     assert not (np.asarray(image) == colours.ALARM).any()
-    image, _ = drawn(layer(before, before + 1), net=loaded(nn.Conv2d(3, 1, 1), "random (seed 0)"))
+    image, _ = drawn(layer(before, before + 1), net=loaded("random (seed 0)"))
     assert "weights: random (seed 0), the network is not trained" in words
     assert (np.asarray(image) == colours.ALARM).any()
 
@@ -277,13 +268,12 @@ def test_the_frames_of_a_clip_come_back(tmp_path: Path) -> None:
 
 def test_the_provenance_names_everything(tmp_path: Path) -> None:
     before, after = random(1, 4, 3, 3), random(1, 4, 3, 3, seed=1)
-    more = {"photograph": PICTURE, "interventions": INTERVENTIONS, "seed": 7}
-    net = loaded(nn.Conv2d(3, 1, 1))
-    image, told = drawn(layer(before, after, call=1), net=net, cmap="coolwarm", **more)
+    net, more = loaded("best.pth"), {"interventions": INTERVENTIONS, "seed": 7}
+    image, told = drawn(layer(before, after, call=1), net=net, cmap="coolwarm", photograph=picture(), **more)
     write_png(image, tmp_path / "effect.png")
     assert read_provenance(tmp_path / "effect.png") == json.loads(json.dumps(told, allow_nan=False))
     expected = {
-        **Origin.of(net, PICTURE).facts(), "interventions": INTERVENTIONS, "seed": 7, "scale": "symmetric",
+        **Origin.of(net, picture()).facts(), "interventions": INTERVENTIONS, "seed": 7, "scale": "symmetric",
         "cmap": "coolwarm", "size": list(image.size),
     }  # fmt: skip
     assert expected.items() <= told.items()
