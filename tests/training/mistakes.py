@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,17 +28,18 @@ def mistake(*findings: str) -> Callable[[Callable[[], None]], Callable[[], None]
 class Convolutional(nn.Module):
     """A backbone with BatchNorm and dropout, and a classifier."""
 
-    def __init__(self, dropout: float = 0.25, classes: int = CLASSES) -> None:
+    def __init__(self, features: Callable[..., Callable[[Tensor], Tensor]] = lambda backbone: backbone) -> None:
         super().__init__()
+        self.features = features
         self.backbone = nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
             nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.MaxPool2d(2),
         )  # fmt: skip
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(16 * 3 * 3, classes)
+        self.dropout = nn.Dropout(0.25)
+        self.head = nn.Linear(16 * 3 * 3, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.dropout(self.backbone(x).flatten(1)))
+        logits: Tensor = self.head(self.dropout(self.features(self.backbone)(x).flatten(1)))
         return logits
 
 
@@ -73,8 +75,117 @@ def train(
         after_step()
 
 
-def changed(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    return (change(inputs, labels) for inputs, labels in batches())
+def plain(
+    build: Callable[[], nn.Module],
+    optimizer: Callable[[Any], Optimizer],
+    change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda inputs, labels: (inputs, labels),
+    loss_of: Callable[..., Tensor] = F.cross_entropy,
+    before_step: Callable[[nn.Module], object] = lambda net: None,
+    size: int = 16,
+) -> Callable[[], None]:
+    """A script that is the plain loop on batches that are changed."""
+
+    def script() -> None:
+        net = build()
+        data = (change(inputs, labels) for inputs, labels in batches(size=size))
+        train(net, optimizer(net.parameters()), data, loss_of, lambda: before_step(net))
+
+    return script
+
+
+def sgd(rate: float, **options: Any) -> Callable[[Any], Optimizer]:
+    return partial(SGD, lr=rate, **options)
+
+
+def as_picture(x: Tensor) -> Tensor:
+    """From 0 to 1."""
+    return (x * 0.2 + 0.5).clamp(0, 1)
+
+
+def normalised(x: Tensor) -> Tensor:
+    return (x - 0.45) / 0.22
+
+
+SMOOTH, BCE = nn.CrossEntropyLoss(label_smoothing=0.1), nn.BCEWithLogitsLoss()
+PLAIN: dict[str, dict[str, Callable[[], None]]] = {
+    "no-gradient": {
+        "clipped_to_zero": plain(
+            Convolutional, sgd(0.1), before_step=lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.0)
+        ),
+        "clipped_to_almost_nothing": plain(
+            Convolutional, sgd(0.1), before_step=lambda net: nn.utils.clip_grad_value_(net.parameters(), 1e-12)
+        ),
+        "detached_loss": plain(
+            Convolutional,
+            Adam,
+            loss_of=lambda logits, y: torch.tensor(F.cross_entropy(logits, y).item(), requires_grad=True),
+        ),
+        "backbone_under_no_grad": plain(partial(Convolutional, features=torch.no_grad()), sgd(0.1)),
+        "detached_features": plain(
+            partial(Convolutional, features=lambda backbone: lambda x: backbone(x).detach()), sgd(0.1)
+        ),
+        "loss_times_zero": plain(perceptron, sgd(0.1), loss_of=lambda logits, y: 0.0 * F.cross_entropy(logits, y)),
+        "accuracy_as_loss": plain(
+            perceptron, sgd(0.1), loss_of=lambda logits, y: (logits.argmax(1) != y).float().mean().requires_grad_()
+        ),
+    },
+    "eval-mode": {"trained_in_eval_mode": plain(lambda: Convolutional().eval(), sgd(0.05))},
+    "input-scale": {
+        "inputs_up_to_255": plain(perceptron, sgd(0.01), lambda x, y: ((x * 60 + 128).clamp(0, 255).round(), y)),
+        "divided_by_255_twice": plain(perceptron, sgd(0.1), lambda x, y: (as_picture(x) / 255, y)),
+        "normalised_twice": plain(Convolutional, sgd(0.05), lambda x, y: (normalised(normalised(as_picture(x))), y)),
+    },
+    "input-constant": {
+        "one_picture_for_all": plain(Convolutional, sgd(0.05), lambda x, y: (x[:1].expand_as(x).contiguous(), y)),
+        "empty_pictures": plain(Convolutional, sgd(0.05), lambda x, y: (torch.zeros_like(x), y)),
+    },
+    "target-constant": {"one_label_for_all": plain(perceptron, sgd(0.05), lambda x, y: (x, torch.zeros_like(y)))},
+    "probabilities-as-logits": {
+        "softmax_in_the_model": plain(lambda: perceptron(nn.Softmax(dim=1)), sgd(0.1), loss_of=nn.CrossEntropyLoss()),
+        "softmax_and_functional_loss": plain(
+            Convolutional, Adam, loss_of=lambda logits, y: F.cross_entropy(torch.softmax(logits, -1), y)
+        ),
+        "softmax_by_hand": plain(
+            perceptron, sgd(0.1), loss_of=lambda z, y: SMOOTH(z.exp() / z.exp().sum(1, keepdim=True), y)
+        ),
+        "sigmoid_and_bce_with_logits": plain(
+            lambda: perceptron(nn.Sigmoid()), Adam, loss_of=lambda p, y: BCE(p, F.one_hot(y, CLASSES).float())
+        ),
+    },
+    "loss-input": {
+        "relu_before_cross_entropy": plain(lambda: perceptron(nn.ReLU()), sgd(0.1)),
+        "softmax_over_the_batch": plain(
+            perceptron, Adam, loss_of=lambda logits, y: F.nll_loss(F.log_softmax(logits, dim=0), y)
+        ),
+        "nll_loss_of_logits": plain(perceptron, sgd(0.001), loss_of=nn.NLLLoss()),
+        "nll_loss_of_probabilities": plain(lambda: perceptron(nn.Softmax(1)), Adam, loss_of=nn.NLLLoss()),
+    },
+    "loss-maximized": {
+        "negated_loss": plain(perceptron, sgd(0.01), loss_of=lambda logits, y: -F.cross_entropy(logits, y)),
+        "loss_maximised": plain(perceptron, sgd(0.01, maximize=True)),
+    },
+    "learning-rate-vanishes": {
+        "rate_of_zero": plain(perceptron, sgd(0.0)),
+        "rate_too_small_for_float32": plain(Convolutional, partial(Adam, lr=1e-12)),
+    },
+    "optimizer-settings": {
+        "rate_of_100": plain(perceptron, partial(Adam, lr=100)),
+        "momentum_of_1": plain(perceptron, sgd(0.05, momentum=1.0)),
+        "weight_decay_of_10": plain(perceptron, sgd(0.05, weight_decay=10)),
+    },
+    "batchnorm-small-batch": {
+        "batches_of_two": plain(
+            lambda: nn.Sequential(
+                nn.Flatten(), nn.Linear(144, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES)
+            ),
+            sgd(0.05),
+            size=2,
+        ),
+        "batches_of_one": plain(Convolutional, sgd(0.01), size=1),
+    },
+    "loss-flat": {"noise_as_pictures": plain(perceptron, sgd(0.003), lambda x, y: (torch.randn_like(x), y))},
+}
+MISTAKES |= {name: (script, (finding,)) for finding, named in PLAIN.items() for name, script in named.items()}
 
 
 @mistake("no-step")
@@ -137,28 +248,6 @@ def zero_grad_after_backward() -> None:
 
 
 @mistake("no-gradient")
-def clipped_to_zero() -> None:
-    net = Convolutional()
-    train(net, SGD(net.parameters(), 0.1), before_step=lambda: nn.utils.clip_grad_norm_(net.parameters(), 0.0))
-
-
-@mistake("no-gradient")
-def clipped_to_almost_nothing() -> None:
-    net = Convolutional()
-    train(net, SGD(net.parameters(), 0.1), before_step=lambda: nn.utils.clip_grad_value_(net.parameters(), 1e-12))
-
-
-@mistake("no-gradient")
-def detached_loss() -> None:
-    net = Convolutional()
-
-    def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-        return torch.tensor(F.cross_entropy(logits, labels).item(), requires_grad=True)
-
-    train(net, Adam(net.parameters()), loss_of=loss_of)
-
-
-@mistake("no-gradient")
 def everything_under_no_grad() -> None:
     net = Convolutional()
     optimizer = Adam(net.parameters())
@@ -171,51 +260,11 @@ def everything_under_no_grad() -> None:
 
 
 @mistake("no-gradient")
-def backbone_under_no_grad() -> None:
-    class Net(Convolutional):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                features = self.backbone(x).flatten(1)
-            logits: Tensor = self.head(self.dropout(features))
-            return logits
-
-    net = Net()
-    train(net, SGD(net.parameters(), 0.1))
-
-
-@mistake("no-gradient")
-def detached_features() -> None:
-    class Net(Convolutional):
-        def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = self.head(self.dropout(self.backbone(x).detach().flatten(1)))
-            return logits
-
-    net = Net()
-    train(net, SGD(net.parameters(), 0.1))
-
-
-@mistake("no-gradient")
 def all_frozen() -> None:
     net = perceptron()
     optimizer = SGD(net.parameters(), 0.1)
     net.requires_grad_(False)
     train(net, optimizer, loss_of=lambda logits, labels: F.cross_entropy(logits, labels).requires_grad_())
-
-
-@mistake("no-gradient")
-def loss_times_zero() -> None:
-    net, weight = perceptron(), 0.0
-    train(net, SGD(net.parameters(), 0.1), loss_of=lambda logits, labels: weight * F.cross_entropy(logits, labels))
-
-
-@mistake("no-gradient")
-def accuracy_as_loss() -> None:
-    net = perceptron()
-
-    def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-        return (logits.argmax(1) != labels).float().mean().requires_grad_()
-
-    train(net, SGD(net.parameters(), 0.1), loss_of=loss_of)
 
 
 @mistake("gradients-accumulate")
@@ -259,12 +308,6 @@ def no_zero_grad_in_closure() -> None:
             return loss
 
         optimizer.step(closure)
-
-
-@mistake("eval-mode")
-def trained_in_eval_mode() -> None:
-    net = Convolutional().eval()
-    train(net, SGD(net.parameters(), 0.05))
 
 
 @mistake("eval-mode")
@@ -331,41 +374,6 @@ def backbone_forgotten() -> None:
     train(net, SGD(net.head.parameters(), 0.05))
 
 
-@mistake("input-scale")
-def inputs_up_to_255() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.01), changed(lambda x, y: ((x * 60 + 128).clamp(0, 255).round(), y)))
-
-
-@mistake("input-scale")
-def divided_by_255_twice() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.1), changed(lambda x, y: ((x * 0.2 + 0.5).clamp(0, 1) / 255, y)))
-
-
-@mistake("input-scale")
-def normalised_twice() -> None:
-    net = Convolutional()
-
-    def normalised(pictures: Tensor) -> Tensor:
-        return (pictures - 0.45) / 0.22
-
-    twice = changed(lambda x, y: (normalised(normalised((x * 0.2 + 0.5).clamp(0, 1))), y))
-    train(net, SGD(net.parameters(), 0.05), twice)
-
-
-@mistake("input-constant")
-def one_picture_for_all() -> None:
-    net = Convolutional()
-    train(net, SGD(net.parameters(), 0.05), changed(lambda x, y: (x[:1].expand_as(x).contiguous(), y)))
-
-
-@mistake("input-constant")
-def empty_pictures() -> None:
-    net = Convolutional()
-    train(net, SGD(net.parameters(), 0.05), changed(lambda x, y: (torch.zeros_like(x), y)))
-
-
 @mistake("input-constant")
 def the_first_batch_again_and_again() -> None:
     net, data = perceptron(), list(batches())
@@ -373,72 +381,10 @@ def the_first_batch_again_and_again() -> None:
 
 
 @mistake("target-constant")
-def one_label_for_all() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.05), changed(lambda x, y: (x, torch.zeros_like(y))))
-
-
-@mistake("target-constant")
 def sorted_data() -> None:
     net = perceptron()
     sorted_batches = ((x, torch.full_like(y, at // 8)) for at, (x, y) in enumerate(batches()))
     train(net, SGD(net.parameters(), 0.05), sorted_batches, nn.CrossEntropyLoss())
-
-
-@mistake("probabilities-as-logits")
-def softmax_in_the_model() -> None:
-    net = perceptron(nn.Softmax(dim=1))
-    train(net, SGD(net.parameters(), 0.1), loss_of=nn.CrossEntropyLoss())
-
-
-@mistake("probabilities-as-logits")
-def softmax_and_functional_loss() -> None:
-    net = Convolutional()
-    train(net, Adam(net.parameters()), loss_of=lambda logits, y: F.cross_entropy(torch.softmax(logits, -1), y))
-
-
-@mistake("probabilities-as-logits")
-def softmax_by_hand() -> None:
-    net = perceptron()
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    train(net, SGD(net.parameters(), 0.1), loss_of=lambda z, y: criterion(z.exp() / z.exp().sum(1, keepdim=True), y))
-
-
-@mistake("probabilities-as-logits")
-def sigmoid_and_bce_with_logits() -> None:
-    net = perceptron(nn.Sigmoid())
-    criterion = nn.BCEWithLogitsLoss()
-    train(net, Adam(net.parameters()), loss_of=lambda p, y: criterion(p, F.one_hot(y, CLASSES).float()))
-
-
-@mistake("loss-input")
-def relu_before_cross_entropy() -> None:
-    net = perceptron(nn.ReLU())
-    train(net, SGD(net.parameters(), 0.1))
-
-
-@mistake("loss-input")
-def softmax_over_the_batch() -> None:
-    net = perceptron()
-    train(net, Adam(net.parameters()), loss_of=lambda logits, y: F.nll_loss(F.log_softmax(logits, dim=0), y))
-
-
-@mistake("loss-input")
-def nll_loss_of_logits() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.001), loss_of=nn.NLLLoss())
-
-
-@mistake("loss-input")
-def nll_loss_of_probabilities() -> None:
-    net = perceptron(nn.Softmax(1))
-    train(net, Adam(net.parameters()), loss_of=nn.NLLLoss())
-
-
-@mistake("loss-maximized")
-def negated_loss() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.01), loss_of=lambda logits, y: -F.cross_entropy(logits, y))
 
 
 @mistake("learning-rate-vanishes")
@@ -464,42 +410,6 @@ def schedule_of_epochs_each_batch() -> None:
     optimizer = SGD(net.parameters(), 0.1)
     scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=5, power=2)
     train(net, optimizer, after_step=scheduler.step)
-
-
-@mistake("learning-rate-vanishes")
-def rate_of_zero() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.0))
-
-
-@mistake("learning-rate-vanishes")
-def rate_too_small_for_float32() -> None:
-    net = Convolutional()
-    train(net, Adam(net.parameters(), 1e-12))
-
-
-@mistake("optimizer-settings")
-def rate_of_100() -> None:
-    net = perceptron()
-    train(net, Adam(net.parameters(), 100))
-
-
-@mistake("optimizer-settings")
-def momentum_of_1() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.05, momentum=1.0))
-
-
-@mistake("optimizer-settings")
-def weight_decay_of_10() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.05, weight_decay=10))
-
-
-@mistake("loss-maximized")
-def loss_maximised() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.01, maximize=True))
 
 
 @mistake("loss-scale")
@@ -553,18 +463,6 @@ def clipped_before_unscale() -> None:
         scaler.update()
 
 
-@mistake("batchnorm-small-batch")
-def batches_of_two() -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(144, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES))
-    train(net, SGD(net.parameters(), 0.05), batches(size=2))
-
-
-@mistake("batchnorm-small-batch")
-def batches_of_one() -> None:
-    net = Convolutional()
-    train(net, SGD(net.parameters(), 0.01), batches(size=1))
-
-
 @mistake("dead-layer", "constant-output")
 def all_weights_zero() -> None:
     net = perceptron()
@@ -578,9 +476,3 @@ def biases_far_below_zero() -> None:
     net = perceptron()
     nn.init.constant_(net.get_parameter("3.bias"), -30.0)
     train(net, SGD(net.parameters(), 0.05))
-
-
-@mistake("loss-flat")
-def noise_as_pictures() -> None:
-    net = perceptron()
-    train(net, SGD(net.parameters(), 0.003), changed(lambda x, y: (torch.randn_like(x), y)))

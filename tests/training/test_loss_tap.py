@@ -37,10 +37,10 @@ class Strange(torch.amp.GradScaler):
 
 
 @contextmanager
-def tapped() -> Iterator[list[float]]:
-    """The losses of the block; the wrapped functions are back afterwards."""
+def tapped(*on_loss: Any) -> Iterator[list[float]]:
+    """The losses of the block, or a tap that does something else; the wrapped functions are back afterwards."""
     losses: list[float] = []
-    tap = LossTap(lambda value, roots: losses.append(value.item()))
+    tap = LossTap(*(on_loss or (lambda value, roots: losses.append(value.item()),)))
     originals = torch.amp.GradScaler.scale, Halving.scale, torch.autograd._tensor_or_tensors_to_tuple
     tap.on()
     tap.on()
@@ -105,15 +105,11 @@ def test_an_error_in_a_backward_pass_has_the_traceback_that_it_has_unwatched() -
 
 def test_the_end_of_a_backward_pass_is_reported_when_all_gradients_exist() -> None:
     x, seen = torch.ones(2, requires_grad=True), []
-    tap = LossTap(lambda value, roots: None, lambda: seen.append(x.grad.tolist()))
-    tap.on()
-    try:
+    with tapped(lambda value, roots: None, lambda: seen.append(x.grad.tolist())):
         y = x.prod()
         y.backward(retain_graph=True)
         y.backward()
         (x.sum() + y.detach()).backward()
-    finally:
-        tap.off()
     assert seen[0] == [1, 1] and seen[-1] == [3, 3]
 
 
@@ -121,13 +117,9 @@ def test_an_exception_of_on_loss_replaces_the_backward_pass() -> None:
     def refuse(value: object, roots: object) -> None:
         raise ValueError("no")
 
-    tap, x = LossTap(refuse), torch.ones(1, requires_grad=True)
-    tap.on()
-    try:
-        with pytest.raises(ValueError, match="no"):
-            x.sum().backward()
-    finally:
-        tap.off()
+    x = torch.ones(1, requires_grad=True)
+    with tapped(refuse), pytest.raises(ValueError, match="no"):
+        x.sum().backward()
     assert x.grad is None
 
 

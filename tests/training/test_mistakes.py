@@ -5,25 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from hookscope.training import Monitor, TimedFinding, findings_over_time, read_runs
+from hookscope.training import Monitor, findings_over_time, read_runs
 from tests.training.mistakes import MISTAKES
 
-_NAMES = pytest.mark.parametrize("name", MISTAKES)
 
-
-def found(name: str, folder: Path, every: int = 5) -> list[TimedFinding]:
-    """The findings on the script of a mistake."""
-    torch.manual_seed(0)
-    with Monitor(every=every, log=folder / "log", on_trouble=lambda text: None) as monitor:
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, tmp_path: Path) -> None:
+    with Monitor(every=5, log=tmp_path / "log", on_trouble=lambda text: None) as monitor:
         MISTAKES[name][0]()
     assert monitor.trouble is None or "watching has ended" not in monitor.trouble
-    return findings_over_time(read_runs(folder / "log")[-1])
-
-
-@_NAMES
-def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, tmp_path: Path) -> None:
-    findings = found(name, tmp_path)
+    findings = findings_over_time(read_runs(tmp_path / "log")[-1])
     place = next((at for at, finding in enumerate(findings) if finding.finding in MISTAKES[name][1]), 99)
     assert place <= (2 if name == "the_first_batch_again_and_again" else 0), findings  # there it is a note

@@ -22,21 +22,13 @@ from hookscope.training.reductions import edges_and_counts, histogram_of
 from hookscope.training.sink_choice import SinkChoice, SinkProcess
 from hookscope.training.sinks import TensorBoard
 from hookscope.training.weights import StepWeights
-
-
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.relu = nn.Linear(5, 5), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.relu(self.fc(x)))
+from tests.nets import Function
 
 
 def train(steps: int, **options: Any) -> tuple[Monitor, list[dict[str, Tensor]]]:
     """The monitor of a run, and what it should have counted in each step."""
     torch.manual_seed(0)
-    net = Twice()
+    net = Function(lambda net, x: net.fc(net.relu(net.fc(x))), fc=nn.Linear(5, 5), relu=nn.ReLU())
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     expected = []
     with Monitor(net, optimizer, types="all", **options) as monitor:
@@ -215,14 +207,11 @@ def test_a_sink_in_its_own_process_gets_each_step_and_how_the_run_ended(calls: P
     ])  # fmt: skip
 
 
-def test_a_sink_whose_script_was_killed_ends_its_run_as_failed(calls: Path) -> None:
+def test_a_sink_whose_script_was_killed_ends_its_run_as_failed_and_one_that_got_nothing_is_closed(calls: Path) -> None:
     sink = SinkProcess("wandb", "")
     sink.write(0, 0, {"loss": 1.0}, {})
     sink._process.communicate()
     assert noted(calls)[0] == ["init", None, False] and noted(calls)[-1] == ["finish", 1]
-
-
-def test_a_sink_that_got_nothing_can_be_closed(calls: Path) -> None:
     SinkProcess("wandb", "").close(failed=False)
     assert noted(calls)[-1] == ["finish", 0]
 

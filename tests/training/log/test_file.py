@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.ndjson"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[RunLog]:
+    """A log with its header."""
+    log = RunLog(path)
+    log.write([HEADER])
+    yield log
+    log.close()
 
 
 def lines(path: Path) -> list[bytes]:
@@ -106,30 +116,24 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
     assert (tmp_path / "run.ndjson").stat().st_mode & 0o777 == 0o640
 
 
-def test_it_is_closed_in_a_program_that_is_started(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run.ndjson")
+def test_it_is_closed_in_a_program_that_is_started(log: RunLog) -> None:
     assert not os.get_inheritable(log._descriptor)
     log.close()
     log.close()
     log.write([HEADER])  # goes nowhere
 
 
-def test_a_short_write_is_taken_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RunLog(path)
-    log.write([HEADER])
+def test_a_short_write_is_taken_back(path: Path, log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda number, data: real(number, data[:5]))
     with pytest.raises(WriteError, match="No space left"):
         log.write([{"row": "layer", "step": 0}])
     monkeypatch.undo()
     log.write([{"row": "layer", "step": 1}])
-    log.close()
     assert [row["step"] for row in read_runs(path)[0].rows] == [1] and len(lines(path)) == 2
 
 
-def test_two_processes_cannot_write_to_one(path: Path) -> None:
-    log = RunLog(path)
-    log.write([HEADER])
+def test_two_processes_cannot_write_to_one(path: Path, log: RunLog) -> None:
     code = "import sys; from hookscope.training.log.file import RunLog; RunLog(sys.argv[1])"
     child = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, cwd=ROOT)
     assert "another run is writing to it" in child.stderr
@@ -147,15 +151,12 @@ def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
     assert len(read[0].splitlines()) == 2
 
 
-def test_a_forked_child_writes_nothing(path: Path) -> None:
-    log = RunLog(path)
-    log.write([HEADER])
+def test_a_forked_child_writes_nothing(path: Path, log: RunLog) -> None:
     child = os.fork()
     if not child:
         log.write([{"row": "layer"}])
         os._exit(0)
     os.waitpid(child, 0)
-    log.close()
     assert len(lines(path)) == 1
 
 
@@ -189,9 +190,7 @@ def test_a_descriptor_that_somebody_closed(tmp_path: Path, path: Path, kind: str
         os.close(reading)
 
 
-def test_what_cannot_be_taken_back_is_a_write_error_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RunLog(tmp_path / "run.ndjson")
-    log.write([HEADER])
+def test_what_cannot_be_taken_back_is_a_write_error_too(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
 
     def closes(number: int, data: bytes) -> int:
@@ -203,4 +202,3 @@ def test_what_cannot_be_taken_back_is_a_write_error_too(tmp_path: Path, monkeypa
     with pytest.raises(WriteError, match="No space left"):
         log.write([{"row": "layer"}])
     monkeypatch.undo()
-    log.close()

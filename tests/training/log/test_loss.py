@@ -12,12 +12,14 @@ from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.summary import TimedFinding
 
 
-def told(losses: Sequence[float | None], optimizers: int = 1) -> list[TimedFinding]:
+def told(
+    losses: Sequence[float | None], optimizers: int = 1, classes: int | None = None, every: int = 10
+) -> list[TimedFinding]:
     rows = [
-        {"step": 10 * at, "time": float(at), "layer": "a", "loss": loss, "optimizer": at % optimizers}
+        {"step": every * at, "time": float(at), "layer": "a", "loss": loss, "optimizer": at % optimizers}
         for at, loss in enumerate(losses)
     ]
-    return findings_over_time(Run({}, rows))
+    return findings_over_time(Run({}, rows, facts=[{"step": 0, "optimizer": 0, "classes": classes}]))
 
 
 def noise(count: int, size: float = 0.1) -> np.ndarray:
@@ -59,8 +61,7 @@ def test_a_loss_that_ends_where_it_began(losses: np.ndarray) -> None:
 def test_a_loss_that_stays_at_the_logarithm_of_the_number_of_classes_is_that_of_guessing(
     classes: int | None, is_chance: bool
 ) -> None:
-    rows = [{"step": 10 * at, "layer": "a", "loss": 2.07} for at in range(30)]
-    [found] = findings_over_time(Run({}, rows, facts=[{"step": 0, "optimizer": 0, "classes": classes}]))
+    [found] = told([2.07] * 30, classes=classes)
     assert ("guessing among 8 classes gives 2.079" in found.evidence) is is_chance  # ln(8)
 
 
@@ -68,13 +69,11 @@ def test_a_loss_that_stays_at_the_logarithm_of_the_number_of_classes_is_that_of_
 def test_a_loss_that_falls_slowly_past_that_of_guessing_is_not_flat(spread: float) -> None:
     """As of a small head on a frozen backbone; ln(4) is 1.386."""
     losses = np.linspace(1.403, 1.378, 40) + noise(40, spread)
-    rows = [{"step": 10 * at, "layer": "a", "loss": loss} for at, loss in enumerate(losses.tolist())]
-    assert findings_over_time(Run({}, rows, facts=[{"step": 0, "optimizer": 0, "classes": 4}])) == []
+    assert told(losses.tolist(), classes=4) == []
 
 
 def test_few_steps_are_not_flat_yet() -> None:
-    rows = [{"step": at, "layer": "a", "loss": 2.0} for at in range(30)]
-    assert findings_over_time(Run({}, rows)) == []
+    assert told([2.0] * 30, every=1) == []
 
 
 def test_a_loss_that_rises_for_good() -> None:

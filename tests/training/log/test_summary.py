@@ -51,13 +51,10 @@ def spoiled(lost: set[int]) -> list[dict[str, Any]]:
     return [row | ({"loss": None, "gradient_non_finite": 3} if row["step"] in lost else {}) for row in ROWS]
 
 
-def test_a_loss_that_is_lost_is_no_loss_that_was_seen_last() -> None:
+def test_a_loss_is_lost_unless_it_comes_back_or_was_only_not_seen() -> None:
     found = summary(Run({}, spoiled({50, 100}), [], {"reason": "done"}))
     assert (found.last_loss, found.lost_at) == (None, 50)
     assert "; loss 4 -> nan or inf (from step 50 on); done" in str(found)
-
-
-def test_a_loss_that_comes_back_or_was_only_not_seen_is_not_lost() -> None:
     found = summary(Run({}, spoiled({50})))
     assert (found.last_loss, found.lost_at) == (2.0, None)
     unseen = [row | {"loss": row["loss"] if row["step"] == 0 else None} for row in ROWS]
@@ -65,11 +62,8 @@ def test_a_loss_that_comes_back_or_was_only_not_seen_is_not_lost() -> None:
     assert summary(Run({}, [row | {"loss": None, "non_finite": 1} for row in ROWS])).lost_at is None
 
 
-def test_a_run_that_was_stopped_says_at_which_step() -> None:
+def test_a_run_that_was_stopped_says_at_which_step_and_one_of_nothing_is_empty() -> None:
     note = {"note": "non-finite", "step": 105, "text": "the loss is NaN"}
     found = summary(Run({}, ROWS, [note], {"reason": "stopped", "step": 104}))
     assert (found.stopped_at, found.ended) == (105, "stopped at the first NaN or Inf, in step 105")
-
-
-def test_nothing() -> None:
     assert str(summary(Run({}))) == "0 steps, 0 sampled, of 0 layers; not ended: it still runs, or was killed"
