@@ -22,6 +22,7 @@ from .facts import (
     how_different as how_different,
 )
 from .figure import (
+    differences_plot as differences_plot,
     draw_compared_maps as draw_compared_maps,
     draw_differences as draw_differences,
     draw_matrix as draw_matrix,

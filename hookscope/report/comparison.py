@@ -13,18 +13,17 @@ from PIL import Image
 
 from hookscope.comparison import (
     PAIRS,
-    TIMES_NOISE,
     CkaMatrix,
     ComparedMaps,
     Comparison,
     PairedCall,
     SideFacts,
+    differences_plot,
     map_difference,
 )
 from hookscope.drawing import colours, finite_or_none, palette, shape_text
 from hookscope.findings import counted, percent
 from hookscope.models import is_random
-from hookscope.report.charts import Chart, Line
 from hookscope.report.network import ModuleRow, module_rows
 from hookscope.report.page import MAX_SIZE, added_sections, fit_page, items_that_fit, render
 from hookscope.report.pictures import MAPS, png_address
@@ -65,7 +64,7 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
         "comparison": comparison,
         "sides": _sides(comparison),
         "places": {row.name: row.number for row in reversed(rows) if row.is_call},
-        "charts": list(_charts(comparison)),
+        "plot": differences_plot(comparison),
         "rows": rows,
         "columns": _columns(comparison),
         "sizes": (min(distances), max(distances)) if distances else None,
@@ -84,7 +83,7 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
         page = render(
             "comparison.html",
             ("page.css", "charts.css", "results.css", "comparison.css"),
-            ("page.js", "list.js", "charts.js", "comparison.js"),
+            ("page.js", "list.js", "comparison.js"),
             maps=[replace(view, channels=view.channels[:most]) for view in maps],
             **facts,
         )
@@ -109,25 +108,6 @@ def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
     names = [field.name for field in fields(SideFacts)]
     rows = [(words.get(name, name), getattr(comparison.a, name), getattr(comparison.b, name)) for name in names]
     return [row for row in rows if row[1] or row[2]]
-
-
-def _charts(comparison: Comparison) -> Iterator[Chart]:
-    calls, places = comparison.calls, range(len(comparison.calls))
-    noise = [pair.noise and TIMES_NOISE * pair.noise for pair in calls]
-    distances = [
-        Line("accumulated", places, [_distance(pair) for pair in calls], 0),
-        Line("the layer of B alone, on the inputs of A", places, [pair.isolated_l2 for pair in calls], 1),
-        Line(f"{TIMES_NOISE} x noise of A", places, noise, 3),
-    ]
-    names, cka = [pair.key for pair in calls], [Line("CKA", places, [pair.cka for pair in calls], 2)]
-    charts = [
-        Chart("Relative L2 difference", distances, "call", log=True, names=names, within=(1.0,)),
-        Chart("Linear CKA of A and B", cka, "call", names=names, within=(0.0, 1.0)),
-    ]
-    for chart in charts:  # without lines that say nothing
-        lines = [line for line in chart.lines if any(y and math.isfinite(y) for y in line.ys)]
-        if lines:
-            yield replace(chart, lines=lines)
 
 
 def _distance(pair: PairedCall) -> float | None:

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from hookscope.display import words
 from hookscope.errors import WriteError, printable
+from hookscope.report.rows import panel_svg
 
 MAX_SIZE = 50_000_000
 """The largest size of a page in bytes that browsers open at once."""
@@ -111,7 +112,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["words"] = words
+    environment.globals |= {"words": words, "panel_svg": panel_svg}
     return environment
 
 

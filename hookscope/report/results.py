@@ -11,11 +11,25 @@ from numpy.typing import NDArray
 
 from hookscope.errors import InputError
 from hookscope.findings import Finding
-from hookscope.gradients import GRADIENTS, PARAMETER_GRADIENTS, GradientReport, GradientThresholds, gradient_rows
-from hookscope.parameters import WEIGHTS, ParameterStatistics, ParameterThresholds, parameter_findings, weights_rows
+from hookscope.gradients import (
+    GRADIENTS,
+    PARAMETER_GRADIENTS,
+    GradientReport,
+    GradientThresholds,
+    gradient_rows,
+    gradients_plot,
+)
+from hookscope.parameters import (
+    WEIGHTS,
+    ParameterStatistics,
+    ParameterThresholds,
+    parameter_findings,
+    weights_plot,
+    weights_rows,
+)
 from hookscope.report.charts import Chart, Line, spread
 from hookscope.report.tables import Distribution, ResultTable, RowView, draw_result_page
-from hookscope.statistics import STATISTICS, LayerStatistics, in_intervals, statistics_rows
+from hookscope.statistics import STATISTICS, LayerStatistics, in_intervals, statistics_plot, statistics_rows
 from hookscope.system import StrPath
 from hookscope.training import Run, TimedFinding, findings_over_time, last_rows, read_runs, summary
 
@@ -71,7 +85,8 @@ def draw_statistics_page(
     summary = {"weights": weights, "calls": len(layers), "images": max((layer.items for layer in layers), default=0)}
     table = ResultTable("Layers", "calls", STATISTICS.page, views)
     kind = "Statistics of activations"
-    return draw_result_page(kind, title, summary, findings, [table], lines, provenance=provenance)
+    plot = statistics_plot(layers, findings)
+    return draw_result_page(kind, title, summary, findings, [table], lines, plot=plot, provenance=provenance)
 
 
 def draw_weights_page(
@@ -109,7 +124,8 @@ def draw_weights_page(
     own = [row for row in rows if not row.buffer]
     summary = {"weights": weights, "parameters": len(own), "values": sum(row.count for row in own)}
     table = ResultTable("Parameters", "parameters", WEIGHTS.page, views)
-    return draw_result_page("Weights", title, summary, findings, [table], lines, provenance=provenance)
+    plot = weights_plot(rows, findings)
+    return draw_result_page("Weights", title, summary, findings, [table], lines, plot=plot, provenance=provenance)
 
 
 def draw_gradients_page(
@@ -157,16 +173,9 @@ def draw_gradients_page(
             [RowView(row, row["name"], size=_size(row["norm"])) for row in parameters],
         ),
     ]
-    positions = range(len(layers))
-    sizes = [
-        Line("gradient of the output", positions, [row["grad_output_norm"] for row in layers], 0),
-        Line("gradient of the input", positions, [row["grad_input_norm"] for row in layers], 1),
-    ]
-    charts = [Chart("Norm of the gradient, in order of execution", sizes, "row", log=True)]
-    ratio = [Line("parameters", range(len(parameters)), [row["ratio"] for row in parameters], 2)]
-    charts += [Chart("Gradient to weight of each parameter", ratio, "row", log=True)] if parameters else []
     summary = {"weights": weights, "loss": f"{report.loss} {report.value:.4g}", "total norm": report.total_norm}
-    return draw_result_page("Gradients", title, summary, findings, tables, lines, charts, provenance)
+    plot = gradients_plot(report, findings, thresholds)
+    return draw_result_page("Gradients", title, summary, findings, tables, lines, plot=plot, provenance=provenance)
 
 
 def draw_training_page(
@@ -223,7 +232,7 @@ def draw_training_page(
     table = ResultTable("Layers at the last step", "calls", columns, views)
     title, lines = title or "a training run", lines or [str(summary(run))]
     charts = [chart for chart in charts if chart.range]
-    return draw_result_page("Training", title, facts, findings, [table], lines, charts, provenance)
+    return draw_result_page("Training", title, facts, findings, [table], lines, charts, provenance=provenance)
 
 
 def _of_bins(layer: LayerStatistics) -> Distribution | None:

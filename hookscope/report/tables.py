@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from hookscope.display import words
+from hookscope.drawing import RowPlot
 from hookscope.findings import Finding, ranked, single, verdict
 from hookscope.models import is_random
 from hookscope.report.charts import Chart
@@ -85,6 +86,7 @@ def draw_result_page(
     tables: Sequence[ResultTable],
     lines: Sequence[str] = (),
     charts: Sequence[Chart] = (),
+    plot: RowPlot | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> str:
     """The page, one self-contained file.
@@ -97,6 +99,7 @@ def draw_result_page(
         tables: The tables.
         lines: Lines under the verdict.
         charts: Curves of all rows.
+        plot: All rows on one page, as ``--plot`` draws it.
         provenance: Versions and the like.
     """
     views = [view for table in tables for view in table.rows]
@@ -119,6 +122,7 @@ def draw_result_page(
         tables=tables,
         lines=lines,
         charts=charts,
+        plot=plot,
         findings=ranked(findings),
         verdict=verdict(findings),
         views=views,

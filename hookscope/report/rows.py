@@ -1,0 +1,147 @@
+"""A plot of rows as a page shows it: the panels that `draw_rows` draws, on the same scales, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from hookscope.drawing import Colour, DrawnPanel, RowPlot
+from hookscope.errors import printable
+
+ROW, HEAD, FOOT = 16, 34, 16
+"""Heights of a row, and of what is above and below the rows, in pixels; the style sheet has the first two."""
+
+_INCH, _POINT = 72, 1.35  # pixels for an inch and a point of the figure
+_SIZES = {"line": 1.0, "bar": 0.6, "dot": 2.6, "tick": 4.0, "path": 3.0}  # bars in rows, the others in points
+_SHAPES = {
+    "<": "m-4 0l6-3.5v7z",
+    ">": "m4 0l-6-3.5v7z",
+    "x": "m-2.5-2.5l5 5m-5 0l5-5",
+    "s": "m-2-2h4v4h-4z",
+    "D": "m0-3.5l3.5 3.5l-3.5 3.5l-3.5-3.5z",
+}
+_HOLLOW = "xs"
+_THEME = {
+    Colour.INK: "var(--ink)",
+    Colour.FAINT: "var(--faint)",
+    Colour.GRID: "var(--line)",
+    Colour.ALARM: "var(--error)",
+    "white": "var(--paper)",
+}
+
+
+def panel_svg(panel: DrawnPanel, plot: RowPlot) -> Markup:
+    """A panel with its title and ticks; the rows are ``ROW`` pixels high."""
+    wide, high = round(panel.width * _INCH), len(plot.labels) * ROW
+    inside = Markup("").join([*_stripes(plot, wide), *_axis(panel, wide, high)])
+    clipped = _element("svg", Markup("").join(_marks(panel, wide)), width=wide, height=high)
+    above = Markup("").join([*_edges(panel, wide), *_texts(panel, wide), *_readings(panel, plot, wide)])
+    size = {"width": wide, "height": HEAD + high + FOOT, "viewBox": f"0 {-HEAD} {wide} {HEAD + high + FOOT}"}
+    return _element("svg", inside + clipped + above, role="img", aria_label=printable(panel.title), **size)
+
+
+def _element(name: str, content: str = "", **attributes: Any) -> Markup:
+    """An element of SVG; ``class_`` and ``stroke_width`` stand for names that Python does not allow."""
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
+    return Markup(f"<{name}{given}>{escape(content)}</{name}>")
+
+
+def _path(steps: Iterable[str], **attributes: Any) -> Markup:
+    return _element("path", d="".join(steps), **attributes)
+
+
+def _text(x: float, y: str | int, words: str, anchor: str, **attributes: Any) -> Markup:
+    return _element("text", printable(words), x=f"{x:.4g}", y=y, text_anchor=anchor, **attributes)
+
+
+def _x(panel: DrawnPanel, wide: int, value: float) -> float:
+    return max(-1.0, min(2.0, panel.place(value))) * wide
+
+
+def _y(at: float) -> str:
+    return f"{(at + 0.5) * ROW:g}"
+
+
+def _colour(colour: str) -> str:
+    return _THEME.get(colour, colour)
+
+
+def _box(at: int, wide: int) -> list[str]:
+    return [f"M0 {at * ROW}h{wide}v{ROW}H0z"]
+
+
+def _stripes(plot: RowPlot, wide: int) -> Iterator[Markup]:
+    for at in range(len(plot.labels)):
+        ground = "first" if at == plot.first else "marked" if at in plot.marked else "even" if at % 2 else ""
+        if ground:
+            yield _path(_box(at, wide), class_=ground)
+
+
+def _axis(panel: DrawnPanel, wide: int, high: int) -> Iterator[Markup]:
+    places = [_x(panel, wide, value) for value in panel.ticks]
+    yield _path([f"M0 0h{wide}v{high}H0z", *(f"M{x:.4g} 0v{high}" for x in places)], class_="grid")
+    yield _text(0, 12 - HEAD, panel.title, "start", class_="title")
+    for x, label in zip(places, panel.labels, strict=True):
+        anchor = "start" if x < 0.1 * wide else "end" if x > 0.9 * wide else "middle"
+        for y in (-5, high + 12):
+            yield _text(x, y, label, anchor, class_="tick")
+
+
+def _marks(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
+    """A path for each mark that is not at an edge."""
+    if panel.scale != "log" and panel.limits[0] < 0:
+        yield _path([f"M{_x(panel, wide, 0.0):.4g} 0v99999"], fill="none", stroke="var(--faint)")
+    for mark, spans in panel.marks:
+        size = (mark.size or _SIZES.get(mark.kind, 0.0)) * (ROW if mark.kind == "bar" else _POINT)
+        paint = {"fill": "none", "stroke": _colour(mark.colour), "stroke_width": f"{size:g}"}
+        places = [(_x(panel, wide, low), _x(panel, wide, high), _y(at)) for at, low, high in spans]
+        ends = [(x, y) for _, x, y in places]
+        match mark.kind if places else "":
+            case "line" | "bar":
+                yield _path((f"M{low:.4g} {y}H{high:.4g}" for low, high, y in places), **paint)
+            case "tick":
+                yield _path((f"M{x:.4g} {y}m0{-size / 2:g}v{size:g}" for x, y in ends), **paint | {"stroke_width": 1.2})
+            case "dot" | "path":  # matplotlib draws an edge around a dot
+                paint["stroke_width"] = f"{size + _POINT:g}"
+                if mark.kind == "path":
+                    joined = zip(spans, spans[1:], ends, ends[1:], strict=False)
+                    lines = (f"M{x:.4g} {y}L{u:.4g} {v}" for a, b, (x, y), (u, v) in joined if b[0] - a[0] == 1)
+                    yield _path(lines, **paint | {"stroke_width": 1})
+                if mark.marker:
+                    yield _shapes(mark.marker, mark.colour, ends)
+                else:
+                    yield _path((f"M{x:.4g} {y}h0" for x, y in ends), stroke_linecap="round", **paint)
+
+
+def _shapes(marker: str, colour: str, places: Iterable[tuple[float, str]]) -> Markup:
+    fill = "none" if marker in _HOLLOW else _colour(colour)
+    return _path((f"M{x:.4g} {y}{_SHAPES[marker]}" for x, y in places), fill=fill, stroke=_colour(colour))
+
+
+def _edges(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
+    """Marks at the edges, and arrowheads at lines that go on."""
+    for mark, spans in panel.marks:
+        if mark.kind in ("left", "right"):
+            yield _shapes(mark.marker, mark.colour, ((wide if mark.kind == "right" else 0, _y(at)) for at, *_ in spans))
+    for x, rows, marker in zip((0, wide), panel.beyond, "<>", strict=True):
+        yield _shapes(marker, panel.arrow[0], ((x, _y(at)) for at in rows))
+
+
+def _texts(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
+    for at, value, words, colour in panel.texts:
+        x = 1.0 if value is None else _x(panel, wide, value)
+        anchor, by, paint = ("start", 3, colour) if x < 0.55 * wide else ("end", -3, "white")
+        yield _text(x + by, _y(at), words, anchor, class_="in-row", fill=_colour(paint))
+
+
+def _readings(panel: DrawnPanel, plot: RowPlot, wide: int) -> Iterator[Markup]:
+    """The values of each row, which the pointer reads."""
+    values: dict[int, dict[str, None]] = {}
+    for mark, spans in panel.marks:
+        for at, *ends in spans if mark.kind not in ("left", "right") else ():
+            values.setdefault(round(at), {}).update((f"{end:.4g}", None) for end in ends)
+    for at, own in values.items():
+        said = _element("title", printable(f"{plot.labels[at]}: {panel.title} {', '.join(own)}"))
+        yield _element("path", said, class_="row", d=_box(at, wide)[0])
