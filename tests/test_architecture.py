@@ -137,6 +137,7 @@ LIGHT_FILES = [
     "structure/picture.py",
     "models/bundled.py",
     "models/catalogue.py",
+    "models/data_type.py",
     "models/factory_text.py",
     "models/from_efficientnet_lite.py",
     "models/from_file.py",

@@ -16,11 +16,12 @@ from hookscope.display import text_of
 from hookscope.errors import spelled
 from hookscope.findings import counted, listed
 from hookscope.hooks import MODEL, Call, Shape
+from hookscope.models import DTYPES
 
 _ROUNDING = 16  # times the precision of a data type: what rounding alone may do to the output of one layer
 _MOST = 0.8  # of the layers with parameters: other weights, not other parameters of some layers
 # The spacing of numbers near 1; of 8-bit integers what their scale may lose of a layer's weights.
-_PRECISION = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7, "quantized": 2**-4}
+_PRECISION = {name: dtype.spacing for name, dtype in DTYPES.items()} | {"quantized": 2**-4}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
 from .facts import (
-    DTYPES as DTYPES,
     POOLS as POOLS,
     FeatureBatch as FeatureBatch,
     FeatureSource as FeatureSource,

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 POOLS = ("none", "mean", "max", "cls", "flatten")
 """How the output of a layer becomes the features of an image."""
 
-DTYPES = ("float16", "float32", "float64")
-"""Data types of features."""
-
 
 @dataclass(frozen=True, slots=True)
 class FeatureBatch:

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hookscope.errors import UsageError
-from hookscope.extraction.facts import DTYPES, POOLS, FeatureBatch, FeatureSource, WrittenFeatures
+from hookscope.extraction.facts import POOLS, FeatureBatch, FeatureSource, WrittenFeatures
 from hookscope.extraction.files import write_features
 from hookscope.extraction.job import ExtractionJob, check_alike, shapes_of
 from hookscope.hooks import Layers, Selection
 from hookscope.images import find_pictures
 from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, layers_in_words
 from hookscope.models import (
+    FILE_DTYPES,
     Batch,
     LoadedModel,
     OnLost,
@@ -113,8 +114,8 @@ def extract(
     if pool not in POOLS:
         raise UsageError(f"no pool '{pool}'", f"there are {', '.join(POOLS)}")
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
-    if name and name not in DTYPES:
-        raise UsageError(f"no dtype '{name}'", f"there are {', '.join(DTYPES)}")
+    if name and name not in FILE_DTYPES:
+        raise UsageError(f"no dtype '{name}'", f"there are {', '.join(FILE_DTYPES)}")
     if batch_size < 1:
         raise UsageError(f"batch size must be at least 1, not {batch_size}")
     if workers < 0:

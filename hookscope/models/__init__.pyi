@@ -10,21 +10,22 @@ from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoint_files import load_content as load_content
 from .data_type import (
     AUTOCAST as AUTOCAST,
+    DTYPE_WORDS as DTYPE_WORDS,
     DTYPES as DTYPES,
-    dtype_name as dtype_name,
-    is_quantized as is_quantized,
-    parse_dtype as parse_dtype,
+    FILE_DTYPES as FILE_DTYPES,
 )
 from .from_python import find_in_source as find_in_source
 from .inputs import (
     as_batch as as_batch,
     check_size as check_size,
+    dtype_name as dtype_name,
     example_inputs as example_inputs,
     family_of as family_of,
     first_channels as first_channels,
+    is_quantized as is_quantized,
     outputs_of as outputs_of,
 )
-from .load import load_model as load_model, pick_device as pick_device
+from .load import load_model as load_model, parse_dtype as parse_dtype, pick_device as pick_device
 from .loaded import LoadedModel as LoadedModel, as_loaded as as_loaded
 from .metadata import WeightsMetadata as WeightsMetadata
 from .model_source import (

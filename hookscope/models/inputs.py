@@ -126,3 +126,13 @@ def example_inputs(model: nn.Module, input_size: Sequence[int], channels: int | 
         return as_batch(family, [zeros([channels or in_channels(model), *size])])
     full = zeros(size)
     return (full, full) if family == "optical_flow" else (full,)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether layers hold their weights in 8 bits."""
+    return any(value.is_quantized for value in model.state_dict().values() if isinstance(value, Tensor))

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from hookscope.errors import ModelError, UsageError
+from hookscope.findings import listed
+from hookscope.models.data_type import AUTOCAST, AUTOCAST_DTYPES, DTYPES
 from hookscope.models.declared_inputs import preprocess_of
 from hookscope.models.from_python import find_in_source
-from hookscope.models.inputs import check_size
+from hookscope.models.inputs import check_size, dtype_name
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
 from hookscope.models.preprocess_choice import PreprocessChoice
@@ -118,3 +120,24 @@ def pick_device(device: str) -> str:
     if match[2] and int(match[2]) >= torch.cuda.device_count():
         raise UsageError(f"no device '{device}'", f"there are {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def parse_dtype(text: str, device: str) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """The type of parameters and inputs, and that of `torch.autocast`; one of them is None.
+
+    ``text`` is one of `DTYPES`, ``autocast`` for the usual type of ``device``, or such as ``autocast:float16``.
+
+    Raises:
+        UsageError: no such type.
+    """
+    word, _, name = text.partition(":")
+    if word == AUTOCAST:
+        name = name or dtype_name(torch.get_autocast_dtype(torch.device(device).type))
+        if name not in AUTOCAST_DTYPES:
+            raise UsageError(
+                f"autocast cannot compute in '{name}'", f"it takes {listed(AUTOCAST_DTYPES)}", "choose one"
+            )
+        return None, getattr(torch, name)
+    if text not in DTYPES:
+        raise UsageError(f"no data type '{text}'", f"there are {listed([*DTYPES, AUTOCAST], 9)}", "choose one")
+    return getattr(torch, text), None

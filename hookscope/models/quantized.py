@@ -11,7 +11,7 @@ from torch.ao import quantization
 from torch.nn import functional as F
 
 from hookscope.errors import ModelError, WeightsError
-from hookscope.models.data_type import is_quantized
+from hookscope.models.inputs import is_quantized
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.model_source import Progress, WeightsChoice, WeightsKind
 from hookscope.models.torchvision_builders import load_from_torchvision, torchvision_models

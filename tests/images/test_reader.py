@@ -4,7 +4,6 @@ import errno
 import hashlib
 import io
 import os
-import pickle
 import random
 import struct
 import subprocess
@@ -627,29 +626,17 @@ def archive(name):
         (b"Dear diary,\nno picture today.\n", "text"),
         ("Grüße, eine Notiz\n".encode() * 500, "text"),
         ("Notiz".encode("utf-16"), "text (UTF-16)"),
-        (b"\n <!DOCTYPE html><html><body>404</body></html>", "a web page (HTML)"),
         (b'<?xml version="1.0"?>\n<!-- a -->\n<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG"),
         (b"<svg/>", "SVG"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a Git LFS pointer"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC (HEIF)"),
         (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "HEIC (HEIF)"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "raw data of a camera"),
         (b"\0\0\0\x20ftypisom\0\0\2\0isomiso2", "a video"),
         (b"RIFF\0\1\0\0AVI LIST", "a video"),
         (b"\x1a\x45\xdf\xa3\x01\0\0\0", "a video"),
-        (b"\xff\x0a\xfa\x7f\x01\x90\x08\x06\x01\x00", "JPEG XL"),
-        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
         (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3", "a PDF document"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "PostScript (EPS)"),
-        (b"\xc5\xd0\xd3\xc6\x20\0\0\0", "PostScript (EPS)"),
-        (b"\x1f\x8b\x08\0\0\0\0\0", "compressed data"),
-        (archive("readme.txt"), "an archive (zip, 7z or tar)"),
-        (archive("resnet34/data.pkl"), "a PyTorch checkpoint"),
-        (pickle.dumps({"a": 1}, protocol=2), "a Python pickle"),
-        (b"\x10\0\0\0\0\0\0\0" + b'{"a":{"dtype":1}', "a safetensors checkpoint"),
-        (b"8BPS\0\1" + bytes(20), "a Photoshop document"),
-        (bytes(128) + b"DICM" + bytes(9), "DICOM"),
-        (b"\x93NUMPY\1\0", "a NumPy array"),
-        (bytes(5000), "zeros"),
+        (b"\x1f\x8b\x08\0\0\0\0\0", "an archive"),
+        (archive("readme.txt"), "an archive (zip, tar, gzip)"),
     ],
 )
 def test_a_file_of_another_kind_is_named(content, words):
@@ -669,7 +656,8 @@ def test_an_eps_starts_no_interpreter(monkeypatch):
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", forbidden)
-    assert "PostScript" in refusal(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+    line = refusal(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+    assert "not a picture that can be read" in line
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from hookscope import extraction, hooks, scores
+from hookscope import extraction, hooks, models, scores
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Section
@@ -40,7 +40,7 @@ COLUMNS = Columns("layer", "shape", "dtype", "images", "weights")
 )
 @click.option(
     "--dtype",
-    type=click.Choice(extraction.DTYPES),
+    type=click.Choice(models.FILE_DTYPES),
     help="Data type of the columns.  [default: that of the output]",
 )
 @click.option("--logits", is_flag=True, help="Add a column with the scores of all classes.")

@@ -51,7 +51,7 @@ _OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
 @click.option(
     "--dtype",
     metavar="TYPE",
-    shell_complete=shared.complete_words("float32", "float64", "float16", "bfloat16", "autocast"),
+    shell_complete=shared.complete_words(*models.DTYPE_WORDS),
     help="Data type of parameters and images: float32, float64, float16 or bfloat16; or autocast, autocast:float16."
     "  [default: the model's own]",
 )

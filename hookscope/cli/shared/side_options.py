@@ -61,7 +61,6 @@ def _sided(option: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda command: shared.apply_options(options, command)
 
 
-_DTYPES = ("float16", "bfloat16", "float32", "float64", "autocast", "autocast:float16", "autocast:bfloat16")
 _OPTIONS = [
     *map(
         _sided,
@@ -71,7 +70,7 @@ _OPTIONS = [
             click.option(
                 "--dtype",
                 metavar="TYPE",
-                type=click.Choice(_DTYPES),
+                type=click.Choice(models.DTYPE_WORDS),
                 help="Data type of the model: float16, bfloat16, float32 or float64; autocast or autocast:float16 for"
                 " torch.autocast.  [default: as loaded]",
             ),
