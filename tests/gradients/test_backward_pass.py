@@ -113,40 +113,35 @@ def norm(*tensors: Tensor) -> float:
     return float(torch.cat([tensor.detach().flatten().double() for tensor in tensors]).norm())
 
 
-class InPlace(nn.Module):
+def in_place(net: Any, x: Tensor) -> Tensor:
     """Everything that is hard for module backward hooks: in-place layers, a layer used twice, a shared addition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3, padding=1)
-        self.bn = nn.BatchNorm2d(4)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
-        self.fc = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.bn(self.conv1(x)))
-        y = self.conv2(x)
-        y += x
-        y = self.relu(self.conv2(self.relu(y)))
-        return self.fc(y.mean((2, 3)))
+    x = net.relu(net.bn(net.conv1(x)))
+    y = net.conv2(x)
+    y += x
+    y = net.relu(net.conv2(net.relu(y)))
+    return net.fc(y.mean((2, 3)))
 
 
-class OutOfPlace(InPlace):
+def out_of_place(net: Any, x: Tensor) -> Tensor:
     """The same without any write: what a full backward hook can see."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.bn(self.conv1(x)).relu()
-        y = self.conv2(x)
-        y = self.conv2((y + x).relu()).relu()
-        return self.fc(y.mean((2, 3)))
+    x = net.bn(net.conv1(x)).relu()
+    y = net.conv2(x)
+    y = net.conv2((y + x).relu()).relu()
+    return net.fc(y.mean((2, 3)))
 
 
-def pair() -> tuple[InPlace, OutOfPlace]:
-    net, judge = InPlace().eval(), OutOfPlace().eval()
+def hard() -> nn.Module:
+    conv1, conv2 = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    layers = {"conv1": conv1, "bn": nn.BatchNorm2d(4), "relu": nn.ReLU(inplace=True), "conv2": conv2}
+    return Function(in_place, **layers, fc=nn.Linear(4, 3))
+
+
+def pair() -> tuple[nn.Module, nn.Module]:
+    net = hard().eval()
     nn.init.uniform_(net.bn.running_var, 0.5, 2)
     nn.init.uniform_(net.bn.bias, -1, 1)
-    judge.load_state_dict(net.state_dict())
+    judge = copy.deepcopy(net)
+    judge.function = out_of_place
     return net, judge
 
 
@@ -207,22 +202,16 @@ def add_double(a: Tensor, b: Tensor) -> dict[str, Any]:
     return {"sum": a + 2 * b, "parts": [a * 3]}
 
 
-class Feeds(nn.Module):
-    """One input of layer ``two`` is made from the other: the flow between them is not the layer's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.two, self.same = nn.Identity(), Function(add_double), Function(add_double)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        parts = self.two(x, b=x * 10)
-        y = parts["sum"] + parts["parts"][0]
-        return self.same(y, y)["sum"]
-
-
 def test_several_inputs_containers_and_keywords() -> None:
-    report = layer_gradients(Feeds(), torch.ones(1, 1), SCORE, "first,two,same")
+    def feeds(net: Any, x: Tensor) -> Tensor:
+        """One input of layer ``two`` is made from the other: the flow between them is not the layer's."""
+        x = net.first(x)
+        parts = net.two(x, b=x * 10)
+        y = parts["sum"] + parts["parts"][0]
+        return net.same(y, y)["sum"]
+
+    net = Function(feeds, first=nn.Identity(), two=Function(add_double), same=Function(add_double))
+    report = layer_gradients(net, torch.ones(1, 1), SCORE, "first,two,same")
     first, two, same = report.layers
     assert two.output_shape == {"sum": (1, 1), "parts.0": (1, 1)}
     assert two.input_shape == {"0": (1, 1), "1": (1, 1)}
@@ -234,22 +223,16 @@ def test_several_inputs_containers_and_keywords() -> None:
     assert same.grad_input and (same.grad_input.norm, same.grad_input.count) == (3.0, 1)
 
 
-class WrittenTo(nn.Module):
-    """Layer ``writes`` changes its second input, which shares memory with the first; the caller uses it further."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes = Function(lambda x, total: (total.add_(x), x * 3)[1])
-
-    def forward(self, x: Tensor) -> Tensor:
+def test_a_layer_that_writes_into_one_of_its_inputs() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        """The layer changes its second input, which shares memory with the first; the caller uses it further."""
         both = torch.stack([x * 1, x * 10])
         total = both[1]
-        y = self.writes(both[0] + 0, total)
+        y = net.writes(both[0] + 0, total)
         return y + 2 * total + both[1]
 
-
-def test_a_layer_that_writes_into_one_of_its_inputs() -> None:
-    net, x = WrittenTo(), torch.full((1, 1), 2.0)
+    net = Function(forward, writes=Function(lambda x, total: (total.add_(x), x * 3)[1]))
+    x = torch.full((1, 1), 2.0)
     report = layer_gradients(net, x, SCORE, "writes")
     assert report.value == float(net(x)) == 3 * 2 + 3 * 22
     (writes,) = report.layers
@@ -257,40 +240,27 @@ def test_a_layer_that_writes_into_one_of_its_inputs() -> None:
     assert writes.grad_input and writes.grad_input.norm == 3
 
 
-class Between(nn.Module):
-    """From one input of the layer to the other leads a root at 0, or a tensor hook that cannot take None."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.two, self.way = Function(add_double), way
-
-    def forward(self, x: Tensor) -> Tensor:
+@pytest.mark.parametrize("way", ["root", "hook"])
+def test_the_gradient_from_one_input_to_another_is_not_counted(way: str) -> None:
+    def between(net: Any, x: Tensor) -> Tensor:
+        """From one input of the layer to the other leads a root at 0, or a tensor hook that cannot take None."""
         x = x * 1
-        if self.way == "root":
+        if way == "root":
             b = (x - 1).sqrt()
         else:
             b = x * 2
             b.register_hook(lambda gradient: gradient * 0.5)
             b = b + 1
-        return self.two(x, b)["sum"]
+        return net.two(x, b)["sum"]
 
-
-@pytest.mark.parametrize("way", ["root", "hook"])
-def test_the_gradient_from_one_input_to_another_is_not_counted(way: str) -> None:
-    (two,) = layer_gradients(Between(way), torch.ones(1, 1), SCORE, "two").layers
+    (two,) = layer_gradients(Function(between, two=Function(add_double)), torch.ones(1, 1), SCORE, "two").layers
     assert two.grad_input and (two.grad_input.norm, two.grad_input.nan) == (pytest.approx(math.hypot(1, 2)), 0)
 
 
 def test_attention_takes_one_tensor_as_three_inputs() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attention(x, x, x)[0].mean(1)
-
-    net, x = Net().eval(), picture(1, 5, 4).requires_grad_()
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    net = Function(lambda net, x: net.attention(x, x, x)[0].mean(1), attention=attention).eval()
+    x = picture(1, 5, 4).requires_grad_()
     expected = torch.autograd.grad(net(x)[0, 0], x)[0]
     (layer,) = layer_gradients(net, x.detach(), SCORE, "attention").layers
     assert layer.grad_input and layer.grad_input.norm == pytest.approx(norm(expected), rel=1e-5)
@@ -328,12 +298,12 @@ def test_the_model_does_not_change(around: Any) -> None:
         (
             {"loss": lambda output: output.detach().sum()},
             ModelError,
-            r"the result of '<lambda>' has no gradient, but the output of InPlace has",
+            r"the result of '<lambda>' has no gradient, but the output of Function has",
         ),
     ],
 )
 def test_errors_leave_the_model_as_it_was(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    net = InPlace().train()
+    net = hard().train()
     state = ModelSnapshot(net)
     with pytest.raises(error, match=message):
         layer_gradients(net, picture(), **options)
@@ -342,11 +312,11 @@ def test_errors_leave_the_model_as_it_was(options: dict[str, Any], error: type[E
 
 @pytest.mark.parametrize(("selection", "keys"), [("-1", ["conv2#1"]), ("conv2#1,fc", ["conv2#1", "fc"])])
 def test_selections(selection: str, keys: list[str]) -> None:
-    assert [layer.call.key for layer in layer_gradients(InPlace(), picture(), layers=selection).layers] == keys
+    assert [layer.call.key for layer in layer_gradients(hard(), picture(), layers=selection).layers] == keys
 
 
 def test_a_layer_that_does_not_run_is_reported() -> None:
-    net = InPlace()
+    net = hard()
     net.idle = nn.Conv2d(1, 1, 1)
     report = layer_gradients(net, picture())
     assert report.did_not_run == ("idle",)
@@ -424,7 +394,7 @@ def test_a_loss_by_its_name_or_by_a_function() -> None:
 
 def test_an_image_without_batch_axis_is_refused() -> None:
     net, _ = pair()
-    message = r"InPlace: forward\(\) failed on an image of \(3, 6, 6\): .*; it has no batch axis; give it as"
+    message = r"Function: forward\(\) failed on an image of \(3, 6, 6\): .*; it has no batch axis; give it as"
     state = ModelSnapshot(net)
     with pytest.raises(InputError, match=message):
         layer_gradients(net, picture(3, 6, 6))
