@@ -1,7 +1,5 @@
 """Files that deployment tools write: ONNX and programs of torch.export."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from pathlib import Path

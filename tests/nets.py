@@ -1,7 +1,5 @@
 """The zoo: small nets with weights set by hand, so that every expected number can be derived on paper."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any

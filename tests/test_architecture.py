@@ -1,7 +1,5 @@
 """The house plan of docs/architecture.md, checked from the imports: which package knows which, what an import costs."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import subprocess

@@ -1,7 +1,5 @@
 """Columns: rows, tables, pages and help texts from one declaration."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from hookscope.columns import Column, Columns

@@ -1,7 +1,5 @@
 """What results show of themselves in a notebook and at a prompt."""
 
-from __future__ import annotations
-
 import base64
 import io
 import pickle

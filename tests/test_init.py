@@ -1,7 +1,5 @@
 """The public names: each there, documented, and loaded when it is first used; and so are the faces of the packages."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

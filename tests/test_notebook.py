@@ -1,7 +1,5 @@
 """The notebook of samples/, run cell by cell in IPython as Jupyter runs it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

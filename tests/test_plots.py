@@ -1,7 +1,5 @@
 """Every plot from Python in one call: a figure of its own without pyplot, no setting changed, no glyph missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Plain English: turns that a reader must solve, and options of the command line in texts of the library."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

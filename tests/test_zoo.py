@@ -1,7 +1,5 @@
 """Interventions, ablations and events over torchvision's models, judged by plain hooks and by changed weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

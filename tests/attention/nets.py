@@ -1,7 +1,5 @@
 """Small transformers: with torch's attention, with fused and with plain attention, and with shifted windows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

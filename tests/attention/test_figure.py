@@ -1,7 +1,5 @@
 """The page of attention: what it says, where its maps lie, what its file holds."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Maps of attention, judged by weights that a net of the same parameters computes without a fused kernel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attention of torchvision, timm and transformers, judged by gradients and by their own unfused passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

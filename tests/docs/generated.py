@@ -1,7 +1,5 @@
 """The generated sections of the pages: help texts, fields of rows, findings, the Python interface."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

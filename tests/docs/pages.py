@@ -1,7 +1,5 @@
 """The pages of the documentation, and their parts: fenced examples, generated sections, links, headings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

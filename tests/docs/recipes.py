@@ -1,7 +1,5 @@
 """The recipes of a page, followed: their code is appended to files of a copy of the package, and examples run in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A page as it would be if it were written now: its examples are run, its generated sections generated."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

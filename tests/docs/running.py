@@ -1,7 +1,5 @@
 """Run the examples of a page in one folder, in this process: ``hookscope`` by its `main`, other programs by bash."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

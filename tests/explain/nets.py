@@ -1,7 +1,5 @@
 """Nets and pictures of the tests of class activation maps and saliency."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A photograph and a model for the pages of maps, and what was handed to the page that was drawn last."""
 
-from __future__ import annotations
-
 import inspect
 from types import ModuleType
 from typing import Any

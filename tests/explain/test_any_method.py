@@ -1,7 +1,5 @@
 """What holds for every method of class activation maps and of saliency: refusals, modes, and a model left as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Rollout and attention times gradient, judged by NumPy and autograd on a net that computes attention in the open."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Maps of detected boxes: each method on a detector known on paper, and on torchvision's beside autograd."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Class activation maps: which layer, which class, which map; and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The eight methods: on a net whose maps follow on paper, and beside grad-cam, captum and loops by hand."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Maps of a clip frame by frame: which map belongs to which frame, one scale, and the files that are written."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

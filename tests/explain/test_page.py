@@ -1,7 +1,5 @@
 """Pages of maps: the photograph, what the network saw of it, the maps, what they say, what their files hold."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

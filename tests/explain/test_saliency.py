@@ -1,7 +1,5 @@
 """Saliency beside captum, beside loops by hand and on paper."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Maps compared over images: intervals, verdicts, and the page of maps side by side."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Files of maps and of boxes: what is read from each kind, and what is refused in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Faithfulness on a linear net, whose curves follow on paper, and against grad-cam's metrics."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

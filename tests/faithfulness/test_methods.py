@@ -1,7 +1,5 @@
 """Randomised weights: the order of the layers, the rank correlation, and a model that stays as it was."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Models broken in one way each: the cause is among the first three findings of the command that can see it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

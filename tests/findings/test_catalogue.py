@@ -1,7 +1,5 @@
 """The catalogue: every kind is complete, belongs to a question, and its thresholds have one default each."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

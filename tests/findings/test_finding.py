@@ -1,7 +1,5 @@
 """What a finding is, in words and as JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sound models, most with random weights, get no error and hardly a warning, on one, three and twenty pictures."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

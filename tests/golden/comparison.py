@@ -1,7 +1,5 @@
 """Say where what a command line did now differs from what it did when the golden file was written."""
 
-from __future__ import annotations
-
 import base64
 import math
 import re

@@ -1,7 +1,5 @@
 """The golden files: facts/NAME.json and texts/NAME.json, of the cases of one group of `CASES`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

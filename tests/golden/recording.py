@@ -4,8 +4,6 @@ Facts are exit statuses, rows, numbers, option names and files. Texts are standa
 of rows that hold sentences.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import csv

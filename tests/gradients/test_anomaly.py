@@ -1,7 +1,5 @@
 """The operation behind the first NaN, planted forward and backward, in weights and in the input."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

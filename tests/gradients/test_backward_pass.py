@@ -1,7 +1,5 @@
 """Gradients of layers and parameters, judged by autograd, by full backward hooks and by arithmetic on paper."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

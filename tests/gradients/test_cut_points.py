@@ -1,7 +1,5 @@
 """Where gradients stop: every planted break is found with its layer, its reason and its line; sound nets have none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page of gradients: which rows and marks there are, read back from the figure itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Planted faults are found, each once and with its layer; sound nets are not accused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

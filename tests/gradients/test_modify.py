@@ -1,7 +1,5 @@
 """Changes of gradients: each against torch's own function or numbers from paper, and gone after the block."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math

@@ -1,7 +1,5 @@
 """Networks with one oddity each: they overwrite, alias, return containers, or call a layer again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial

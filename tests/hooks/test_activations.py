@@ -1,7 +1,5 @@
 """A kept activation is what the layer returned, and the model is as before: on nets that have one oddity each."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math

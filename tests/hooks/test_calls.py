@@ -1,7 +1,5 @@
 """The names of calls, and the types that choose them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

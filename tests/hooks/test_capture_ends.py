@@ -1,7 +1,5 @@
 """How a capture ends, by itself, by a failure or a stop, alone or nested: the model is as it was."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

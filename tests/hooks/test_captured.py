@@ -1,7 +1,5 @@
 """The gradient of a kept activation is that of what the layer returned, against autograd and numbers from paper."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

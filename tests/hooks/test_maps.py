@@ -1,7 +1,5 @@
 """Every shape a vision layer puts out, against tensors permuted by hand."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A pass for gradients, whatever surrounds it; and nothing of the model, of its gradients or of chance has changed."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator

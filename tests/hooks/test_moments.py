@@ -1,7 +1,5 @@
 """Statistics of all values of a tensor; NumPy in float64 is the judge."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

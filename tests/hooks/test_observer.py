@@ -1,7 +1,5 @@
 """Which calls are handed on, under which index, in which pass; and when a pass ends early."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """Operations that are not modules: which are observed, in which module, and with which results."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

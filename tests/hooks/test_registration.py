@@ -1,7 +1,5 @@
 """Registered hooks are removed again: only these, and whatever is raised."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

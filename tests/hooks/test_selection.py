@@ -1,7 +1,5 @@
 """The selection grammar, derived by hand on a list of calls, and what it says when nothing fits."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,12 +1,10 @@
 """Tensors in every container that a layer may return."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools
 import types
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 import torch
@@ -32,7 +30,7 @@ Plain, Frozen, Slots, FrozenSlots = (
 class OwnTuple(tuple):
     """A tuple whose constructor takes its parts one by one."""
 
-    def __new__(cls, left: Any, right: Any) -> OwnTuple:
+    def __new__(cls, left: Any, right: Any) -> Self:
         return super().__new__(cls, (left, right))
 
 
@@ -45,7 +43,7 @@ class OwnList(list):
 class OwnDict(dict):
     mark = ""
 
-    def marked(self) -> OwnDict:
+    def marked(self) -> Self:
         self.mark = "kept"
         return self
 

@@ -1,7 +1,5 @@
 """The pictures of a run, in real folders that hold other files too."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

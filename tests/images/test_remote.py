@@ -1,7 +1,5 @@
 """Pictures behind a scheme: the same bytes, and folders by name; file systems of this machine only."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults that tests plant into trained networks, and what an inspection records of such a network."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

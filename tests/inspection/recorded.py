@@ -1,7 +1,5 @@
 """What an inspection recorded, before places are found in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock

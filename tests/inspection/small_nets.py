@@ -1,7 +1,5 @@
 """A ResNet and a ViT, trained in a minute on drawn shapes: sound networks to plant faults in."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The channels that carry the answer, compared with numbers on paper, `ablate_each` and captum."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Blocks, layers and channels unlike those of their kind, planted, and measured by plain hooks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

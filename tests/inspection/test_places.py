@@ -1,7 +1,5 @@
 """Faults planted into trained networks are reported first; sound networks have only notes."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `inspect` keeps of a model and its images, against captum, NumPy, `capture` and `list_layers`."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from typing import Any

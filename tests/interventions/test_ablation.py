@@ -1,7 +1,5 @@
 """The worth of channels, compared with zeroed filters, passes by hand, and one pass for each channel."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """The figure of an ablation: bars of the worths, what stands beside them, and the kept maps over the photograph."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which part of a tensor is changed, wherever the channels are; which tensors pass unchanged or are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The block around passes and training loops: torchvision's layers, other nets and equal bits."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import sys

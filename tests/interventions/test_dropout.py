@@ -1,7 +1,5 @@
 """DropBlock and dropout, compared with torchvision and torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

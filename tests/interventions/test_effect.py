@@ -1,7 +1,5 @@
 """A pass without and with interventions: which layers moved, how far; and a model left as it was."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page of an effect: its colours and their scales, its words and provenance."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

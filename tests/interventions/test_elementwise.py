@@ -1,7 +1,5 @@
 """Zero, scale, clamp, noise, quantize and permute, compared with arithmetic, torch and its observers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Interventions on parameters: pruning as torch does it, and only training stays afterwards."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

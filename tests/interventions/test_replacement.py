@@ -1,7 +1,5 @@
 """Patch, mean and steer, compared with passes by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Interventions as a shell spells them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

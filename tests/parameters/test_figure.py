@@ -1,7 +1,5 @@
 """The page of weights: its rows, panels and words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

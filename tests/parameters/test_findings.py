@@ -1,7 +1,5 @@
 """Findings on weights: which, in what words, with what numbers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The filters of convolutions as a picture: its pixels are the weights again."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics of parameters against NumPy, their selection, and refusals."""
 
-from __future__ import annotations
-
 import copy
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """The plot of a plan: its panels, and bars where the numbers are."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans, judged by arithmetic on paper, by real passes that save tensors, and by real steps of optimizers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

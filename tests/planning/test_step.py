@@ -1,7 +1,5 @@
 """Planned memory, judged by real passes: what autograd keeps, what the allocator says, what optimizers hold."""
 
-from __future__ import annotations
-
 import functools
 import json
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Times of calls on a clock that only the layers move, and memory against arithmetic on paper."""
 
-from __future__ import annotations
-
 import gc
 import time
 import timeit

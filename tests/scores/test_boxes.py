@@ -1,7 +1,5 @@
 """Detected boxes as targets: which boxes there are, in each library's form, and how well further images show one."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

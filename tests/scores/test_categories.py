@@ -1,7 +1,5 @@
 """Class names from files: lines, the usual forms of JSON, and everything else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

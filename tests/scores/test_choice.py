@@ -1,7 +1,5 @@
 """What the options of cam and saliency say is explained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

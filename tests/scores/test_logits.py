@@ -1,7 +1,5 @@
 """Scores of classes from whatever a family of models puts out, and their probabilities."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import OrderedDict

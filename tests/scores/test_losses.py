@@ -1,7 +1,5 @@
 """What is differentiated, with numbers that can be worked out on paper."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

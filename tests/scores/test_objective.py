@@ -1,7 +1,5 @@
 """What a map explains: classes, functions, and what they return for one image and for many."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """The similarity of embeddings as a target."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Targets: indices, names and parts of them, the highest scores, and the errors."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The graph of a network: what becomes a node, what is folded, joined or left out, and where its lines lead."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

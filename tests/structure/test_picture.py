@@ -1,7 +1,5 @@
 """The picture of a graph: well-formed, whole, honest about names that look like markup."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import xml.etree.ElementTree as ET

@@ -1,7 +1,5 @@
 """The modules of a network as a tree: what stands in which row, and what each costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A reader sees the old file or the whole new one, whatever happens in between."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The cache: a stored value comes back, and a broken cache never hurts."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

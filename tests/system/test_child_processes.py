@@ -1,7 +1,5 @@
 """Something is done right after an import, and the imported module knows nothing of it."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """A script run by `Script.run` is told apart by nothing from one that Python runs; the judge is Python itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Signals held during a block."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """The cached trace: true, keyed by all that it depends on, and never worth more than a fresh one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which calls made what each call read: through modules, functions, views and writes in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What hooks saw, against numbers from paper, against hooks put on by hand, and against autograd."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """NaN and Inf planted at every kind of place; the record of the pass says which call is the first that holds it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any

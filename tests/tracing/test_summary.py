@@ -1,7 +1,5 @@
 """The trace, judged by torchinfo, torch's FLOP counter, plain hooks on a real pass and by comparing values."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Summaries of tensors of every type that a layer may return."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Logs of training runs written by hand: a sound run, and what a test changes in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

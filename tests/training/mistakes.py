@@ -1,7 +1,5 @@
 """Training scripts in several styles, each with one common mistake, and the findings that name it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """A watched loop with compiled parts compiles what the same loop compiles unwatched, and ends with the same bits."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The facts of a step against numbers that were worked out without hookscope."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import nullcontext

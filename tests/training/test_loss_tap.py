@@ -1,7 +1,5 @@
 """Wrapped functions of torch pass the loss on, do what they did before, and are put back."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator

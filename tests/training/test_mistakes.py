@@ -1,7 +1,5 @@
 """Common mistakes in training scripts are named by their cause, and watching them changes nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

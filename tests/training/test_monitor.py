@@ -1,7 +1,5 @@
 """Monitor against a plain recording loop written by hand, and the run it watches against the same one unwatched."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math

@@ -1,7 +1,5 @@
 """Optimizers of a watched run: several, with closures, within each other, under a GradScaler, and not of torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext

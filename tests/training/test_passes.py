@@ -1,7 +1,5 @@
 """Passes of a watched run: accumulated, caught, recomputed, without gradients, and in models that change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

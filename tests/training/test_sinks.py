@@ -1,7 +1,5 @@
 """What a watched run writes to other programs, read back with their own readers; and its histograms, by NumPy."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

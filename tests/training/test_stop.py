@@ -1,7 +1,5 @@
 """A watched run that stops at the first value that is not finite."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

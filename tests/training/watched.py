@@ -1,7 +1,5 @@
 """A small network with all that a monitor measures, and how it is trained."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Six checks against independent judges: healthy nets pass, and each planted fault fails its own check by name."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Sound training scripts with training frameworks, each of which needs its framework installed."""
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sound training scripts in the styles that people write, each short: they return what they have trained."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any

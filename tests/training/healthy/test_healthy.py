@@ -1,7 +1,5 @@
 """Sound training runs are left in peace: no error, no warning, and the same weights as unwatched."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The log of a run: lines whole or absent, whatever was there and whatever happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs that are broken on purpose have findings that say what is wrong, and where; sound runs have none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any

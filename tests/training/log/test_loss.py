@@ -1,7 +1,5 @@
 """Losses that rise or leap, and those that only look so."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Findings on logs that are written by hand, so that it is known what is in them and from when on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

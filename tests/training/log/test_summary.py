@@ -1,7 +1,5 @@
 """The totals of a run, and how it ended."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
