@@ -4,7 +4,7 @@ import gc
 import time
 import timeit
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -197,7 +197,7 @@ class FakeEvent:
     def record(self) -> None:
         self.at = timing.perf_counter()
 
-    def elapsed_time(self, end: FakeEvent) -> float:
+    def elapsed_time(self, end: Self) -> float:
         return 1000 * (end.at - self.at)
 
 
