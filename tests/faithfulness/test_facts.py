@@ -10,6 +10,7 @@ from PIL import Image
 
 from hookscope.errors import HookscopeError
 from hookscope.faithfulness import over_input, read_boxes, read_maps
+from tests.helpers import refused
 
 MAP = np.arange(12, dtype=np.uint8).reshape(3, 4)
 WRITERS: dict[str, Callable[[Path], Any]] = {
@@ -63,9 +64,8 @@ def test_what_holds_no_map_is_one_line(tmp_path: Path, name: str, content: Any, 
         path.write_bytes(content)
     elif content is not None:
         np.savez(path, **content)
-    with pytest.raises(HookscopeError) as error:
+    with refused(HookscopeError, says, begins=False):
         read_maps(str(path), "cat")
-    assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_map_of_the_photograph_is_cut_to_what_the_network_saw() -> None:
@@ -96,6 +96,5 @@ def test_a_box_is_written_in_any_of_these_ways(tmp_path: Path, given: str) -> No
 )
 def test_a_file_without_boxes_is_one_line(tmp_path: Path, content: str, says: str) -> None:
     (tmp_path / "boxes.json").write_text(content)
-    with pytest.raises(HookscopeError) as error:
+    with refused(HookscopeError, says, begins=False):
         read_boxes(str(tmp_path / "boxes.json"))
-    assert says in str(error.value) and "\n" not in str(error.value)

@@ -24,17 +24,14 @@ def pictures(count: int = 3) -> Tensor:
     return blurred + 0.5 * torch.randn(count, 3, 24, 24, generator=generator)
 
 
-class Block(nn.Module):
+def block() -> nn.Module:
     """Two convolutions with BatchNorm and a shortcut around them."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
-        self.conv2, self.bn2 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
-        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.relu2(x + self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x))))))
+    conv1, conv2 = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+    layers = {"conv1": conv1, "bn1": nn.BatchNorm2d(16), "conv2": conv2, "bn2": nn.BatchNorm2d(16), "relu1": nn.ReLU()}
+    return Function(
+        lambda net, x: net.relu2(x + net.bn2(net.conv2(net.relu1(net.bn1(net.conv1(x)))))),
+        **layers, relu2=nn.ReLU(inplace=True),
+    )  # fmt: skip
 
 
 def residual() -> nn.Module:
@@ -42,7 +39,7 @@ def residual() -> nn.Module:
     torch.manual_seed(0)
     stem = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(16, 5))
-    net = nn.Sequential(*stem, Block(16), nn.MaxPool2d(2), Block(16), *head)
+    net = nn.Sequential(*stem, block(), nn.MaxPool2d(2), block(), *head)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)

@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional
 from hookscope import load_model, open_image
 from hookscope.findings import SEVERITIES, Finding
 from tests.findings.test_broken_models import COMMANDS
+from tests.nets import Function
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 PHOTOS = [SAMPLES / f"{name}.jpg" for name in ("cat", "coffee", "rocket")]
@@ -105,59 +106,39 @@ def test_a_trained_network_has_only_notes(count: int) -> None:
     assert {finding.severity for finding in found} == {"note"} and len(found) < 10
 
 
-class Scaled(nn.Module):
+def scaled() -> nn.Module:
     """A residual block as in ConvNeXt, with layer scale."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.layer_scale = nn.Parameter(torch.full((16, 1, 1), scale))
-        self.block = nn.Sequential(nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.Conv2d(16, 16, 1), nn.GELU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layer_scale * self.block(x)
+    block = nn.Sequential(nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.Conv2d(16, 16, 1), nn.GELU())
+    net = Function(lambda net, x: x + net.layer_scale * net.block(x), block=block)
+    net.layer_scale = nn.Parameter(torch.full((16, 1, 1), 1e-6))
+    return net
 
 
-class ZeroAtFirst(nn.Module):
+def zero_at_first() -> nn.Module:
     """A residual block whose last normalisation has a scale of 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.act = nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU()
-        nn.init.zeros_(self.norm.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(x + self.norm(self.conv(x)))
+    conv, norm = nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16)
+    nn.init.zeros_(norm.weight)
+    return Function(lambda net, x: net.act(x + net.norm(net.conv(x))), conv=conv, norm=norm, act=nn.ReLU())
 
 
-class SqueezeExcite(nn.Module):
+def squeeze_excite() -> nn.Module:
     """A gate that is shut for most channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool, self.fc1, self.relu = nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 2, 1), nn.ReLU()
-        self.fc2, self.gate = nn.Conv2d(2, 16, 1), nn.Sigmoid()
-        nn.init.constant_(self.fc2.bias, -9.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + self.gate(self.fc2(self.relu(self.fc1(self.pool(x))))))
-
-
-class ClassToken(nn.Module):
-    """A query from a class token, which does not depend on the picture, beside the picture."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.query = nn.Parameter(torch.ones(1, 16)), nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        query = self.query(self.token.expand(len(x), -1))
-        return x + x * (x.mean((2, 3)) * query).softmax(1)[:, :, None, None]
+    fc1, fc2 = nn.Conv2d(16, 2, 1), nn.Conv2d(2, 16, 1)
+    nn.init.constant_(fc2.bias, -9.0)
+    squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), fc1, nn.ReLU(), fc2, nn.Sigmoid())
+    return Function(lambda net, x: x * (1 + net.squeeze(x)), squeeze=squeeze)
 
 
 @pytest.mark.parametrize("count", [3, 16])
 def test_a_query_from_a_token_is_a_note(count: int) -> None:
+    def attend(net: Any, x: Tensor) -> Tensor:
+        """A query from a class token, which does not depend on the picture, beside the picture."""
+        query = net.query(torch.ones(len(x), 16))
+        return x + x * (x.mean((2, 3)) * query).softmax(1)[:, :, None, None]
+
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 16, 3), ClassToken(), nn.Conv2d(16, 4, 3)).eval()
+    token = Function(attend, query=nn.Linear(16, 16))
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), token, nn.Conv2d(16, 4, 3)).eval()
     found = [(f.finding, f.layer, f.severity) for f in COMMANDS["stats"](net, pictures(count, 64))]
     assert found == [("constant-output", "1.query", "note")]
 
@@ -174,27 +155,21 @@ def frozen() -> nn.Module:
     return nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU()).requires_grad_(False)
 
 
-class TwoHeads(nn.Module):
-    """A head for classes, and one for boxes that a loss on classes does not take."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.boxes, self.classes = nn.Conv2d(16, 4, 1), nn.Conv2d(16, 5, 1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"boxes": self.boxes(x), "logits": self.classes(x).mean((2, 3))}
-
-
 def test_the_head_of_another_output_is_a_note() -> None:
+    def two_heads(net: Any, x: Tensor) -> dict[str, Tensor]:
+        """A head for classes, and one for boxes that a loss on classes does not take."""
+        return {"boxes": net.boxes(x), "logits": net.classes(x).mean((2, 3))}
+
     torch.manual_seed(0)
-    (finding,) = COMMANDS["gradients"](nn.Sequential(nn.Conv2d(3, 16, 3), TwoHeads()).eval(), pictures(1, 64))
+    heads = Function(two_heads, boxes=nn.Conv2d(16, 4, 1), classes=nn.Conv2d(16, 5, 1))
+    (finding,) = COMMANDS["gradients"](nn.Sequential(nn.Conv2d(3, 16, 3), heads).eval(), pictures(1, 64))
     assert (finding.finding, finding.layer, finding.severity) == ("no-gradient", "1.boxes", "note")
 
 
 USUAL = {
-    "layer scale": (lambda: Scaled(1e-6), "vanishing-gradient"),
-    "zero-initialised scale": (ZeroAtFirst, "vanishing-gradient"),
-    "squeeze-and-excitation": (SqueezeExcite, "saturated"),
+    "layer scale": (scaled, "vanishing-gradient"),
+    "zero-initialised scale": (zero_at_first, "vanishing-gradient"),
+    "squeeze-and-excitation": (squeeze_excite, "saturated"),
     "frozen backbone": (frozen, "no-gradient"),
 }
 

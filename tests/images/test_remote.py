@@ -10,6 +10,7 @@ from PIL import Image
 
 from hookscope.errors import ImageError
 from hookscope.images import find_pictures, is_remote, read_picture, remote
+from tests.helpers import refused
 
 
 @pytest.fixture
@@ -72,9 +73,8 @@ def test_pyarrow_reads_where_fsspec_lacks_a_package(tmp_path: Path, monkeypatch:
     ],
 )
 def test_what_cannot_be_read_is_one_line(memory: bytes, name: str, words: str) -> None:
-    with pytest.raises(ImageError) as caught:
+    with refused(ImageError, words):
         read_picture(name)
-    assert str(caught.value).startswith(words)
 
 
 def test_a_remote_folder_without_pictures_is_an_error(memory: bytes) -> None:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from hookscope.inspection.facts import Place
 from hookscope.inspection.places import find_places
 from hookscope.interventions import Zero
 from tests.inspection.recorded import evidence_of
+from tests.nets import Function
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 SHAPES = [
@@ -39,18 +41,16 @@ def same(channels: int = 3) -> nn.Conv2d:
     return conv
 
 
-class Parts(nn.Module):
+def parts(at: int) -> nn.Module:
     """Six layers: those before ``at`` see the same in every picture, the others its colour. Colours are classes."""
 
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at, self.blocks = at, nn.ModuleList(same() for _ in range(6))
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Tensor:
         h = torch.ones_like(x)
-        for number, block in enumerate(self.blocks):
-            h = block(h + x if number == self.at else h)
+        for number, block in enumerate(net.blocks):
+            h = block(h + x if number == at else h)
         return h.mean((2, 3))
+
+    return Function(forward, blocks=nn.ModuleList(same() for _ in range(6)))
 
 
 def colours(*names: str) -> list[Image.Image]:
@@ -64,14 +64,14 @@ def parting(net: nn.Module, images: Sequence[Image.Image | str]) -> list[Place]:
 @pytest.mark.parametrize("at", [1, 3, 5])
 @pytest.mark.parametrize("names", [("red", "blue"), ("red", "blue", "green"), ("red", "maroon", "blue", "navy")])
 def test_the_planted_layer_is_found(at: int, names: tuple[str, ...]) -> None:
-    [place] = parting(Parts(at), colours(*names))
+    [place] = parting(parts(at), colours(*names))
     assert (place.kind, place.layer, place.image) == ("classes-separate", f"blocks.{at}", None)
     assert place.numbers["before"] == (1 if "navy" in names else 0)  # times the distance within a class
     assert (place.numbers["images"], place.numbers["answers"]) == (len(names), len({*names} - {"maroon", "navy"}))
 
 
 def test_the_sentence_has_the_numbers() -> None:
-    [place] = parting(Parts(3), colours("red", "blue"))
+    [place] = parting(parts(3), colours("red", "blue"))
     after = place.numbers["after"]
     assert place.reason == (
         "At blocks.3 the 2 answers to 2 images begin to separate: their distance is "
@@ -81,11 +81,11 @@ def test_the_sentence_has_the_numbers() -> None:
 
 @pytest.mark.parametrize("names", [("red",), ("red", "maroon"), ("red", "red")])
 def test_one_answer_parts_nowhere(names: tuple[str, ...]) -> None:
-    assert parting(Parts(3), colours(*names)) == []
+    assert parting(parts(3), colours(*names)) == []
 
 
 def test_where_all_layers_tell_the_images_apart_nothing_is_claimed() -> None:
-    assert parting(Parts(0), colours("red", "blue", "green")) == []
+    assert parting(parts(0), colours("red", "blue", "green")) == []
     assert parting(nn.Sequential(*(same() for _ in range(6)), nn.AdaptiveAvgPool2d(1), nn.Flatten()), SHAPES[2:]) == []
 
 
@@ -321,11 +321,7 @@ def test_the_network_stays_as_it_was(driven: LoadedModel) -> None:
 def test_copies_of_the_image_cost_at_most_one_pass(
     answers: list[tuple[str, int]], rest: dict[str, float], chosen: str
 ) -> None:
-    class Named:
-        def __init__(self, key: str) -> None:
-            self.key = key
-
-    candidates: Any = [Named(key) for key, _ in answers]
+    candidates: Any = [SimpleNamespace(key=key) for key, _ in answers]
     assert "".join(each.key for each in answer._affordable(candidates, rest)) == chosen
 
 

@@ -18,30 +18,20 @@ from hookscope.inspection.answer import answer_places
 from hookscope.inspection.facts import Place
 from hookscope.inspection.outliers import block_places, deviations, far_beyond, map_places
 from hookscope.inspection.places import find_places
-from tests.helpers import seeded
 from tests.inspection.recorded import evidence_of
+from tests.nets import Function
 
 STAR = str(Path(__file__).parents[2] / "samples" / "shapes" / "star.png")
 
 
-class Block(nn.Module):
-    """A residual block."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv, self.act = nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(self.act(x))
-
-
-def residual() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 4), *(Block(8) for _ in range(6)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
 @pytest.fixture
 def blocks() -> nn.Module:
-    return seeded(residual)
+    """Six residual blocks."""
+    blocks = [
+        Function(lambda net, x: x + net.conv(net.act(x)), conv=nn.Conv2d(8, 8, 3, padding=1), act=nn.ReLU())
+        for _ in range(6)
+    ]
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 4), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
 
 
 def changes_by_hooks(net: nn.Module, loaded: LoadedModel) -> dict[str, float]:
@@ -49,7 +39,7 @@ def changes_by_hooks(net: nn.Module, loaded: LoadedModel) -> dict[str, float]:
     found: dict[str, float] = {}
     kept: dict[str, Tensor] = {}
     for name, module in net.named_modules():
-        if isinstance(module, Block):
+        if isinstance(module, Function):
             module.register_forward_pre_hook(lambda module, args, name=name: kept.update({name: args[0].clone()}))
             module.register_forward_hook(
                 lambda module, args, output, name=name: found.update(
@@ -130,10 +120,7 @@ def test_a_sound_network_has_no_unusual_maps_and_blocks(shapes: LoadedModel) -> 
 
 
 def test_the_widest_channel_is_told_with_its_size(shapes: LoadedModel) -> None:
-    def widen(model: nn.Module) -> None:
-        model.get_submodule("features.10.expand3x3").weight[5] *= 40
-
-    net = changed(shapes, widen)
+    net = changed(shapes, lambda model: model.get_submodule("features.10.expand3x3").weight[5].mul_(40))
     [place] = of_maps(net)
     with torch.no_grad():
         kept: list[Tensor] = []
@@ -163,18 +150,17 @@ def test_the_widest_layer_is_reported(shapes: LoadedModel) -> None:
 def test_the_emptiest_layer_is_reported_unless_a_finding_reports_it(
     shapes: LoadedModel, less: float, reported: bool
 ) -> None:
-    def empty(model: nn.Module) -> None:
-        model.get_submodule("features.7.expand3x3").bias -= less
-
-    found = [place for place in of_maps(changed(shapes, empty)) if place.kind == "emptiest-maps"]
+    net = changed(shapes, lambda model: model.get_submodule("features.7.expand3x3").bias.sub_(less))
+    found = [place for place in of_maps(net) if place.kind == "emptiest-maps"]
     assert [place.layer for place in found] == ["features.7.expand3x3_activation"] * reported
     assert all(0.9 < float(place.numbers["zeros"] or 0) < 1 for place in found)
 
 
-def test_a_layer_of_maps_of_one_value_is_reported(shapes: LoadedModel) -> None:
-    def flatten(model: nn.Module) -> None:
-        model.get_submodule("features.7.expand3x3").weight[:100] = 0
+def flatten(model: nn.Module) -> None:
+    model.get_submodule("features.7.expand3x3").weight[:100] = 0
 
+
+def test_a_layer_of_maps_of_one_value_is_reported(shapes: LoadedModel) -> None:
     net = changed(shapes, flatten)
     evidence = replace(evidence_of(net, [STAR]), findings=())
     [place] = [place for place in map_places(evidence) if place.kind == "emptiest-maps"]
@@ -185,9 +171,6 @@ def test_a_layer_of_maps_of_one_value_is_reported(shapes: LoadedModel) -> None:
 
 
 def test_maps_that_an_earlier_fault_empties_are_not_told(shapes: LoadedModel) -> None:
-    def flatten(model: nn.Module) -> None:
-        model.get_submodule("features.7.expand3x3").weight[:100] = 0
-
     evidence = evidence_of(changed(shapes, flatten), [STAR])
     drift = CATALOGUE["exploding-activations"]
 

@@ -14,6 +14,7 @@ from hookscope.findings import CATALOGUE
 from hookscope.inspection.findings import network_findings
 from hookscope.inspection.places import MOST, find_places
 from tests.inspection import faults, small_nets
+from tests.nets import Function
 
 Loaded = tuple[LoadedModel, Tensor]
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -49,48 +50,39 @@ def lite() -> Loaded:
     return loaded, inputs_of(loaded, "cat.jpg", "coffee.jpg", "rocket.jpg")
 
 
-def rank(kind: str, layer: str, loaded: Loaded) -> int | None:
-    """The rank of the place of a fault on one picture."""
-    model, inputs = loaded
-    raw = inputs * faults.IMAGENET[1] + faults.IMAGENET[0]
-    planted = faults.plant(kind, model.model, layer, inputs[3:4], raw[3:4], random.Random(kind))
+def plant(
+    kind: str, loaded: Loaded, layer: str, inputs: Tensor, raw: Tensor | None = None, seed: Any = 0
+) -> faults.Planted:
+    planted = faults.plant(kind, loaded[0].model, layer, inputs, loaded[1] if raw is None else raw, random.Random(seed))
     assert planted is not None
-    return planted.rank(find_places(faults.evidence_of(planted.net, planted.inputs)))
+    return planted
 
 
 @pytest.mark.parametrize(
-    ("kind", "layer"),
+    ("network", "kind", "layer"),
     [
-        ("zero", "features.9.squeeze"),
-        ("copy", "features.7.expand1x1"),
-        ("channel", "features.3.squeeze"),
-        ("column", "features.11.squeeze"),
-        ("bias", "features.10.expand3x3"),
-        ("nan", "features.12.squeeze"),
-        ("scale", "features.4.expand3x3"),
-        ("255", ""),
+        ("shapes", "zero", "features.9.squeeze"),
+        ("shapes", "copy", "features.7.expand1x1"),
+        ("shapes", "channel", "features.3.squeeze"),
+        ("shapes", "column", "features.11.squeeze"),
+        ("shapes", "bias", "features.10.expand3x3"),
+        ("shapes", "nan", "features.12.squeeze"),
+        ("shapes", "scale", "features.4.expand3x3"),
+        ("shapes", "255", ""),
+        ("normalised", "scale", "features.10.squeeze.0"),
+        ("normalised", "foreign", "features.7.squeeze.1"),
+        ("normalised", "shift", "features.7.expand1x1.1"),
+        ("normalised", "sign", "features.6.squeeze.0"),
+        ("normalised", "reinit", "features.9.squeeze.0"),
+        ("normalised", "255", ""),
+        ("normalised", "0..1", ""),
     ],
 )
-def test_a_fault_in_a_network_without_batchnorm_is_among_the_first_three(kind: str, layer: str, shapes: Loaded) -> None:
-    assert rank(kind, layer, shapes) in (1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "layer"),
-    [
-        ("scale", "features.10.squeeze.0"),
-        ("foreign", "features.7.squeeze.1"),
-        ("shift", "features.7.expand1x1.1"),
-        ("sign", "features.6.squeeze.0"),
-        ("reinit", "features.9.squeeze.0"),
-        ("255", ""),
-        ("0..1", ""),
-    ],
-)
-def test_a_fault_in_a_network_with_batchnorm_is_among_the_first_three(
-    kind: str, layer: str, normalised: Loaded
-) -> None:
-    assert rank(kind, layer, normalised) in (1, 2, 3)
+def test_a_fault_is_among_the_first_three(network: str, kind: str, layer: str, request: pytest.FixtureRequest) -> None:
+    loaded = request.getfixturevalue(network)
+    raw = loaded[1] * faults.IMAGENET[1] + faults.IMAGENET[0]
+    planted = plant(kind, loaded, layer, loaded[1][3:4], raw[3:4], kind)
+    assert planted.rank(find_places(faults.evidence_of(planted.net, planted.inputs))) in (1, 2, 3)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -106,8 +98,7 @@ def test_a_trained_network_of_imagenet_has_only_notes_of_the_answer(lite: Loaded
 
 
 def test_what_follows_from_a_zeroed_layer_is_told_with_it(lite: Loaded) -> None:
-    planted = faults.plant("zero", lite[0].model, "_conv_head", lite[1][:1, :, ::2, ::2], lite[1], random.Random(0))
-    assert planted is not None
+    planted = plant("zero", lite, "_conv_head", lite[1][:1, :, ::2, ::2])
     first, *others = find_places(faults.evidence_of(planted.net, planted.inputs))
     assert (first.layer, first.kind, first.severity) == ("_conv_head.weight", "constant-weights", "warning")
     assert first.numbers["after"] == 1 and first.reason.endswith("; 1 layer after it is affected.")
@@ -116,8 +107,7 @@ def test_what_follows_from_a_zeroed_layer_is_told_with_it(lite: Loaded) -> None:
 
 def test_a_copied_filter_of_a_depthwise_convolution_is_reported(lite: Loaded) -> None:
     layer = "_blocks.13._depthwise_conv"
-    planted = faults.plant("copy", lite[0].model, layer, lite[1][:1], lite[1], random.Random(1))
-    assert planted is not None
+    planted = plant("copy", lite, layer, lite[1][:1], seed=1)
     (first,) = network_findings(faults.evidence_of(planted.net, planted.inputs[..., ::2, ::2]))
     assert (first.finding, first.layer, first.channels) == (
         "duplicate-filters",
@@ -128,8 +118,7 @@ def test_a_copied_filter_of_a_depthwise_convolution_is_reported(lite: Loaded) ->
 
 def test_a_layer_that_was_initialised_again_is_reported(shapes: Loaded) -> None:
     layer = "features.10.expand3x3"
-    planted = faults.plant("reinit", shapes[0].model, layer, shapes[1][:1], shapes[1], random.Random(0))
-    assert planted is not None
+    planted = plant("reinit", shapes, layer, shapes[1][:1])
     net: Any = planted.net
     bound = (9 * 48) ** -0.5  # of PyTorch's initialisation: 1 / sqrt(inputs of a filter)
     assert net.get_submodule(layer).weight.abs().max() <= bound
@@ -147,8 +136,7 @@ def test_a_network_as_torch_makes_it_is_told_to_be_random_without_a_label() -> N
 
 def test_findings_on_one_layer_and_the_batchnorm_behind_it_are_one_place(normalised: Loaded) -> None:
     layer = "features.10.squeeze.0"
-    planted = faults.plant("scale", normalised[0].model, layer, normalised[1][:3], normalised[1], random.Random(0))
-    assert planted is not None
+    planted = plant("scale", normalised, layer, normalised[1][:3])
     evidence = faults.evidence_of(planted.net, planted.inputs)
     assert {"sudden-drift", "outlier-layer"} <= {finding.finding for finding in network_findings(evidence)}
     first, *others = find_places(evidence)
@@ -233,19 +221,12 @@ def test_sound_networks_have_only_notes_on_each_image_and_all(network: tuple[nn.
         assert {place.severity for place in places} <= {"note"}, places
 
 
-class _SharedReLU(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.relu, self.first, self.second = nn.ReLU(), nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
-        self.norm, self.last = nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.relu(self.norm(self.second(self.relu(self.first(x)))))
-        return self.last(maps).mean((2, 3))
-
-
 def test_what_a_layer_does_in_its_second_call_follows_from_the_cause_before_it(shapes: Loaded) -> None:
-    net = _SharedReLU()
+    layers = {"relu": nn.ReLU(), "first": nn.Conv2d(3, 8, 3), "second": nn.Conv2d(8, 8, 3), "norm": nn.BatchNorm2d(8)}
+    net = Function(
+        lambda net, x: net.last(net.relu(net.norm(net.second(net.relu(net.first(x)))))).mean((2, 3)),
+        **layers, last=nn.Conv2d(8, 4, 3),
+    )  # fmt: skip
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(0))
     net(shapes[1])

@@ -38,18 +38,6 @@ def head(channels: int, classes: int = 5) -> nn.Sequential:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
-class Residual(nn.Module):
-    """A block that adds to its input; before it does, it may overwrite that input in place."""
-
-    def __init__(self, channels: int, first: nn.Module | None = None) -> None:
-        super().__init__()
-        self.first = first or nn.Identity()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(self.first(x))
-
-
 def in_place() -> nn.Module:
     """Every convolution and every BatchNorm is overwritten by the layer behind it."""
     relu = nn.ReLU(inplace=True)
@@ -64,7 +52,11 @@ def in_place() -> nn.Module:
 
 
 def residual() -> nn.Module:
-    blocks = [Residual(4), Residual(4, nn.ReLU(inplace=True))]
+    """Blocks that add to their input; before it does, the second overwrites that input in place."""
+    blocks = [
+        Function(lambda net, x: x + net.conv(net.first(x)), first=first, conv=nn.Conv2d(4, 4, 3, padding=1))
+        for first in (nn.Identity(), nn.ReLU(inplace=True))
+    ]
     return named(stem=nn.Conv2d(3, 4, 3, stride=2), blocks=nn.Sequential(*blocks), head=head(4))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from hookscope.errors import HookscopeError, ModelError, TargetError
 from hookscope.scores import BoxTarget, Objective, objectives
 from hookscope.scores.boxes import detections
+from tests.helpers import refused
 
 NAMES = ("nothing", "cat", "dog")
 
@@ -162,9 +163,8 @@ def test_ultralytics_models_without_overlaps_are_read() -> None:
     ],
 )
 def test_a_box_that_is_not_there_is_one_line(index: int, output: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error) as caught:
+    with refused(error, says, begins=False):
         box(index, output)
-    assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_detector_asked_for_a_class_says_how_to_ask_for_a_box() -> None:

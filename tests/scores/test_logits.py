@@ -26,6 +26,7 @@ from hookscope.scores.logits import (
     probabilities,
 )
 from hookscope.scores.target import Target
+from tests.nets import Function
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +37,6 @@ def net() -> LoadedModel:
 @pytest.fixture
 def picture() -> Tensor:
     return torch.rand(3, 40, 40, generator=torch.Generator().manual_seed(2))
-
-
-class Constant(nn.Module):
-    """Returns zeros of a fixed shape."""
-
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.shape = shape
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(self.shape)
 
 
 def test_the_scores_are_the_models_own_to_the_bit(net: LoadedModel, picture: Tensor) -> None:
@@ -86,9 +76,9 @@ def test_a_picture_or_a_model_that_does_not_fit_is_refused(net: LoadedModel, pic
     with pytest.raises(ModelError, match="raft gives the flow of pixels, no score for each class; visualize"):
         predict(flow, [picture])
     with pytest.raises(UsageError, match="expected one picture, got 2"):
-        predict(dataclasses.replace(net, model=Constant(2, 3), categories=None), [picture])
+        predict(dataclasses.replace(net, model=Function(lambda x: x.new_zeros(2, 3)), categories=None), [picture])
     with pytest.raises(ModelError, match="the model has no classes: its scores are empty; visualize, stats"):
-        predict(dataclasses.replace(net, model=Constant(1, 0), categories=None), [picture])
+        predict(dataclasses.replace(net, model=Function(lambda x: x.new_zeros(1, 0)), categories=None), [picture])
 
 
 def test_predictions_and_maps_call_a_model_without_scores_alike(net: LoadedModel, picture: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hookscope import class_activation_maps, saliency_maps
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.scores import DifferenceTarget, RegionTarget, Score, objectives
+from tests.helpers import refused
 from tests.nets import Function
 
 with warnings.catch_warnings():
@@ -51,9 +52,8 @@ def test_a_function_of_the_output_is_a_target() -> None:
     ],
 )
 def test_a_function_that_returns_something_else_is_one_line(function: Any, says: str) -> None:
-    with pytest.raises(HookscopeError) as error:
+    with refused(HookscopeError, says, begins=False):
         objectives(function, LOGITS, None)
-    assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_function_that_looks_at_the_first_image_only_is_one_line() -> None:
@@ -181,9 +181,8 @@ def test_a_segmentation_of_one_class_is_explained_where_its_score_is_above_zero(
 )
 def test_a_target_that_the_output_does_not_have_is_one_line(target: Any, output: Any, says: str) -> None:
     names = NAMES[: (next(iter(output.values())) if isinstance(output, dict) else output).shape[1]]
-    with pytest.raises(HookscopeError) as error:
+    with refused(HookscopeError, says, begins=False):
         objectives(target, output, names if len(names) != 3 else None)
-    assert says in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -200,21 +199,15 @@ def test_targets_that_cannot_be(make: Any, says: str) -> None:
     assert says in str(error.value)
 
 
-class Segments(nn.Module):
-    """Scores of three classes at each pixel, which see their neighbours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features, self.act, self.head = nn.Conv2d(3, 5, 3, stride=2), nn.GELU(), nn.Conv2d(5, 3, 3, padding=1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        logits = self.head(self.act(self.features(x)))
+def test_maps_of_a_region_are_those_of_autograd_and_of_grad_cam() -> None:
+    def segments(net: Any, x: Tensor) -> dict[str, Tensor]:
+        """Scores of three classes at each pixel, which see their neighbours."""
+        logits = net.head(net.act(net.features(x)))
         return {"out": nn.functional.interpolate(logits, x.shape[-2:], mode="bilinear")}
 
-
-def test_maps_of_a_region_are_those_of_autograd_and_of_grad_cam() -> None:
-    torch.manual_seed(0)
-    net, image, region = Segments().eval(), torch.rand(1, 3, 17, 21), torch.zeros(17, 21)
+    features, head = nn.Conv2d(3, 5, 3, stride=2), nn.Conv2d(5, 3, 3, padding=1)
+    net = Function(segments, features=features, act=nn.GELU(), head=head).eval()
+    image, region = torch.rand(1, 3, 17, 21), torch.zeros(17, 21)
     region[4:9, 3:8] = 1
     target = RegionTarget(region, 2)
     leaf = image.clone().requires_grad_()

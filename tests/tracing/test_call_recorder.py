@@ -100,15 +100,9 @@ def test_a_layer_that_hands_its_input_on_makes_nothing() -> None:
 
 
 def test_attention_reads_query_key_and_value() -> None:
-    class Attends(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v, self.mix = (*(nn.Linear(4, 4) for _ in "qkv"), nn.MultiheadAttention(4, 2))
-
-        def forward(self, x: Tensor) -> Any:
-            return self.mix(self.q(x), self.k(x), self.v(x))[0]
-
-    edges = reads(Attends(), torch.zeros(5, 1, 4))
+    layers = {name: nn.Linear(4, 4) for name in "qkv"}
+    net = Function(lambda net, x: net.mix(net.q(x), net.k(x), net.v(x))[0], **layers, mix=nn.MultiheadAttention(4, 2))
+    edges = reads(net, torch.zeros(5, 1, 4))
     inside = {read for name, found in edges.items() if name.startswith("mix") for read in found}
     assert {"q", "k", "v"} <= inside
 
