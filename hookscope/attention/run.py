@@ -18,7 +18,18 @@ from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import NoMapError, UsageError
 from hookscope.findings import percent
-from hookscope.hooks import MODEL, Call, InputSize, Layers, differentiable, passed_on, tensors_in, token_grid
+from hookscope.hooks import (
+    MODEL,
+    AnyModel,
+    Call,
+    InputSize,
+    Layers,
+    differentiable,
+    module_of,
+    passed_on,
+    tensors_in,
+    token_grid,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,7 +93,7 @@ _SPARSE = 4  # cells for each key, at most: else the keys form no grid
 
 
 def attention_maps(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     layers: Layers | None = None,
     query: Query = None,
@@ -126,6 +137,7 @@ def attention_maps(
         >>> attention.call.name, attention.values.shape, attention.query
         ('attention', (2, 4, 4), 'mean of 16 queries')
     """
+    model = module_of(model)
     _check_query(query)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     picture = next((tensor for tensor in tensors_in(inputs).values() if tensor.dim() > 2), None)

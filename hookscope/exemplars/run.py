@@ -22,7 +22,7 @@ from hookscope.exemplars.storage import (
     save_exemplars,
 )
 from hookscope.geometry import ReceptiveField, receptive_fields
-from hookscope.hooks import Layers, Selection, select_types
+from hookscope.hooks import AnyModel, Layers, Selection, select_types
 from hookscope.images import find_pictures
 from hookscope.jobs import (
     Engine,
@@ -35,12 +35,12 @@ from hookscope.jobs import (
     picture_of,
     pictures_in,
 )
-from hookscope.models import LoadedModel, OnLost, OnNote, raise_lost, warn_of_image
+from hookscope.models import OnLost, OnNote, as_loaded, raise_lost, warn_of_image
 from hookscope.system import StrPath
 
 
 def find_exemplars(
-    net: LoadedModel,
+    net: AnyModel,
     paths: Sequence[str],
     layers: Layers = "0:",
     types: Iterable[str] | None = None,
@@ -77,7 +77,7 @@ def find_exemplars(
     has classes and a selectivity.
 
     Args:
-        net: The model, as `load_model` returns it.
+        net: The model, as `load_model` returns it; or a module, whose usual preprocessing is then assumed.
         paths: Image files and folders, in an order that stays the same between runs.
         layers: A selection, as `capture` takes it; by default every call with an index.
         types: Class names that indices and ``all`` count, see `capture`.
@@ -115,6 +115,7 @@ def find_exemplars(
         >>> [len(channel.most) for channel in layer.channels], layer.images
         ([2], 3)
     """
+    net = as_loaded(net)
     wanted = None if channels is None else tuple(dict.fromkeys(channels))
     _check(top, measure, wanted)
     classes = select_types(types) if types else None

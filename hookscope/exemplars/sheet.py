@@ -14,7 +14,8 @@ from hookscope.errors import ImageError, printable
 from hookscope.exemplars.crops import CELL, Crop, Crops, cut_crops
 from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
 from hookscope.geometry import ReceptiveField
-from hookscope.models import LoadedModel
+from hookscope.hooks import AnyModel
+from hookscope.models import as_loaded
 from hookscope.system import StrPath
 
 _ROWS = 32  # of a page
@@ -37,7 +38,7 @@ _MEASURES = {
 }
 
 
-def draw_exemplars(layer: LayerExemplars, net: LoadedModel, crops: Crops | None = None) -> list[Image.Image]:
+def draw_exemplars(layer: LayerExemplars, net: AnyModel, crops: Crops | None = None) -> list[Image.Image]:
     """Draw the exemplars of a layer: a row for each channel, on pages of at most 32 rows.
 
     A row has the channel, its classes and selectivity; the images that excite it most, the strongest first, each with
@@ -61,6 +62,7 @@ def draw_exemplars(layer: LayerExemplars, net: LoadedModel, crops: Crops | None 
         >>> page.width > 700
         True
     """
+    net = as_loaded(net)
     crops = cut_crops(net, [layer]) if crops is None else crops
     plan = _Plan.of(layer)
     rows = max(1, min(_ROWS, _MOST_PIXELS // (plan.width * _ROW)))

@@ -16,8 +16,8 @@ from hookscope.drawing import input_size_of
 from hookscope.errors import UsageError
 from hookscope.exemplars.facts import LayerExemplars, SynthesizedImage
 from hookscope.exemplars.job import MEASURED, MEASURES, of_images, with_places
-from hookscope.hooks import MODEL, Layers, Selection, as_float, capture, differentiable, tensors_in
-from hookscope.models import LoadedModel, Preprocess, as_batch, model_errors_as_input_errors
+from hookscope.hooks import MODEL, AnyModel, Layers, Selection, as_float, capture, differentiable, tensors_in
+from hookscope.models import LoadedModel, Preprocess, as_batch, as_loaded, model_errors_as_input_errors
 
 _RATE = 0.08  # of Adam, for coefficients of about 1
 _START = 0.01  # standard deviation of the coefficients of the first noise
@@ -30,7 +30,7 @@ _COLOURS = ((0.58, 0.20, 0.05), (0.58, 0.00, -0.10), (0.58, -0.20, 0.05))
 
 
 def synthesize_images(
-    net: LoadedModel,
+    net: AnyModel,
     layer: Layers,
     channels: Iterable[int],
     *,
@@ -90,6 +90,7 @@ def synthesize_images(
         >>> image.image.size, image.seed, image.value > 0
         ((128, 128), 0, True)
     """
+    net = as_loaded(net)
     wanted = list(dict.fromkeys(channels))
     _check(count, steps, tries, measure, batch_size)
     layer_of = _Layer(net, net.preprocess.of_seen, layer, types, part, measure)

@@ -30,6 +30,7 @@ from hookscope.explain.cam_maps import ClassActivationMap
 from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod, gradient_free, method_named
 from hookscope.explain.cam_perturbation import Progress, Rerun, in_place_of, picture_of, progress_counter
 from hookscope.hooks import (
+    AnyModel,
     Call,
     InputSize,
     Layers,
@@ -38,6 +39,8 @@ from hookscope.hooks import (
     differentiable,
     leaves_of,
     map_tensors,
+    module_of,
+    names_of,
     passed_on,
     tensors_in,
 )
@@ -47,7 +50,7 @@ _FACTORS = (1.0, 0.9, 1.1)  # of the smoothing, as in grad-cam
 
 
 def class_activation_maps(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     layers: Layers | None = None,
     target: Any = "top:1",
@@ -103,6 +106,7 @@ def class_activation_maps(
         >>> cam.call.name, cam.values.shape, cam.prediction.index
         ('0', (6, 6), 2)
     """
+    model, categories = module_of(model), names_of(model, categories)
     both: dict[str, CamMethod | AttentionMethod] = {**CAM_METHODS, **ATTENTION_METHODS}
     how = method_named(method, both)
     if batch_size is not None and batch_size < 1:
@@ -186,7 +190,7 @@ def _of_variant(on_progress: Progress, at: int, count: int, done: int, total: in
 
 
 def landmark_layers(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     target: Any = "top:1",
     most: int = 3,
@@ -204,6 +208,7 @@ def landmark_layers(
         >>> landmark_layers(net, torch.ones(1, 3, 16, 16))
         ['0', '2']
     """
+    model, categories = module_of(model), names_of(model, categories)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     shown = _input_size(inputs)
     with differentiable(model, parameters=False):

@@ -25,7 +25,7 @@ from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod,
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
-from hookscope.hooks import Selection, differentiable, leaves_of, passed_on
+from hookscope.hooks import AnyModel, Selection, differentiable, leaves_of, module_of, names_of, passed_on
 from hookscope.scores import Objective, Score, check_finite_score, objectives
 
 _GAP = 0.05  # relative difference of the sum of the shares and the score
@@ -127,7 +127,7 @@ def _still(values: Tensor) -> NDArray[np.float32]:
 
 
 def saliency_maps(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Tensor | list[Tensor] | tuple[Any],
     target: Any = "top:1",
     method: str = "gradient",
@@ -174,6 +174,7 @@ def saliency_maps(
         >>> saliency.values.flatten().tolist(), saliency.map.tolist()
         ([1.0, 2.0, 3.0], [[3.0]])
     """
+    model, categories = module_of(model), names_of(model, categories)
     how, settings = method_named(method, SALIENCY_METHODS), settings or Settings()
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     picture, ready = _picture(inputs), model

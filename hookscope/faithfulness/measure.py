@@ -20,7 +20,7 @@ from hookscope.display import Rows
 from hookscope.errors import InputError, UsageError
 from hookscope.explain import ClassActivationMap, first_batch, in_place_of, over_picture, picture_of
 from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
-from hookscope.hooks import differentiable
+from hookscope.hooks import AnyModel, differentiable, module_of, names_of
 from hookscope.scores import Objective, check_finite_score, objectives
 
 _NOISE = 0.01  # standard deviation, in units of the network's input: the authors' choice
@@ -98,7 +98,7 @@ _COARSEST = 7  # cells of the random map that orders equal values
 
 
 def measure_faithfulness(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     maps: Any,
     target: Any = "top:1",
@@ -152,6 +152,7 @@ def measure_faithfulness(
         >>> [each.name for each in sorted(found, key=lambda each: -each.road)][::3]
         ['truth', 'wrong']
     """
+    model, categories = module_of(model), names_of(model, categories)
     if fill not in (None, "mean", "blur"):
         raise UsageError(f"no fill '{fill}'", do="there are mean and blur")
     for name, number in (("steps", steps), ("batch size", batch_size)):

@@ -18,7 +18,7 @@ from hookscope.errors import HookscopeError, InputError, ModelError, TargetError
 from hookscope.explain import ATTENTION_METHODS, CAM_METHODS, ClassActivationMap, class_activation_maps
 from hookscope.faithfulness.facts import BASELINES, Faithfulness, as_array
 from hookscope.faithfulness.measure import Progress, measure_faithfulness
-from hookscope.hooks import Layers, Observer, enclosing, random_states_kept
+from hookscope.hooks import AnyModel, Layers, Observer, enclosing, module_of, names_of, random_states_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RandomizedWeights:
 
 
 def sanity_check(
-    model: nn.Module, explain: Callable[[], Any], steps: int = 8, *, seed: int = 0
+    model: AnyModel, explain: Callable[[], Any], steps: int = 8, *, seed: int = 0
 ) -> Rows[RandomizedWeights]:
     """Randomise the weights of ``model`` layer by layer from the last one, and compare the map after each step.
 
@@ -65,6 +65,7 @@ def sanity_check(
         >>> step.layer, step.layers, step.correlation < 0.99
         ('0', 1, True)
     """
+    model = module_of(model)
     if steps < 1:
         raise UsageError(f"{steps} steps", do="give a number from 1")
     ran: dict[str, int] = {}
@@ -128,7 +129,7 @@ def _ranks(values: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def cam_faithfulness(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     layers: Layers | None = None,
     target: Any = "top:1",
@@ -171,6 +172,7 @@ def cam_faithfulness(
         >>> [each.name for each in found]
         ['gradcam', 'layercam', 'random', 'centred']
     """
+    model, categories = module_of(model), names_of(model, categories)
     chosen = [*CAM_METHODS, *ATTENTION_METHODS] if methods is None else list(methods)
     maps_of = partial(
         class_activation_maps, model, inputs, layers, types=types, categories=categories, batch_size=batch_size

@@ -26,6 +26,7 @@ from hookscope.gradients.modify import (
 )
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import (
+    AnyModel,
     Call,
     HookHandles,
     Layers,
@@ -38,6 +39,7 @@ from hookscope.hooks import (
     keep_and_hand_on,
     layers_with_weights,
     leaves_of,
+    module_of,
     norm_and_nonfinite,
     passed_on,
     shape_of,
@@ -153,7 +155,7 @@ _SATURATING = ("Hardsigmoid", "Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "
 
 
 def layer_gradients(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     loss: LossLike = None,
     layers: Layers | None = None,
@@ -192,6 +194,7 @@ def layer_gradients(
         >>> report.layers[0].grad_output.norm, report.parameters[0].gradient.norm
         (1.0, 3.0)
     """
+    model = module_of(model)
     loss = as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     check_hookable(model)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from torch import nn
-
 from hookscope.columns import Row
 from hookscope.errors import UsageError
 from hookscope.findings import (
@@ -29,7 +27,7 @@ from hookscope.gradients.anomaly import first_anomaly
 from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.cut_points import Stop, gradient_stops
 from hookscope.gradients.report import GRADIENTS, PARAMETER_GRADIENTS, GradientReport, LayerGradient, ParameterGradient
-from hookscope.hooks import Anomaly, GradientSize
+from hookscope.hooks import Anomaly, AnyModel, GradientSize, module_of
 from hookscope.scores import LossLike
 
 _MOST_CHAINS = 3
@@ -110,7 +108,7 @@ def diagnose_gradients(
 
 
 def examine_gradients(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     loss: LossLike = None,
     *,
@@ -123,6 +121,7 @@ def examine_gradients(
     ``options`` are further arguments of `layer_gradients`, which raises the same errors. ``detect_anomaly`` runs a
     second pass for the operation behind the first NaN.
     """
+    model = module_of(model)
     report = layer_gradients(model, inputs, loss, **options)
     stops = gradient_stops(model, inputs, loss) if anything_unreached(report) else ()
     anomaly = first_anomaly(model, inputs, loss) if detect_anomaly else None

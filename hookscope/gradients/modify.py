@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError, nearest
-from hookscope.hooks import Call, HookHandles, Layers, Observer, hook_tensor, keep_and_hand_on, tensors_in
+from hookscope.hooks import (
+    AnyModel,
+    Call,
+    HookHandles,
+    Layers,
+    Observer,
+    hook_tensor,
+    keep_and_hand_on,
+    module_of,
+    tensors_in,
+)
 
 GradientHook = Callable[[Tensor], Tensor | None]
 
@@ -152,8 +162,9 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
     """
 
     def __init__(
-        self, model: nn.Module, changes: Mapping[Layers, GradientHook], types: Iterable[Any] | None = None
+        self, model: AnyModel, changes: Mapping[Layers, GradientHook], types: Iterable[Any] | None = None
     ) -> None:
+        model = module_of(model)
         self._model, self._changes, self._types = model, dict(changes), types
         self._stack = ExitStack()
         self._block: object | None = None  # a new object for each block, None outside a block

@@ -34,6 +34,7 @@ from .maps import (
     token_grid as token_grid,
 )
 from .model_state import (
+    AnyModel as AnyModel,
     ModelSnapshot as ModelSnapshot,
     StateChange as StateChange,
     buffers_kept as buffers_kept,
@@ -42,6 +43,8 @@ from .model_state import (
     largest_value as largest_value,
     leaf_tensors as leaf_tensors,
     leaves_of as leaves_of,
+    module_of as module_of,
+    names_of as names_of,
     one_thread as one_thread,
     passed_on as passed_on,
     random_states as random_states,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hookscope.hooks.calls import Call
 from hookscope.hooks.captured import CallMapping, Gradients
+from hookscope.hooks.model_state import AnyModel, module_of
 from hookscope.hooks.observer import Observer, PassProgress
 from hookscope.hooks.selection import Layers, Selection
 from hookscope.hooks.tensors import joined_inputs, map_tensors, shares_storage, storage_keys, tensors_in
@@ -185,7 +186,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
 
     def __init__(
         self,
-        model: nn.Module,
+        model: AnyModel,
         layers: Layers = "0:",
         types: Iterable[Any] | None = None,
         *,
@@ -198,6 +199,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         ordered: bool = False,
         leaves: bool = False,
     ) -> None:
+        model = module_of(model)
         self._observe = partial(Observer, model, Selection.of(layers), types, ordered=ordered)
         self._device, self._dtype, self._transform, self._inputs = device, dtype, transform, inputs
         self._gradients, self._stop, self._leaves = gradients, stop, leaves

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,32 @@ from torch.nn.parameter import is_lazy
 from hookscope.errors import ModelError
 from hookscope.hooks.registration import check_hookable
 from hookscope.hooks.tensors import as_float, as_plain, finite_values, map_tensors, tensors_in
+
+
+class HeldModel(Protocol):
+    """What `hookscope.load_model` returns, as far as every function knows it: a module and its class names."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def categories(self) -> Sequence[str] | None: ...
+
+
+AnyModel = nn.Module | HeldModel
+"""A module, or what `hookscope.load_model` returns."""
+
+
+def module_of(model: AnyModel) -> nn.Module:
+    """The module of a model; anything else is returned as it is, for the checks that follow."""
+    if isinstance(model, nn.Module) or not isinstance(getattr(model, "model", None), nn.Module):
+        return cast("nn.Module", model)
+    return model.model
+
+
+def names_of(model: AnyModel, categories: Sequence[str] | None = None) -> Sequence[str] | None:
+    """``categories``, by default the class names of the model; None if they are not known."""
+    return categories if categories is not None or isinstance(model, nn.Module) else model.categories
 
 
 def largest_difference(value: Any, other: Any) -> float:

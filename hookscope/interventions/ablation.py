@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookscope.display import Cells, Picture, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import NoMapError, UsageError
 from hookscope.findings import listed
-from hookscope.hooks import Call, Layers, Maps
+from hookscope.hooks import AnyModel, Call, Layers, Maps, module_of, names_of
 from hookscope.interventions.ablation_passes import rounds
 from hookscope.interventions.ablation_sites import Passes, baseline, channel_maps
 from hookscope.scores import (
@@ -90,7 +90,7 @@ class Ablation(Shown):
 
 
 def ablate_each(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     layers: Layers,
     target: Target | str | int = "top:1",
@@ -140,6 +140,7 @@ def ablate_each(
         >>> [(row.channel, row.score_drop) for row in ablate_each(net, torch.ones(1, 1, 1, 1), 0, target=1).channels]
         [(1, 2.0), (0, 0.0)]
     """
+    model, categories = module_of(model), names_of(model, categories)
     asked = Target.of(target)
     if asked.count > 1:
         raise UsageError(f"expected one class, got '{asked.text}'")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, nearest
 from hookscope.findings import listed
 from hookscope.hooks import (
+    AnyModel,
     Call,
     Observer,
     Selection,
@@ -21,6 +22,7 @@ from hookscope.hooks import (
     is_recomputing,
     joined_inputs,
     map_tensors,
+    module_of,
     split_inputs,
     tensors_in,
 )
@@ -107,7 +109,8 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         ([[-1.0, 1.0, 5.0]], {'first': 1, 'last': 1})
     """
 
-    def __init__(self, model: nn.Module, changes: Changes, types: Iterable[Any] | None = None) -> None:
+    def __init__(self, model: AnyModel, changes: Changes, types: Iterable[Any] | None = None) -> None:
+        model = module_of(model)
         self._model, self._types = model, types
         self._changes = list(pairs_of(changes))
         self._stack: ExitStack | None = None

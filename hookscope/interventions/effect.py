@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hookscope.display import Cells, Shown
 from hookscope.hooks import (
     Activations,
+    AnyModel,
     Call,
     Layers,
     Observer,
@@ -24,6 +25,7 @@ from hookscope.hooks import (
     holder_of,
     layers_with_weights,
     map_tensors,
+    module_of,
     random_states_kept,
     shape_of,
     tensors_in,
@@ -88,7 +90,7 @@ class Effect(Shown):
 
 
 def intervention_effect(
-    model: nn.Module,
+    model: AnyModel,
     inputs: tuple[Any, ...],
     changes: Changes,
     layers: Layers | None = None,
@@ -125,6 +127,7 @@ def intervention_effect(
         >>> [(layer.call.name, layer.changed, round(layer.relative_l2, 5)) for layer in effect.layers]
         [('0', True, 2.0), ('1', False, 2.0)]
     """
+    model = module_of(model)
     pairs = list(from_the_start(model, inputs, pairs_of(changes), types, seed))
     called, owners = _changed_layers(model, pairs)
     drawn = [*([] if keep is None else [Selection.of(keep)]), *([*called, *owners] if keep_changed else [])]

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, Shown
+from hookscope.hooks import AnyModel, module_of
 from hookscope.images import InputImage
 from hookscope.models.inputs import CLIP_FRAMES, as_batch, family_of, first_channels, in_channels, native_size
 from hookscope.models.metadata import WeightsMetadata
@@ -108,10 +109,11 @@ class LoadedModel(Shown):
         return as_batch(self.family, pictures[:1])
 
 
-def as_loaded(net: LoadedModel | nn.Module) -> LoadedModel:
+def as_loaded(net: AnyModel) -> LoadedModel:
     """``net`` itself, or the record of a module on its device with the usual preprocessing of its family."""
     if isinstance(net, LoadedModel):
         return net
-    loaded = LoadedModel.of(net, type(net).__name__, "as given", WeightsMetadata())
-    device = next((str(parameter.device) for parameter in net.parameters()), "cpu")
+    module = module_of(net)
+    loaded = LoadedModel.of(module, type(module).__name__, "as given", WeightsMetadata())
+    device = next((str(parameter.device) for parameter in module.parameters()), "cpu")
     return replace(loaded, device=device, preprocess=replace(loaded.preprocess, device=device))

@@ -13,7 +13,18 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from hookscope.display import Rows
 from hookscope.errors import LayerError, ModelError, UsageError
-from hookscope.hooks import Layers, Selection, as_float, class_names, enclosing, one_thread, value_numbers, was_updated
+from hookscope.hooks import (
+    AnyModel,
+    Layers,
+    Selection,
+    as_float,
+    class_names,
+    enclosing,
+    module_of,
+    one_thread,
+    value_numbers,
+    was_updated,
+)
 from hookscope.parameters.facts import ParameterStatistics, ParameterThresholds
 
 # With fewer weights, directions coincide by chance: among 64 random filters of two weights, nine pairs have a cosine
@@ -165,7 +176,7 @@ def _duplicate_labels(rows: Tensor, norms: Tensor, cosine: float) -> Tensor:
 
 
 def parameter_statistics(
-    model: nn.Module, thresholds: ParameterThresholds | None = None, layers: Layers | None = None, *, bins: int = 0
+    model: AnyModel, thresholds: ParameterThresholds | None = None, layers: Layers | None = None, *, bins: int = 0
 ) -> list[ParameterStatistics]:
     """Statistics of all parameters of ``model`` and of the buffers of its BatchNorms, in order of registration.
 
@@ -193,6 +204,7 @@ def parameter_statistics(
         >>> [row.name for row in others]
         ['0.bias', '1.weight', '1.bias', '1.running_mean', '1.running_var']
     """
+    model = module_of(model)
     thresholds = thresholds or ParameterThresholds()
     selected = layers_named(model, layers)
     measured: set[int] = set()

@@ -17,6 +17,7 @@ from hookscope.errors import InputError
 from hookscope.hooks import (
     ACTIVATION_FUNCTIONS,
     EVERY_OPERATION,
+    AnyModel,
     Call,
     HookHandles,
     InputSize,
@@ -32,6 +33,7 @@ from hookscope.hooks import (
     is_single,
     key_of,
     matches_type,
+    module_of,
     one_thread,
     select_types,
     tensors_in,
@@ -82,7 +84,7 @@ class StatisticsCollector:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: AnyModel,
         layers: Layers | None = None,
         types: Iterable[Any] | None = None,
         *,
@@ -90,6 +92,7 @@ class StatisticsCollector:
         ops: bool = False,
         handed_on: bool = True,
     ) -> None:
+        model = module_of(model)
         self.model = model
         self.types = select_types(types) if types else None
         usual = layers is None and not types

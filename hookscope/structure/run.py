@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
 from hookscope.display import Rows
+from hookscope.hooks import AnyModel
 from hookscope.structure.graph import NetworkGraph, network_graph
 from hookscope.structure.tree import TreeRow, module_tree
 from hookscope.tracing import Inputs, trace_at
 
 
 def layer_tree(
-    model: nn.Module,
-    input_size: Sequence[int] = (224, 224),
+    model: AnyModel,
+    input_size: Sequence[int] | None = None,
     depth: int | None = None,
     inputs: Inputs | None = None,
     *,
@@ -27,7 +26,7 @@ def layer_tree(
     Args:
         model: Any eager module.
         input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
-            ``(1, 1, 28, 28)``.
+            ``(1, 1, 28, 28)``; None for the size of a model of `load_model`, else ``(224, 224)``.
         depth: How many levels of modules below the model, at least 1; None for as many as 40 rows show.
         inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
         ops: Whether operations that are not modules, such as `torch.relu` and ``+``, have rows too.
@@ -50,8 +49,8 @@ def layer_tree(
 
 
 def layer_graph(
-    model: nn.Module,
-    input_size: Sequence[int] = (224, 224),
+    model: AnyModel,
+    input_size: Sequence[int] | None = None,
     depth: int | None = None,
     inputs: Inputs | None = None,
 ) -> NetworkGraph:
@@ -64,7 +63,7 @@ def layer_graph(
     Args:
         model: Any eager module.
         input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
-            ``(1, 1, 28, 28)``.
+            ``(1, 1, 28, 28)``; None for the size of a model of `load_model`, else ``(224, 224)``.
         depth: How many levels of modules are open, at least 1; None for as many as 40 nodes show.
         inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
 

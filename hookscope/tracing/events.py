@@ -17,6 +17,7 @@ from hookscope.display import Cells, Shown
 from hookscope.errors import ModelError, UsageError
 from hookscope.gradients import refuse_reentrant_checkpoints
 from hookscope.hooks import (
+    AnyModel,
     Call,
     HookHandles,
     Layers,
@@ -26,6 +27,7 @@ from hookscope.hooks import (
     differentiable,
     keep_and_hand_on,
     leaves_of,
+    module_of,
     named_inputs,
     passed_on,
     tensors_in,
@@ -132,7 +134,7 @@ class PassRecord(Shown):
 
 
 def trace_events(
-    model: nn.Module,
+    model: AnyModel,
     inputs: Any,
     layers: Layers = "all",
     types: Iterable[Any] | None = None,
@@ -175,6 +177,7 @@ def trace_events(
         >>> [(event.event, event.tensors[""].values) for event in record.events]
         [('pre-hook', [[3.0, 4.0]]), ('forward', [[7.0]]), ('backward', [[1.0]])]
     """
+    model = module_of(model)
     chosen = None if loss is None else as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from hookscope.findings import nonfinite_words
 from hookscope.hooks import (
     UNKNOWN,
     Anomaly,
+    AnyModel,
     Call,
     NonFiniteSearch,
     as_plain,
@@ -26,6 +27,7 @@ from hookscope.hooks import (
     kinds_of,
     map_tensors,
     may_write,
+    module_of,
     operation_name,
     tensors_in,
     word_of,
@@ -112,7 +114,7 @@ class NonFiniteReport(Shown):
         return next((call for call in self.made if not call.deliberate), next(iter(self.made), None))
 
 
-def find_non_finite(model: nn.Module, inputs: Any) -> NonFiniteReport:
+def find_non_finite(model: AnyModel, inputs: Any) -> NonFiniteReport:
     """Run ``model`` once, and find the calls that make NaN or Inf, apart from those that pass it on.
 
     The result of every function of torch is tested, inside torch's layers and between them, in containers and in
@@ -134,6 +136,7 @@ def find_non_finite(model: nn.Module, inputs: Any) -> NonFiniteReport:
         >>> find_non_finite(net, torch.ones(1, 2)).first.cause
         'the square root of a negative number: running_var + eps is negative in 1 of 2 channels'
     """
+    model = module_of(model)
     check_hookable(model)
     inputs = map_tensors(inputs if isinstance(inputs, tuple) else (inputs,), lambda tensor: tensor.detach().clone())
     search, output, error = _Search(model, inputs), None, ""

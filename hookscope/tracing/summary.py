@@ -19,15 +19,17 @@ from torch.utils.flop_counter import flop_registry
 from hookscope.errors import InputError, ModelError, is_out_of_memory
 from hookscope.geometry import FieldTracker
 from hookscope.hooks import (
+    AnyModel,
     LayerCall,
     Selection,
     buffers_kept,
     check_hookable,
+    module_of,
     other_hooks_set_aside,
     random_states_kept,
     types_of,
 )
-from hookscope.models import example_inputs, first_channels, forward_error, meta_forward
+from hookscope.models import LoadedModel, example_inputs, first_channels, forward_error, meta_forward
 from hookscope.tracing.call_recorder import CallRecorder
 from hookscope.tracing.facts import LayerTotals, Trace, rows_of_type, totals_of_type
 
@@ -177,8 +179,8 @@ def check_traceable(model: nn.Module) -> None:
 
 
 def list_layers(
-    model: nn.Module,
-    input_size: Sequence[int] = (224, 224),
+    model: AnyModel,
+    input_size: Sequence[int] | None = None,
     types: Iterable[Any] | None = None,
     inputs: Inputs | None = None,
     *,
@@ -189,7 +191,7 @@ def list_layers(
     Args:
         model: Any eager module; torchvision's detectors, clips and flow models get the input their family needs.
         input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
-            ``(1, 1, 28, 28)``.
+            ``(1, 1, 28, 28)``; None for the size of a model of `load_model`, else ``(224, 224)``.
         types: Class names (or classes), ``("all",)`` for every layer without children or with own parameters. None for
             Conv2d (Conv3d in models of clips); with ``ops`` all calls are listed then.
         inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
@@ -218,8 +220,8 @@ def list_layers(
 
 
 def layer_totals(
-    model: nn.Module,
-    input_size: Sequence[int] = (224, 224),
+    model: AnyModel,
+    input_size: Sequence[int] | None = None,
     types: Iterable[Any] | None = None,
     inputs: Inputs | None = None,
 ) -> LayerTotals:
@@ -247,8 +249,14 @@ def named(model: nn.Module, layers: Selection, input_size: Sequence[int]) -> Sel
     return Selection([*(term for term in layers.terms if not term.counts), Selection.of_names(names)])
 
 
-def trace_at(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None = None, **options: Any) -> Trace:
+def trace_at(
+    model: AnyModel, input_size: Sequence[int] | None = None, inputs: Inputs | None = None, **options: Any
+) -> Trace:
     """The trace of one pass; ``input_size`` and ``inputs`` are those of `list_layers`, the options those of `trace`."""
+    if input_size is None and isinstance(model, LoadedModel):
+        picture = torch.zeros(model.preprocess.input_shape, dtype=model.preprocess.dtype, device=model.device)
+        inputs = inputs or model.inputs(picture)
+    model, input_size = module_of(model), input_size or (224, 224)
     if inputs is not None:
         return trace(model, inputs, **options)
     counts = dict.fromkeys([None, first_channels(model)]) if len(input_size) == 2 else [None]

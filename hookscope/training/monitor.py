@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hookscope._version import __version__
 from hookscope.errors import LayerError, ModelError, UsageError, nearest
-from hookscope.hooks import Layers, Selection, select_types
+from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.optimizers import Optimizers
@@ -124,7 +124,7 @@ class Monitor(RunProgress):
 
     def __init__(
         self,
-        model: nn.Module | None = None,
+        model: AnyModel | None = None,
         optimizer: Optimizer | None = None,
         *,
         every: int = 50,
@@ -140,6 +140,7 @@ class Monitor(RunProgress):
         on_trouble: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
+        model = None if model is None else module_of(model)
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise UsageError(f"every must be an integer of at least 1, not {every!r}")
         if isinstance(histograms, bool) or not isinstance(histograms, int) or histograms < 0:

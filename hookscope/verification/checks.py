@@ -17,6 +17,7 @@ from hookscope.errors import HookscopeError, LayerError, ModelError, is_out_of_m
 from hookscope.findings import counted
 from hookscope.hooks import (
     Activations,
+    AnyModel,
     Call,
     Layers,
     Observer,
@@ -31,7 +32,7 @@ from hookscope.hooks import (
     same_bits,
     tensors_in,
 )
-from hookscope.models import LoadedModel
+from hookscope.models import as_loaded
 from hookscope.tracing import Trace, TracedCall, rows_of_type, trace
 from hookscope.verification.paired_passes import (
     CallSignature,
@@ -112,7 +113,7 @@ class Comparison:
 
 
 def verify(
-    net: LoadedModel, pictures: Sequence[Tensor], layers: Layers = "all", types: Iterable[Any] | None = None
+    net: AnyModel, pictures: Sequence[Tensor], layers: Layers = "all", types: Iterable[Any] | None = None
 ) -> Iterator[Check]:
     """Check what hookscope reports about ``net`` against independent judges; yields each `Check` once it is known.
 
@@ -142,6 +143,7 @@ def verify(
         >>> [(check.name, check.holds) for check in verify(net, [torch.rand(3, 32, 32)])][:2]
         [('feature-extractor', True), ('re-computation', True)]
     """
+    net = as_loaded(net)
     net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE
     with _quiet_pass():
         passes = PairedPasses.run(net, list(pictures), Selection.of(layers), None if types is None else tuple(types))
