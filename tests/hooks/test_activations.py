@@ -23,7 +23,7 @@ from tests.hooks.nets import KINDS, MODES, ZOO, Pyramid, built, captured, contai
 from tests.nets import Function, X, chain, conv, row
 
 
-def test_values_are_those_from_paper_although_the_next_layer_overwrites_them() -> None:
+def test_values_are_those_from_paper_by_key_and_by_index() -> None:
     net = chain(1)
     with torch.no_grad(), hookscope.capture(net) as activations:
         assert numbers(net(X)) == [3, 4]
@@ -35,6 +35,11 @@ def test_values_are_those_from_paper_although_the_next_layer_overwrites_them() -
     ]  # fmt: skip
     assert activations.complete and activations.did_not_run == () and len(activations.inputs) == 0
     assert hooks_on(net) == 0
+    for key in (None, 1.0, slice(0, 2)):
+        assert key not in activations
+        with pytest.raises(TypeError):
+            activations[key]
+    assert activations[torch.tensor(1)] is activations[1]
 
 
 def test_calls_of_a_layer_that_runs_again_and_layers_that_do_not_run() -> None:
@@ -71,15 +76,6 @@ def test_an_unknown_key_is_an_error_that_lists_what_is_kept(key: Any, says: str)
     assert key not in activations and activations.get(key, "absent") == "absent"
 
 
-def test_keys_of_another_kind_are_a_type_error_and_not_contained() -> None:
-    activations = captured(chain(1))
-    for key in (None, 1.0, slice(0, 2)):
-        assert key not in activations
-        with pytest.raises(TypeError):
-            activations[key]
-    assert activations[torch.tensor(1)] is activations[1]
-
-
 def test_without_a_pass_no_index_is_checked_and_nothing_is_kept() -> None:
     with hookscope.capture(chain(1), 99) as activations:
         pass
@@ -111,15 +107,12 @@ def test_indices_from_the_end_also_within_the_block_and_after_a_second_pass(laye
     assert list(activations) == keys
 
 
-def test_no_more_than_the_latest_calls_are_held_while_the_end_is_unknown() -> None:
+def test_while_the_end_is_unknown_only_the_latest_calls_are_held_and_an_index_is_the_same_outside() -> None:
     net, held = nn.Sequential(*(conv(1) for _ in range(6))), []
     with torch.no_grad(), hookscope.capture(net, "-2:") as activations:
         net[5].register_forward_hook(lambda *call: held.append(list(activations)))
         net(X)
     assert held == [["4", "5"]]
-
-
-def test_an_index_from_the_end_is_the_same_inside_and_outside_the_block() -> None:
     net = chain(1)
     with torch.no_grad(), hookscope.capture(net, "0:2") as activations:
         net(X)
@@ -243,11 +236,19 @@ def test_gradients_of_parameters_and_inputs_are_those_without_a_capture(name: st
             assert torch.equal(watched, plain)
 
 
-def test_inputs_are_as_they_went_in_although_layers_overwrite_them() -> None:
+def test_wanted_inputs_are_kept_as_they_went_in_in_the_graph_and_in_the_dtype() -> None:
     activations = captured(chain(1), types=("all",), inputs=True)
     assert [numbers(kept) for kept in activations.inputs.values()] == [[1, -2], [2, -4], [2, 0], [-5, 1], [0, 1]]
     assert numbers(activations.inputs["2"]) == numbers(activations.inputs[2]) == [2, 0]
     assert [call.key for call in activations.inputs.calls] == ["0", "1", "2", "3", "4"]
+    activations = captured(Pyramid(), "head.conv#1,-1", inputs=True, x=row(1))
+    assert {key: numbers(kept) for key, kept in activations.inputs.items()} == {"head.conv#1": [2], "head.conv#2": [3]}
+    net = chain(1)
+    with hookscope.capture(net, 1, inputs=True, dtype=torch.float64) as activations:
+        net(X)
+    kept = activations.inputs[1]
+    assert kept.dtype == torch.float64
+    assert torch.autograd.grad(kept.sum(), net[0].weight)[0].item() == 1  # ReLU lets the first alone through
 
 
 def test_inputs_have_the_shape_of_the_call() -> None:
@@ -263,20 +264,6 @@ def test_inputs_have_the_shape_of_the_call() -> None:
     assert isinstance(keywords, dict) and list(keywords) == ["a"]
     assert torch.equal(both[0][0], X) and torch.equal(both[1]["a"], X)
     assert nothing == ()
-
-
-def test_only_the_wanted_inputs_are_kept_each_with_its_call() -> None:
-    activations = captured(Pyramid(), "head.conv#1,-1", inputs=True, x=row(1))
-    assert {key: numbers(kept) for key, kept in activations.inputs.items()} == {"head.conv#1": [2], "head.conv#2": [3]}
-
-
-def test_inputs_stay_in_the_graph_and_take_the_dtype() -> None:
-    net = chain(1)
-    with hookscope.capture(net, 1, inputs=True, dtype=torch.float64) as activations:
-        net(X)
-    kept = activations.inputs[1]
-    assert kept.dtype == torch.float64
-    assert torch.autograd.grad(kept.sum(), net[0].weight)[0].item() == 1  # ReLU lets the first alone through
 
 
 @pytest.mark.parametrize("transform", [lambda o: o.mean(), lambda o: o[..., :1], lambda o: o.view(-1)[:1], lambda o: 7])
@@ -301,19 +288,16 @@ def test_a_transform_that_returns_its_input_keeps_the_output_of_the_layer(mode: 
     assert [numbers(kept) for kept in activations.values()] == [[2, -4], [-5, 1], [3, 4]]
 
 
-def test_what_a_transform_returns_leads_back_to_the_parameters_although_its_input_was_overwritten() -> None:
+def test_what_a_transform_returns_stays_on_the_way_from_the_parameters_to_the_loss() -> None:
+    net = overwrites(containers())
+    with hookscope.capture(net, "layer", transform=lambda output: output["out"]) as activations:
+        loss = net(row(1, -2))
+    assert numbers(torch.autograd.grad(loss, activations["layer"])[0]) == [1, 0]
     net = chain(1)
     with hookscope.capture(net, 0, transform=lambda output: output.pow(2).sum()) as activations:
         net(X)
     # d/dw of (w + b)^2 + (-2w + b)^2 at w = 2, b = 0: 2 * 2 - 4 * (-4)
     assert torch.autograd.grad(activations[0], net[0].weight)[0].item() == 20
-
-
-def test_a_transform_that_picks_a_part_keeps_it_on_the_way_to_the_loss() -> None:
-    net = overwrites(containers())
-    with hookscope.capture(net, "layer", transform=lambda output: output["out"]) as activations:
-        loss = net(row(1, -2))
-    assert numbers(torch.autograd.grad(loss, activations["layer"])[0]) == [1, 0]
 
 
 def test_a_transform_that_fails_is_an_exception_of_the_pass() -> None:
@@ -371,7 +355,7 @@ def test_gradients_of_activations_before_an_in_place_relu_are_those_from_paper()
     assert [p.grad.item() for p in net.parameters()] == [30, 30, -20, -8]
 
 
-def test_kept_tensors_are_in_the_graph_only_where_there_is_one() -> None:
+def test_kept_tensors_are_in_the_graph_where_there_is_one_and_else_the_network_goes_on_with_its_own() -> None:
     net = chain(1)
     with hookscope.capture(net) as activations:
         net(X)
@@ -381,9 +365,6 @@ def test_kept_tensors_are_in_the_graph_only_where_there_is_one() -> None:
     with hookscope.capture(net) as activations:
         net(X)
     assert not any(kept.requires_grad for kept in activations.values())
-
-
-def test_without_a_graph_the_network_goes_on_with_its_own_tensors() -> None:
     net, returned, arrived = chain(1), [], []
     net[0].register_forward_hook(lambda layer, args, output: returned.append(output))
     net[1].register_forward_pre_hook(lambda layer, args: arrived.append(args[0]))

@@ -132,7 +132,7 @@ def test_nested_captures_keep_the_same_values(mode: str) -> None:
     assert hooks_on(net) == 0
 
 
-def test_a_nested_stop_ends_the_inner_block_alone_and_the_outer_goes_on() -> None:
+def test_each_of_two_nested_blocks_ends_by_its_own_stop() -> None:
     net = chain(1)
     with torch.no_grad(), hookscope.capture(net) as outer:
         with hookscope.capture(net, 1, stop=True) as inner:
@@ -143,20 +143,11 @@ def test_a_nested_stop_ends_the_inner_block_alone_and_the_outer_goes_on() -> Non
         assert outer.complete
     assert [numbers(kept) for kept in outer.values()] == [[4, -8], [-11, 1], [3, 4]] and numbers(inner[1]) == [-5, 1]
     assert hooks_on(net) == 0
-
-
-def test_a_stop_of_the_outer_block_ends_both() -> None:
-    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, 0, stop=True) as outer:
         with hookscope.capture(net) as inner:
             net(X)
         raise AssertionError("not reached")
     assert list(outer) == ["0"] and list(inner) == []
-    assert hooks_on(net) == 0
-
-
-def test_two_nested_stops_each_in_its_own_pass() -> None:
-    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, 2, stop=True) as outer:
         with hookscope.capture(net, 0, stop=True) as inner:
             net(X)
@@ -195,7 +186,7 @@ def test_a_stop_leaves_nothing_behind() -> None:
     assert numbers(net(X)) == [3, 4]
 
 
-def test_a_failure_leaves_nothing_behind() -> None:
+def test_a_failure_leaves_nothing_behind_and_activations_do_not_hold_the_model() -> None:
     net, references = chain(1), []
     with torch.no_grad(), hookscope.capture(net, "all", types=("all",), inputs=True) as activations:
         net[1].register_forward_hook(raises)
@@ -207,9 +198,6 @@ def test_a_failure_leaves_nothing_behind() -> None:
     activations.clear()
     gc.collect()
     assert references[0]() is None
-
-
-def test_activations_do_not_hold_the_model() -> None:
     net = chain(1)
     activations = captured(net)
     model = weakref.ref(net)

@@ -121,6 +121,12 @@ def test_containers_of_tensors() -> None:
     two, rest, word, *without = activations.grad["splits"]
     assert (numbers(two), numbers(rest["three"][0])) == ([3, 12], [2, 8])
     assert (rest["five"], word, without) == (None, "word", [None, None])
+    net = nn.Sequential(Function(lambda x: (x * 2,) * 2))
+    with hookscope.capture(net, types=("all",), gradients=True) as activations:
+        one, other = net(row(1).requires_grad_())
+        (one * 3 + other * 4).sum().backward()
+    first, second = activations.grad[0]
+    assert numbers(first) == numbers(second) == [7]
 
 
 @pytest.mark.parametrize(
@@ -141,15 +147,6 @@ def test_gradients_come_in_containers_of_the_same_kind(
     assert type(gradients) is type(activations[0])
     assert numbers(used(gradients)) == [7]
     assert list(tensors_in(gradients).values()) == [used(gradients)]  # all else is None
-
-
-def test_a_tensor_that_is_returned_twice_has_its_gradient_in_both_places() -> None:
-    net = nn.Sequential(Function(lambda x: (x * 2,) * 2))
-    with hookscope.capture(net, types=("all",), gradients=True) as activations:
-        one, other = net(row(1).requires_grad_())
-        (one * 3 + other * 4).sum().backward()
-    first, second = activations.grad[0]
-    assert numbers(first) == numbers(second) == [7]
 
 
 def test_a_second_pass_starts_anew() -> None:
@@ -271,16 +268,13 @@ def test_without_a_graph(around: Any) -> None:
     assert error_of(activations, 1) == f"no gradient of '2'; {why}"
 
 
-def test_frozen_layers_before_the_first_that_is_not() -> None:
+def test_frozen_layers_have_gradients_behind_the_first_that_is_not_or_behind_an_input_that_asks() -> None:
     net = chain()
     net[0].requires_grad_(False)
     with hookscope.capture(net, gradients=True) as activations:
         net(X).sum().backward()
     assert list(activations.grad) == ["2", "4"]
     assert "nothing before it requires a gradient" in error_of(activations, "0")
-
-
-def test_frozen_layers_behind_an_input_that_asks_for_its_gradient() -> None:
     net = chain().requires_grad_(False)
     with hookscope.capture(net, gradients=True) as activations:
         net(X.clone().requires_grad_()).sum().backward()
@@ -307,15 +301,7 @@ def test_unknown_names_and_indices() -> None:
     assert error_of(activations, 7) == f"no gradient at index 7; {outline}"
 
 
-def test_a_capture_without_gradients_says_how_to_get_them() -> None:
-    net = chain()
-    with hookscope.capture(net) as activations:
-        net(X).sum().backward()
-    assert "capture with gradients=True" in error_of(activations, "2")
-    assert dict(activations.grad) == {}
-
-
-def test_clear_forgets_everything_and_the_gradients_to_come() -> None:
+def test_clear_forgets_everything_and_a_capture_without_gradients_says_how_to_get_them() -> None:
     net = chain()
     with hookscope.capture(net, inputs=True, gradients=True) as activations:
         loss = net(X).sum()
@@ -323,6 +309,10 @@ def test_clear_forgets_everything_and_the_gradients_to_come() -> None:
         activations.clear()
         assert dict(activations) == dict(activations.inputs) == dict(activations.grad) == {}
         loss.backward()
+    assert dict(activations.grad) == {}
+    with hookscope.capture(net) as activations:
+        net(X).sum().backward()
+    assert "capture with gradients=True" in error_of(activations, "2")
     assert dict(activations.grad) == {}
 
 
@@ -340,7 +330,7 @@ def test_tensors_are_freed_with_the_activations_and_the_loss() -> None:
         gc.enable()
 
 
-def test_a_training_loop_holds_one_pass() -> None:
+def test_neither_earlier_passes_nor_graphs_are_held() -> None:
     net = chain()
     alive: list[weakref.ref[Tensor]] = []
     with hookscope.capture(net, gradients=True) as activations:
@@ -349,10 +339,6 @@ def test_a_training_loop_holds_one_pass() -> None:
             alive.append(weakref.ref(activations.grad["2"]))
     gc.collect()
     assert [reference() is not None for reference in alive] == [False, False, False, True]
-
-
-def test_gradients_do_not_hold_the_graph() -> None:
-    net = chain()
     with hookscope.capture(net, transform=lambda output: None, gradients=True) as activations:
         output = net(X)
         output.sum().backward()
@@ -360,10 +346,6 @@ def test_gradients_do_not_hold_the_graph() -> None:
     del output
     gc.collect()
     assert held() is None and len(activations.grad) == 3
-
-
-def test_backward_runs_after_the_activations_are_freed() -> None:
-    net = chain()
     with hookscope.capture(net, gradients=True) as activations:
         loss = net(X).sum()
     grad = weakref.ref(activations.grad)

@@ -42,14 +42,7 @@ def test_channels_last_by_class_and_by_proportions() -> None:
     assert only(numbered(1, 9, 9, 9), nn.ReLU(), SQUARE).axes == "N C H W"
     assert only(numbered(1, 12, 9, 16), nn.ReLU(), InputSize(90, 160)).axes == "N C H W"
     assert only(numbered(1, 9, 16, 12), nn.ReLU(), InputSize(90, 160)).axes == "N H W C"
-
-
-def test_square_maps_have_their_channels_first() -> None:
-    """A detector that makes its pictures square: 64 to 80 is the proportion of the photograph by chance."""
     assert channel_axis(numbered(1, 64, 80, 80), nn.ReLU(), InputSize(240, 320)) == 1
-
-
-def test_a_sequence_has_the_channel_order_of_its_last_layer_with_one() -> None:
     tensor = numbered(1, 5, 5, 6)
     assert channels_last(nn.Sequential(nn.Conv2d(1, 1, 1), nn.LayerNorm(6), nn.Dropout()), tensor)
     assert not channels_last(nn.Sequential(nn.LayerNorm(6), nn.Conv2d(1, 1, 1), nn.ReLU()), tensor)
@@ -284,14 +277,11 @@ def test_channels_come_second(shape: tuple[int, ...], module: nn.Module, channel
     assert tensor.numel() == numbered(*shape).numel()
 
 
-def test_each_channel_keeps_its_values() -> None:
+def test_each_channel_keeps_its_values_with_a_batch_or_without() -> None:
     tokens, maps = numbered(2, 6, 4), numbered(2, 4, 4, 3)
     assert torch.equal(by_channel(tokens)[1, 2], tokens[1, :, 2])
     assert torch.equal(by_channel(maps, nn.LayerNorm(3))[1, 2], maps[1, :, :, 2])
     assert by_channel(maps, nn.Conv2d(1, 1, 1)) is maps
-
-
-def test_a_picture_without_a_batch_has_maps_without_one() -> None:
     maps = numbered(8, 5, 9)
     assert by_channel(maps, nn.ReLU(), InputSize(5, 9, batched=False)).shape == (1, 8, 5, 9)
     assert by_channel(maps, nn.ReLU(), InputSize(5, 9)).shape == (8, 9, 5)

@@ -214,15 +214,12 @@ def test_an_earlier_graph_that_saved_a_buffer_can_still_run_backward() -> None:
     assert x.grad is not None and x.grad.abs().sum() > 0
 
 
-def test_buffers_without_plain_values_do_not_matter() -> None:
+def test_buffers_without_plain_values_and_lazy_layers_are_accepted() -> None:
     net = small().eval()
     net.register_buffer("sparse", torch.eye(3).to_sparse())
     net.register_buffer("meta", torch.ones(3, device="meta"))
     with differentiable(net):
         assert score_gradient(net, X).abs().sum() > 0
-
-
-def test_lazy_layers_are_accepted() -> None:
     net = nn.Sequential(nn.LazyConv2d(2, 1), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
     with pytest.raises(RuntimeError, match="on purpose"), differentiable(net):
         raise RuntimeError("on purpose")

@@ -106,16 +106,13 @@ def test_what_did_not_run_in_order_of_registration() -> None:
     assert observer.progress.did_not_run == ("idle",)
 
 
-def test_each_pass_starts_anew_and_calls_back() -> None:
+def test_each_pass_starts_anew_and_a_part_called_alone_continues_the_count() -> None:
     net, keys, events = Pyramid(), Keys(), []
     callbacks = {"on_start": lambda *_: events.append("on"), "on_end": lambda: events.append("off")}
     with Observer(net, "0", ("Conv2d",), keys, **callbacks):
         net(X)
         net(X)
     assert keys.calls == [("stem", 0), ("stem", 0)] and events == ["on", "off", "on", "off"]
-
-
-def test_a_part_called_alone_continues_the_count() -> None:
     net, keys = Pyramid(), Keys()
     with Observer(net, "all", ("Conv2d",), keys):
         net.stem(X)
@@ -191,7 +188,7 @@ def test_a_failed_inner_call_does_not_leave_its_input_to_the_outer_one() -> None
     assert inputs == [4]
 
 
-def test_inputs_of_unwanted_calls_are_not_held() -> None:
+def test_inputs_of_unwanted_calls_are_neither_taken_nor_held_nor_mixed_up() -> None:
     net, held = Pyramid(), []
 
     def on_call(call: Any, *rest: Any) -> None:
@@ -202,6 +199,17 @@ def test_inputs_of_unwanted_calls_are_not_held() -> None:
     with observer:
         net(X)
     assert held == ["expected"] and observer.input is None
+    net, taken = Pyramid(), []
+    with Observer(net, "fc", ("Conv2d",), Keys(), on_input=lambda module, args, kwargs: taken.append(module)):
+        net(X)
+    assert taken == [net.fc]
+    net, inputs = Pyramid(), []
+    observer = Observer(net, "all", ("Conv2d",), lambda *call: inputs.append(observer.input), on_input=lambda *call: 7)
+    with observer:
+        handle = net.stem.register_forward_pre_hook(lambda module, args, kwargs: (args, {}), with_kwargs=True)
+        net(X)
+        handle.remove()
+    assert inputs == [7] * 4
 
 
 def test_the_input_of_a_call_that_failed_is_not_held() -> None:
@@ -229,23 +237,6 @@ def test_the_input_of_a_call_that_failed_is_not_held() -> None:
             net(X)
     gc.collect()
     assert len(inputs) == 3 and inputs[2]() is None and observer.progress.did_not_run == ("fc",)
-
-
-def test_no_input_is_taken_of_layers_that_cannot_be_wanted() -> None:
-    net, taken = Pyramid(), []
-    with Observer(net, "fc", ("Conv2d",), Keys(), on_input=lambda module, args, kwargs: taken.append(module)):
-        net(X)
-    assert taken == [net.fc]
-
-
-def test_another_hook_that_replaces_the_keywords_does_not_mix_up_the_inputs() -> None:
-    net, inputs = Pyramid(), []
-    observer = Observer(net, "all", ("Conv2d",), lambda *call: inputs.append(observer.input), on_input=lambda *call: 7)
-    with observer:
-        handle = net.stem.register_forward_pre_hook(lambda module, args, kwargs: (args, {}), with_kwargs=True)
-        net(X)
-        handle.remove()
-    assert inputs == [7] * 4
 
 
 def test_a_returned_value_replaces_the_output() -> None:

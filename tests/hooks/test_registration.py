@@ -157,7 +157,7 @@ class TestCheckHookable:
 
 
 class TestOtherHooksSetAside:
-    def test_no_hook_fires_inside_and_all_fire_after(self) -> None:
+    def test_no_hook_fires_inside_and_all_fire_after_even_an_exception(self) -> None:
         net, fired = chain(), []
         net.register_forward_pre_hook(lambda *args: fired.append("pre"))
         net[0].register_forward_hook(lambda *args: fired.append("forward"))
@@ -167,8 +167,6 @@ class TestOtherHooksSetAside:
             assert fired == []
         net(torch.ones(1, 2)).sum().backward()
         assert fired == ["pre", "forward", "backward"]
-
-    def test_put_back_after_an_exception(self) -> None:
         net, fired = chain(), []
         net[0].register_forward_hook(lambda *args: fired.append("forward"))
         with pytest.raises(ValueError, match="x"), other_hooks_set_aside(net):
@@ -176,7 +174,7 @@ class TestOtherHooksSetAside:
         net(torch.ones(1, 2))
         assert fired == ["forward"]
 
-    def test_hooks_registered_inside_fire_and_come_off(self) -> None:
+    def test_hooks_registered_inside_fire_and_come_off_and_a_handle_removed_inside_stays_removed(self) -> None:
         net, fired = chain(), []
         theirs = net[0].register_forward_hook(lambda *args: fired.append("theirs"))
         with other_hooks_set_aside(net), HookHandles() as handles:
@@ -185,8 +183,6 @@ class TestOtherHooksSetAside:
         assert fired == ["ours"]
         theirs.remove()
         assert hooks_on(net) == 0
-
-    def test_a_handle_removed_inside_stays_removed(self) -> None:
         net, fired = chain(), []
         theirs = net[0].register_forward_hook(lambda *args: fired.append("theirs"))
         with other_hooks_set_aside(net):

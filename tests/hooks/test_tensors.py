@@ -96,12 +96,13 @@ def test_a_value_without_tensors_is_itself(leaf: Any) -> None:
     assert map_tensors(leaf, lambda tensor: None) is leaf
 
 
-def test_what_is_not_a_tensor_stays() -> None:
+def test_what_is_not_a_tensor_stays_a_bare_tensor_has_no_name_and_shapes_are_by_part() -> None:
     assert map_tensors(Pair("word", [3, None, torch.Size([1, 2])]), lambda t: t) == Pair("word", [3, None, (1, 2)])
-
-
-def test_a_bare_tensor_has_no_name() -> None:
     assert tensors_in(TWO) == {"": TWO} and map_tensors(ONE, lambda tensor: tensor is ONE) is True
+    assert shape_of(torch.zeros(1, 2)) == (1, 2)
+    assert shape_of(torch.tensor(1.0)) == ()
+    assert shape_of({"out": torch.zeros(1, 2), "aux": torch.zeros(3)}) == {"out": (1, 2), "aux": (3,)}
+    assert shape_of((torch.zeros(1),)) == {"0": (1,)}
 
 
 def test_pytorchs_own_containers() -> None:
@@ -123,13 +124,6 @@ def test_a_dataclass_field_that_was_never_set_is_no_part() -> None:
     assert list(tensors_in(Late(ONE))) == ["left"]
 
 
-def test_shapes() -> None:
-    assert shape_of(torch.zeros(1, 2)) == (1, 2)
-    assert shape_of(torch.tensor(1.0)) == ()
-    assert shape_of({"out": torch.zeros(1, 2), "aux": torch.zeros(3)}) == {"out": (1, 2), "aux": (3,)}
-    assert shape_of((torch.zeros(1),)) == {"0": (1,)}
-
-
 def test_views_share_storage_and_copies_do_not() -> None:
     base = torch.zeros(2, 3)
     held = storage_keys(base)
@@ -137,14 +131,8 @@ def test_views_share_storage_and_copies_do_not() -> None:
         assert shares_storage(view, held)
     for copy in (base.clone(), base + 0, base.to(torch.float64), torch.zeros(2, 3)):
         assert not shares_storage(copy, held)
-
-
-def test_storages_of_several_values_and_of_no_value() -> None:
     assert len(storage_keys([ONE], {"a": TWO}, ONE, None, "word")) == 2
     assert storage_keys() == set() and not shares_storage(ONE, set())
-
-
-def test_a_tensor_without_a_storage_shares_none() -> None:
     sparse = torch.eye(2).to_sparse()
     assert storage_key(sparse) is None and storage_keys(sparse) == set()
     assert not shares_storage(sparse, storage_keys(ONE))

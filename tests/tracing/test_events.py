@@ -217,6 +217,9 @@ def test_parts_of_containers_and_keywords() -> None:
     assert list(second.input) == [""]  # one tensor, however it was given
     assert {part: fact.values for part, fact in first.gradient.items()} == {"out": [[[[3, 3]]]]}
     assert events_of(record)[-2:] == [("backward", "only"), ("backward", "inner")]
+    net = nn.Sequential(Function(lambda x: [x * 2] * 2), Function(lambda pair: pair[0] * 3 + pair[1] * 5))
+    record = trace_events(net, X, "name:0", backward=True, loss=lambda output: output.sum(), values=2)
+    assert {part: fact.values for part, fact in record.calls[0].gradient.items()} == {"0": [[[[8, 8]]]]}
 
 
 def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None:
@@ -230,12 +233,6 @@ def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None
     record = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
     assert [fact.values for fact in record.calls[0].gradient.values()] == [[[[[35, 35]]]], [[[[7, 7]]]]]
     assert [key for event, key in events_of(record) if event == "backward"] == ["b", "a", "split"]
-
-
-def test_a_tensor_that_is_returned_twice_has_one_gradient() -> None:
-    net = nn.Sequential(Function(lambda x: [x * 2] * 2), Function(lambda pair: pair[0] * 3 + pair[1] * 5))
-    record = trace_events(net, X, "name:0", backward=True, loss=lambda output: output.sum(), values=2)
-    assert {part: fact.values for part, fact in record.calls[0].gradient.items()} == {"0": [[[[8, 8]]]]}
 
 
 def test_calls_that_no_gradient_reaches_have_no_backward_event() -> None:
@@ -353,11 +350,8 @@ def test_surrounding_no_grad_and_inference_mode_have_no_effect(surround: Callabl
     assert not torch.is_inference_mode_enabled()
 
 
-def test_frozen_models_have_gradients_too() -> None:
+def test_frozen_models_have_gradients_too_and_inputs_may_be_a_tuple() -> None:
     assert not trace_events(chain().requires_grad_(False), X, backward=True).unreached
-
-
-def test_inputs_may_be_a_tuple() -> None:
     net = Function(lambda net, x, y: net.last(x + y), last=nn.Flatten())
     assert flat(trace_events(net, (X, X), values=2).calls[0].output) == [2, -4]
 

@@ -180,7 +180,7 @@ def test_an_operation_inside_vmap() -> None:
     assert (call.call.key, call.cause) == ("2::log", "the logarithm of 0 in 64 of 64 values")
 
 
-def test_a_sound_pass_says_what_was_looked_at() -> None:
+def test_a_sound_pass_says_what_was_looked_at_and_what_did_not_run() -> None:
     model = net(lambda x: x.nan_to_num())
     model.append(nn.Identity())
     model[3] = Function(lambda net, x: x, idle=nn.Linear(1, 1))
@@ -188,9 +188,6 @@ def test_a_sound_pass_says_what_was_looked_at() -> None:
     # the values of the two convolutions, the sigmoid, nan_to_num, the pooling and flatten
     assert (report.made, report.operations, report.values) == ((), 6, 64 + 64 + 64 + 16 + 4 + 4)
     assert (report.layers, report.did_not_run, report.passed_on, report.output) == (9, ("3.idle",), 0, {})
-
-
-def test_only_what_was_not_used_did_not_run() -> None:
     assert find_non_finite(WithIdle(), torch.ones(1, 3, 2, 2)).did_not_run == ("idle",)
 
 

@@ -51,13 +51,10 @@ def test_values_that_are_not_finite_are_counted_and_are_no_extremes(
     assert (summary.min, summary.max, summary.nonfinite) == (least, most, nonfinite)
 
 
-def test_complex_values_have_no_range() -> None:
+def test_complex_values_have_no_range_and_the_meta_device_no_values() -> None:
     tensor = torch.tensor([1 + 2j, complex(math.nan, 0)]).conj()
     assert facts(tensor[:1], 1) == TensorSummary((1,), "complex64", None, None, 0, [[1.0, -2.0]])
     assert facts(tensor).nonfinite == 1
-
-
-def test_the_meta_device_has_no_values() -> None:
     assert facts(torch.empty(2, 3, device="meta"), 100) == TensorSummary((2, 3), "float32", None, None, 0)
 
 
@@ -84,13 +81,10 @@ def test_quantized_tensors_are_decoded() -> None:
     assert facts(tensor, 2) == TensorSummary((2,), "quint8", -1.0, 0.5, 0, [-1.0, 0.5])
 
 
-def test_containers_by_part() -> None:
+def test_containers_are_summed_up_by_part_without_holding_the_tensors() -> None:
     summary = facts_of({"out": torch.zeros(1, 2), "more": [torch.ones(3), None]})
     assert {part: one.shape for part, one in summary.items()} == {"out": (1, 2), "more.0": (3,)}
     assert facts_of((None, "word")) == {}
-
-
-def test_a_summary_does_not_hold_the_tensor() -> None:
     tensor = torch.tensor([1.0, 2.0])
     summary = facts(tensor, 2)
     tensor.zero_()
