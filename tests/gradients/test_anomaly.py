@@ -155,7 +155,7 @@ def test_a_loss_that_is_not_finite_is_always_an_anomaly() -> None:
     assert anomaly is not None and (anomaly.phase, anomaly.kind, anomaly.operation) == ("forward", "Inf", "the loss")
 
 
-def test_nan_in_a_weight_and_in_the_input() -> None:
+def test_nan_in_a_weight_in_the_input_and_in_a_later_call_of_a_layer() -> None:
     model = net()
     anomaly = anomaly_of(model, torch.full((1, 3, 10, 10), NAN))
     assert anomaly is not None and anomaly.source == "the input"
@@ -163,9 +163,6 @@ def test_nan_in_a_weight_and_in_the_input() -> None:
     anomaly = anomaly_of(model)
     assert anomaly is not None and anomaly.source == "parameter '3.weight'"
     assert (anomaly.phase, anomaly.operation, anomaly.layer) == ("forward", "conv2d", "3")
-
-
-def test_the_call_of_a_layer_that_runs_twice() -> None:
     log = Function(torch.log1p)
     anomaly = anomaly_of(nn.Sequential(log, Function(lambda x: x - 5), log, Function(lambda x: x.mean((2, 3)))))
     assert anomaly is not None and (anomaly.operation, anomaly.layer) == ("log1p", "0#1")

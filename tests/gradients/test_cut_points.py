@@ -108,12 +108,15 @@ def test_a_sound_net_has_no_stop() -> None:
         assert gradient_stops(net, torch.rand(1, 3, 12, 12), "mse") == ()
 
 
-def test_two_breaks_are_two_stops() -> None:
+def test_two_breaks_are_two_stops_and_calls_of_one_layer_are_distinct() -> None:
     found = stops_of(lambda n, x: n.c(n.b(n.a(x).detach()).detach()))
     assert [(stop.layer, stop.calls, stop.parameters) for stop in found] == [
         ("a", ("a",), BOTH[:2]),
         ("b", ("b",), BOTH[2:]),
     ]
+    (stop,) = stops_of(lambda n, x: n.c(n.b(n.b(n.a(x)).detach())))
+    assert (stop.layer, stop.calls, stop.parameters) == ("b", ("a", "b"), BOTH[:2])
+    assert "between 'b' and 'b#1'" in stop.why
 
 
 def test_layers_that_the_loss_does_not_depend_on_are_unused() -> None:
@@ -131,12 +134,6 @@ def test_a_parameter_alone() -> None:
     by_name = {stop.parameters: stop for stop in gradient_stops(net, torch.rand(1, 3, 12, 12), "mse")}
     assert by_name[("spare",)].why == "the loss does not depend on 'spare'"
     assert by_name[("b.weight",)].reason == "detached" and by_name[("b.bias",)].why == "'b' did not run"
-
-
-def test_calls_of_one_layer_are_distinct() -> None:
-    (stop,) = stops_of(lambda n, x: n.c(n.b(n.b(n.a(x)).detach())))
-    assert (stop.layer, stop.calls, stop.parameters) == ("b", ("a", "b"), BOTH[:2])
-    assert "between 'b' and 'b#1'" in stop.why
 
 
 def test_the_model_does_not_change_even_if_it_fails() -> None:

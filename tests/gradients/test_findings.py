@@ -120,12 +120,18 @@ def test_nearer_the_input_is_by_execution() -> None:
     assert found.layer == "head" and "; also affected: the weight nearer the input, least in '" in found.evidence
 
 
-def test_a_loss_of_zero_is_named() -> None:
+def test_a_loss_of_zero_is_named_and_scales_near_zero_are_no_weights() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
     net[1].bias.data = torch.tensor([0.0, 500.0])
     report = layer_gradients(net, picture(), Loss("cross-entropy", "1"), "all", ("all",))
     (found,) = diagnose_gradients(report)
     assert found.evidence.startswith("the loss is 0: the gradient of '1.weight' is 0 everywhere")
+    net = Function(lambda net, x: (net.conv(x) * (1 + net.scale)).mean((2, 3)))
+    net.conv, net.scale = nn.Conv2d(3, 2, 1), nn.Parameter(torch.full((2, 1, 1), 1e-6))
+    report = layer_gradients(net, picture(), SCORE)
+    (scale,) = [p for p in report.parameters if p.name == "scale"]
+    assert scale.ratio is not None and scale.ratio > 1e3
+    assert diagnose_gradients(report) == []
 
 
 def test_nan_is_one_finding_at_the_gradient_nearest_to_the_loss() -> None:
@@ -163,9 +169,6 @@ def test_the_origin_of_inf_stands_before_that_of_nan() -> None:
     )
     assert (found.layer, found.numbers["operation"], found.numbers["kind"]) == ("5", "SqrtBackward0", "Inf")
     assert found.numbers["nan_operation"] == "AddBackward0"
-
-
-def test_nan_from_inf_and_minus_inf_of_two_paths_leads_to_the_inf() -> None:
     net = deep(nn.ReLU, 4)
     net[5] = Function(lambda x: (x - x).sqrt() + x)
     anomaly = first_anomaly(net, picture())
@@ -204,7 +207,7 @@ def test_no_gradient_says_where_and_why() -> None:
     assert len({f.meaning for f in found}) == 2
 
 
-def test_frozen_layers_are_grouped_and_let_gradients_through() -> None:
+def test_frozen_layers_are_grouped_up_to_all_and_let_gradients_through() -> None:
     net = deep(nn.ReLU, 4)
     net[:4].requires_grad_(False)
     net[6].bias.requires_grad_(False)
@@ -215,6 +218,8 @@ def test_frozen_layers_are_grouped_and_let_gradients_through() -> None:
     report = layer_gradients(net, picture(), SCORE)
     assert all(layer.grad_output and layer.grad_output.norm > 0 for layer in report.layers)
     assert not anything_unreached(report)
+    (found,) = findings_of(deep(nn.ReLU, 3).requires_grad_(False))
+    assert found.evidence.startswith("all 4 layers from '0' to '8' are frozen")
 
 
 def backbone() -> nn.Module:
@@ -239,11 +244,6 @@ def test_frozen_layers_without_a_graph_have_both_findings() -> None:
     stops = gradient_stops(backbone(), picture(), "mse")
     assert diagnose_gradients(report, stops)[-1].numbers["cut_off"] == 2
     assert diagnose_gradients(layer_gradients(backbone(), picture()))[-1].numbers["cut_off"] == 2
-
-
-def test_a_model_that_is_frozen_whole() -> None:
-    (found,) = findings_of(deep(nn.ReLU, 3).requires_grad_(False))
-    assert found.evidence.startswith("all 4 layers from '0' to '8' are frozen")
 
 
 def test_without_stops_an_unreached_parameter_is_still_found() -> None:
@@ -274,15 +274,6 @@ def test_names_of_rows() -> None:
     names = {p.name: parameter_finding_names(p) for p in report.parameters}
     assert names["0.weight"] == names["2.weight"] == ("vanishing-gradient",)
     assert names["4.bias"] == ("no-gradient",) and names["2.bias"] == names["6.weight"] == ()
-
-
-def test_scales_near_zero_are_no_weights() -> None:
-    net = Function(lambda net, x: (net.conv(x) * (1 + net.scale)).mean((2, 3)))
-    net.conv, net.scale = nn.Conv2d(3, 2, 1), nn.Parameter(torch.full((2, 1, 1), 1e-6))
-    report = layer_gradients(net, picture(), SCORE)
-    (scale,) = [p for p in report.parameters if p.name == "scale"]
-    assert scale.ratio is not None and scale.ratio > 1e3
-    assert diagnose_gradients(report) == []
 
 
 @pytest.mark.parametrize(("vanishing", "exploding"), [(2.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (1.0, 1.0)])

@@ -328,7 +328,7 @@ def twice() -> nn.Module:
     return Function(forward, conv=conv, pool=pool, idle=idle, count=nn.Identity())
 
 
-def test_the_second_call_alone() -> None:
+def test_calls_are_judged_alone_or_ranked_together_without_those_that_have_no_channels() -> None:
     net = twice()
     first = ablate_each(net, PICTURE, "conv#0", 0)
     second = ablate_each(net, PICTURE, "-1", 0)
@@ -339,17 +339,16 @@ def test_the_second_call_alone() -> None:
         maps = net.conv(PICTURE).relu() * torch.tensor([1.0, 0.0, 1.0]).reshape(1, 3, 1, 1)
         expected = float(net.pool(net.conv(maps))[0, 0])
     assert after(first)["conv", 1] == pytest.approx(expected, abs=1e-6)
-
-
-def test_several_calls_are_ranked_together_and_calls_without_channels_are_skipped() -> None:
-    ablation = ablate_each(twice(), PICTURE, ["conv", "re:^(pool|count)"], 0)
+    ablation = ablate_each(net, PICTURE, ["conv", "re:^(pool|count)"], 0)
     worths = [row.score_drop for row in ablation.channels]
     assert {row.call.key for row in ablation.channels} == {"conv", "conv#1", "pool", "pool.0", "pool.1"}
     assert worths == sorted(worths, reverse=True) and len(worths) == 15
     assert ablation.skipped == ("count",)
 
 
-def test_channels_that_are_0_everywhere_cost_no_pass_and_equals_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_that_are_0_cost_no_pass_equals_stay_in_order_and_progress_counts_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tried, net = tries(monkeypatch), paper()
     with torch.no_grad():
         net[0].weight.zero_()
@@ -358,9 +357,6 @@ def test_channels_that_are_0_everywhere_cost_no_pass_and_equals_stay_in_order(mo
         (name, channel, 0.0) for name in "01" for channel in range(4)
     ]
     assert tried == []
-
-
-def test_progress_counts_every_channel() -> None:
     told: list[tuple[int, int]] = []
     ablate_each(
         paper(), torch.ones(1, 1, 2, 2), "0,1", types=["all"], batch_size=2, on_progress=lambda *at: told.append(at)

@@ -165,12 +165,9 @@ def test_the_memory_format_is_kept(change: Intervention, part: dict[str, Any]) -
         assert dataclasses.replace(change, **part)(CALL, tensor).stride() == tensor.stride()
 
 
-def test_gradients_reach_the_values_outside_the_part() -> None:
+def test_gradients_reach_the_values_outside_the_part_and_no_channels_is_no_change() -> None:
     tensor = torch.randn(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: Scale(3.0, channels="0,2", positions="1-2x0")(CALL, x), tensor)
-
-
-def test_no_channels_is_no_change() -> None:
     tensor = torch.randn(1, 3, 2, 2)
     for change in (Zero(channels=[]), Scale(2.0, channels=()), Noise(channels=[])):
         assert torch.equal(change(CALL, tensor), tensor)

@@ -152,7 +152,7 @@ def test_a_copy_and_a_saved_model_of_inside_the_block_need_nothing_of_hookscope(
     assert all(same_bits(model(x), judge) for model in (loaded, twin, net)) and same_values(loaded, net.state_dict())
 
 
-def test_several_at_one_place_act_in_their_order() -> None:
+def test_several_at_one_place_act_in_their_order_and_in_their_own_model() -> None:
     net = Net().eval()
     with torch.no_grad():
         out = net.b(net.first(X))
@@ -170,9 +170,6 @@ def test_several_at_one_place_act_in_their_order() -> None:
         with intervene(net, [("b", lambda call, x: x + 1), ("b", Scale(3.0, on="input")), ("b.bias", Zero())]):
             judge = nn.functional.conv2d(given * 3, net.b.weight) + 1
             assert torch.allclose(net(X), net.fc(judge.mean((2, 3))), rtol=1e-5, atol=1e-6)
-
-
-def test_two_models_at_once() -> None:
     net, other = Net().eval(), Net().eval()
     judge = net(X)
     with intervene(net, {"b": Zero()}), intervene(other, {"a": Zero()}) as block:
@@ -275,7 +272,7 @@ def test_integers_pass_unchanged_and_a_tensor_that_appears_twice_stays_one() -> 
     assert block.changed == {}
 
 
-def test_a_function_may_keep_its_argument_and_its_result() -> None:
+def test_a_function_may_keep_its_argument_and_its_result_or_write_into_it() -> None:
     net = Net().train()
     kept: list[Tensor] = []
 
@@ -287,9 +284,6 @@ def test_a_function_may_keep_its_argument_and_its_result() -> None:
         net(X).sum().backward()
     assert torch.equal(kept[0], kept[1]) and torch.equal(kept[2], kept[1] + 1)
     assert bool((kept[0] < 0).any()) and bool((kept[2] < 0).any())  # the in-place ReLU wrote into neither
-
-
-def test_a_function_may_write_into_its_argument() -> None:
     net = Net().eval()
 
     def write(call: Any, tensor: Tensor) -> Tensor:

@@ -75,13 +75,10 @@ def test_half_precision_counts_maps_of_more_values_than_it_has_numbers(dtype: to
     assert 0.08 < float((found == 0).double().mean()) < 0.11
 
 
-def test_channels_last_are_dropped_as_channels_first() -> None:
+def test_channels_last_and_a_part_are_dropped_as_channels_first_and_the_part_alone() -> None:
     tensor = torch.randn(2, 9, 9, 5)
     first = done(DropBlock(0.3, 3), tensor.movedim(-1, 1), 2)
     assert same_bits(done(DropBlock(0.3, 3), tensor, 2, nn.LayerNorm(5)), first.movedim(1, -1))
-
-
-def test_a_part_is_dropped_as_the_part_alone() -> None:
     tensor = torch.randn(2, 6, 9, 9)
     torch.manual_seed(4)
     judge = drop_block2d(tensor[:, [1, 2, 5], 2:8], 0.4, 3)
@@ -131,13 +128,7 @@ def test_a_rate_of_0_is_the_tensor_itself_and_draws_nothing(kind: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_active_in_train_mode_or_always() -> None:
-    layer = nn.Identity()
-    assert Dropout().is_active(layer) and not Dropout().is_active(layer.eval())
-    assert Dropout(when="always").is_active(layer)
-
-
-def test_a_linear_rate() -> None:
+def test_a_linear_rate_and_train_mode() -> None:
     rate = LinearSchedule(0.0, 0.2, steps=4)
     assert [rate(step) for step in (-1, 0, 1, 2, 3, 4, 9)] == pytest.approx([0, 0, 0.05, 0.1, 0.15, 0.2, 0.2])
     falling = DropBlock(LinearSchedule(0.5, 0.1, 2), block_size=3)
@@ -145,3 +136,6 @@ def test_a_linear_rate() -> None:
     assert falling.at(1).block_size == 3
     with pytest.raises(UsageError, match=r"DropBlock has a schedule; call `\.at\(step\)` first"):
         falling(CALL, torch.ones(1, 1, 3, 3))
+    layer = nn.Identity()
+    assert Dropout().is_active(layer) and not Dropout().is_active(layer.eval())
+    assert Dropout(when="always").is_active(layer)

@@ -70,11 +70,15 @@ def test_distances_are_those_of_a_forward_pass_written_by_hand(net: nn.Module, p
     np.testing.assert_allclose(found.after.double().numpy().ravel(), after["fc"], rtol=1e-6)
 
 
-def test_only_later_calls_are_compared(net: nn.Module, picture: torch.Tensor) -> None:
+def test_only_later_calls_are_compared_and_neutral_interventions_move_nothing(
+    net: nn.Module, picture: torch.Tensor
+) -> None:
     found = intervention_effect(net, (picture,), {"second": Zero(channels=1)})
     assert [layer.call.key for layer in found.layers] == ["second", "aside", "fc"]
     assert (found.layers[1].relative_l2, found.layers[1].cosine) == (0.0, 1.0)
     assert found.changed == {"second": 1}
+    found = intervention_effect(net, (picture,), {"first": Scale(1.0), "second": Noise(0.0), "fc": Dropout(0.5)})
+    assert (found.layers, found.changed) == ((), {}) and torch.equal(found.before, found.after)
 
 
 def test_a_parameter_counts_from_its_layer_on(net: nn.Module, picture: torch.Tensor) -> None:
@@ -87,11 +91,6 @@ def test_a_parameter_counts_from_its_layer_on(net: nn.Module, picture: torch.Ten
     assert [(layer.call.key, layer.changed) for layer in found.layers] == [("second", False), ("fc", False)]
 
 
-def test_neutral_interventions_move_nothing(net: nn.Module, picture: torch.Tensor) -> None:
-    found = intervention_effect(net, (picture,), {"first": Scale(1.0), "second": Noise(0.0), "fc": Dropout(0.5)})
-    assert (found.layers, found.changed) == ((), {}) and torch.equal(found.before, found.after)
-
-
 def test_both_passes_draw_the_same_numbers(net: nn.Module, picture: torch.Tensor) -> None:
     noisy = Function(lambda noisy, x: noisy.net(x) + torch.rand(3), net=net)
     found = intervention_effect(noisy, (picture,), {"net.fc": Zero()}, seed=5)
@@ -101,16 +100,13 @@ def test_both_passes_draw_the_same_numbers(net: nn.Module, picture: torch.Tensor
     assert torch.equal(again.before, found.before)
 
 
-def test_outputs_that_were_0_and_that_become_0(net: nn.Module, picture: torch.Tensor) -> None:
+def test_outputs_that_were_0_become_0_or_nan(net: nn.Module, picture: torch.Tensor) -> None:
     with torch.no_grad():
         net.second.weight.zero_(), net.second.bias.zero_()
     dead = intervention_effect(net, (picture,), {"second": lambda call, tensor: tensor + 1}).layers[0]
     assert (dead.relative_l2, dead.cosine) == (math.inf, None)
     gone = intervention_effect(net, (picture,), {"first": Zero()}).layers[0]
     assert (gone.relative_l2, gone.cosine) == (1.0, None)
-
-
-def test_nan_is_counted(net: nn.Module, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"first": lambda call, tensor: tensor / 0 * 0})
     assert [layer.nonfinite for layer in found.layers] == [32, 32, 16, 3]
     assert all(math.isnan(layer.relative_l2 or 0) and layer.cosine is None for layer in found.layers)

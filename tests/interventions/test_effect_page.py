@@ -33,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_tokens_clips_and_parts_are_read_as_maps() -> None:
+def test_tokens_clips_parts_and_vectors_are_read_as_maps() -> None:
     before, after = random(1, 17, 5), random(1, 17, 5, seed=1)
     grid, token = moved(before, after)
     assert (grid.part, token.part) == ("", "class token")
@@ -46,9 +46,6 @@ def test_tokens_clips_and_parts_are_read_as_maps() -> None:
     assert (clip.frames, clip.total) == (2, 3)
     several = moved({"a": random(1, 2, 4, 4), "b": before}, {"a": random(1, 2, 4, 4), "b": after})
     assert [(one.part, one.moved) for one in several] == [("a", 0), ("b", 5), ("b, class token", 5)]
-
-
-def test_a_vector_is_a_map_of_one_position_for_each_channel() -> None:
     before = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     after = torch.tensor([[1.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
     first, second = moved(before, after, nn.Linear(3, 3))

@@ -127,25 +127,19 @@ def test_gradients_pass_straight_through(change: Quantize, dtype: torch.dtype) -
     assert torch.equal(tensor.grad, weight)
 
 
-def test_the_value_at_the_end_of_the_levels_passes_its_gradient_too() -> None:
-    # in steps of 1 both ends lie half-way between levels: rounding takes one of them past the last
-    tensor = torch.tensor([[-77.5, 177.5, 3.0]], requires_grad=True)
-    applied(Quantize(8), tensor).sum().backward()
-    assert tensor.grad.tolist() == [[1, 1, 1]]
-
-
-def test_quantize_keeps_zeros_and_empty_tensors_and_refuses_nan() -> None:
+def test_quantize_at_zeros_empty_tensors_vectors_and_the_last_level_and_never_nan() -> None:
     assert applied(Quantize(), torch.zeros(1, 4)).tolist() == [[0, 0, 0, 0]]
     assert applied(Quantize(), torch.ones(0, 4)).shape == (0, 4)
     assert applied(Quantize(channels=[]), torch.ones(1, 4)).tolist() == [[1, 1, 1, 1]]
     for bad in (math.nan, math.inf):
         with pytest.raises(UsageError, match="cannot quantize NaN or Inf at 'layer'; clamp them first"):
             applied(Quantize(), torch.tensor([[1.0, bad]]))
-
-
-def test_each_channel_of_a_vector_has_its_own_levels() -> None:
     vector = torch.tensor([-2.0, 0.3, 5.0])
     assert torch.allclose(applied(Quantize(8, per_channel=True), vector, axis=0), vector)
+    # in steps of 1 both ends lie half-way between levels: rounding takes one of them past the last
+    tensor = torch.tensor([[-77.5, 177.5, 3.0]], requires_grad=True)
+    applied(Quantize(8), tensor).sum().backward()
+    assert tensor.grad.tolist() == [[1, 1, 1]]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_glob_changes_every_parameter_it_names_a_dictionary_in_its_order() -> 
     assert same(values(net), before)
 
 
-def test_noise_and_quantization_of_a_parameter() -> None:
+def test_noise_and_quantization_of_a_parameter_and_a_change_of_its_layer_too() -> None:
     net = a_net()
     weight = net[0].weight.detach().clone()
     torch.manual_seed(3)
@@ -99,6 +99,12 @@ def test_noise_and_quantization_of_a_parameter() -> None:
         levels = [channel.unique().numel() for channel in net[0].weight.detach()]
         assert max(levels) <= 16 and net[0].weight.detach().unique().numel() > 16
     assert torch.equal(net[0].weight, weight)
+    net = a_net().eval()
+    judge = copy.deepcopy(net)
+    judge[0].weight.data *= 2
+    with torch.no_grad(), intervene(net, {"re:^0$": lambda call, x: x + 1, "0.weight": Scale(2.0)}) as block:
+        found = net(X)
+        assert torch.equal(found, judge[1:](judge[0](X) + 1)) and set(block.changed) == {"0", "0.weight"}
 
 
 def test_a_filter_at_zero_is_the_channel_at_zero() -> None:
@@ -184,9 +190,6 @@ def test_steps_of_training_on_a_changed_weight_are_added_to_the_old_one() -> Non
         assert net.weight.tolist() == [[2, 8]]
         net.weight.data += torch.tensor([[0.5, 0.0]])
     assert net.weight.tolist() == [[1.5, 4]]
-
-
-def test_weights_that_are_not_finite_come_back_to_the_bit() -> None:
     net = nn.Linear(4, 1, bias=False)
     net.weight.data = torch.tensor([[float("nan"), float("inf"), -0.0, 1.0]])
     before = bits(net)
@@ -222,15 +225,6 @@ def test_a_parameter_with_several_names_is_changed_once(where: str) -> None:
         assert sum(block.changed.values()) == 1
 
 
-def test_a_layer_and_its_parameter_both() -> None:
-    net = a_net().eval()
-    judge = copy.deepcopy(net)
-    judge[0].weight.data *= 2
-    with torch.no_grad(), intervene(net, {"re:^0$": lambda call, x: x + 1, "0.weight": Scale(2.0)}) as block:
-        found = net(X)
-        assert torch.equal(found, judge[1:](judge[0](X) + 1)) and set(block.changed) == {"0", "0.weight"}
-
-
 def test_nothing_is_taken_from_the_cache_of_autocast() -> None:
     net = a_net().eval()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -256,13 +250,19 @@ def test_a_graph_does_not_run_back_past_the_end_of_the_block() -> None:
         outside.backward()
 
 
-def test_a_model_moved_inside_the_block_stays_moved() -> None:
+def test_models_moved_inside_the_block_and_made_in_inference_mode_are_changed() -> None:
     net = a_net()
     before = net[0].weight.detach().clone()
     with intervene(net, {"0.weight": Scale(2.0)}):
         net.double()
         assert torch.equal(net[0].weight, before.double() * 2)
     assert torch.equal(net[0].weight, before.double())
+    with torch.inference_mode():
+        net = nn.Linear(2, 2)
+        before = bits(net)
+        with intervene(net, {"weight": Zero()}):
+            assert torch.equal(net(torch.ones(1, 2))[0], net.bias)
+        assert same(before, bits(net))
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
@@ -317,12 +317,3 @@ def test_parameters_without_values_or_fractions() -> None:
     ):
         with pytest.raises(error, match=says):
             intervene(net, {"weight": Zero()}).__enter__()
-
-
-def test_parameters_made_in_inference_mode_are_changed_in_it() -> None:
-    with torch.inference_mode():
-        net = nn.Linear(2, 2)
-        before = bits(net)
-        with intervene(net, {"weight": Zero()}):
-            assert torch.equal(net(torch.ones(1, 2))[0], net.bias)
-        assert same(before, bits(net))

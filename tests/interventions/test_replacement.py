@@ -89,13 +89,10 @@ def test_calls_parts_and_inputs_each_get_their_own() -> None:
             assert torch.equal(net(one), plain)
 
 
-def test_the_activation_of_one_image_goes_to_each_of_a_batch() -> None:
+def test_the_activation_of_one_image_goes_to_each_of_a_batch_and_takes_no_gradient() -> None:
     source = torch.randn(1, 3, 2, 2)
     found = Patch(source)(CALL, torch.randn(4, 3, 2, 2))
     assert torch.equal(found, source.expand(4, 3, 2, 2)) and found.is_contiguous()
-
-
-def test_no_gradient_goes_back_through_a_patch_and_all_of_it_beside() -> None:
     tensor = torch.randn(1, 3, 2, 2, requires_grad=True)
     source = torch.randn(1, 3, 2, 2, requires_grad=True)
     Patch(source, channels=1)(CALL, tensor).sum().backward()
@@ -122,12 +119,18 @@ def test_a_patch_without_a_tensor_is_refused(source: Any) -> None:
         Patch(source)(CALL, torch.ones(1, 2))
 
 
-def test_the_mean_of_the_batch_and_of_other_images() -> None:
+def test_the_mean_of_the_batch_or_of_other_images_of_its_shape() -> None:
     tensor, others = torch.randn(4, 3, 2, 2), torch.randn(9, 3, 2, 2)
     assert torch.equal(Mean()(CALL, tensor), tensor.mean(0, keepdim=True).expand(4, 3, 2, 2))
     found = Mean({"layer": others}, channels="0,2")(CALL, tensor)
     assert torch.equal(found[:, [0, 2]], others.mean(0)[[0, 2]].expand(4, 2, 2, 2))
     assert torch.equal(found[:, 1], tensor[:, 1])
+    with pytest.raises(UsageError, match="no images to average at 'layer'; its tensor has no batch axis"):
+        Mean()(CALL, torch.ones(3, 4, 5), nn.Conv2d(1, 1, 1))
+    with pytest.raises(UsageError, match="the mean for 'layer' is 1x3x2x2; its activation is 2x3x4x4"):
+        Mean(torch.ones(5, 3, 2, 2))(CALL, torch.ones(2, 3, 4, 4))
+    with pytest.raises(LayerError, match="no activation of 'layer' to average; there is conv1, conv2"):
+        Mean({"conv1": torch.ones(1), "conv2": torch.ones(1)})(CALL, torch.ones(1, 2))
 
 
 SHAPES = [
@@ -142,15 +145,6 @@ SHAPES = [
 def test_the_mean_of_each_map(shape: tuple[int, ...], module: nn.Module | None, axes: tuple[int, ...]) -> None:
     tensor = torch.randn(shape)
     assert torch.allclose(Mean(over="positions")(CALL, tensor, module), tensor.mean(axes, keepdim=True).expand(shape))
-
-
-def test_a_mean_without_images_or_of_another_shape_is_refused() -> None:
-    with pytest.raises(UsageError, match="no images to average at 'layer'; its tensor has no batch axis"):
-        Mean()(CALL, torch.ones(3, 4, 5), nn.Conv2d(1, 1, 1))
-    with pytest.raises(UsageError, match="the mean for 'layer' is 1x3x2x2; its activation is 2x3x4x4"):
-        Mean(torch.ones(5, 3, 2, 2))(CALL, torch.ones(2, 3, 4, 4))
-    with pytest.raises(LayerError, match="no activation of 'layer' to average; there is conv1, conv2"):
-        Mean({"conv1": torch.ones(1), "conv2": torch.ones(1)})(CALL, torch.ones(1, 2))
 
 
 @pytest.mark.parametrize(("shape", "module", "axes"), SHAPES)

@@ -191,13 +191,10 @@ def test_a_negated_loss(loss_of: Callable[[Tensor], Tensor], negated: bool) -> N
     assert loss_facts([loss_of(loss)])["loss_negated"] is negated
 
 
-def test_ignored_targets_do_not_count() -> None:
+def test_ignored_targets_tensors_to_fetch_and_losses_without_a_graph_have_no_facts() -> None:
     targets = torch.tensor([1, -100, 1, 1, -100, 1])
     facts = loss_facts([F.cross_entropy(LOGITS.clone().requires_grad_() * 2, targets)])
     assert (facts["targets"], int(facts["target_min"]), int(facts["target_max"])) == (4, 1, 1)
-
-
-def test_tensors_that_a_hook_would_have_to_fetch_are_not_read() -> None:
     fetched: list[Tensor] = []
 
     def fetch(kept: Tensor) -> Tensor:
@@ -207,9 +204,6 @@ def test_tensors_that_a_hook_would_have_to_fetch_are_not_read() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, fetch):
         loss = F.cross_entropy(LOGITS.clone().requires_grad_() * 2, TARGETS)
     assert "targets" not in loss_facts([loss]) and not fetched
-
-
-def test_a_loss_without_a_graph() -> None:
     assert loss_facts([torch.tensor(1.0, requires_grad=True)]) == {"loss_without_graph": True}
 
 

@@ -181,7 +181,7 @@ class TestPasses:
         assert keys(monitor.rows, 0) == [("inner.0", 0), ("inner.1", 0), ("inner.0", 1), ("inner.1", 1)]
         assert keys(monitor.rows, 1) == [("inner.0", 0), ("inner.1", 0)]
 
-    def test_a_model_that_calls_itself(self) -> None:
+    def test_models_that_call_themselves_and_that_grow(self) -> None:
         def forward(net: Any, x: Tensor, again: bool = True) -> Tensor:
             x = net.fc(x)
             return net(x, again=False) if again else x
@@ -190,8 +190,6 @@ class TestPasses:
         with Monitor(every=1) as monitor:
             step(net, sgd(net))
         assert keys(monitor.rows) == [("fc", 0), ("fc", 1)]
-
-    def test_a_layer_that_is_put_in_later(self) -> None:
         net = nn.Sequential(nn.Linear(2, 2))
         optimizer = sgd(net)
         with Monitor(every=1) as monitor:

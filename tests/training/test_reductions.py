@@ -19,20 +19,14 @@ def test_sums_are_those_of_numpy_far_from_zero_too(shape: tuple[int, ...]) -> No
     assert (sums.alive is None) == (len(shape) < 2) and sums.non_finite == 0
 
 
-def test_channels_are_where_the_layer_has_them() -> None:
+def test_channels_parts_and_values_that_are_not_finite_are_counted_where_they_are() -> None:
     tokens = torch.zeros(2, 5, 3)
     tokens[1, 4, 2] = 1
     (sums,) = output_sums(tokens, nn.Linear(3, 3))
     assert sums.alive is not None and sums.alive.tolist() == [False, False, True] and int(sums.nonzero) == 1
-
-
-def test_containers_and_what_has_no_metrics() -> None:
     parts = {"a": torch.ones(2), "b": (torch.zeros(3), torch.ones(1, dtype=torch.long), "word", torch.empty(0))}
     assert [sums.count for sums in output_sums(parts)] == [2, 3]
     assert values_of(torch.empty(2, device="meta")) == []
-
-
-def test_non_finite_values_are_counted() -> None:
     values = torch.tensor([[1.0, float("nan")], [float("inf"), -float("inf")]])
     (sums,) = output_sums(values)
     assert int(sums.non_finite) == 3

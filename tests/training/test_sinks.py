@@ -57,14 +57,11 @@ def test_histograms_count_activations_weights_and_gradients_as_numpy_does() -> N
             assert [edges[0], edges[-1]] == pytest.approx(ends, rel=2**-6) and len(counts) <= 100
 
 
-def test_parameters_of_a_layer_that_runs_twice_are_counted_once() -> None:
+def test_parameters_of_a_layer_that_runs_twice_count_once_and_passes_of_a_step_together() -> None:
     monitor, _ = train(1, every=1, histograms=1)
     counted = {(row["layer"], row["call"]): sorted(row["histograms"]) for row in monitor.rows}
     everything = ["activation", "bias", "bias_gradient", "weight", "weight_gradient"]
     assert counted == {("fc", 0): everything, ("relu", 0): ["activation"], ("fc", 1): ["activation"]}
-
-
-def test_passes_of_a_step_are_counted_together() -> None:
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with Monitor(net, optimizer, every=1, histograms=1) as monitor:
@@ -74,14 +71,11 @@ def test_passes_of_a_step_are_counted_together() -> None:
     assert sum(monitor.rows[0]["histograms"]["activation"]["counts"]) == 3 * 4 * 2
 
 
-def test_a_constant_has_one_bucket_and_what_is_not_finite_none() -> None:
+def test_buckets_of_constants_of_what_is_not_finite_and_without_the_scale_of_a_scaler() -> None:
     assert edges_and_counts(histogram_of([torch.zeros(3), torch.zeros(2)])) == {"edges": [0.0, 0.0], "counts": [5]}
     assert edges_and_counts(histogram_of([torch.tensor([math.nan, math.inf])])) is None
     some = edges_and_counts(histogram_of([torch.tensor([math.nan, 1.0, -2.0, math.inf])]))
     assert some is not None and sum(some["counts"]) == 2
-
-
-def test_gradients_are_counted_without_the_scale_of_a_scaler() -> None:
     parameter = nn.Parameter(torch.ones(4))
     parameter.grad = torch.tensor([1024.0, 2048.0, 4096.0, 8192.0])
     scaled = StepWeights([{"weight": parameter}], True, torch.tensor(1024.0), with_histograms=True)

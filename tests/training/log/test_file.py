@@ -50,11 +50,14 @@ def test_runs_are_read_back_with_their_rows_notes_and_end(path: Path) -> None:
     assert second.header["every"] == 2 and second.rows[0]["field"] == "of the future" and second.end is None
 
 
-def test_each_line_is_ascii_json_without_nan(path: Path) -> None:
+def test_lines_are_ascii_json_without_nan_and_others_are_passed_over(path: Path) -> None:
     write(path, HEADER | {"a": float("nan"), "b": float("-inf"), "c": "sch\u00f6n\n\udc80"})
     (line,) = lines(path)
     assert line.isascii() and line.endswith(b"\n")
     assert json.loads(line) == HEADER | {"a": None, "b": None, "c": "sch\u00f6n\n\udc80"}
+    path.write_bytes(json.dumps(HEADER).encode() + b'\n[1]\n\xff\n\n7\n{"row": "layer"}\n' + b"[" * 100_000 + b"\n")
+    (run,) = read_runs(path)
+    assert run.rows == [{"row": "layer"}]
 
 
 @pytest.mark.parametrize("rest", [b'{"row": "lay', b"{", b'{"row": "layer", "x": "' + b"y" * 200_000])
@@ -75,12 +78,6 @@ def test_a_first_line_is_ended_if_it_is_whole_and_else_dropped(path: Path, start
     runs = len(read_runs(path))
     write(path, HEADER)
     assert runs == start.endswith(b"}") and len(lines(path)) == len(read_runs(path)) == runs + 1
-
-
-def test_lines_that_are_no_objects_are_passed_over(path: Path) -> None:
-    path.write_bytes(json.dumps(HEADER).encode() + b'\n[1]\n\xff\n\n7\n{"row": "layer"}\n' + b"[" * 100_000 + b"\n")
-    (run,) = read_runs(path)
-    assert run.rows == [{"row": "layer"}]
 
 
 @pytest.mark.parametrize("content", [b"precious\n", b'{"row": "layer"}\n', b"\x00" * 9])

@@ -115,11 +115,15 @@ def test_zeros_that_a_function_puts_out_are_seen_at_the_layer_behind_it() -> Non
     assert "its input is 0 everywhere: its bias has a gradient of norm" in findings[0].evidence
 
 
-def test_a_frozen_weight_beside_a_bias_that_learns_is_no_weight_that_is_left_out() -> None:
+def test_frozen_weights_beside_a_bias_that_learns_and_zeroed_scales_are_sound() -> None:
     model = net()
     for parameter in list(model.parameters())[:-1]:
         parameter.requires_grad_(False)
     assert "no-update" not in [finding.finding for finding in findings_over_time(train(model, sgd(model)))]
+    model = net()
+    nn.init.zeros_(model[4].weight)
+    nn.init.constant_(model[4].bias, 0.1)
+    assert "update-too-large" not in dict(named(findings_over_time(train(model, sgd(model), every=1))))
 
 
 def test_a_bias_far_below_0_kills_the_relu_and_what_comes_before_gets_no_gradient() -> None:
@@ -131,13 +135,6 @@ def test_a_bias_far_below_0_kills_the_relu_and_what_comes_before_gets_no_gradien
     assert dead.evidence.endswith(text)
     assert cut_off.evidence.endswith("to the end: its gradient is 0 everywhere; '0' too")
     assert cut_off.layers == ("0", "2")
-
-
-def test_a_zeroed_scale_that_learns_is_sound() -> None:
-    model = net()
-    nn.init.zeros_(model[4].weight)
-    nn.init.constant_(model[4].bias, 0.1)
-    assert "update-too-large" not in dict(named(findings_over_time(train(model, sgd(model), every=1))))
 
 
 def test_a_root_of_0_spoils_the_gradient_before_it_and_then_everything() -> None:

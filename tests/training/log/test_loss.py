@@ -70,24 +70,17 @@ def test_a_loss_that_falls_slowly_past_that_of_guessing_is_not_flat(spread: floa
     assert told(losses.tolist(), classes=4) == []
 
 
-def test_few_steps_are_not_flat_yet() -> None:
-    assert told([2.0] * 30, every=1) == []
-
-
-def test_a_loss_that_rises_for_good() -> None:
+def test_a_loss_must_rise_for_good() -> None:
     rising = np.concatenate([FALLING[:40], np.linspace(FALLING[39], 3, 20)]) + noise(60, 0.02)
     [found] = told(rising.tolist())
     assert (found.finding, found.layer, found.lasts, found.last_step) == ("loss-rises", "", True, 590)
     assert 400 <= found.step <= 450
     assert f"at step 590 it is {found.numbers['last']:.4g} (median of the last)" in found.evidence
-
-
-def test_a_loss_that_rises_and_falls_again_is_no_finding() -> None:
     bump = FALLING + 0.8 * np.exp(-(((np.arange(60) - 40) / 4) ** 2))
     assert "loss-rises" not in {found.finding for found in told(bump.tolist())}
 
 
-def test_a_leap() -> None:
+def test_leaps_are_found_but_losses_of_two_optimizers_may_rise_and_few_steps_be_flat() -> None:
     losses = FALLING.tolist()
     losses[30] = 9.0
     [found] = told(losses)
@@ -96,7 +89,5 @@ def test_a_leap() -> None:
     losses[45] = 7.0
     [found] = told(losses)
     assert (found.step, found.last_step, found.numbers["times"]) == (300, 450, 2)
-
-
-def test_losses_of_two_optimizers_may_rise_in_turn() -> None:
     assert told(FALLING[::-1].tolist(), optimizers=2) == []
+    assert told([2.0] * 30, every=1) == []

@@ -158,11 +158,15 @@ def test_layers_that_begin_at_many_times_are_three_findings_at_most() -> None:
     assert [(finding.step, len(finding.layers)) for finding in findings] == [(0, 1), (250, 1), (500, 10)]
 
 
-def test_findings_of_one_severity_are_in_order_of_time() -> None:
+def test_findings_are_in_order_of_time_and_as_grave_as_what_follows_from_them() -> None:
     dead, large = in_layer("a", {"dead_channels": 32}, 300), in_layer("c", {"update_to_weight": 0.5}, 100)
     first, second = findings_of(lambda step, layer: dead(step, layer) | large(step, layer))
     assert (first.finding, first.step) == ("update-too-large", 100)
     assert (second.finding, second.step) == ("dead-channels", 300)
+    large, dead = in_layer("b", {"update_to_weight": 0.9}, 50, 200), in_layer("b", DEAD, 200)
+    first, second = findings_of(lambda step, layer: large(step, layer) | dead(step, layer))
+    assert (first.finding, first.severity) == ("update-too-large", "error")
+    assert (second.finding, second.severity) == ("dead-layer", "error")
 
 
 def test_a_gradient_explodes_in_a_single_step() -> None:
@@ -244,9 +248,13 @@ def test_only_weights_behind_a_dead_layer_that_stand_still_while_others_change_a
     assert "no-update in" not in "".join(finding.evidence for finding in findings)
 
 
-def test_a_layer_that_gets_its_gradient_later() -> None:
+def test_layers_without_a_gradient_at_first_or_ever() -> None:
     [finding] = findings_of(in_layer("a", NO_GRADIENT, 0, 250))
     assert (finding.finding, finding.layer, finding.last_step, finding.lasts) == ("no-gradient", "a", 200, False)
+    absent = dict.fromkeys(("index", "activation_mean", "activation_std", "zero_share", "dead_channels", "channels"))
+    [finding] = findings_of(in_layer("b", NO_GRADIENT | absent))
+    assert (finding.finding, finding.layer, finding.severity) == ("no-gradient", "b", "warning")
+    assert finding.evidence.endswith("it did not run in a pass with gradients, and no gradient arrives")
 
 
 def test_of_two_optimizers_each_layer_is_judged_at_the_steps_of_its_own() -> None:
@@ -351,20 +359,6 @@ def test_a_run_in_which_nothing_changes_is_an_error_of_all_layers(change: Row, n
     [finding] = findings_of(lambda step, layer: change if step >= 100 or name == "no-update" else {})
     assert (finding.finding, finding.severity, len(finding.layers)) == (name, "error", 3)
     assert f"{words}; all 2 other layers too" in finding.evidence
-
-
-def test_parameters_that_no_pass_with_gradients_uses_have_no_gradient() -> None:
-    absent = dict.fromkeys(("index", "activation_mean", "activation_std", "zero_share", "dead_channels", "channels"))
-    [finding] = findings_of(in_layer("b", NO_GRADIENT | absent))
-    assert (finding.finding, finding.layer, finding.severity) == ("no-gradient", "b", "warning")
-    assert finding.evidence.endswith("it did not run in a pass with gradients, and no gradient arrives")
-
-
-def test_a_cause_is_as_grave_as_what_follows_from_it() -> None:
-    large, dead = in_layer("b", {"update_to_weight": 0.9}, 50, 200), in_layer("b", DEAD, 200)
-    first, second = findings_of(lambda step, layer: large(step, layer) | dead(step, layer))
-    assert (first.finding, first.severity) == ("update-too-large", "error")
-    assert (second.finding, second.severity) == ("dead-layer", "error")
 
 
 def test_a_warning_that_has_passed_while_the_loss_fell_is_a_note() -> None:
