@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,21 @@ def same_values(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
     """Whether the state dict of ``model`` has the keys of ``state``, in any order, and equal values."""
     own = model.state_dict()
     return own.keys() == state.keys() and all(torch.equal(value, state[key]) for key, value in own.items())
+
+
+@contextmanager
+def hooked(model: nn.Module, hook: Callable[[str, Any], Any], *layers: str) -> Iterator[None]:
+    """Plain hooks of torch: in the block ``hook(name, output)`` is called after each of the layers, by default all."""
+    handles = [
+        module.register_forward_hook(lambda module, args, output, name=name: hook(name, output))
+        for name, module in model.named_modules()
+        if not layers or name in layers
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

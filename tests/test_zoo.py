@@ -1,7 +1,6 @@
 """Interventions, ablations and events over torchvision's models, judged by plain hooks and by changed weights."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from hookscope.interventions.effect import Effect, intervention_effect
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.tracing.events import CallRecord, trace_events
+from tests.helpers import hooked
 
 # the side of a picture that a model runs on and is quick with; 64 unless it says otherwise
 SIDES = {
@@ -60,7 +60,7 @@ class Subject:
         self.inputs = self.net.inputs(*pictures(self.net.family, side))
         let_signals_through(self.model, self.inputs)
         self.order: list[str] = []
-        with hooked(self.model, dict(self.model.named_modules()), lambda layer, output: self.order.append(layer)):
+        with hooked(self.model, lambda layer, output: self.order.append(layer)):
             self.output = self.run()
         leaves = self.leaves()
         self.convolutions = [layer for layer in leaves if isinstance(self.model.get_submodule(layer), _ConvNd)]
@@ -78,7 +78,7 @@ class Subject:
 
     def run_with(self, layer: str, change: Callable[[Tensor], Tensor]) -> Any:
         """The output where what ``layer`` puts out is changed by a plain hook."""
-        with hooked(self.model, {layer: self.model.get_submodule(layer)}, lambda _, out: map_tensors(out, change)):
+        with hooked(self.model, lambda _, out: map_tensors(out, change), layer):
             return self.run()
 
     def run_with_weights(self, change: Callable[[Tensor], Tensor], *names: str) -> Any:
@@ -124,19 +124,6 @@ def let_signals_through(model: nn.Module, inputs: tuple[Any, ...]) -> None:
         handle.remove()
 
 
-@contextmanager
-def hooked(model: nn.Module, layers: dict[str, nn.Module], hook: Callable[[str, Any], Any]) -> Iterator[None]:
-    handles = [
-        module.register_forward_hook(lambda module, args, output, layer=layer: hook(layer, output))
-        for layer, module in layers.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def a_scaled_layer(subject: Subject) -> None:
     effect = subject.effect({subject.middle: Scale(0.5)})
     assert same_bits(effect.after, subject.run_with(subject.middle, lambda tensor: tensor * 0.5))
@@ -171,10 +158,7 @@ def a_pruned_weight(subject: Subject) -> None:
 
 def dropped_with_a_seed(subject: Subject) -> None:
     last = subject.convolutions[-1]
-    changes = {
-        subject.middle: Dropout(0.3, when="always"),
-        last: DropBlock(0.2, block_size=3, when="always"),
-    }
+    changes = {subject.middle: Dropout(0.3, when="always"), last: DropBlock(0.2, block_size=3, when="always")}
     one, again = (subject.effect(changes, seed=3) for _ in range(2))
     assert same_bits(one.after, again.after) and one.layers == again.layers
     assert any(layer.relative_l2 for layer in one.layers)
@@ -209,7 +193,7 @@ def gradients_of_the_score(subject: Subject) -> None:
         return map_tensors(own, torch.clone)
 
     leaves = set(subject.leaves())
-    with hooked(subject.model, dict(subject.model.named_modules()), watch):
+    with hooked(subject.model, watch):
         leaf = subject.inputs[0].clone().requires_grad_()
         scores = subject.model(leaf.clone())
         leaves_of_graph = [leaf, *(weight for weight in subject.model.parameters() if weight.requires_grad)]
@@ -253,11 +237,5 @@ def channels_without_weights(subject: Subject) -> None:
         assert worth.score_after == pytest.approx(expected, abs=rounding)
 
 
-CHECKS = (
-    a_scaled_layer,
-    silent_channels,
-    a_pruned_weight,
-    dropped_with_a_seed,
-    events_in_order,
-)
+CHECKS = (a_scaled_layer, silent_channels, a_pruned_weight, dropped_with_a_seed, events_in_order)
 CHECKS_OF_CLASSIFIERS = (gradients_of_the_score, channels_without_weights)

@@ -23,7 +23,7 @@ from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.logits import Prediction
 from hookscope.scores.region import RegionTarget
 from tests.explain.nets import Gives, picture, small
-from tests.helpers import hooks_on, seeded
+from tests.helpers import hooked, hooks_on, seeded
 from tests.nets import Function, named as chain
 
 
@@ -313,9 +313,8 @@ def test_every_segmentation_model_has_a_map(name: str) -> None:
 def evidence(net: nn.Module, layer: str, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
     """Activation and gradient by a plain hook, for layers that nothing works in place on."""
     outputs: list[Tensor] = []
-    handle = net.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
-    score = net(x)[0, index]
-    handle.remove()
+    with hooked(net, lambda name, output: outputs.append(output), layer):
+        score = net(x)[0, index]
     [gradient] = torch.autograd.grad(score, outputs[0])
     return outputs[0].detach(), gradient
 
@@ -352,20 +351,18 @@ def test_channels_last_maps_are_turned() -> None:
 @pytest.mark.parametrize(("build", "layer", "first"), [(vit, "encoder.layers.encoder_layer_0", 1), (swin, "norm", 0)])
 def test_ablation_zeroes_channels_of_tokens_and_of_channels_last(build: Any, layer: str, first: int) -> None:
     net, x = build().double(), picture(32, 32).double()  # differences of scores lose digits
-    module = net.get_submodule(layer)
     activation, _ = evidence(net, layer, x, 2)
     with torch.no_grad():
         score, weights = net(x)[0, 2], []
         for channel in range(activation.shape[-1]):
 
-            def silence(module: nn.Module, args: Any, output: Tensor, at: int = channel) -> Tensor:
+            def silence(name: str, output: Tensor, at: int = channel) -> Tensor:
                 output = output.clone()
                 output[:, first:, ..., at] = 0  # the class token is no place of the map
                 return output
 
-            handle = module.register_forward_hook(silence)
-            weights.append((score - net(x)[0, 2]) / abs(score))
-            handle.remove()
+            with hooked(net, silence, layer):
+                weights.append((score - net(x)[0, 2]) / abs(score))
     summed = (activation[0] @ torch.stack(weights)).relu().flatten()[first:]
     ours = only(net, x, layer, 2, "ablationcam", batch_size=3)
     assert ours.values.any()

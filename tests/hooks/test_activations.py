@@ -4,8 +4,7 @@ import copy
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +17,7 @@ import hookscope
 from hookscope.errors import LayerError
 from hookscope.hooks.model_state import ModelSnapshot, same_bits
 from hookscope.hooks.tensors import map_tensors, tensors_in
-from tests.helpers import hooks_on, numbers, seeded, small_head
+from tests.helpers import hooked, hooks_on, numbers, seeded, small_head
 from tests.hooks.nets import KINDS, MODES, ZOO, Pyramid, built, captured, containers, kinds, overwrites, raises
 from tests.nets import Function, X, chain, conv, row
 
@@ -120,21 +119,6 @@ def test_while_the_end_is_unknown_only_the_latest_calls_are_held_and_an_index_is
     assert -1 not in activations and numbers(activations[-2]) == [-5, 1]
 
 
-@contextmanager
-def plain_hooks(model: nn.Module) -> Iterator[list[Any]]:
-    """The slow reference: one plain hook on every module that copies what the module returns, at once."""
-    outputs: list[Any] = []
-    handles = [
-        module.register_forward_hook(
-            lambda module, args, output: outputs.append(map_tensors(output, lambda tensor: tensor.detach().clone()))
-        )
-        for module in model.modules()
-    ]
-    yield outputs
-    for handle in handles:
-        handle.remove()
-
-
 def same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and same_bits(value, other)
 
@@ -145,14 +129,19 @@ def test_what_is_kept_is_what_every_module_returned(name: str, mode: str) -> Non
     model, inputs = built(name)
     twin = copy.deepcopy(model)
     torch.manual_seed(1)
-    with MODES[mode](), plain_hooks(twin) as expected:
+    expected: list[Any] = []  # the slow reference: a copy of what each module returns, at once
+
+    def copied(name: str, output: Any) -> None:
+        expected.append(map_tensors(output, lambda tensor: tensor.detach().clone()))
+
+    with MODES[mode](), hooked(twin, copied):
         plain = twin(**inputs)
     torch.manual_seed(1)
     with MODES[mode](), hookscope.capture(model, "*", types=("all",)) as activations:
-        hooked = model(**inputs)
+        watched = model(**inputs)
     assert len(activations) == len(expected) > 0
     assert all(same(kept, output) for kept, output in zip(activations.values(), expected, strict=True))
-    assert same(hooked, plain)
+    assert same(watched, plain)
     assert hooks_on(model) == 0
 
 
@@ -500,22 +489,16 @@ def test_wrapped_and_shared_modules_give_what_plain_hooks_with_clones_see(
         inputs = [tensor.as_subclass(Labelled) for tensor in inputs]
     truth: list[tuple[str, dict[str, Tensor]]] = []
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            truth.append((name, {part: tensor.clone() for part, tensor in tensors_in(output).items()}))
+    def keep(name: str, output: Any) -> None:
+        truth.append((name, {part: tensor.clone() for part, tensor in tensors_in(output).items()}))
 
-        return hook
-
-    leaves = [(name, module) for name, module in net.named_modules() if not list(module.children())]
-    handles = [module.register_forward_hook(keep(name)) for name, module in leaves]
-    with torch.no_grad():
+    leaves = [name for name, module in net.named_modules() if not list(module.children())]
+    with torch.no_grad(), hooked(net, keep, *leaves):
         plain = net(*inputs)
-    for handle in handles:
-        handle.remove()
     for no_grad in (True, False):
         with torch.set_grad_enabled(not no_grad), hookscope.capture(net, "all", ("all",)) as activations:
-            hooked = net(*inputs)
-        assert torch.equal(hooked, plain) and type(hooked) is type(plain)
+            watched = net(*inputs)
+        assert torch.equal(watched, plain) and type(watched) is type(plain)
         assert [call.name for call in activations.calls] == [name for name, _ in truth]
         for call, (_, tensors) in zip(activations.calls, truth, strict=True):
             kept = tensors_in(activations[call.key])

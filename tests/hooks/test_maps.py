@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import NoMapError
 from hookscope.hooks.maps import InputSize, Maps, by_channel, channel_axis, channels_last, feature_maps, token_grid
+from tests.helpers import hooked
 
 SQUARE = InputSize(224, 224)
 
@@ -155,14 +156,8 @@ def test_the_steps_of_a_recurrent_layer_are_no_positions_of_a_map(
 def outputs(model: nn.Module, *inputs: Any) -> dict[str, tuple[nn.Module, Any]]:
     """What each layer of a model puts out."""
     layers: dict[str, tuple[nn.Module, Any]] = {}
-    handles = [
-        module.register_forward_hook(lambda module, args, out, name=name: layers.update({name: (module, out)}) or None)
-        for name, module in model.named_modules()
-    ]
-    with torch.no_grad():
+    with torch.no_grad(), hooked(model, lambda name, out: layers.update({name: (model.get_submodule(name), out)})):
         model.eval()(*inputs)
-    for handle in handles:
-        handle.remove()
     return layers
 
 

@@ -3,8 +3,8 @@
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from hookscope.interventions import (
 )
 from hookscope.interventions.ablation import Ablation, ablate_each
 from hookscope.interventions.effect import intervention_effect
+from tests.helpers import hooked
 from tests.nets import Function
 
 PICTURE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
@@ -168,14 +169,9 @@ def test_layers_before_the_channels_see_one_copy() -> None:
         assert row.score_after == pytest.approx(score(without(net, "stages.2", row.channel), 1), abs=1e-6)
 
 
-@contextmanager
-def silenced(net: nn.Module, layer: str, *channels: int, axis: int = 1) -> Iterator[None]:
+def silenced(net: nn.Module, layer: str, *channels: int, axis: int = 1) -> AbstractContextManager[None]:
     """A plain hook that zeroes channels of a layer."""
-    handle = net.get_submodule(layer).register_forward_hook(
-        lambda module, args, output: output.index_fill(axis, torch.tensor(channels), 0)
-    )
-    yield
-    handle.remove()
+    return hooked(net, lambda name, output: output.index_fill(axis, torch.tensor(channels), 0), layer)
 
 
 SEVERAL: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -199,9 +195,8 @@ def test_groups_of_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain
         for group in ((1,), (6, 2)):
             with silenced(net, layer, *group, axis=2 if len(shape) == 3 else 1), torch.no_grad():
                 expected.append(net(PICTURE)[0])
-    handle = net.register_forward_hook(lambda module, args, output: ran.append(1))
-    scores = scores_without(net, (PICTURE,), with_all, channels)
-    handle.remove()
+    with hooked(net, lambda name, output: ran.append(1), ""):
+        scores = scores_without(net, (PICTURE,), with_all, channels)
     assert len(ran) == 2 and not torch.equal(scores, with_all.expand_as(scores))
     assert torch.allclose(scores, torch.stack(expected), rtol=0, atol=3e-6 * float(with_all.abs().max()))
 

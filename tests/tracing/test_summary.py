@@ -22,6 +22,7 @@ from hookscope.models.names import torchvision_names
 from hookscope.models.torchvision_builders import build_skeleton
 from hookscope.tracing.facts import Trace, rows_of_type
 from hookscope.tracing.summary import layer_totals, list_layers, trace
+from tests.helpers import hooked
 from tests.nets import Function, PaddedConv
 
 
@@ -54,21 +55,16 @@ def judged_by_the_flop_counter(model: nn.Module, inputs: tuple[Any, ...], summar
     """Totals, and the MACs of each block of the model; without the biases of convolutions, which FLOPs leave out."""
     biases: Counter[str] = Counter()
 
-    def note(name: str) -> Any:
-        def add(module: nn.Module, args: Any, output: Tensor) -> None:
-            if getattr(module, "bias", None) is not None:
-                for depth in range(name.count(".") + 2):
-                    biases[".".join(name.split(".")[:depth])] += output.numel()
+    def note(name: str, output: Tensor) -> None:
+        if getattr(convolutions.get(name), "bias", None) is not None:
+            for depth in range(name.count(".") + 2):
+                biases[".".join(name.split(".")[:depth])] += output.numel()
 
-        return add
-
-    convolutions = [(name, m) for name, m in model.eval().named_modules() if isinstance(m, nn.modules.conv._ConvNd)]
-    handles = [module.register_forward_hook(note(name)) for name, module in convolutions]
+    convolutions = {name: m for name, m in model.eval().named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
     device = next(model.parameters()).device
-    with FlopCounterMode(display=False) as judge:  # with gradients on: its count misses torch's fused attention
+    # with gradients on: its count misses torch's fused attention
+    with hooked(model, note, *convolutions), FlopCounterMode(display=False) as judge:
         model(*(tensor.to(device) for tensor in inputs))
-    for handle in handles:
-        handle.remove()
     assert summary.macs == judge.get_total_flops() // 2 + biases[""]
     summary = summary.without_operations()
     assert summary.macs == judge.get_total_flops() // 2 + biases[""]
@@ -89,18 +85,12 @@ def judged_by_plain_hooks(model: nn.Module, inputs: tuple[Any, ...], summary: Tr
     outputs: list[tuple[str, Any, Any, Any, Any]] = []
     summary = summary.without_operations()
 
-    def hook(name: str) -> Any:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            tensor = output if isinstance(output, Tensor) else torch.empty(0)
-            outputs.append((name, shape_of(output), tensor, tensor._version, tensor.clone()))
+    def keep(name: str, output: Any) -> None:
+        tensor = output if isinstance(output, Tensor) else torch.empty(0)
+        outputs.append((name, shape_of(output), tensor, tensor._version, tensor.clone()))
 
-        return keep
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in model.eval().named_modules()]
-    with torch.no_grad():
+    with torch.no_grad(), hooked(model.eval(), keep):
         model(*inputs)
-    for handle in handles:
-        handle.remove()
     calls = [(summary.layers[call.layer], call) for call in summary.calls]
     assert [(layer.name, call.output_shape) for layer, call in calls] == [output[:2] for output in outputs]
     for (_, call), (name, _, tensor, version, clone) in zip(calls, outputs, strict=True):

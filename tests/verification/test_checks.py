@@ -25,7 +25,7 @@ from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
 from hookscope.verification.checks import Check, verify
 from hookscope.verification.paired_passes import Edge, noise_pictures, run_fx_graph
-from tests.helpers import hooks_on
+from tests.helpers import hooked, hooks_on
 from tests.nets import Function
 
 NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]
@@ -181,19 +181,13 @@ def test_tensors_that_are_one_object_are_one_in_the_re_computation() -> None:
     assert not failing(results)
 
 
-class LayoutDependent(nn.Module):
-    """Its result depends on the strides of its input, as the last bit of vectorised kernels does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.tensor(x.stride()).sum()
-
-
 class Layouts(nn.Module):
     """Gives a layer a slice, a transposed, a contiguous and a channels-last input."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = LayoutDependent()
+        # its result depends on the strides of its input, as the last bit of vectorised kernels does
+        self.layer = Function(lambda x: x * torch.tensor(x.stride()).sum())
 
     def forward(self, x: Tensor) -> Tensor:
         half = self.layer(x.chunk(2, dim=-1)[0])
@@ -501,14 +495,9 @@ def holds(name: str, side: int | None) -> list[Check]:
 def plain_outputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """The output of each named layer as a hook sees it, before a later layer writes to it."""
     outputs: dict[str, Tensor] = {}
-    handles = [
-        module.register_forward_hook(lambda module, args, output, name=name: outputs.update({name: output.clone()}))
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Conv2d, nn.LayerNorm))
-    ]
-    model(x.clone())
-    for handle in handles:
-        handle.remove()
+    layers = [name for name, module in model.named_modules() if isinstance(module, (nn.Conv2d, nn.LayerNorm))]
+    with hooked(model, lambda name, output: outputs.update({name: output.clone()}), *layers):
+        model(x.clone())
     return outputs
 
 
