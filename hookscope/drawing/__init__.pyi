@@ -1,5 +1,6 @@
 from . import colours as colours
 from .colours import colour_map_names as colour_map_names, palette as palette
+from .curves import CURVE_COLOURS as CURVE_COLOURS, Chart as Chart, ChartAxis as ChartAxis, Curve as Curve
 from .difference import (
     BOLD as BOLD,
     DrawnDifference as DrawnDifference,
@@ -75,11 +76,11 @@ from .plot import (
     SMALL as SMALL,
     TITLE as TITLE,
     add_panel as add_panel,
+    draw_chart as draw_chart,
     draw_rows as draw_rows,
     figure_bytes as figure_bytes,
     finding_lines as finding_lines,
     layer_label as layer_label,
-    page_of_rows as page_of_rows,
     plain_settings as plain_settings,
     plot_suffix as plot_suffix,
     short_label as short_label,

@@ -28,7 +28,7 @@ class Colour:
     LEGEND = "#606060"
 
 
-MarkKind = Literal["line", "bar", "dot", "tick", "path", "text", "left", "right"]
+MarkKind = Literal["line", "bar", "dot", "tick", "path", "text", "cells", "left", "right"]
 AxisKind = Literal["linear", "symlog", "log", "share", "count", "bytes", "seconds"]
 Span = tuple[float, float, float]
 """The place of a row, 0 at the top, and the two ends of what is drawn there."""
@@ -57,7 +57,7 @@ class Mark:
         kind: ``left`` and ``right`` draw ``marker`` at an edge of the panel; ``path`` draws dots joined down the rows.
         of: From a row to a number, to the two ends of a line or bar (one number: from 0), or to a list of several;
             None draws nothing. A mark at an edge is drawn if the value is true. For ``text`` it gives words, which
-            begin at the left edge, or a number and the words to write there.
+            begin at the left edge, or a number and the words to write there; for ``cells`` colours ``(C, 3)``, uint8.
         colour: Of the mark.
         words: What the mark means, for the legend.
         size: Width of a line or size of a marker in points, height of a bar in rows; 0 takes the usual one.
@@ -81,7 +81,7 @@ class Mark:
             for one in value if isinstance(value, list) else [value]:
                 if self.kind in _AT_EDGE:
                     spans += [(at + self.shift, 0.0, 0.0)] if one else []
-                elif one is not None and self.kind != "text":
+                elif one is not None and self.kind not in ("text", "cells"):
                     from_zero = 0.0 if self.kind in ("line", "bar") else one
                     low, high = one if isinstance(one, tuple) else (from_zero, one)
                     spans += [(at + self.shift, low, high)] if math.isfinite(low) and math.isfinite(high) else []
@@ -108,6 +108,8 @@ class Panel:
         decades: Most powers of ten on a log axis, so that one small value does not flatten all others.
         include: Values that the axis always has.
         limits: The ends of a linear axis; an arrowhead marks a line that goes on.
+        ticks: Values and labels of the axis of cells, which fill the width between the limits.
+        ramp: The colour map of cells, and the labels at its ends and in its middle.
     """
 
     title: str
@@ -118,6 +120,8 @@ class Panel:
     decades: int = 10
     include: Sequence[float] = ()
     limits: tuple[float, float] | None = None
+    ticks: Sequence[tuple[float, str]] = ()
+    ramp: tuple[str, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ class DrawnPanel:
     Attributes:
         texts: What is written into rows.
         beyond: Rows with a line that goes on beyond the left and beyond the right edge.
+        cells: Colours of the cells of each row, ``(C, 3)``.
+        ramp: The colour map of the cells, and the labels at its ends and in its middle.
     """
 
     title: str
@@ -139,6 +145,8 @@ class DrawnPanel:
     threshold: float = 0.0
     texts: Sequence[Text] = ()
     beyond: tuple[Sequence[float], Sequence[float]] = ((), ())
+    cells: Sequence[Any] = ()
+    ramp: tuple[str, Sequence[str]] | None = None
 
     def place(self, value: float) -> float:
         """Where a value is, as a share of the width."""
@@ -213,7 +221,7 @@ def draw_panels(rows: Sequence[Any], panels: Sequence[Panel]) -> list[DrawnPanel
 
     def shows(panel: Panel, marks: list[tuple[Mark, list[Span]]]) -> bool:
         values = any(mark.kind != "bar" or low or high for mark, spans in marks for _, low, high in spans)
-        return values or any(mark.texts(rows) for mark in panel.marks)
+        return values or any(mark.kind == "cells" or mark.texts(rows) for mark in panel.marks)
 
     return [_on_axis(rows, *each) for each in [each for each in filled if shows(*each)] or filled[:1]]
 
@@ -228,7 +236,11 @@ def _on_axis(rows: Sequence[Any], panel: Panel, marks: list[tuple[Mark, list[Spa
         title = f"{title} ({name})"
         marks = [(mark, [(at, low / factor, high / factor) for at, low, high in spans]) for mark, spans in marks]
     texts = [text for mark in panel.marks for text in mark.texts(rows, factor)]
-    drawn = DrawnPanel(title, panel.width, marks, "linear", (0.0, 1.0), texts=texts)
+    cells = [mark.of(row) for mark in panel.marks if mark.kind == "cells" for row in rows]
+    drawn = DrawnPanel(title, panel.width, marks, "linear", (0.0, 1.0), texts=texts, cells=cells, ramp=panel.ramp)
+    if cells and panel.limits:
+        own = list(panel.ticks)
+        return replace(drawn, limits=panel.limits, ticks=[at for at, _ in own], labels=[label for _, label in own])
     if panel.axis == "log":
         return _on_log_axis(panel, drawn, [end for end in ends if end > 0])
     if all(mark.kind == "text" for mark in panel.marks):

@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
+from hookscope.drawing.curves import CURVE_COLOURS, Chart
 from hookscope.drawing.panels import Colour, DrawnPanel, RowPlot
 from hookscope.drawing.text import font_families, inches, wrapped_lines
 from hookscope.errors import UsageError, printable
@@ -31,7 +33,7 @@ TITLE, BODY, SMALL = 11.0, 8.5, 7.5  # points
 # In inches. Rows are as high as their labels until the page has its largest height; more rows are thinner, and only
 # some of them are labelled.
 _MARGIN, _GAP, _LINE = 0.2, 0.28, 0.17
-_ROW, _TALLEST = 0.145, 75.0
+_ROW = 0.145
 _LONGEST_LABEL = 64
 _NARROWEST = 7.0
 _MOST_WRAPPED = 3
@@ -160,23 +162,84 @@ def finding_lines(findings: Sequence[Finding] | None, most: int = 8, numbered: b
 
 
 def draw_rows(
-    plot: RowPlot, title: str, lines: Sequence[str] = (), weights: str = "", beside: tuple[float, float] = (0.0, 0.0)
+    plot: RowPlot,
+    title: str = "",
+    lines: Sequence[str] = (),
+    weights: str = "",
+    *,
+    beside: tuple[float, float] = (0.0, 0.0),
+    above: float = 0.0,
+    tallest: float = 75.0,
+    gap: float = _GAP,
 ) -> Figure:
-    """A `page_of_rows` with the panels of ``plot``; ``lines`` are written before the lines of the plot."""
+    """A page with a title, lines of text and panels side by side with common rows, labelled at the left.
+
+    The axes of the page are the panels, with rows at y = 0, 1, 2... from the top. Rows have a fixed height until they
+    are ``tallest`` together. More rows are thinner, and only every second, third... is labelled; marked rows always
+    are. The figure is outside pyplot.
+
+    Args:
+        plot: The panels; labels that are long are shortened.
+        title: The first line.
+        lines: Written before the lines of the plot.
+        weights: Written beside the title, in red if they are random.
+        beside: Width and height in inches that stay free at the right of the panels.
+        above: Height in inches that stays free above the panels.
+        tallest: The largest height of all rows in inches.
+        gap: Distance of the panels in inches.
+    """
     with plain_settings():
-        figure = page_of_rows(
-            plot.labels,
-            {panel.title: panel.width for panel in plot.panels},
-            title,
-            [*((line, Colour.INK) for line in lines), *plot.lines],
-            plot.marked,
-            weights=weights,
-            legend=plot.legend,
-            first=plot.first,
-            beside=beside,
-        )
-        for panel, axes in zip(plot.panels, figure.axes, strict=True):
-            _draw_panel(axes, panel, axes.bbox.height / figure.dpi / max(len(plot.labels), 1) * 72)
+        return _drawn_rows(plot, title, lines, weights, beside, above, tallest, gap)
+
+
+def _drawn_rows(
+    plot: RowPlot,
+    title: str,
+    lines: Sequence[str],
+    weights: str,
+    beside: tuple[float, float],
+    above: float,
+    tallest: float,
+    gap: float,
+) -> Figure:
+    names, marked = [short_label(label, _LONGEST_LABEL) for label in plot.labels], plot.marked
+    left = _MARGIN + max((inches(name, SMALL, bold=True) for name in names), default=0.0) + 0.1
+    words = max((inches(printable(text), SMALL, bold=True) for text in marked.values()), default=0.0)
+    weights = f"weights: {printable(weights)}" if weights else ""
+    after_title = _MARGIN + inches(printable(title), TITLE, bold=True) + (_GAP if title else 0.0)
+    width = left + sum(panel.width + gap for panel in plot.panels) - gap
+    width += (words + 2 * _GAP if words else _MARGIN) + beside[0]
+    width = max(width, _NARROWEST, after_title + inches(weights, TITLE, bold=True) + _MARGIN)
+    styled = [*((line, Colour.INK) for line in lines), *plot.lines, *((line, Colour.LEGEND) for line in plot.legend)]
+    texts = [
+        (part, colour)
+        for line, colour in styled
+        for part in wrapped_lines(printable(line), width - 2 * _MARGIN, BODY, _MOST_WRAPPED, "    ")
+    ]
+    head = _MARGIN + 0.24 + _LINE * len(texts) + 0.5 + above
+    rows_height = min(_ROW * max(len(names), 1), tallest)
+    foot = 0.8 if any(panel.ramp for panel in plot.panels) else 0.4
+    figure = Figure(figsize=(width, head + max(rows_height + foot, beside[1])), dpi=DPI, facecolor="white")
+    write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
+    if weights:
+        colour = Colour.ALARM if weights.startswith("weights: random") else Colour.INK
+        write_at(figure, after_title, _MARGIN + 0.08, weights, fontsize=TITLE, fontweight="bold", color=colour)
+    for at, (line, colour) in enumerate(texts):
+        write_at(figure, _MARGIN, _MARGIN + 0.32 + at * _LINE, line, color=colour)
+    x = left
+    for panel in plot.panels:
+        axes = add_panel(figure, x, head, panel.width, rows_height, grid="x")
+        _prepare_rows(axes, len(names), marked, plot.first)
+        title_style = {"transform": axes.transAxes, "clip_on": False, "fontweight": "bold"}
+        write(axes, 0, 1 + 0.3 / rows_height, panel.title, fontsize=BODY, **title_style)
+        _draw_panel(axes, panel, rows_height / max(len(names), 1) * 72)
+        x += panel.width + gap
+    if not plot.panels:
+        return figure
+    _label_rows(figure.axes[0], names, marked, rows_height / max(len(names), 1))
+    at_right = {"transform": axes.get_yaxis_transform(), "clip_on": False, "fontsize": SMALL, "color": Colour.ALARM}
+    for at, text in marked.items():
+        write(axes, 1 + _GAP / 2 / panel.width, at, text, **at_right)
     return figure
 
 
@@ -200,8 +263,13 @@ def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
     axes.set_xlim(*panel.limits)
     axes.set_xticks(panel.ticks, panel.labels)
     axes.set_xticks([], minor=True)
-    if panel.limits[0] < 0 and panel.scale != "log":
+    if panel.limits[0] < 0 and panel.scale != "log" and not panel.cells:
         axes.axvline(0, color=Colour.FAINT, linewidth=0.6, zorder=1)
+    if panel.cells:
+        place = (*panel.limits, len(panel.cells) - 0.5, -0.5)
+        axes.imshow(np.stack(panel.cells), aspect="auto", interpolation="nearest", extent=place, zorder=1.5)
+    if panel.ramp is not None:
+        _draw_ramp(axes, *panel.ramp)
     for order, (mark, spans) in enumerate(panel.marks, 2):
         if not spans:
             continue
@@ -243,72 +311,14 @@ def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
         write(axes, x_place, at, text, ha=ha, color="white" if is_inside else text_colour, zorder=99, **at_left)
 
 
-def page_of_rows(
-    labels: Sequence[str],
-    panels: Mapping[str, float],
-    title: str,
-    lines: Sequence[tuple[str, str]] = (),
-    marked: Mapping[int, str] | None = None,
-    *,
-    weights: str = "",
-    legend: Sequence[str] = (),
-    first: int | None = None,
-    beside: tuple[float, float] = (0.0, 0.0),
-) -> Figure:
-    """A page with a title, lines of text and panels side by side with common rows, labelled at the left.
-
-    The axes of the page are the panels, with rows at y = 0, 1, 2... from the top; the caller sets x. Rows have a fixed
-    height up to some 500 rows. More rows are thinner, and only every second, third... is labelled; marked rows always
-    are.
-
-    Args:
-        labels: Labels of the rows, from top to bottom; long ones are shortened.
-        panels: Title and width in inches of each panel.
-        title: The first line.
-        lines: Text and colour of the lines below the title.
-        marked: Rows with a finding and the words to write at their right; they have a coloured background.
-        weights: Written beside the title, in red if they are random.
-        legend: What the marks mean, below the lines, because 400 rows end far below.
-        first: The row to look at first, which has a stronger background.
-        beside: Width and height in inches that stay free at the right of the panels.
-    """
-    marked = marked or {}
-    names = [short_label(label, _LONGEST_LABEL) for label in labels]
-    left = _MARGIN + max((inches(name, SMALL, bold=True) for name in names), default=0.0) + 0.1
-    words = max((inches(printable(text), SMALL, bold=True) for text in marked.values()), default=0.0)
-    tail = words + 2 * _GAP if words else _MARGIN
-    weights = f"weights: {printable(weights)}" if weights else ""
-    after_title = _MARGIN + inches(printable(title), TITLE, bold=True) + (_GAP if title else 0.0)
-    width = left + sum(panels.values()) + _GAP * (len(panels) - 1) + tail + beside[0]
-    width = max(width, _NARROWEST, after_title + inches(weights, TITLE, bold=True) + _MARGIN)
-    styled = [*lines, *((line, Colour.LEGEND) for line in legend)]
-    texts = [
-        (part, colour)
-        for line, colour in styled
-        for part in wrapped_lines(printable(line), width - 2 * _MARGIN, BODY, _MOST_WRAPPED, "    ")
-    ]
-    head = _MARGIN + 0.24 + _LINE * len(texts) + 0.5
-    rows_height = min(_ROW * max(len(labels), 1), _TALLEST)
-    figure = Figure(figsize=(width, head + max(rows_height + 0.4, beside[1])), dpi=DPI, facecolor="white")
-    write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
-    if weights:
-        colour = Colour.ALARM if weights.startswith("weights: random") else Colour.INK
-        write_at(figure, after_title, _MARGIN + 0.08, weights, fontsize=TITLE, fontweight="bold", color=colour)
-    for at, (line, colour) in enumerate(texts):
-        write_at(figure, _MARGIN, _MARGIN + 0.32 + at * _LINE, line, color=colour)
-    x = left
-    for name, panel_width in panels.items():
-        axes = add_panel(figure, x, head, panel_width, rows_height, grid="x")
-        _prepare_rows(axes, len(labels), marked, first)
-        title_style = {"transform": axes.transAxes, "clip_on": False, "fontweight": "bold"}
-        write(axes, 0, 1 + 0.3 / rows_height, name, fontsize=BODY, **title_style)
-        x += panel_width + _GAP
-    _label_rows(figure.axes[0], names, marked, rows_height / max(len(labels), 1))
-    last = figure.axes[-1]
-    at_right = {"transform": last.get_yaxis_transform(), "clip_on": False, "fontsize": SMALL, "color": Colour.ALARM}
-    for at, text in marked.items():
-        write(last, 1 + _GAP / 2 / panel_width, at, text, **at_right)
-    return figure
+def _draw_ramp(axes: Axes, cmap: str, labels: Sequence[str]) -> None:
+    """A colour bar under a panel of cells."""
+    high = axes.bbox.height / DPI  # in inches; places in the axes are shares of it
+    bar = axes.inset_axes((0, -0.4 / high, 1, 0.08 / high))
+    bar.imshow(np.linspace(0, 1, 128)[None], aspect="auto", cmap=cmap, extent=(0, 1, 0, 1))
+    bar.set_axis_off()
+    for x, label, where in zip((0, 0.5, 1), labels, ("left", "center", "right"), strict=True):
+        write(bar, x, -0.9, label, ha=where, fontsize=SMALL - 0.5, clip_on=False)
 
 
 def _prepare_rows(axes: Axes, rows: int, marked: Collection[int], first: int | None) -> None:
@@ -333,3 +343,60 @@ def _label_rows(axes: Axes, names: Sequence[str], marked: Collection[int], row_h
             colour, weight = (Colour.ALARM, "bold") if at in marked else (Colour.INK, "normal")
             write(axes, -0.06 / panel_width, at, name, color=colour, fontweight=weight, **beside)
             last = at
+
+
+def draw_chart(axes: Axes, chart: Chart, most_ticks: int = 5, notes: bool = False) -> None:
+    """Draw a `Chart`, its title above the axes; ``notes`` are written at the right of the title."""
+    above = 20.0 if chart.flags or notes else 4.0  # points; flags stand between the chart and its title
+    axes.set_title(chart.title, loc="left", fontsize=BODY, fontweight="bold", color=Colour.INK, pad=above)
+    axes.set_title("; ".join(chart.notes) if notes else "", loc="right", fontsize=SMALL, color=Colour.FAINT, pad=above)
+    axes.set_yscale("log" if chart.is_log else "linear")
+    axes.set(xlim=chart.span if chart.span[0] < chart.span[1] else None, ylim=chart.limits)
+    ticks = chart.ticks(most_ticks)
+    axes.set_yticks([value for value, _ in ticks], [label for _, label in ticks])
+    axes.set_yticks([], minor=True)
+    if chart.band:
+        places, low, high = zip(*chart.band, strict=True)
+        axes.fill_between(places, low, high, color="#e2e2e2", linewidth=5 if len(places) == 1 else 0, zorder=2)
+    for curve in chart.curves:
+        colour = Colour.FAINT if curve.colour is None else CURVE_COLOURS[curve.colour % len(CURVE_COLOURS)]
+        ys = [math.nan if y is None else y for y in curve.ys]  # a NaN breaks the line
+        axes.plot(curve.xs, ys, color=colour, lw=curve.width, alpha=0.45 if curve.width < 1 else 1.0, zorder=4)
+        alone = [run[0] for run in chart.runs(curve) if len(run) == 1]
+        axes.plot(*zip(*alone, strict=True), "o", color=colour, ms=4, zorder=4) if alone else None
+    foot: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 6, "ms": 4}
+    axes.plot(chart.unknown, [0] * len(chart.unknown), "x", color="#d020d0", **foot)
+    for number in dict.fromkeys(colour for _, colour in chart.below):
+        colour = Colour.FAINT if number is None else CURVE_COLOURS[number % len(CURVE_COLOURS)]
+        at_foot = [x for x, other in chart.below if other == number]
+        at_foot = at_foot[:: max(1, len(at_foot) // 20)]
+        axes.plot(at_foot, [0.02] * len(at_foot), "v", color=colour, **foot)
+    left, right = axes.get_xlim()
+    for value, colour, _ in chart.lines_of_rules:
+        axes.plot([max(left, chart.begin), right], [value] * 2, color=colour, lw=0.8, ls=(0, (3, 3)), zorder=4)
+    for value, colour, words in chart.rules:
+        if words and chart.limits[0] < value < chart.limits[1]:
+            write(axes, right, value, f"{words} ", fontsize=SMALL - 1, ha="right", va="bottom", color=colour)
+    for x, words in chart.flags:
+        axes.axvline(x, color=Colour.ALARM, lw=0.7, ls=(0, (3, 3)), zorder=1)
+        box = {"boxstyle": "round,pad=0.22", "facecolor": "white", "edgecolor": Colour.ALARM, "linewidth": 0.8}
+        style = {"ha": "center", "clip_on": False, "fontsize": SMALL - 1, "fontweight": "bold", "color": Colour.ALARM}
+        write(axes, x, 1.07, words, transform=axes.get_xaxis_transform(), zorder=9, bbox=box, **style)
+    if not chart.values:
+        axes.set_yticks([])
+        write(axes, 0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color=Colour.FAINT)
+    _write_names(axes, chart)
+
+
+def _write_names(axes: Axes, chart: Chart) -> None:
+    """Write names at the left, each beside a piece of its line, in the half of the chart where they hide less."""
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
+    wide, high = axes.bbox.width / DPI, axes.bbox.height / DPI
+    places = sorted(chart.place(x, y)[1] for curve in chart.named for run in chart.runs(curve) for x, y in run)
+    below = bool(places) and places[len(places) // 2] > 0.6
+    for at, curve in enumerate(chart.named):
+        y = (0.1 + 0.14 * (len(chart.named) - 1 - at if below else at)) / high
+        y, colour = y + 0.05 / high if below else 1 - y, CURVE_COLOURS[(curve.colour or 0) % len(CURVE_COLOURS)]
+        place: dict[str, Any] = {"transform": axes.transAxes, "zorder": 8}
+        axes.plot([0.06 / wide, 0.2 / wide], [y, y], color=colour, lw=2.0, **place)
+        write(axes, 0.24 / wide, y, short_label(curve.name, 26), fontsize=SMALL, color=colour, bbox=box, **place)

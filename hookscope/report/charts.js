@@ -2,7 +2,6 @@
 {
   const WIDTH = 600;
   const HEIGHT = 160;
-  const MARGIN = 4;
   const MOST = 8; // lines whose values are all said; of more the nearest one is
 
   const textOf = (value) => {
@@ -13,7 +12,7 @@
   class Chart {
     constructor(figure) {
       Object.assign(this, JSON.parse(figure.querySelector(".numbers").textContent));
-      this.svg = figure.querySelector(".plot svg");
+      this.svg = figure.querySelector(".curves");
       this.paths = [...this.svg.querySelectorAll(".line")];
       this.cursor = this.svg.querySelector(".cursor");
       this.output = figure.querySelector(".reading");
@@ -33,9 +32,8 @@
 
     y(y) {
       const scaled = (value) => (this.log ? Math.log10(value) : value);
-      const [low, high] = this.range.map(scaled);
-      const share = high > low ? (scaled(y) - low) / (high - low) : 0.5;
-      return HEIGHT - MARGIN - share * (HEIGHT - 2 * MARGIN);
+      const [low, high] = this.limits.map(scaled);
+      return HEIGHT * (1 - (scaled(y) - low) / (high - low));
     }
 
     onPointer(event) {

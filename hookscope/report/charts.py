@@ -1,131 +1,235 @@
-"""Curves as drawings that a page holds: the lines, their numbers, and the values at the ends of the axes."""
+"""Plots as a page shows them: the panels and the charts that matplotlib draws, on the same scales, as SVG."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from hookscope.display import words
+import numpy as np
+from markupsafe import Markup, escape
+from PIL import Image
+
+from hookscope.drawing import CURVE_COLOURS, Chart, Colour, DrawnPanel, RowPlot, palette
+from hookscope.drawing.colours import LEVELS
 from hookscope.errors import printable
+from hookscope.report.pictures import png_address
 
-_WIDTH, _HEIGHT = 600, 160
-_MARGIN = 4  # above and below the lines
-COLOURS = 6
-"""Number of colours of lines; the style sheet has them."""
+ROW, HEAD, FOOT, RAMP = 16, 34, 16, 28
+"""Heights of a row, of what is above and below the rows, and of a colour bar, in pixels; the style sheet has two."""
+CHART = (600, 160)
+"""Width and height of a chart in its own units; the script has them too."""
+
+_INCH, _POINT = 70, 1.35  # pixels for an inch and a point of the figure
+_SIZES = {"line": 1.0, "bar": 0.6, "dot": 2.6, "tick": 4.0, "path": 3.0}  # bars in rows, the others in points
+_SHAPES = {
+    "<": "m-4 0l6-3.5v7z",
+    ">": "m4 0l-6-3.5v7z",
+    "x": "m-2.5-2.5l5 5m-5 0l5-5",
+    "s": "m-2-2h4v4h-4z",
+    "D": "m0-3.5l3.5 3.5l-3.5 3.5l-3.5-3.5z",
+}
+_HOLLOW = "xs"
+_THEME = {
+    Colour.INK: "var(--ink)",
+    Colour.FAINT: "var(--faint)",
+    Colour.GRID: "var(--line)",
+    Colour.ALARM: "var(--error)",
+    "white": "var(--paper)",
+}
 
 
-@dataclass(frozen=True)
-class Line:
-    """A curve: ``ys`` over rising ``xs``, None where there is no value; ``colour`` counts from 0."""
+def panel_svg(panel: DrawnPanel, plot: RowPlot) -> Markup:
+    """A panel with its title and ticks; the rows are ``ROW`` pixels high."""
+    wide, high = round(panel.width * _INCH), len(plot.labels) * ROW
+    inside = Markup("").join([*_stripes(plot, wide), *_axis(panel, wide, high)])
+    clipped = _element("svg", Markup("").join(_marks(panel, wide)), width=wide, height=high)
+    above = Markup("").join([*_edges(panel, wide), *_texts(panel, wide), *_readings(panel, plot, wide)])
+    all_high = HEAD + high + FOOT
+    if panel.ramp is not None:
+        above += Markup("").join(_ramp(*panel.ramp, wide, high + FOOT))
+        all_high += RAMP
+    size = {"width": wide, "height": all_high, "viewBox": f"0 {-HEAD} {wide} {all_high}"}
+    return _element("svg", inside + clipped + above, role="img", aria_label=printable(panel.title), **size)
 
-    name: str
-    xs: Sequence[float]
-    ys: Sequence[float | None]
-    colour: int = 0
+
+def _element(name: str, content: str = "", **attributes: Any) -> Markup:
+    """An element of SVG; ``class_`` and ``stroke_width`` stand for names that Python does not allow."""
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
+    return Markup(f"<{name}{given}>{escape(content)}</{name}>")
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Lines over one another.
+def _path(steps: Iterable[str], **attributes: Any) -> Markup:
+    return _element("path", d="".join(steps), **attributes)
 
-    ``x`` is what the horizontal axis counts, and ``names`` names 0, 1, 2...; a ``log`` axis leaves out values up
-    to 0. The vertical axis always has the values ``within``.
-    """
 
-    title: str
-    lines: Sequence[Line]
-    x: str = "step"
-    log: bool = False
-    names: Sequence[str] = ()
-    within: Sequence[float] = ()
+def _text(x: float, y: str | int, words: str, anchor: str, **attributes: Any) -> Markup:
+    return _element("text", printable(words), x=f"{x:.4g}", y=y, text_anchor=anchor, **attributes)
 
-    size: ClassVar = (_WIDTH, _HEIGHT)
 
-    @cached_property
-    def span(self) -> tuple[float, float]:
-        """The ends of the horizontal axis."""
-        xs = [x for line in self.lines for x in line.xs]
-        return (min(xs), max(xs)) if xs else (0.0, 0.0)
+def _x(panel: DrawnPanel, wide: int, value: float) -> float:
+    return max(-1.0, min(2.0, panel.place(value))) * wide
 
-    @property
-    def ends(self) -> tuple[str, str]:
-        """What is written at the ends of the horizontal axis."""
-        first, last = self.span
-        return (self.names[0], self.names[-1]) if self.names else (f"{self.x} {words(first)}", words(last))
 
-    @cached_property
-    def range(self) -> tuple[float, float] | None:
-        """The ends of the vertical axis, None without values to draw."""
-        ys = [y for line in self.lines for y in self._drawn(line)]
-        return (min([*ys, *self.within]), max([*ys, *self.within])) if ys else None
+def _y(at: float) -> str:
+    return f"{(at + 0.5) * ROW:g}"
 
-    @property
-    def paths(self) -> list[tuple[int, str]]:
-        """Colour and path of each line; a gap begins a new part."""
-        return [
-            (line.colour % COLOURS, "".join(f"M{'L'.join(run)}" for run in self._runs(line) if len(run) > 1))
-            for line in self.lines
-        ]
 
-    @property
-    def dots(self) -> list[tuple[int, str]]:
-        """Colour and path of the values of each line that stand alone between gaps."""
-        return [
-            (line.colour % COLOURS, "".join(f"M{run[0]}h0" for run in self._runs(line) if len(run) == 1))
-            for line in self.lines
-        ]
+def _colour(colour: str) -> str:
+    return _THEME.get(colour, colour)
 
-    @property
-    def data(self) -> dict[str, object]:
-        """The numbers for the script of the page."""
-        lines = [
-            {"name": printable(line.name), "xs": list(line.xs), "ys": list(map(_number, line.ys))}
-            for line in self.lines
-        ]
-        return {
-            "x_name": self.x,
-            "span": self.span,
-            "range": self.range,
-            "log": self.log,
-            "lines": lines,
-            "names": list(map(printable, self.names)),
-        }
 
-    def _can_draw(self, y: float | None) -> bool:
-        return y is not None and math.isfinite(y) and (y > 0 or not self.log)
+def _box(at: int, wide: int) -> list[str]:
+    return [f"M0 {at * ROW}h{wide}v{ROW}H0z"]
 
-    def _drawn(self, line: Line) -> Iterator[float]:
-        return (y for y in line.ys if y is not None and self._can_draw(y))
 
-    def _runs(self, line: Line) -> list[list[str]]:
-        """The points of the line between its gaps."""
-        (left, right), runs = self.span, [list[str]()]
-        for x, y in zip(line.xs, line.ys, strict=True):
-            if y is None or not self._can_draw(y):
-                runs.append([])
-                continue
-            at = (x - left) / (right - left) * _WIDTH if right > left else _WIDTH / 2
-            runs[-1].append(f"{at:.4g} {self._height(y):.4g}")
-        return runs
+def _stripes(plot: RowPlot, wide: int) -> Iterator[Markup]:
+    for at in range(len(plot.labels)):
+        ground = "first" if at == plot.first else "marked" if at in plot.marked else "even" if at % 2 else ""
+        if ground:
+            yield _path(_box(at, wide), class_=ground)
 
-    def _height(self, y: float) -> float:
-        low, high = map(self._scaled, self.range or (0.0, 0.0))
-        share = (self._scaled(y) - low) / (high - low) if high > low else 0.5
-        return _HEIGHT - _MARGIN - share * (_HEIGHT - 2 * _MARGIN)
 
-    def _scaled(self, y: float) -> float:
-        return math.log10(y) if self.log else y
+def _axis(panel: DrawnPanel, wide: int, high: int) -> Iterator[Markup]:
+    places = [_x(panel, wide, value) for value in panel.ticks]
+    yield _path([f"M0 0h{wide}v{high}H0z", *(f"M{x:.4g} 0v{high}" for x in places)], class_="grid")
+    yield _text(0, 12 - HEAD, panel.title, "start", class_="title")
+    for x, label in zip(places, panel.labels, strict=True):
+        anchor = "start" if x < 0.1 * wide else "end" if x > 0.9 * wide else "middle"
+        for y in (-5, high + 12):
+            yield _text(x, y, label, anchor, class_="tick")
+
+
+def _marks(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
+    """The cells, and a path for each mark that is not at an edge."""
+    if panel.cells:
+        yield _image(np.stack(panel.cells), 0, wide, len(panel.cells) * ROW)
+    elif panel.scale != "log" and panel.limits[0] < 0:
+        yield _path([f"M{_x(panel, wide, 0.0):.4g} 0v99999"], fill="none", stroke="var(--faint)")
+    for mark, spans in panel.marks:
+        size = (mark.size or _SIZES.get(mark.kind, 0.0)) * (ROW if mark.kind == "bar" else _POINT)
+        paint = {"fill": "none", "stroke": _colour(mark.colour), "stroke_width": f"{size:g}"}
+        places = [(_x(panel, wide, low), _x(panel, wide, high), _y(at)) for at, low, high in spans]
+        ends = [(x, y) for _, x, y in places]
+        match mark.kind if places else "":
+            case "line" | "bar":
+                yield _path((f"M{low:.4g} {y}H{high:.4g}" for low, high, y in places), **paint)
+            case "tick":
+                yield _path((f"M{x:.4g} {y}m0{-size / 2:g}v{size:g}" for x, y in ends), **paint | {"stroke_width": 1.2})
+            case "dot" | "path":  # matplotlib draws an edge around a dot
+                paint["stroke_width"] = f"{size + _POINT:g}"
+                if mark.kind == "path":
+                    joined = zip(spans, spans[1:], ends, ends[1:], strict=False)
+                    lines = (f"M{x:.4g} {y}L{u:.4g} {v}" for a, b, (x, y), (u, v) in joined if b[0] - a[0] == 1)
+                    yield _path(lines, **paint | {"stroke_width": 1})
+                if mark.marker:
+                    yield _shapes(mark.marker, mark.colour, ends)
+                else:
+                    yield _path((f"M{x:.4g} {y}h0" for x, y in ends), stroke_linecap="round", **paint)
+
+
+def _image(colours: np.ndarray[Any, Any], y: int, wide: int, high: int) -> Markup:
+    """A picture with a pixel for each colour ``(h, w, 3)``."""
+    address = png_address(Image.fromarray(np.ascontiguousarray(colours, np.uint8), "RGB"))
+    fit = {"preserveAspectRatio": "none", "image_rendering": "pixelated"}
+    return _element("image", href=address, y=y, width=wide, height=high, **fit)
+
+
+def _ramp(cmap: str, labels: Iterable[str], wide: int, y: int) -> Iterator[Markup]:
+    yield _image(palette(cmap)[None, :LEVELS], y, wide, 8)
+    for share, label, anchor in zip((0, 0.5, 1), labels, ("start", "middle", "end"), strict=True):
+        yield _text(share * wide, y + 20, label, anchor, class_="tick")
+
+
+def _shapes(marker: str, colour: str, places: Iterable[tuple[float, str]]) -> Markup:
+    fill = "none" if marker in _HOLLOW else _colour(colour)
+    return _path((f"M{x:.4g} {y}{_SHAPES[marker]}" for x, y in places), fill=fill, stroke=_colour(colour))
+
+
+def _edges(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
+    """Marks at the edges, and arrowheads at lines that go on."""
+    for mark, spans in panel.marks:
+        if mark.kind in ("left", "right"):
+            yield _shapes(mark.marker, mark.colour, ((wide if mark.kind == "right" else 0, _y(at)) for at, *_ in spans))
+    for x, rows, marker in zip((0, wide), panel.beyond, "<>", strict=True):
+        yield _shapes(marker, panel.arrow[0], ((x, _y(at)) for at in rows))
+
+
+def _texts(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
+    for at, value, words, colour in panel.texts:
+        x = 1.0 if value is None else _x(panel, wide, value)
+        anchor, by, paint = ("start", 3, colour) if x < 0.55 * wide else ("end", -3, "white")
+        yield _text(x + by, _y(at), words, anchor, class_="in-row", fill=_colour(paint))
+
+
+def _readings(panel: DrawnPanel, plot: RowPlot, wide: int) -> Iterator[Markup]:
+    """The values of each row, which the pointer reads."""
+    values: dict[int, dict[str, None]] = {}
+    for mark, spans in panel.marks:
+        for at, *ends in spans if mark.kind not in ("left", "right") else ():
+            values.setdefault(round(at), {}).update((f"{end:.4g}", None) for end in ends)
+    for at, own in values.items():
+        said = _element("title", printable(f"{plot.labels[at]}: {panel.title} {', '.join(own)}"))
+        yield _element("path", said, class_="row", d=_box(at, wide)[0])
+
+
+def chart_svg(chart: Chart) -> Markup:
+    """The curves of a chart, its band, limits and flags, in a box of the size `CHART`."""
+    wide, high = CHART
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        along, up = chart.place(x, y)
+        return max(0.0, min(1.0, along)) * wide, (1 - max(-1.0, min(2.0, up))) * high
+
+    def points(run: Iterable[tuple[float, float]]) -> str:
+        return "L".join(f"{x:.4g} {y:.4g}" for x, y in (at(*point) for point in run))
+
+    def across(y: float, begin: float) -> str:
+        x, place = at(max(begin, chart.span[0]), y)
+        return f"M{x:.4g} {place:.4g}H{wide}"
+
+    parts = [_path((across(value, chart.span[0]) for value, _ in chart.ticks()), class_="grid")]
+    known = [(x, low, high) for x, low, high in chart.band if low == low]
+    there, back = [(x, high) for x, _, high in known], [(x, low) for x, low, _ in reversed(known)]
+    parts += [_path([f"M{points([*there, *back])}z"], class_="band")] if known else []
+    rules = [(across(value, chart.begin), colour) for value, colour, _ in chart.lines_of_rules]
+    rules += [(f"M{at(x, 1)[0]:.4g} 0V{high}", Colour.ALARM) for x, _ in chart.flags]
+    parts += [_path([line], class_="rule", stroke=_colour(colour)) for line, colour in rules]
+    for curve in chart.curves:
+        name = "line" if curve.colour is None else f"line colour-{curve.colour % len(CURVE_COLOURS)}"
+        runs = chart.runs(curve)
+        pale = " faint" if curve.width < 1 else ""
+        parts.append(_path((f"M{points(run)}" for run in runs if len(run) > 1), class_=name + pale))
+        parts.append(
+            _path((f"M{points(run)}h0" for run in runs if len(run) == 1), class_=name.replace("line", "dot", 1))
+        )
+    for x, colour in chart.below:
+        triangle = f"M{at(x, 1)[0] - 4:.4g} {high - 10}h8l-4 9z"
+        parts.append(
+            _path([triangle], fill="var(--faint)" if colour is None else f"var(--line-{colour % len(CURVE_COLOURS)})")
+        )
+    crosses = (f"M{at(x, 1)[0] - 4:.4g} {high - 9}l8 8m-8 0l8-8" for x in chart.unknown)
+    parts.append(_path(crosses, class_="unknown"))
+    return Markup("").join(part for part in parts if 'd=""' not in part)
+
+
+def chart_labels(chart: Chart) -> dict[str, list[tuple[str, str]]]:
+    """Places in percent, and the words there, of the ticks from the top, and of the flags and the rules."""
+    ticks = [(f"{100 * (1 - chart.place(chart.span[0], value)[1]):.4g}", label) for value, label in chart.ticks()]
+    flags = [(f"{max(0, min(100, 100 * chart.place(x, 1)[0])):.4g}", words) for x, words in chart.flags]
+    return {"ticks": ticks, "flags": flags}
+
+
+def chart_data(chart: Chart) -> dict[str, object]:
+    """The numbers for the script of the page."""
+    read = [curve for curve in chart.curves if curve.is_read]
+    lines = [
+        {"name": printable(curve.name), "xs": list(curve.xs), "ys": list(map(_number, curve.ys))} for curve in read
+    ]
+    facts = {"x_name": chart.x, "span": chart.span, "limits": chart.limits, "log": chart.is_log}
+    return {**facts, "lines": lines, "names": list(map(printable, chart.names))}
 
 
 def _number(y: float | None) -> float | str | None:
     """A number as JSON has it: NaN and Inf as text."""
     return y if y is None or math.isfinite(y) else {math.inf: "Inf", -math.inf: "-Inf"}.get(y, "NaN")
-
-
-def spread(values: Iterable[float]) -> bool:
-    """Whether positive values differ by more than a factor of 30, so that a log axis shows them better."""
-    sizes = [value for value in values if value > 0 and math.isfinite(value)]
-    return bool(sizes) and max(sizes) > 30 * min(sizes)

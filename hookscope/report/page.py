@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from hookscope.display import words
 from hookscope.errors import WriteError, printable
-from hookscope.report.rows import panel_svg
+from hookscope.report.charts import chart_data, chart_labels, chart_svg, panel_svg
 
 MAX_SIZE = 50_000_000
 """The largest size of a page in bytes that browsers open at once."""
@@ -112,7 +112,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"words": words, "panel_svg": panel_svg}
+    drawn = {"panel_svg": panel_svg, "chart_svg": chart_svg, "chart_labels": chart_labels, "chart_data": chart_data}
+    environment.globals |= {"words": words, **drawn}
     return environment
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.drawing import Chart, ChartAxis, Curve
 from hookscope.errors import InputError
 from hookscope.findings import Finding
 from hookscope.gradients import (
@@ -27,25 +29,33 @@ from hookscope.parameters import (
     weights_plot,
     weights_rows,
 )
-from hookscope.report.charts import Chart, Line, spread
 from hookscope.report.tables import Distribution, ResultTable, RowView, draw_result_page
 from hookscope.statistics import STATISTICS, LayerStatistics, in_intervals, statistics_plot, statistics_rows
 from hookscope.system import StrPath
-from hookscope.training import Run, TimedFinding, findings_over_time, last_rows, read_runs, summary
+from hookscope.training import (
+    Run,
+    TimedFinding,
+    findings_over_time,
+    last_rows,
+    loss_chart,
+    read_runs,
+    run_plot,
+    series_of,
+    summary,
+)
 
 _INTERVALS = 48  # of a histogram
-_MOST_RUNS, _MOST_LINES = 6, 60
-_TRAINING = {
-    "gradient_norm": "gradient norm",
-    "update_to_weight": "update to weight",
-    "activation_std": "standard deviation of activations",
-    "zero_share": "share of zeros",
-    "weight_norm": "weight norm",
-    "dead_channels": "dead channels",
-    "non_finite": "NaN and Inf in activations",
+_MOST_RUNS = 6
+_TRAINING: dict[str, tuple[str, ChartAxis]] = {
+    "gradient_norm": ("gradient norm", "auto"),
+    "update_to_weight": ("update to weight", "auto"),
+    "activation_std": ("standard deviation of activations", "auto"),
+    "zero_share": ("share of zeros", "share"),
+    "weight_norm": ("weight norm", "auto"),
+    "dead_channels": ("dead channels", "linear"),
+    "non_finite": ("NaN and Inf in activations", "linear"),
 }
-_LOGARITHMIC = ("gradient_norm", "update_to_weight", "activation_std", "weight_norm")
-_ON_TOP = ("gradient_norm", "update_to_weight", "activation_std")
+"""Metrics of each layer over the steps: their words and their axes."""
 
 
 def draw_statistics_page(
@@ -220,19 +230,25 @@ def draw_training_page(
     steps = [_steps_of(each) for each in drawn]
     views = []
     for row in last_rows(run):
-        key, charts = _layer_key(row), []
-        for metric, words in _TRAINING.items():
-            curves = [_curve(names[n], of_run[key], metric, n) for n, of_run in enumerate(steps) if key in of_run]
-            charts.append(_chart(metric, curves, words))
+        key = _layer_key(row)
+        charts = [
+            Chart(
+                words, [_curve(names[n], own[key], metric, n) for n, own in enumerate(steps) if key in own], axis=axis
+            )
+            for metric, (words, axis) in _TRAINING.items()
+        ]
         named = {"name": row.get("layer"), **{name: value for name, value in row.items() if name != "layer"}}
-        views.append(RowView(named, _label(row), charts=[chart for chart in charts if chart.range]))
+        views.append(RowView(named, _label(row), charts=[chart for chart in charts if chart.values]))
     columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))
-    charts = [_losses(drawn, names), *(_all_layers(metric, steps[-1]) for metric in _ON_TOP)]
     facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
     table = ResultTable("Layers at the last step", "calls", columns, views)
+    plot = run_plot(run, findings)
+    losses = [(name, loss) for name, each in zip(names, drawn, strict=True) for loss in series_of(each).losses]
+    charts = [loss_chart(losses, findings) if len(drawn) > 1 else plot.loss, plot.rates, *plot.metrics]
+    charts = [replace(chart, edges=None) for chart in charts if chart.values]
     title, lines = title or "a training run", lines or [str(summary(run))]
-    charts = [chart for chart in charts if chart.range]
-    return draw_result_page("Training", title, facts, findings, [table], lines, charts, provenance=provenance)
+    rows = plot.cells if plot.cells.panels else None
+    return draw_result_page("Training", title, facts, findings, [table], lines, charts, rows, provenance)
 
 
 def _of_bins(layer: LayerStatistics) -> Distribution | None:
@@ -251,14 +267,13 @@ def _channel_charts(layer: LayerStatistics) -> list[Chart]:
     if layer.channels < 2:
         return []
 
-    def line(name: str, values: NDArray[np.float64], colour: int) -> Line:
+    def line(name: str, values: NDArray[np.float64], colour: int) -> Curve:
         known = zip(values, moments.count, strict=True)
-        return Line(
-            name, range(layer.channels), [float(f"{value:.6g}") if count else None for value, count in known], colour
-        )
+        ys = [float(f"{value:.6g}") if count else None for value, count in known]
+        return Curve(name, range(layer.channels), ys, colour)
 
     lines = [line("highest", moments.high, 0), line("mean", moments.mean, 1), line("lowest", moments.low, 2)]
-    return [Chart("Channels", lines, "channel")]
+    return [Chart("Channels", lines, axis="linear", x="channel")]
 
 
 def _of_parameter(row: ParameterStatistics) -> Distribution | None:
@@ -296,30 +311,9 @@ def _steps_of(run: Run) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
     return {key: sorted(rows, key=lambda row: row["step"]) for key, rows in lines.items()}
 
 
-def _curve(name: str, rows: Sequence[Mapping[str, Any]], metric: str, colour: int) -> Line:
-    return Line(name, [row["step"] for row in rows], [_value(row.get(metric)) for row in rows], colour)
+def _curve(name: str, rows: Sequence[Mapping[str, Any]], metric: str, colour: int) -> Curve:
+    return Curve(name, [row["step"] for row in rows], [_value(row.get(metric)) for row in rows], colour)
 
 
 def _value(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _chart(metric: str, lines: Sequence[Line], title: str) -> Chart:
-    values = (y for line in lines for y in line.ys if y is not None)
-    return Chart(title, lines, log=metric in _LOGARITHMIC and spread(values))
-
-
-def _all_layers(metric: str, steps: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]) -> Chart:
-    """A line for each layer of the last run that has the metric."""
-    some = [rows for rows in steps.values() if any(row.get(metric) is not None for row in rows)][:_MOST_LINES]
-    lines = [_curve(_label(rows[-1]), rows, metric, n) for n, rows in enumerate(some)]
-    left = f", the first {_MOST_LINES} layers" if len(some) == _MOST_LINES else ""
-    return _chart(metric, lines, f"{_TRAINING[metric]} of each layer{left}")
-
-
-def _losses(runs: Sequence[Run], names: Sequence[str]) -> Chart:
-    lines = []
-    for number, run in enumerate(runs):
-        at = {row["step"]: _value(row.get("loss")) for row in run.rows if isinstance(row.get("step"), int)}
-        lines.append(Line(names[number], sorted(at), [at[step] for step in sorted(at)], number))
-    return Chart("loss", lines)

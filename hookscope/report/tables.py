@@ -10,10 +10,9 @@ from itertools import accumulate
 from typing import Any
 
 from hookscope.display import words
-from hookscope.drawing import RowPlot
+from hookscope.drawing import Chart, RowPlot
 from hookscope.findings import Finding, ranked, single, verdict
 from hookscope.models import is_random
-from hookscope.report.charts import Chart
 from hookscope.report.network import outline
 from hookscope.report.page import render
 

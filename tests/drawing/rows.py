@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from hookscope.drawing import RowPlot
-from hookscope.drawing.panels import DrawnPanel, Span
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from hookscope.drawing import DrawnPanel, RowPlot, draw_rows
+from hookscope.drawing.panels import Span
+
+
+def page_of(
+    labels: Sequence[str],
+    panels: Mapping[str, float],
+    title: str,
+    lines: Sequence[tuple[str, str]] = (),
+    marked: Mapping[int, str] | None = None,
+) -> Figure:
+    """A page with empty panels of these titles and widths."""
+    empty = [DrawnPanel(name, width, (), "linear", (0.0, 1.0)) for name, width in panels.items()]
+    return draw_rows(RowPlot(labels, empty, marked or {}, lines, (), None), title)
 
 
 def panel_of(plot: RowPlot, title: str = "") -> DrawnPanel:

@@ -60,9 +60,8 @@ def test_a_photograph_in_few_colours_looks_like_itself() -> None:
 DRAW = """
 import sys
 from hookscope.drawing.colours import palette
-from hookscope.drawing.plot import figure_bytes, page_of_rows, plain_settings
-with plain_settings():
-    page = page_of_rows(["a"], {"b": 1}, "c")
+from hookscope.drawing import Mark, Panel, draw_rows, figure_bytes, row_plot
+page = draw_rows(row_plot([1], [Panel("b", 1, [Mark("dot", float, "k")])], ["a"]), "c")
 drawn = palette("coolwarm").tobytes() + figure_bytes(page, ".png")
 """
 

@@ -85,7 +85,7 @@ def test_every_kind_of_mark_is_drawn() -> None:
     assert [text.get_text() for text in figure.texts] == ["title", "a line", "first", "all: line, bar, dot, tick, path"]
     [axes] = figure.axes
     assert (len(axes.collections), len(axes.lines)) == (2, 5)
-    assert [(text.get_text(), text.get_ha()) for text in axes.texts[3:]] == [("left", "left"), ("inside", "right")]
+    assert [(text.get_text(), text.get_ha()) for text in axes.texts[1:3]] == [("left", "left"), ("inside", "right")]
     assert figure_bytes(figure, ".png").startswith(b"\x89PNG")
 
 

@@ -16,13 +16,13 @@ from hookscope.drawing.files import read_provenance
 from hookscope.drawing.plot import (
     SUFFIXES,
     figure_bytes,
-    page_of_rows,
     plain_settings,
     plot_suffix,
     short_label,
     write,
 )
 from hookscope.errors import UsageError
+from tests.drawing.rows import page_of
 
 
 @pytest.mark.parametrize(("path", "suffix"), [("a.png", ".png"), ("b/c.SVG", ".svg"), ("x.y.pdf", ".pdf")])
@@ -44,8 +44,7 @@ def test_a_device_takes_a_png(tmp_path: Path) -> None:
 
 
 def page(**more: object) -> object:
-    with plain_settings():
-        return page_of_rows(["conv1", "fc"], {"weights": 2.6, "zeros": 2.6}, "a net", [("a line", "red")], **more)
+    return page_of(["conv1", "fc"], {"weights": 2.6, "zeros": 2.6}, "a net", [("a line", "red")], **more)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -80,7 +79,7 @@ def test_text_is_text() -> None:
     text = write(page(), 0, 0, "$x$\x1b[2J\n")
     assert (text.get_text(), text.get_parse_math()) == ("$x$\\x1b[2J\\n", False)
     names = ["$\\frac$", "a\nb", "c" * 300, "", "wide 漢字"]
-    figure = page_of_rows(names, {"$": 2.6}, "$_", [("$^", "red")], marked={1: "$"})
+    figure = page_of(names, {"$": 2.6}, "$_", [("$^", "red")], marked={1: "$"})
     assert "…" in figure.axes[0].texts[3].get_text()
     with Image.open(io.BytesIO(figure_bytes(figure, ".svg") and figure_bytes(figure, ".png"))) as image:
         assert image.width < 1500
@@ -91,7 +90,7 @@ def labels(figure: object) -> list[str]:
 
 
 def test_a_page_is_as_high_as_its_rows() -> None:
-    small, large = (page_of_rows([f"layer{n}" for n in range(count)], {"a": 2.6}, "b") for count in (10, 300))
+    small, large = (page_of([f"layer{n}" for n in range(count)], {"a": 2.6}, "b") for count in (10, 300))
     heights = [figure.get_size_inches()[1] for figure in (small, large)]
     rows = [figure.axes[0].bbox.height / figure.dpi for figure in (small, large)]
     assert heights[1] - heights[0] == pytest.approx(rows[1] - rows[0]) == pytest.approx(29 * rows[0])
@@ -99,7 +98,7 @@ def test_a_page_is_as_high_as_its_rows() -> None:
 
 
 def test_very_many_rows_are_labelled_where_they_can_be_read() -> None:
-    figure = page_of_rows([f"layer{n}" for n in range(1500)], {"a": 2.6}, "b", marked={1001: "look", 1002: "here"})
+    figure = page_of([f"layer{n}" for n in range(1500)], {"a": 2.6}, "b", marked={1001: "look", 1002: "here"})
     assert figure.get_size_inches()[1] < 80
     shown = labels(figure)
     assert {"layer1001", "layer1002", "layer0"} <= set(shown)
@@ -107,7 +106,7 @@ def test_very_many_rows_are_labelled_where_they_can_be_read() -> None:
 
 
 def test_rows_run_from_top_to_bottom_and_marked_ones_have_a_ground() -> None:
-    figure = page_of_rows(["a", "b", "c"], {"one": 2.6, "two": 2.6}, "head", marked={1: "broken"})
+    figure = page_of(["a", "b", "c"], {"one": 2.6, "two": 2.6}, "head", marked={1: "broken"})
     for axes in figure.axes:
         assert axes.get_ylim() == (2.5, -0.5)
     pixels = np.asarray(Image.open(io.BytesIO(figure_bytes(figure, ".png"))).convert("RGB")).astype(int)
@@ -117,7 +116,7 @@ def test_rows_run_from_top_to_bottom_and_marked_ones_have_a_ground() -> None:
 
 
 def test_a_page_without_rows() -> None:
-    assert figure_bytes(page_of_rows([], {"a": 2.6}, "b"), ".png")
+    assert figure_bytes(page_of([], {"a": 2.6}, "b"), ".png")
 
 
 def test_a_short_label_still_tells_its_layer() -> None:

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 
 from hookscope.cli.process import warnings_as_notes
 from hookscope.drawing import colours, text as texts
-from hookscope.drawing.plot import figure_bytes, page_of_rows, plain_settings
+from hookscope.drawing.plot import figure_bytes, plain_settings
 from hookscope.drawing.text import (
     LABEL_HEIGHT,
     FontWarning,
@@ -31,6 +31,7 @@ from hookscope.drawing.text import (
     wrapped,
     wrapped_lines,
 )
+from tests.drawing.rows import page_of
 
 CAT, TREE, THUMB = "\u732b", "\u6a39", "\U0001f44d"
 
@@ -223,8 +224,7 @@ def test_a_plot_draws_foreign_characters(install: Callable[..., None]) -> None:
     install("Han", CAT)
     assert font_families("conv1") == ["DejaVu Sans"]
     assert font_families(f"conv {CAT}") == ["DejaVu Sans", "Han"]
-    with plain_settings():
-        figure = page_of_rows([f"layer {CAT}"], {"values": 2.0}, CAT * 3, [(CAT, "k")], marked={0: CAT})
+    figure = page_of([f"layer {CAT}"], {"values": 2.0}, CAT * 3, [(CAT, "k")], marked={0: CAT})
     with plain_settings(), warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib's `Glyph 29483 missing from font(s) DejaVu Sans`
         figure.savefig(io.BytesIO(), format="png")
@@ -249,7 +249,7 @@ def test_the_command_line_says_once_what_no_font_has(
 
 
 def test_boxes_leave_no_page(install: Callable[..., None]) -> None:
-    figure = page_of_rows([CAT * 9], {"values": 2.0}, TREE * 30, [(CAT * 60, "k")], marked={0: TREE * 9})
+    figure = page_of([CAT * 9], {"values": 2.0}, TREE * 30, [(CAT * 60, "k")], marked={0: TREE * 9})
     figure_bytes(figure, ".png")
     for text in [*figure.texts, *figure.axes[0].texts]:
         box = text.get_window_extent()

@@ -18,7 +18,6 @@ from torch import nn
 
 import hookscope
 from hookscope.cli.main import main
-from hookscope.report.charts import Chart, Line
 
 STAR = str(Path(__file__).parents[2] / "samples" / "shapes" / "star.png")
 COMMANDS = {
@@ -151,17 +150,6 @@ def test_the_histogram_of_weights_is_that_of_numpy() -> None:
     assert (sum(weight.histogram), bias.histogram) == (7 * 27, (8,))
 
 
-def test_a_chart_leaves_gaps_and_keeps_its_numbers() -> None:
-    nan = float("nan")
-    chart = Chart("a", [Line("b", range(5), [1.0, None, nan, 10.0, 100.0]), Line("c", [0], [0.0])], log=True)
-    assert chart.range == (1.0, 100.0) and chart.span == (0, 4)
-    assert [path for _, path in chart.paths] == ["M450 80L600 4", ""]
-    assert [path for _, path in chart.dots] == ["M0 156h0", ""]
-    assert chart.data["lines"][0]["ys"] == [1.0, None, "NaN", 10.0, 100.0]  # type: ignore[index]
-    assert Chart("empty", [Line("b", [], [])]).range is None
-    assert Chart("CKA", [Line("b", [0, 1], [0.9, 0.95])], within=(0.0, 1.0)).range == (0.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -237,14 +225,14 @@ def test_the_value_under_the_pointer_is_that_of_the_log(opened: Any, page_of: An
     runs = hookscope.read_runs(log)
     chart = page.locator(".chart").first  # the loss of both runs
     chart.scroll_into_view_if_needed()
-    box = chart.locator(".plot svg").bounding_box()
+    box = chart.locator(".curves").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 3 / 5, box["y"] + 20)
     said = chart.locator(".reading").inner_text()
     losses = [next(row["loss"] for row in run.rows if row["step"] == 3) for run in runs]
     assert said.startswith("step 3: run 1") and [float(n) for n in re.findall(r" (\d\.\d+)", said)] == [
         pytest.approx(loss, rel=1e-5) for loss in losses
     ]
-    chart.locator(".plot svg").focus()
+    chart.locator(".curves").focus()
     page.mouse.move(0, 0)
     page.keyboard.press("ArrowRight")
     assert chart.locator(".reading").inner_text().startswith("step 0: run 1")

@@ -9,8 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.drawing import (
+    Colour,
+    Mark,
+    Panel,
+    RowPlot,
+    layer_label,
+    palette,
+    plain_ticks,
+    row_plot,
+    short_label,
+    tick_label,
+)
+from hookscope.drawing.colours import LEVELS
 from hookscope.training.log.rules import RULES, TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
-from hookscope.training.log.series import LayerSeries, RunSeries
+from hookscope.training.log.series import LayerSeries, LossSeries, RunSeries
 from hookscope.training.log.summary import TimedFinding
 
 Array = NDArray[np.float64]
@@ -19,6 +32,8 @@ MOST_CELLS = 240  # side by side; more would fall between the pixels of a panel
 
 _ACTIVATION_AND_GRADIENT = ("non_finite", "gradient_non_finite")
 _OF_PARAMETERS = ("gradient_non_finite", "weight_non_finite")
+_ZERO, _NO_VALUE, _SPOILED = (255, 255, 255), (208, 208, 208), (238, 106, 238)
+_LONGEST_LABEL = 34
 _MOST_DECADES = 16.0  # on one scale; smaller values have the colour of its end
 
 
@@ -147,9 +162,9 @@ def grids_of(run: RunSeries) -> list[LayerStepGrid]:
     return [grid_of(column, run) for column in COLUMNS if has_values(column)]
 
 
-def edges_of(run: RunSeries) -> tuple[float, float, int]:
+def edges_of(losses: Sequence[LossSeries]) -> tuple[float, float, int]:
     """First and last step of the page, half a cell beyond each, and the number of cells between them."""
-    steps = np.unique(np.concatenate([loss.steps for loss in run.losses] or [np.zeros(1, np.int64)]))
+    steps = np.unique(np.concatenate([loss.steps for loss in losses] or [np.zeros(1, np.int64)]))
     first, last = float(steps[0]), float(steps[-1])
     cells = min(len(steps), MOST_CELLS)
     half = (last - first) / max(cells - 1, 1) / 2 or 0.5
@@ -158,7 +173,7 @@ def edges_of(run: RunSeries) -> tuple[float, float, int]:
 
 def grid_of(column: Column, run: RunSeries) -> LayerStepGrid:
     """The cells of one metric; every sampled step is in one of them."""
-    left, right, count = edges_of(run)
+    left, right, count = edges_of(run.losses)
     cells, spoiled = np.full((len(run.layers), count), np.nan), np.zeros((len(run.layers), count), bool)
     sampled = np.zeros(count, bool)
     for row, layer in enumerate(run.layers):
@@ -203,6 +218,76 @@ def _scale(column: Column, cells: Array) -> tuple[float, float]:
     if high - low < 1:  # at least one decade, or small differences would look large
         low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
     return 10 ** max(low, high - _MOST_DECADES), 10**high
+
+
+def cells_plot(
+    grids: Sequence[LayerStepGrid], run: RunSeries, findings: Sequence[TimedFinding], width: float
+) -> RowPlot:
+    """A row for each layer in order of execution, and a panel of cells ``width`` inches wide for each metric.
+
+    A dot marks each layer of a finding at the step where the finding begins, and its words stand beside its row.
+    """
+    marked: dict[int, list[str]] = {}
+    for number, finding in enumerate(findings, 1):
+        for row in rows_of([finding.layer], run):
+            marked.setdefault(row, []).append(f"{number} {finding.finding}")
+    spoiled = any(grid.spoiled.any() for grid in grids)
+    zeros = any((grid.cells == 0).any() for grid in grids if grid.column.logarithmic)
+    keys = ["white exactly 0"] if zeros else []
+    keys += ["pink NaN or Inf"] if spoiled else []
+    keys += ["grey no value (no weights, frozen, did not run)"] if grids else []
+    keys += ["red dot begin of a finding"] if marked else []
+    return row_plot(
+        range(len(run.layers)),
+        [_cell_panel(grid, run, findings, width) for grid in grids],
+        [short_label(layer_label(layer.label, layer.type), _LONGEST_LABEL) for layer in run.layers] if grids else [],
+        {row: ", ".join(words) for row, words in sorted(marked.items())} if grids else {},
+        legend=[f"each layer, in order of execution: {', '.join(keys)}"] if keys else [],
+    )
+
+
+def _cell_panel(grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding], width: float) -> Panel:
+    begins: dict[int, list[float]] = {}
+    for finding in findings:
+        for row in rows_of(finding.layers or [finding.layer], run) if grid.column.is_about(finding) else []:
+            begins.setdefault(row, []).append(min(max(finding.step, grid.edges[0]), grid.edges[1]))
+    middle = math.sqrt(grid.low * grid.high) if grid.column.logarithmic else (grid.low + grid.high) / 2
+    low, half, high = (tick_label(float(f"{value:.2g}")) for value in (grid.low, middle, grid.high))
+    values = grid.cells[np.isfinite(grid.cells) & ((grid.cells > 0) | (not grid.column.logarithmic))]
+    low = "≤" + low if (values < grid.low * (1 - 1e-9)).any() else low
+    high = "≥" + high if (values > grid.high * (1 + 1e-9)).any() else high
+    colours = cell_colours(grid)
+    marks = [
+        Mark("cells", lambda row: colours[row], ""),
+        Mark("dot", lambda row: begins.get(row), "white", size=5.0),
+        Mark("dot", lambda row: begins.get(row), Colour.ALARM, size=3.0),
+    ]
+    ramp = grid.column.colours, (low, half, high)
+    return Panel(grid.column.title, width, marks, limits=grid.edges, ticks=step_ticks(grid.edges, 3), ramp=ramp)
+
+
+def cell_colours(grid: LayerStepGrid) -> NDArray[np.uint8]:
+    """The colours of the cells, ``(L, X, 3)``; 0 on a logarithmic scale, NaN and no value have colours of their own."""
+    cells = np.nan_to_num(grid.cells, posinf=np.inf)
+    if grid.column.logarithmic:
+        shares = np.log(np.maximum(cells, grid.low) / grid.low) / math.log(grid.high / grid.low)
+    else:
+        shares = (cells - grid.low) / (grid.high - grid.low)
+    colours: NDArray[np.uint8] = palette(grid.column.colours)[np.rint(shares.clip(0, 1) * (LEVELS - 1)).astype(int)]
+    colours[np.isnan(grid.cells)] = _NO_VALUE
+    if grid.column.logarithmic:
+        colours[grid.cells == 0] = _ZERO
+    colours[grid.spoiled] = _SPOILED
+    return colours
+
+
+def step_ticks(edges: tuple[float, float], most: int) -> list[tuple[float, str]]:
+    """About ``most`` whole steps with labels as short as ``10k``."""
+    steps = sorted({round(step) for step in plain_ticks(edges, most + 1)[0] if edges[0] <= round(step) <= edges[1]})
+    return [
+        (step, f"{step / 1e6:g}M" if step >= 10**6 else f"{step / 1000:g}k" if step >= 10**4 else f"{step:,}")
+        for step in steps
+    ]
 
 
 def rows_of(labels: Sequence[str], run: RunSeries) -> list[int]:

@@ -2,51 +2,71 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from hookscope.drawing import (
-    BODY,
-    DPI,
     SMALL,
     TITLE,
+    Chart,
     Colour,
+    RowPlot,
     add_panel,
+    draw_chart,
+    draw_rows,
     finding_lines,
     fitting,
-    inches,
-    layer_label,
     plain_settings,
-    short_label,
     with_types,
-    wrapped_lines,
     write,
-    write_at,
 )
 from hookscope.errors import printable
 from hookscope.findings import verdict
 from hookscope.system import StrPath
 from hookscope.training.log.file import Run, last_run
 from hookscope.training.log.rules import TrainingThresholds
-from hookscope.training.log.series import RunSeries, series_of
+from hookscope.training.log.series import series_of
 from hookscope.training.log.summary import TimedFinding, summary
-from hookscope.training.plot.columns import edges_of, grids_of, rows_of
-from hookscope.training.plot.curves import CURVES_KEYS, draw_curves, draw_loss, draw_rates
-from hookscope.training.plot.heatmap import draw_heat, draw_keys
+from hookscope.training.plot.columns import cells_plot, grids_of, step_ticks
+from hookscope.training.plot.curves import loss_chart, metric_chart, rate_chart
 
 # In inches.
-_MARGIN, _GAP, _LINE = 0.25, 0.47, 0.18
-_LOSS, _RATE, _CURVES = 1.7, 0.5, 1.35
-_ROW, _LEAST_ROWS, _MOST_ROWS = 0.15, 0.45, 9.0
-_KEYS, _FOOT = 0.42, 0.14
-_PANEL, _NARROWEST = 1.95, 9.0
+_HEAD, _LOSS, _RATE, _CURVES, _GAP = 0.35, 1.7, 0.4, 1.35, 0.47
+_TITLE = 0.2  # of a panel, which here has no title
+_PANEL, _ALL_PANELS, _TALLEST = 1.95, 8.0, 9.0
+_WIDEST_TITLE, _LEFT, _MARGIN = 11.0, 0.7, 0.2
 _MOST_LINES = 10
-_LONGEST_LABEL = 34
+
+
+@dataclass(frozen=True)
+class RunPlot:
+    """What is drawn of a run: charts over its steps, and ``cells`` with a row for each layer."""
+
+    loss: Chart
+    rates: Chart
+    metrics: Sequence[Chart]
+    cells: RowPlot
+
+
+def run_plot(run: Run, findings: Sequence[TimedFinding] = (), thresholds: TrainingThresholds | None = None) -> RunPlot:
+    """The charts and the cells of a run that `plot_training` and the page of HTML draw."""
+    series = series_of(run)
+    grids = grids_of(series)
+    names = [f"optimizer {loss.optimizer}" if len(series.losses) > 1 else "" for loss in series.losses]
+    metrics = [metric_chart(grid, series, findings, thresholds or TrainingThresholds()) for grid in grids]
+    width = max(_PANEL, _ALL_PANELS / max(len(grids), 1) - _GAP)
+    cells = cells_plot(grids, series, findings, width)
+    said = with_types(findings, {layer.label: layer.type for layer in series.layers})
+    optimizers = f"{len(names)} optimizers: each layer is at the steps of the one that changes it"
+    lines = [(optimizers, Colour.INK)] if len(names) > 1 else []
+    lines += finding_lines(said, _MOST_LINES, numbered=True) if said else []
+    lines += [(verdict(said), Colour.INK)] if said else []
+    losses = list(zip(names, series.losses, strict=True))
+    rates = rate_chart(series.losses)
+    return RunPlot(loss_chart(losses, findings), rates, metrics, replace(cells, lines=lines))
 
 
 def plot_training(
@@ -60,7 +80,7 @@ def plot_training(
 
     A column has curves (named lines for layers with a finding, a band for all), and under them a heat map with a row
     for each layer in order of execution. Findings are numbered, the most severe first. A number is in the line of the
-    finding at the top, above the loss at the step at which it begins, and in the row of its layer. A column without
+    finding at the top, above the loss at the step at which it begins, and beside the row of its layer. A column without
     values is left out, such as dead channels of a run that has none. The figure is outside pyplot: nothing has to be
     closed, and no setting of matplotlib changes.
 
@@ -83,128 +103,46 @@ def plot_training(
         ...         optimizer.step()
         >>> run = Run({}, monitor.rows, facts=monitor.facts)
         >>> figure = plot_training(run, findings_over_time(run), "five steps")
-        >>> figure.axes[0].get_title(loc="left")
-        'loss'
+        >>> [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")][:2]
+        ['loss', 'learning rate']
     """
-    thresholds = thresholds or TrainingThresholds()
     run = last_run(run)
-    series = series_of(run)
-    lines = [(str(summary(run)), Colour.INK)]
-    if len(series.losses) > 1:
-        text = f"{len(series.losses)} optimizers: each layer is at the steps of the one that changes it"
-        lines.append((text, Colour.INK))
-    found = findings or ()
-    said = with_types(found, {layer.label: layer.type for layer in series.layers})
-    lines += finding_lines(None if findings is None else said, _MOST_LINES, numbered=True)
-    lines += [(verdict(said), Colour.INK)] if said else []
+    plot = run_plot(run, findings or (), thresholds)
+    lines = [str(summary(run)), *(["no findings"] if findings is not None and not findings else [])]
+    rate = _RATE + _GAP if plot.rates.values else 0.0
+    above = _HEAD + _LOSS + rate + _GAP + (_CURVES if plot.metrics else 0.0)
+    title = fitting(printable(title) or "a training run", _WIDEST_TITLE, TITLE, bold=True)
+    keys = dict.fromkeys(note for chart in plot.metrics for note in chart.notes)
+    legend = [*([f"curves: {', '.join(keys)}"] if keys else []), *plot.cells.legend]
+    rows = replace(plot.cells, panels=[replace(panel, title="") for panel in plot.cells.panels], legend=legend)
+    figure = draw_rows(rows, title, lines, above=above, tallest=_TALLEST, gap=_GAP)
     with plain_settings():
-        page, keys = _Page(series, printable(title) or "a training run", lines), set[str]()
-        draw_loss(page.loss, series, found)
-        if page.rates is not None:
-            draw_rates(page.rates, series)
-        for grid, curves, heat in zip(page.grids, page.curves, page.heats, strict=True):
-            keys |= draw_curves(curves, grid, series, found, thresholds)
-            draw_heat(heat, grid, series, found)
-        if page.grids:
-            page.label_rows(found)
-            page.explain(keys)
-    return page.figure
+        _draw_charts(figure, plot, above)
+    return figure
 
 
-class _Page:
-    """The panels of the page, from top to bottom."""
-
-    def __init__(self, run: RunSeries, title: str, lines: Sequence[tuple[str, str]]) -> None:
-        self.run = run
-        self.grids = grids_of(run)
-        self.names = [short_label(layer_label(layer.label, layer.type), _LONGEST_LABEL) for layer in run.layers]
-        has_rates = any(np.isfinite(loss.rates).any() for loss in run.losses)
-        rows = min(max(_ROW * len(run.layers), _LEAST_ROWS), _MOST_ROWS) if self.grids else 0.0
-        self.row_height = rows / max(len(run.layers), 1)
-        self.left = _MARGIN + max([0.55, *(inches(name, SMALL, bold=True) + 0.08 for name in self.names)])
-        count = len(self.grids)
-        gaps = max(count - 1, 0) * _GAP
-        wide = max(count * _PANEL + gaps, _NARROWEST - self.left - _MARGIN)
-        self.panel = (wide - gaps) / max(count, 1)
-        text_width = self.left + wide - _MARGIN
-        self.text_width = text_width
-        self.foot = len(self.foot_lines(CURVES_KEYS))
-        wrapped = [
-            (part, colour)
-            for line, colour in lines
-            for part in wrapped_lines(printable(line), text_width, BODY, 2, "     " if line[:1].isdigit() else "")
-        ]
-        y = _MARGIN + 0.3 + _LINE * len(wrapped) + 0.42
-        below = _CURVES + 0.18 + _KEYS + rows + 0.8 + _FOOT * self.foot if self.grids else 0.35
-        self.height = y + _LOSS + (_RATE + 0.12 if has_rates else 0) + 0.7 + below
-        self.figure = Figure(figsize=(self.left + wide + _MARGIN, self.height), dpi=DPI, facecolor="white")
-        title = fitting(title, text_width, TITLE, bold=True)
-        write_at(self.figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
-        for at, (line, colour) in enumerate(wrapped):
-            write_at(self.figure, _MARGIN, _MARGIN + 0.35 + at * _LINE, line, color=colour)
-        self.loss = add_panel(self.figure, self.left, y, wide, _LOSS)
-        y += _LOSS
-        self.rates: Axes | None = None
-        if has_rates:
-            self.rates = add_panel(self.figure, self.left, y + 0.12, wide, _RATE)
-            y += 0.12 + _RATE
-        y += 0.7
-        self.curves, self.heats = [], []
-        for at in range(count):
-            x = self.left + at * (self.panel + _GAP)
-            self.curves.append(add_panel(self.figure, x, y, self.panel, _CURVES))
-            self.heats.append(add_panel(self.figure, x, y + _CURVES + _KEYS, self.panel, rows))
-        self.keys = y + _CURVES + _KEYS - 0.17
-        self._mark_steps()
-
-    def _mark_steps(self) -> None:
-        """Give every panel the same steps, with labels where there is room."""
-        left, right, _ = edges_of(self.run)
-        across = [self.loss] if self.rates is None else [self.loss, self.rates]
-        for axes in self.figure.axes:
-            axes.set_xlim(left, right)
-            axes.tick_params(pad=2)
-            _step_ticks(axes, self.run, 8 if axes in across else 3)
-        for axes in [*across[:-1], *self.curves]:
-            axes.tick_params(labelbottom=False)
-        lowest = across[-1]
-        beside = {"transform": lowest.transAxes, "clip_on": False, "ha": "right", "fontsize": SMALL}
-        write(lowest, 1, -0.2 if self.rates is None else -0.68, "step", color=Colour.FAINT, **beside)
-
-    def label_rows(self, findings: Sequence[TimedFinding]) -> None:
-        """Write as many names of layers as fit, those in findings first."""
-        axes, in_findings = self.heats[0], rows_of([finding.layer for finding in findings], self.run)
-        step = max(1, math.ceil(SMALL * 1.2 / 72 / self.row_height))
-        labelled: list[int] = []
-        beside = {"transform": axes.get_yaxis_transform(), "clip_on": False, "ha": "right", "fontsize": SMALL}
-        for at in [*dict.fromkeys(in_findings), *range(len(self.names))]:
-            if any(abs(at - other) < step for other in labelled):
-                continue
-            labelled.append(at)
-            alarm = {"color": Colour.ALARM, "fontweight": "bold"} if at in in_findings else {}
-            write(axes, -0.06 / self.panel, at, self.names[at], **beside, **alarm)
-
-    def foot_lines(self, keys: Collection[str]) -> list[str]:
-        """The legend of the curves, in lines."""
-        text = "curves: " + ", ".join(key for key in CURVES_KEYS if key in keys)
-        return wrapped_lines(text, self.text_width, SMALL - 0.5, 3)
-
-    def explain(self, keys: Collection[str]) -> None:
-        """Explain the cells above the heat maps, and the ``keys`` of the curves at the foot of the page."""
-        draw_keys(self.figure, self.left, self.keys, self.grids)
-        for at, line in enumerate(reversed(self.foot_lines(keys) if keys else [])):
-            y = self.height - _FOOT * (at + 1)
-            write_at(self.figure, _MARGIN, y, line, fontsize=SMALL - 0.5, color=Colour.FAINT)
+def _draw_charts(figure: Figure, plot: RunPlot, above: float) -> None:
+    """Draw the charts above the rows, over the same steps."""
+    width, height = figure.get_size_inches()
+    places = [axes.get_position() for axes in figure.axes]
+    left = places[0].x0 * width if places else _LEFT
+    wide = (places[-1].x1 if places else 1 - _MARGIN / width) * width - left
+    head = (1 - places[0].y1) * height if places else height - 0.5
+    y = head - 0.5 + _TITLE - above + _HEAD
+    across = [(plot.loss, _LOSS, 5)] + ([(plot.rates, _RATE, 2)] if plot.rates.values else [])
+    for chart, high, ticks in across:
+        axes = add_panel(figure, left, y, wide, high)
+        draw_chart(axes, chart, ticks, notes=chart is plot.loss)
+        _label_steps(axes, chart, 8, is_lowest=chart is across[-1][0])
+        y += high + _GAP
+    write(axes, 1, -0.3 / high, "step", transform=axes.transAxes, ha="right", fontsize=SMALL, color=Colour.FAINT)
+    for chart, place in zip(plot.metrics, places, strict=True):
+        axes = add_panel(figure, place.x0 * width, y, place.width * width, _CURVES)
+        draw_chart(axes, chart)
+        _label_steps(axes, chart, 3)
 
 
-def _step_ticks(axes: Axes, run: RunSeries, most: int) -> None:
-    """Label at most ``most`` whole steps."""
-    left = min((int(loss.steps[0]) for loss in run.losses), default=0)
-    right = max((int(loss.steps[-1]) for loss in run.losses), default=0)
-    values = MaxNLocator(most, integer=True).tick_values(left, right)
-    ticks = sorted({round(at) for at in values if left <= at <= right})
-    axes.set_xticks(ticks, [_thousands(at) for at in ticks])
-
-
-def _thousands(step: int) -> str:
-    return f"{step / 1e6:g}M" if step >= 10**6 else f"{step / 1000:g}k" if step >= 10**4 else f"{step:,}"
+def _label_steps(axes: Axes, chart: Chart, most: int, is_lowest: bool = False) -> None:
+    ticks = step_ticks(chart.span, most)
+    axes.set_xticks([step for step, _ in ticks], [label for _, label in ticks])
+    axes.tick_params(pad=2, labelbottom=is_lowest)

@@ -1,4 +1,4 @@
-"""The page of a run: what stands where, read back from the figure itself."""
+"""The page of a run: its charts and cells against the log, and the figure of every unusual run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookscope.drawing.plot import Colour, figure_bytes
+from hookscope.drawing import Chart, Colour, figure_bytes, palette
+from hookscope.drawing.colours import LEVELS
 from hookscope.errors import InputError, UsageError
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.series import series_of
 from hookscope.training.log.summary import TimedFinding
-from hookscope.training.plot.columns import COLUMNS, MOST_CELLS, grid_of
-from hookscope.training.plot.page import plot_training
+from hookscope.training.plot.columns import COLUMNS, MOST_CELLS, cell_colours, grid_of
+from hookscope.training.plot.page import RunPlot, plot_training, run_plot
+from tests.drawing.rows import ends, spans
 from tests.training.logs import log
 
 METRICS = {
@@ -47,17 +49,18 @@ def sound() -> Any:
     return drawn(run())
 
 
-def titles(figure: Any) -> list[str]:
-    return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+def plotted(of: Run, findings: Any = None) -> RunPlot:
+    return run_plot(of, findings_over_time(of) if findings is None else findings)
 
 
-def panel(figure: Any, title: str) -> Any:
-    return next(axes for axes in figure.axes if axes.get_title(loc="left") == title)
+def titles(of: Run) -> list[str]:
+    plot = plotted(of)
+    assert [panel.title for panel in plot.cells.panels] == [chart.title for chart in plot.metrics]
+    return [chart.title for chart in plot.metrics]
 
 
-def heat_map(figure: Any, title: str) -> Any:
-    """What is drawn below the curves of this title."""
-    return figure.axes[figure.axes.index(panel(figure, title)) + 1]
+def metric(plot: RunPlot, title: str) -> Chart:
+    return next(chart for chart in plot.metrics if chart.title.startswith(title))
 
 
 def words(part: Any) -> list[str]:
@@ -68,37 +71,35 @@ def finding(name: str, layer: str = "", evidence: str = "", step: int = 0) -> Ti
     return TimedFinding(name, layer, evidence, "", step=step, last_step=step, time=None, lasts=True)
 
 
-def test_a_column_is_drawn_for_each_metric_that_has_values(sound: Any) -> None:
-    assert titles(sound) == ["loss", *(column.title for column in COLUMNS[1:])]
+def test_a_column_is_drawn_for_each_metric_that_has_values() -> None:
+    assert titles(run()) == [column.title for column in COLUMNS[1:]]
     few = run(running_mean_shift=None, running_var_ratio=None, update_to_weight=None)
-    assert titles(drawn(few)) == ["loss", *(column.title for column in COLUMNS[1:4])]
-    assert titles(drawn(Run({}))) == ["loss"]
+    assert titles(few) == [column.title for column in COLUMNS[1:4]] and titles(Run({})) == []
 
 
-def test_a_finding_is_numbered_in_its_line_above_the_loss_and_in_its_row() -> None:
-    figure = drawn(run(change=lambda step, layer: {"dead_channels": 4 if layer == 1 and step >= 200 else 0}))
-    [line] = [text for text in figure.texts if text.get_text().startswith("1  ")]
-    assert line.get_text().startswith("1  warning dead-channels  layer1: from step 200 (20 s) to the end:")
-    assert line.get_color() == Colour.ALARM
-    [flag] = panel(figure, "loss").texts
-    assert (flag.get_text(), flag.get_position()[0]) == ("1", 200)
-    heat = heat_map(figure, "dead channels (share)")
-    [badge] = [text for text in heat.texts if text.get_text() == "1"]
-    assert badge.get_position() == (200, 1)
-    assert all("1" not in words(heat_map(figure, column.title)) for column in COLUMNS[1:])
-    bold = [text.get_text() for text in heat.texts if text.get_color() == Colour.ALARM and text is not badge]
-    assert bold == ["layer1"] == words(panel(figure, "dead channels (share)"))
+def test_a_finding_is_numbered_in_its_line_above_the_loss_and_beside_its_row() -> None:
+    plot = plotted(run(change=lambda step, layer: {"dead_channels": 4 if layer == 1 and step >= 200 else 0}))
+    line, colour = plot.cells.lines[0]
+    assert line.startswith("1  warning dead-channels  layer1: from step 200 (20 s) to the end:")
+    assert colour == Colour.ALARM and plot.loss.flags == [(200, "1")]
+    assert ends(plot.cells, "dead channels", "dot", Colour.ALARM) == {1: 200}
+    assert plot.cells.marked == {1: "1 dead-channels"}
+    assert not any(spans(plot.cells, column.title, "dot") for column in COLUMNS[1:])
+    assert [curve.name for curve in metric(plot, "dead channels").named] == ["layer1"]
 
 
 def test_a_sound_run_says_so(sound: Any) -> None:
     total = "451 steps, 10 sampled, of 3 layers in 45 s; loss 2 -> 1.55; not ended: it still runs, or was killed"
-    assert words(sound)[:3] == ["run.ndjson", total, "no findings"]
-    assert words(heat_map(sound, "std of activations")) == []
-    assert words(heat_map(sound, "zeros (share)")) == ["layer0", "layer1", "layer2"]
-    assert (
-        words(sound)[-1]
-        == "curves: band from the lowest to the highest of all layers, grey line their median, dashed red threshold"
-    )
+    assert words(sound)[:5] == [
+        "run.ndjson",
+        total,
+        "no findings",
+        "curves: band from the lowest to the highest of all layers, grey line their median, dashed red threshold",
+        "each layer, in order of execution: grey no value (no weights, frozen, did not run)",
+    ]
+    assert words(sound.axes[0])[1:] == ["layer0", "layer1", "layer2"] and not plotted(run()).cells.marked
+    heads = [axes.get_title(loc="left") for axes in sound.axes]
+    assert [head for head in heads if head] == ["loss", "learning rate", *(column.title for column in COLUMNS[1:])]
 
 
 def test_cells_are_the_metric_of_each_layer_and_step() -> None:
@@ -119,93 +120,86 @@ def test_of_a_thousand_steps_none_is_lost() -> None:
     assert grid_of(COLUMNS[2], series).cells == pytest.approx(1.0)
 
 
-def test_the_usual_update_is_in_the_middle_of_its_colours(sound: Any) -> None:
+def test_the_usual_update_is_in_the_middle_of_its_colours() -> None:
     grid = grid_of(COLUMNS[4], series_of(run(change=lambda step, layer: {"update_to_weight": 10.0 ** -(2 + layer)})))
     assert math.sqrt(grid.low * grid.high) == pytest.approx(1e-3)
-    assert words(panel(sound, "update / weight (norms)")) == ["usual "]
+    assert (1e-3, Colour.GREEN, "usual") in metric(plotted(run()), "update").lines_of_rules
 
 
-def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_value_has(sound: Any) -> None:
+def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_value_has() -> None:
     def change(step: int, layer: int) -> dict[str, Any]:
         if layer == 0:
             return {"gradient_norm": 0.0 if step else 1e-3}
         return {"gradient_non_finite": 5} if layer == 1 else {"frozen": True}
 
     log = run(change=change)
-    grid, figure = grid_of(COLUMNS[3], series_of(log)), drawn(log)
+    grid = grid_of(COLUMNS[3], series_of(log))
     assert grid.cells[0] == pytest.approx([1e-3] + [0.0] * 9)
     assert grid.spoiled.tolist() == [[False] * 10, [True] * 10, [False] * 10]
     assert np.isnan(grid.cells[1:]).all()
-    heat = heat_map(figure, "gradient / weight (norms)")
-    cells, spoiled = heat.get_images()
-    missing = tuple(cells.to_rgba(cells.get_array())[2, 1])
-    assert missing not in {tuple(cells.get_cmap()(value)) for value in np.linspace(0, 1, 256)}
-    [zeros] = heat.collections
-    assert zeros.get_hatch() and zeros.get_facecolor().tolist() == [[1, 1, 1, 1]] and zeros.get_zorder() > cells.zorder
-    [stretch] = zeros.get_paths()
-    assert stretch.get_extents().extents.tolist() == [25, -0.5, 475, 0.5]
-    assert spoiled.get_array().mask.tolist() == (~grid.spoiled).tolist()
-    assert {*words(figure)} >= {"exactly 0", "NaN or Inf", "no value: no weights, frozen, did not run"}
-    assert not {*words(sound)} & {"exactly 0", "NaN or Inf"}
+    looks = [tuple(colour) for colour in cell_colours(grid)[:, 1]]
+    assert len({*looks}) == 3 and not {*looks} & {tuple(colour) for colour in palette("viridis")[:LEVELS]}
+    assert tuple(cell_colours(grid)[0, 0]) in {tuple(colour) for colour in palette("viridis")[:LEVELS]}
+    keys = "white exactly 0, pink NaN or Inf, grey no value (no weights, frozen, did not run)"
+    assert plotted(log, []).cells.legend == [f"each layer, in order of execution: {keys}"]
+    [panel] = [panel for panel in plotted(log).cells.panels if panel.title.startswith("gradient")]
+    assert np.array_equal(np.stack(panel.cells), cell_colours(grid)) and panel.limits == (-25, 475)
 
 
 def test_a_named_layer_whose_value_is_0_has_marks_at_the_foot_of_its_curves() -> None:
-    curves = panel(
-        drawn(run(change=lambda step, layer: {"gradient_norm": 0.0} if layer == 1 else {})), "gradient / weight (norms)"
-    )
-    assert words(curves) == ["layer1"]
-    [marks] = [line for line in curves.lines if line.get_marker() == "v"]
-    assert marks.get_xdata().tolist() == list(range(0, 500, 50))
+    chart = metric(plotted(run(change=lambda step, layer: {"gradient_norm": 0.0} if layer == 1 else {})), "gradient")
+    assert [curve.name for curve in chart.named] == ["layer1"]
+    assert [x for x, _ in chart.below] == list(range(0, 500, 50))
+    assert "triangles at the foot exactly 0" in chart.notes
 
 
 @pytest.mark.parametrize(
-    ("steps", "limits", "text"), [(10, [[50, 475]], "limit 1 from step 50"), (1, [], "limit 1 only from step 50 on")]
+    ("steps", "limits", "text"), [(10, [1.0], "limit 1 from step 50"), (1, [], "limit 1 only from step 50 on")]
 )
-def test_the_limit_of_a_drift_begins_where_it_applies(steps: int, limits: list[list[int]], text: str) -> None:
-    axes = panel(drawn(run(steps)), "BatchNorm drift")
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_color() == Colour.ALARM] == limits
-    assert words(axes) == [text]
+def test_the_limit_of_a_drift_begins_where_it_applies(steps: int, limits: list[float], text: str) -> None:
+    chart = metric(plotted(run(steps)), "BatchNorm drift")
+    assert [value for value, *_ in chart.lines_of_rules] == limits and chart.begin == 50
+    assert chart.rules == [(1.0, Colour.ALARM, text)]
 
 
-def test_a_smoothed_loss_begins_with_the_first_is_explained_and_bridges_no_gap(sound: Any) -> None:
+def test_a_smoothed_loss_begins_with_the_first_is_explained_and_bridges_no_gap() -> None:
     def losses(step: int, layer: int) -> dict[str, Any]:
         at = step // 50
         return {"loss": None if 20 <= at < 25 else 2.5 if at == 0 else 300.0 + at % 3}
 
-    axes = panel(drawn(run(60, change=losses)), "loss")
-    text = "thin: each sampled step; thick: median of it and 2 before and after; ×: NaN, Inf or unknown"
-    assert axes.get_title(loc="right") == text
-    [thick] = [line for line in axes.lines if line.get_linewidth() == 1.6]
-    values = thick.get_ydata()
-    assert (values[0], values[59]) == (2.5, 302.0)
-    assert np.flatnonzero(np.isnan(values)).tolist() == list(range(20, 25))
-    few = panel(sound, "loss")
-    assert few.get_title(loc="right") == "" and not [line for line in few.lines if line.get_linewidth() == 1.6]
+    chart = plotted(run(60, change=losses)).loss
+    words = "thin: each sampled step; thick: median of it and 2 before and after; ×: NaN, Inf or unknown"
+    assert "; ".join(chart.notes) == words and chart.unknown == list(range(1000, 1250, 50))
+    thin, thick = chart.curves
+    assert (thick.ys[0], thick.ys[59], thick.is_read) == (2.5, 302.0, False)
+    assert np.flatnonzero(np.isnan(thick.ys)).tolist() == list(range(20, 25)) and thin.width < 1
+    few = plotted(run()).loss
+    assert not few.notes and len(few.curves) == 1
 
 
 def test_findings_have_flags_above_the_loss() -> None:
     frozen = [finding("frozen", f"layer{at}", "word " * 60 + "end", step=100) for at in range(5)]
-    figure = plot_training(run(), [*frozen, finding("non-finite", step=500), finding("few-samples")])
-    flags = [(flag.get_text(), flag.get_position()[0]) for flag in panel(figure, "loss").texts]
-    assert flags == [("1-5", 100), ("6", 475)]  # after the last sampled step: at the edge; few samples: none
-    lines = words(figure)
+    findings = [*frozen, finding("non-finite", step=500), finding("few-samples")]
+    # after the last sampled step: at the edge; few samples: none
+    assert plotted(run(), findings).loss.flags == [(100, "1-5"), (475, "6")]
+    lines = words(plot_training(run(), findings))
     at = lines.index(next(line for line in lines if line.startswith("1  warning frozen  layer0: word")))
-    assert lines[at + 1].startswith("     word") and lines[at + 1].endswith("end")
+    assert lines[at + 1].startswith("    word") and lines[at + 1].endswith("end")
 
 
 def test_names_are_thinned_out_but_never_those_of_findings() -> None:
     figure = drawn(run(4, 300, lambda step, layer: {"dead_channels": 8 if layer == 151 else 0}))
     assert figure.get_size_inches()[1] < 18
-    labels = [text for text in heat_map(figure, "dead channels (share)").texts if text.get_text().startswith("layer")]
+    labels = [text for text in figure.axes[0].texts if text.get_text().startswith("layer")]
     assert 50 < len(labels) < 150 and "layer151" in {text.get_text() for text in labels}
     places = sorted(text.get_position()[1] for text in labels)
     assert min(np.diff(places)) * 9.0 / 300 * 72 >= 7.5  # points
 
 
 def test_two_optimizers_have_names() -> None:
-    figure = drawn(run(change=lambda step, layer: {"optimizer": layer % 2, "model": layer % 2}))
-    assert words(panel(figure, "loss"))[:2] == ["optimizer 0", "optimizer 1"]
-    assert "2 optimizers: each layer is at the steps of the one that changes it" in words(figure)
+    plot = plotted(run(change=lambda step, layer: {"optimizer": layer % 2, "model": layer % 2}))
+    assert [curve.name for curve in plot.loss.named] == ["optimizer 0", "optimizer 1"]
+    assert plot.cells.lines[0][0] == "2 optimizers: each layer is at the steps of the one that changes it"
 
 
 UNUSUAL = {
@@ -236,7 +230,7 @@ def test_every_run_is_drawn_and_no_line_leaves_the_page(name: str) -> None:
 def test_the_last_run_of_a_log_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "run.ndjson"
     path.write_text("".join(json.dumps(line) + "\n" for line in ({"row": "run"}, *run().rows)))
-    assert titles(plot_training(str(path), findings_over_time(path)))
+    assert words(plot_training(str(path), findings_over_time(path)))[2] == "no findings"
     path.write_text("")
     with pytest.raises(InputError, match="holds no run yet"):
         plot_training(path)
