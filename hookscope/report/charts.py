@@ -10,8 +10,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from PIL import Image
 
-from hookscope.drawing import CURVE_COLOURS, Chart, Colour, DrawnPanel, RowPlot, palette
-from hookscope.drawing.colours import LEVELS
+from hookscope.drawing import CURVE_COLOURS, Chart, Colour, DrawnPanel, RowPlot, colours, palette
 from hookscope.errors import printable
 from hookscope.report.pictures import png_address
 
@@ -128,15 +127,15 @@ def _marks(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
                     yield _path((f"M{x:.4g} {y}h0" for x, y in ends), stroke_linecap="round", **paint)
 
 
-def _image(colours: np.ndarray[Any, Any], y: int, wide: int, high: int) -> Markup:
-    """A picture with a pixel for each colour ``(h, w, 3)``."""
-    address = png_address(Image.fromarray(np.ascontiguousarray(colours, np.uint8), "RGB"))
+def _image(pixels: np.ndarray[Any, Any], y: int, wide: int, high: int) -> Markup:
+    """A picture of ``pixels`` ``(h, w, 3)``."""
+    address = png_address(Image.fromarray(np.ascontiguousarray(pixels, np.uint8), "RGB"))
     fit = {"preserveAspectRatio": "none", "image_rendering": "pixelated"}
     return _element("image", href=address, y=y, width=wide, height=high, **fit)
 
 
 def _ramp(cmap: str, labels: Iterable[str], wide: int, y: int) -> Iterator[Markup]:
-    yield _image(palette(cmap)[None, :LEVELS], y, wide, 8)
+    yield _image(palette(cmap)[None, : colours.LEVELS], y, wide, 8)
     for share, label, anchor in zip((0, 0.5, 1), labels, ("start", "middle", "end"), strict=True):
         yield _text(share * wide, y + 20, label, anchor, class_="tick")
 

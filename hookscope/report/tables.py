@@ -98,7 +98,7 @@ def draw_result_page(
         tables: The tables.
         lines: Lines under the verdict.
         charts: Curves of all rows.
-        plot: All rows on one page, as ``--plot`` draws it.
+        plot: All rows on one page, as the figure draws it.
         provenance: Versions and the like.
     """
     views = [view for table in tables for view in table.rows]

@@ -84,9 +84,7 @@ def test_a_chart_leaves_gaps_and_keeps_its_numbers() -> None:
     assert chart.is_log and chart.span == (0, 4) and chart.limits == pytest.approx((10**-0.2, 10**2.2))
     paths = {part.get("class"): part.attrib["d"] for part in ElementTree.fromstring(f"<g>{chart_svg(chart)}</g>")}
     assert paths["line colour-0"] == "M450 80L600 13.33" and paths["dot colour-0"] == "M0 146.7h0"
-    assert {"band", "rule", "unknown", "grid", "line colour-0 faint", None} <= set(
-        paths
-    )
+    assert {"band", "rule", "unknown", "grid", "line colour-0 faint", None} <= set(paths)
     lines = chart_data(chart)["lines"]
     assert [line["ys"] for line in lines] == [[1.0, None, "NaN", 10.0, 100.0], [0.0]]  # type: ignore[attr-defined]
     assert [label for _, label in chart_labels(chart)["ticks"]] == ["1", "10", "100"]

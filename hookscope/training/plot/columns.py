@@ -14,6 +14,7 @@ from hookscope.drawing import (
     Mark,
     Panel,
     RowPlot,
+    colours,
     layer_label,
     palette,
     plain_ticks,
@@ -21,7 +22,6 @@ from hookscope.drawing import (
     short_label,
     tick_label,
 )
-from hookscope.drawing.colours import LEVELS
 from hookscope.training.log.rules import RULES, TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
 from hookscope.training.log.series import LayerSeries, LossSeries, RunSeries
 from hookscope.training.log.summary import TimedFinding
@@ -256,9 +256,9 @@ def _cell_panel(grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFin
     values = grid.cells[np.isfinite(grid.cells) & ((grid.cells > 0) | (not grid.column.logarithmic))]
     low = "≤" + low if (values < grid.low * (1 - 1e-9)).any() else low
     high = "≥" + high if (values > grid.high * (1 + 1e-9)).any() else high
-    colours = cell_colours(grid)
+    cells = cell_colours(grid)
     marks = [
-        Mark("cells", lambda row: colours[row], ""),
+        Mark("cells", lambda row: cells[row], ""),
         Mark("dot", lambda row: begins.get(row), "white", size=5.0),
         Mark("dot", lambda row: begins.get(row), Colour.ALARM, size=3.0),
     ]
@@ -273,12 +273,14 @@ def cell_colours(grid: LayerStepGrid) -> NDArray[np.uint8]:
         shares = np.log(np.maximum(cells, grid.low) / grid.low) / math.log(grid.high / grid.low)
     else:
         shares = (cells - grid.low) / (grid.high - grid.low)
-    colours: NDArray[np.uint8] = palette(grid.column.colours)[np.rint(shares.clip(0, 1) * (LEVELS - 1)).astype(int)]
-    colours[np.isnan(grid.cells)] = _NO_VALUE
+    shown: NDArray[np.uint8] = palette(grid.column.colours)[
+        np.rint(shares.clip(0, 1) * (colours.LEVELS - 1)).astype(int)
+    ]
+    shown[np.isnan(grid.cells)] = _NO_VALUE
     if grid.column.logarithmic:
-        colours[grid.cells == 0] = _ZERO
-    colours[grid.spoiled] = _SPOILED
-    return colours
+        shown[grid.cells == 0] = _ZERO
+    shown[grid.spoiled] = _SPOILED
+    return shown
 
 
 def step_ticks(edges: tuple[float, float], most: int) -> list[tuple[float, str]]:
