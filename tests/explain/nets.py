@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers import seeded
-from tests.nets import named
+from tests.nets import Function, named
 
 
 def picture(*shape: int, seed: int = 1) -> Tensor:
@@ -46,15 +46,11 @@ def busy() -> nn.Module:
     return net
 
 
-class Gives(nn.Module):
+class Gives(Function):
     """Puts out what a function makes of the maps of its convolution."""
 
     def __init__(self, output: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.conv, self.relu, self.output = nn.Conv2d(3, 4, 1), nn.ReLU(), output
-
-    def forward(self, x: Tensor) -> Any:
-        return self.output(self.relu(self.conv(x)))
+        super().__init__(lambda net, x: output(net.relu(net.conv(x))), conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU())
 
 
 CELL = 8
@@ -68,29 +64,22 @@ class FindsCells(nn.Module):
         self.body = nn.Conv2d(3, 2, 1, bias=False)
         self.body.weight.data.copy_(torch.tensor([[1.0, -1, 0], [-1, 1, 0]])[..., None, None])
         self.relu = nn.ReLU(inplace=True)
-        self.head = Head()
+        self.head = Function(found_cells, mean=nn.AvgPool2d(CELL))
 
     def forward(self, pictures: list[Tensor]) -> list[dict[str, Tensor]]:
         maps = torch.cat([self.relu(self.body(picture[None])) for picture in pictures])
         return self.head(maps)
 
 
-class Head(nn.Module):
+def found_cells(head: Any, maps: Tensor) -> list[dict[str, Tensor]]:
     """The scores are ``sigmoid(8 x - 4)`` of the mean of each cell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = nn.AvgPool2d(CELL)
-
-    def forward(self, maps: Tensor) -> list[dict[str, Tensor]]:
-        images = []
-        for scores in (8 * self.mean(maps) - 4).sigmoid():
-            label, y, x = (scores > 0.1).nonzero(as_tuple=True)
-            corner = CELL * torch.stack([x, y], 1).float()
-            images.append(
-                {"boxes": torch.cat([corner, corner + CELL], 1), "labels": label + 1, "scores": scores[label, y, x]}
-            )
-        return images
+    images = []
+    for scores in (8 * head.mean(maps) - 4).sigmoid():
+        label, y, x = (scores > 0.1).nonzero(as_tuple=True)
+        corner = CELL * torch.stack([x, y], 1).float()
+        boxes = torch.cat([corner, corner + CELL], 1)
+        images.append({"boxes": boxes, "labels": label + 1, "scores": scores[label, y, x]})
+    return images
 
 
 def street() -> Tensor:

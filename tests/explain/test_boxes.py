@@ -211,29 +211,26 @@ def test_a_detector_that_resizes_to_a_square_has_square_maps() -> None:
     assert [layer.resolution for layer in found] == [(2, 2), (20, 20)]
 
 
-class Queries(nn.Module):
+def with_queries(levels: int) -> nn.Module:
     """A detector with outputs as those of transformers: queries that look at the tokens of two levels in a row.
 
     There are 4x4 queries, and 4x4 + 2x2 = 4x5 tokens, which are no 4x5 places.
     """
+    queries = torch.randn(1, 16, 8)
 
-    def __init__(self, levels: int) -> None:
-        super().__init__()
-        self.backbone, self.coarse = nn.Conv2d(3, 8, 8, 8), nn.Conv2d(8, 8, 2, 2)
-        self.encoder, self.norm, self.levels = nn.Tanh(), nn.LayerNorm(8), levels
-        self.queries = nn.Parameter(torch.randn(1, 16, 8))
-        self.boxes, self.classes = nn.Linear(8, 4), nn.Linear(8, 3)
+    def forward(net: Any, x: Tensor) -> dict[str, Tensor]:
+        fine = net.backbone(x)
+        maps = [fine, net.coarse(fine)][:levels]
+        tokens = net.norm(net.encoder(torch.cat([level.flatten(2).mT for level in maps], 1)))
+        found = net.norm(queries + (queries @ tokens.mT).softmax(-1) @ tokens)
+        return {"logits": net.classes(found), "pred_boxes": net.boxes(found).sigmoid()}
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        fine = self.backbone(x)
-        levels = [fine, self.coarse(fine)][: self.levels]
-        tokens = self.norm(self.encoder(torch.cat([level.flatten(2).mT for level in levels], 1)))
-        found = self.norm(self.queries + (self.queries @ tokens.mT).softmax(-1) @ tokens)
-        return {"logits": self.classes(found), "pred_boxes": self.boxes(found).sigmoid()}
+    layers = {"backbone": nn.Conv2d(3, 8, 8, 8), "coarse": nn.Conv2d(8, 8, 2, 2), "encoder": nn.Tanh()}
+    return Function(forward, **layers, norm=nn.LayerNorm(8), boxes=nn.Linear(8, 4), classes=nn.Linear(8, 3))
 
 
 @pytest.mark.parametrize(("levels", "layer"), [(1, "encoder"), (2, "backbone")])
 def test_queries_and_tokens_of_several_levels_are_no_map(levels: int, layer: str) -> None:
-    net = seeded(lambda: Queries(levels))
+    net = seeded(lambda: with_queries(levels))
     [cam] = class_activation_maps(net, torch.rand(1, 3, 32, 32), target=BoxTarget(0), method="hirescam")
     assert (cam.call.key, cam.values.shape) == (layer, (4, 4))

@@ -126,20 +126,17 @@ def test_the_layer_of_a_segmentation_is_the_last_map_before_the_head(encoder: st
     assert only(net, x, target=1, smooth=True).values.shape == (8, 8)
 
 
-class Attends(nn.Module):
+def attends() -> nn.Module:
     """Attention written out, as libraries do: what is inside has four axes, and none of them are places."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
-        self.qkv, self.weights, self.drop, self.q_norm = nn.Linear(8, 24), nn.Softmax(-1), nn.Dropout(), nn.LayerNorm(4)
-        self.head = nn.Linear(8, 5)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        tokens = net.norm(net.patches(x).flatten(2).transpose(1, 2))
+        q, k, v = net.qkv(tokens).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)  # each (1, heads, tokens, 4)
+        mixed = net.drop(net.weights(net.q_norm(q) @ k.transpose(2, 3))) @ v
+        return net.head(mixed.mean(2).flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
-        q, k, v = self.qkv(tokens).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)  # each (1, heads, tokens, 4)
-        mixed = self.drop(self.weights(self.q_norm(q) @ k.transpose(2, 3))) @ v
-        return self.head(mixed.mean(2).flatten(1))
+    layers = {"patches": nn.Conv2d(3, 8, 4, 4), "norm": nn.LayerNorm(8), "qkv": nn.Linear(8, 24), "drop": nn.Dropout()}
+    return Function(forward, **layers, weights=nn.Softmax(-1), q_norm=nn.LayerNorm(4), head=nn.Linear(8, 5))
 
 
 def attends_with_positions() -> nn.Module:
@@ -174,7 +171,7 @@ def test_the_default_has_the_proportions_of_the_picture_or_a_stride_in_one_direc
 
 @pytest.mark.parametrize("size", [(16, 16), (32, 32), (32, 48)])
 def test_layers_inside_attention_are_skipped(size: tuple[int, int]) -> None:
-    cam = only(seeded(Attends), picture(*size))
+    cam = only(seeded(attends), picture(*size))
     assert (cam.call.name, cam.values.shape) == ("norm", (size[0] // 4, size[1] // 4))
 
 
@@ -187,29 +184,26 @@ def test_long_pictures_through_convolutions_without_padding_have_a_map() -> None
         assert (cam.call.name, cam.values.shape) == ("b", shape)
 
 
-class Aside(nn.Module):
+def aside(scored: bool = True) -> nn.Module:
     """Branches that the score does not depend on, last of all: unused, detached, under no_grad."""
 
-    def __init__(self, scored: bool = True) -> None:
-        super().__init__()
-        self.trunk, self.head, self.scored = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), scored
-        self.unused, self.detached, self.blind = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
-        self.idle = nn.Conv2d(4, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.trunk(x)
-        self.unused(x)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.trunk(x)
+        net.unused(x)
         with torch.no_grad():
-            blind = self.blind(x).mean()
-        score = self.head(x.mean((2, 3))) + self.detached(x).detach().mean() + blind
-        return score if self.scored else score.detach()
+            blind = net.blind(x).mean()
+        score = net.head(x.mean((2, 3))) + net.detached(x).detach().mean() + blind
+        return score if scored else score.detach()
+
+    sides = {name: nn.Conv2d(4, 4, 3) for name in ("unused", "detached", "blind", "idle")}
+    return Function(forward, trunk=nn.Conv2d(3, 4, 3), head=nn.Linear(4, 5), **sides)
 
 
 def test_branches_that_the_score_does_not_depend_on_are_skipped() -> None:
-    net = seeded(Aside)
+    net = seeded(aside)
     assert only(net, picture()).call.name == "trunk" and landmark_layers(net, picture()) == ["trunk"]
     for method in ("eigencam", "scorecam", "ablationcam"):  # these need no gradient
-        assert only(seeded(lambda: Aside(False)), picture(), "trunk", method=method).values.any(), method
+        assert only(seeded(lambda: aside(False)), picture(), "trunk", method=method).values.any(), method
 
 
 def test_a_score_that_no_value_changes_has_landmarks_and_a_last_map_that_is_all_zero() -> None:
@@ -637,10 +631,16 @@ GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
         (small(), (), {}, UsageError, "no image"),
         (small(), ("a word",), {}, UsageError, "no image"),
         (WINDOWS, picture(), {"layers": "inner"}, NoMapError, "the output of inner holds 2 parts of the image"),
-        (Aside(), picture(), {"layers": "idle"}, LayerError, "idle did not run"),
-        (Aside(), picture(), {"layers": ["idle", "trunk"]}, LayerError, "idle did not run"),
-        (Aside(False), picture(), {"layers": "trunk"}, LayerError, "the score does not depend on trunk"),
-        (Aside(False), picture(), {}, NoMapError, "no layer of Aside has a map that the score depends on; no gradient"),
+        (aside(), picture(), {"layers": "idle"}, LayerError, "idle did not run"),
+        (aside(), picture(), {"layers": ["idle", "trunk"]}, LayerError, "idle did not run"),
+        (aside(False), picture(), {"layers": "trunk"}, LayerError, "the score does not depend on trunk"),
+        (
+            aside(False),
+            picture(),
+            {},
+            NoMapError,
+            "no layer of Function has a map that the score depends on; no gradient",
+        ),
         (FLAT, picture(), {}, NoMapError, "depends on; no layer has a map; use saliency"),
         (HIDES_NAN, NAN, {"layers": "conv"}, InputError, "the map of conv is not finite; its activation holds NaN"),
         (ROOT_OF_0, picture(), {"layers": "conv"}, InputError, "the map of conv is not finite; its gradient holds NaN"),
@@ -652,7 +652,7 @@ def test_layers_models_and_inputs_without_a_map_are_refused(
     with pytest.raises(error) as caught:
         class_activation_maps(net.eval(), x, **options)
     assert text in str(caught.value) and hooks_on(net) == 0
-    if not options and not isinstance(net, Aside):  # methods without gradient take any layer with a map
+    if not options and not hasattr(net, "trunk"):  # methods without gradient take any layer with a map
         with pytest.raises(error) as caught:
             landmark_layers(net, x)
         assert text in str(caught.value)
@@ -663,7 +663,7 @@ def test_layers_models_and_inputs_without_a_map_are_refused(
 def test_a_layer_that_the_score_does_not_depend_on_is_refused(layer: str, method: str) -> None:
     says = f"does not depend on {layer}; .*unused, detached or computed under no_grad; .*eigenc"
     with pytest.raises(LayerError, match=says):
-        class_activation_maps(seeded(Aside), picture(), layer, method=method)
+        class_activation_maps(seeded(aside), picture(), layer, method=method)
 
 
 @pytest.mark.parametrize("method", CAM_METHODS)

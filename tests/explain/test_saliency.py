@@ -234,28 +234,24 @@ def guided_by_hand(forward: Callable[[Tensor, Callable[[Tensor], Tensor]], Tenso
     return torch.autograd.grad(forward(leaf, Guided.apply)[0, at], leaf)[0]
 
 
-class Shared(nn.Module):
+def shared(function: bool) -> nn.Module:
     """One ReLU that runs twice, in place, and a ReLU that is a function between."""
 
-    def __init__(self, function: bool) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 16, 3)
-        self.relu, self.head, self.function = nn.ReLU(inplace=True), nn.Linear(16, 5), function
+    def forward(net: Any, x: Tensor, relu: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        relu = relu or net.relu
+        x = relu(net.a(x))
+        x = F.relu(net.b(x)) if function else net.b(x)
+        return net.head(relu(net.c(x)).mean((2, 3)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.by_hand(x, self.relu)
-
-    def by_hand(self, x: Tensor, relu: Callable[[Tensor], Tensor]) -> Tensor:
-        x = relu(self.a(x))
-        x = F.relu(self.b(x)) if self.function else self.b(x)
-        return self.head(relu(self.c(x)).mean((2, 3)))
+    layers = {"a": nn.Conv2d(3, 8, 3), "b": nn.Conv2d(8, 8, 3), "c": nn.Conv2d(8, 16, 3)}
+    return Function(forward, **layers, relu=nn.ReLU(inplace=True), head=nn.Linear(16, 5))
 
 
 @pytest.mark.parametrize("function", [False, True])
 def test_a_relu_that_runs_twice_is_guided_twice_and_a_function_never(function: bool) -> None:
-    net, x = seeded(lambda: Shared(function)), picture()
+    net, x = seeded(lambda: shared(function)), picture()
     for at in range(3):
-        expected = guided_by_hand(net.by_hand, x, at)
+        expected = guided_by_hand(net, x, at)
         close(only(net, x, at, "guided-backprop"), expected)
     assert not torch.allclose(only(net, x, 0, "guided-backprop"), only(net, x, 0), rtol=0.01)
 
@@ -275,7 +271,7 @@ def mixed() -> nn.Module:
 
 
 def test_relus_that_are_functions_are_counted_as_unguided() -> None:
-    for build, count in ((mixed, 1), (lambda: Shared(True), 1), (lambda: Shared(False), 0), (small, 0)):
+    for build, count in ((mixed, 1), (lambda: shared(True), 1), (lambda: shared(False), 0), (small, 0)):
         found = saliency_maps(seeded(build), picture(), "top:2", "guided-backprop")
         assert [one.unguided for one in found] == [count, count]
     net = seeded(mixed).requires_grad_(False)

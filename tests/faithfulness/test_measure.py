@@ -217,26 +217,18 @@ def test_of_a_clip_each_place_of_each_frame_has_its_turn() -> None:
     assert np.allclose(found.curves["deletion"], [1] + [0] * 48)
 
 
-class Detector(nn.Module):
-    """Finds one box, as sure as the pixels in it are bright."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 1, 1, bias=False)
-        nn.init.constant_(self.conv.weight, 1 / 3)
-
-    def forward(self, pictures: list[Tensor]) -> list[dict[str, Tensor]]:
-        bright = [self.conv(picture[None])[0, 0, 4:12, 8:20].mean()[None] for picture in pictures]
+def test_what_explains_a_detected_box_is_ahead_of_the_baselines() -> None:
+    def detect(pictures: list[Tensor]) -> list[dict[str, Tensor]]:
+        """One box, as sure as the pixels in it are bright."""
+        bright = [picture[:, 4:12, 8:20].mean()[None] for picture in pictures]
         box, label = torch.tensor([[8.0, 4, 20, 12]]), torch.tensor([1])
         return [{"boxes": box, "labels": label, "scores": score} for score in bright]
 
-
-def test_what_explains_a_detected_box_is_ahead_of_the_baselines() -> None:
     image, truth = torch.zeros(3, 24, 32), np.zeros((24, 32))
     image[:, 4:12, 8:20] = 0.9
     truth[4:12, 8:20] = 1
     maps = {"truth": truth, "wrong": 1 - truth}
-    found = measure_faithfulness(Detector(), [image], maps, BoxTarget(0), boxes=[(8, 4, 20, 12)])
+    found = measure_faithfulness(Function(detect), [image], maps, BoxTarget(0), boxes=[(8, 4, 20, 12)])
     by_road = sorted(found, key=lambda each: -each.road)
     assert (by_road[0].name, by_road[-1].name) == ("truth", "wrong")
     assert (by_road[0].in_box, by_road[0].points, by_road[0].drop) == (pytest.approx(1), True, pytest.approx(0))

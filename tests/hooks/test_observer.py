@@ -122,21 +122,16 @@ def test_each_pass_starts_anew_and_a_part_called_alone_continues_the_count() -> 
     assert keys.calls[:3] == [("stem", 0), ("head.0", 1), ("head.0#1", 2)] and keys.calls[3:][0] == ("stem", 0)
 
 
-class Countdown(nn.Module):
+def countdown(net: Any, x: torch.Tensor, left: int) -> torch.Tensor:
     """Calls itself until nothing is left, and fails at ``fails_at``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fails_at = conv(1), -1
-
-    def forward(self, x: torch.Tensor, left: int) -> torch.Tensor:
-        if left == self.fails_at:
-            raise ValueError("as asked")
-        return self.conv(self(x, left=left - 1) if left else x)
+    if left == net.fails_at:
+        raise ValueError("as asked")
+    return net.conv(net(x, left=left - 1) if left else x)
 
 
 def test_a_model_that_calls_itself_is_in_one_pass() -> None:
-    net, keys, said = Countdown(), Keys(), []
+    net, keys, said = Function(countdown, conv=conv(1)), Keys(), []
+    net.fails_at = -1
     observer = Observer(
         net, "all", ("Conv2d",), keys, on_start=lambda *inputs: said.append("on"), on_end=lambda: said.append("off")
     )
@@ -156,7 +151,7 @@ def test_a_model_that_calls_itself_is_in_one_pass() -> None:
 
 
 def test_a_layer_that_calls_itself_returns_innermost_first_with_its_own_input() -> None:
-    net, inputs = nn.Sequential(Countdown()), []
+    net, inputs = nn.Sequential(Function(countdown, conv=conv(1))), []
     net[0].forward = lambda x, left=2: net[0](x + 1, left=left - 1) * 2 if left else x
 
     def on_call(call: Any, module: Any, args: Any, kwargs: Any, output: torch.Tensor) -> None:
