@@ -17,7 +17,7 @@ Indices = float | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Part:
+class StrideTerm:
     """How a position moves along an axis of a tensor: index ``i`` adds ``(i // inner % count) * step`` pixels."""
 
     dim: int
@@ -27,42 +27,47 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AxisField:
     """The rows, or the columns, of the input that a value depends on: ``start`` to ``end``, moved on by ``parts``.
+
+    Behind a 3x3 convolution at stride 2 the rows of a map ``(1, 8, 20, 27)`` have the parts ``(StrideTerm(2, 1, 20,
+    2.0),)``, start 0 and end 3: row 5 sees the rows 10 to 12. `reshaped` to ``(1, 8, 540)``, the part is
+    ``StrideTerm(2, 27, 20, 2.0)``: value 140 of a channel is row 5 and column 5.
 
     Attributes:
         parts: How the position in the tensor moves the interval; empty where all values see the same.
         start: First pixel.
         end: One after the last pixel.
-        joined: The first operation that joined positions.
-        ignored: What else reaches the value, the same at all positions, such as the gate of squeeze-and-excitation.
+        merged_by: The first operation that merged positions.
+        global_dependency: What else reaches the value, the same at all positions, such as the gate of
+            squeeze-and-excitation.
         known: Whether every operation on the way is known here.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[StrideTerm, ...]
     start: float
     end: float
-    joined: str = ""
-    ignored: str = ""
+    merged_by: str = ""
+    global_dependency: str = ""
     known: bool = True
 
-    def without(self, dims: Collection[int], why: str) -> Reach:
+    def without(self, dims: Collection[int], why: str) -> AxisField:
         """The interval of all values along ``dims`` together."""
         return self.without_parts({part for part in self.parts if part.dim in dims}, why)
 
-    def without_parts(self, gone: Collection[Part], why: str) -> Reach:
+    def without_parts(self, gone: Collection[StrideTerm], why: str) -> AxisField:
         """The interval of all values that ``gone`` lead to together."""
         if not gone:
             return self
         more = sum(part.step * (part.count - 1) for part in gone)
-        why = self.joined or (why if any(part.count > 1 for part in gone) else "")
+        why = self.merged_by or (why if any(part.count > 1 for part in gone) else "")
         kept = tuple(part for part in self.parts if part not in gone)
-        return replace(self, parts=kept, end=self.end + more, joined=why)
+        return replace(self, parts=kept, end=self.end + more, merged_by=why)
 
-    def unknown(self, why: str) -> Reach:
-        return replace(self, parts=(), start=-math.inf, end=math.inf, joined=self.joined or why, known=False)
+    def unknown(self, why: str) -> AxisField:
+        return replace(self, parts=(), start=-math.inf, end=math.inf, merged_by=self.merged_by or why, known=False)
 
-    def regular(self, dim: int, length: int) -> Reach:
+    def as_single_stride(self, dim: int, length: int) -> AxisField:
         """The same with at most one part along ``dim``, a step for each index; the interval grows where it must."""
         here = [part for part in self.parts if part.dim == dim]
         if not here or (len(here) == 1 and here[0].inner == 1 and here[0].count == length):
@@ -74,20 +79,20 @@ class Reach:
         step = sum(part.step * part.count for part in here) / length
         return self._fitted(dim, at, at, step)
 
-    def _fitted(self, dim: int, low: NDArray[Any], high: NDArray[Any], step: float) -> Reach:
+    def _fitted(self, dim: int, low: NDArray[Any], high: NDArray[Any], step: float) -> AxisField:
         """Intervals that begin ``low`` and end ``high`` pixels later, as one that moves ``step`` for each index."""
         moved = np.arange(len(low)) * step
         others = tuple(part for part in self.parts if part.dim != dim)
         start, end = self.start + float((low - moved).min()), self.end + float((high - moved).max())
-        return replace(self, parts=(*others, Part(dim, 1, len(low), step)), start=start, end=end)
+        return replace(self, parts=(*others, StrideTerm(dim, 1, len(low), step)), start=start, end=end)
 
-    def resampled(self, dim: int, length: int, ratio: float, first: Indices, last: Indices, count: int) -> Reach:
+    def resampled(self, dim: int, length: int, ratio: float, first: Indices, last: Indices, count: int) -> AxisField:
         """Of ``count`` values along ``dim``, each made of the indices ``first`` to ``last`` of ``length``.
 
         ``first`` and ``last`` are those of each new index, or one number each, to which ``ratio`` times the index is
         added.
         """
-        reach = self.regular(dim, length)
+        reach = self.as_single_stride(dim, length)
         part = next((part for part in reach.parts if part.dim == dim), None)
         if part is None:
             return self
@@ -95,16 +100,16 @@ class Reach:
         low, high = (each + index * ratio if isinstance(each, int | float) else each for each in (first, last))
         return reach._fitted(dim, low * part.step, high * part.step, part.step * ratio)
 
-    def renumbered(self, dims: Callable[[int], int | None], why: str) -> Reach:
-        """The same with other numbers of the axes; those without are gone."""
+    def permuted(self, dims: Callable[[int], int | None], why: str) -> AxisField:
+        """Renumber the axes; axes that map to None are dropped."""
         moved = [(part, dims(part.dim)) for part in self.parts]
         parts = tuple(replace(part, dim=dim) for part, dim in moved if dim is not None)
         return replace(self.without({part.dim for part, dim in moved if dim is None}, why), parts=parts)
 
-    def viewed(self, before: Sequence[int], after: Sequence[int]) -> Reach:
+    def reshaped(self, before: Sequence[int], after: Sequence[int]) -> AxisField:
         """Of a tensor of shape ``before`` that is seen in the shape ``after``."""
-        parts: list[Part] = []
-        lost: list[Part] = []
+        parts: list[StrideTerm] = []
+        lost: list[StrideTerm] = []
         for part in self.parts:
             low = part.inner * math.prod(before[part.dim + 1 :])
             pieces, count = [], 1
@@ -112,43 +117,43 @@ class Reach:
                 each = math.prod(after[dim + 1 :])
                 bottom, top = max(low, each), min(low * part.count, each * length)
                 if bottom < top and not (bottom % each or top % bottom or bottom % low):
-                    pieces.append(Part(dim, bottom // each, top // bottom, part.step * (bottom // low)))
+                    pieces.append(StrideTerm(dim, bottom // each, top // bottom, part.step * (bottom // low)))
                     count *= top // bottom
             (lost if count != part.count else parts).extend(pieces if count == part.count else [part])
         reach = self.without({part.dim for part in lost}, "view") if lost else self
         return replace(reach, parts=tuple(sorted(parts)))
 
 
-Field = tuple[Reach, Reach]
+Field = tuple[AxisField, AxisField]
 """The rows and the columns that the values of a tensor depend on."""
 
 
-def union(a: Reach, b: Reach, shape: Sequence[int], why: str) -> Reach:
+def union(a: AxisField, b: AxisField, shape: Sequence[int], why: str) -> AxisField:
     """What values see that depend on one value of ``a`` and one of ``b``, tensors of one ``shape``."""
     if a.parts != b.parts:
         own = [{part.dim for part in set(each.parts) - set(other.parts)} for each, other in ((a, b), (b, a))]
         dims = [dim for dim in own[0] & own[1] if alone(a, dim) and alone(b, dim)]
         for dim in dims:
-            a, b = a.regular(dim, shape[dim]), b.regular(dim, shape[dim])
+            a, b = a.as_single_stride(dim, shape[dim]), b.as_single_stride(dim, shape[dim])
         a, b = min(((_stepped(a, of, dims), _stepped(b, of, dims)) for of in (a, b)), key=lambda pair: _length(*pair))
-        common, why = set(a.parts) & set(b.parts), a.joined or b.joined or why
+        common, why = set(a.parts) & set(b.parts), a.merged_by or b.merged_by or why
         a, b = (each.without_parts(set(each.parts) - common, why) for each in (a, b))
-    return Reach(
+    return AxisField(
         a.parts,
         min(a.start, b.start),
         max(a.end, b.end),
-        a.joined or b.joined,
-        a.ignored or b.ignored,
+        a.merged_by or b.merged_by,
+        a.global_dependency or b.global_dependency,
         a.known and b.known,
     )
 
 
-def alone(reach: Reach, dim: int) -> bool:
+def alone(reach: AxisField, dim: int) -> bool:
     """Whether ``reach`` moves along ``dim`` at most in blocks, not again and again over the same pixels."""
     return len([part for part in reach.parts if part.dim == dim]) <= 1
 
 
-def _stepped(reach: Reach, like: Reach, dims: Collection[int]) -> Reach:
+def _stepped(reach: AxisField, like: AxisField, dims: Collection[int]) -> AxisField:
     """``reach`` with the steps of ``like`` along ``dims``; the interval grows by what they differ."""
     steps = {part.dim: part.step for part in like.parts if part.dim in dims}
     parts, start, end = [], reach.start, reach.end
@@ -159,7 +164,7 @@ def _stepped(reach: Reach, like: Reach, dims: Collection[int]) -> Reach:
     return replace(reach, parts=tuple(parts), start=start, end=end)
 
 
-def _length(a: Reach, b: Reach) -> float:
+def _length(a: AxisField, b: AxisField) -> float:
     return max(a.end, b.end) - min(a.start, b.start)
 
 
@@ -169,7 +174,7 @@ class Followed(NamedTuple):
     field: Field
     flat: frozenset[int] = frozenset()
 
-    def each(self, change: Callable[[Reach], Reach], flat: Iterable[int] = ()) -> Followed:
+    def each(self, change: Callable[[AxisField], AxisField], flat: Iterable[int] = ()) -> Followed:
         return Followed((change(self.field[0]), change(self.field[1])), frozenset(flat))
 
 

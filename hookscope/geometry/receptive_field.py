@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.geometry.facts import ReceptiveField
-from hookscope.geometry.operation import Followed, Reach
+from hookscope.geometry.operation import AxisField, Field, Followed
 from hookscope.geometry.tracker import FieldTracker
 from hookscope.hooks import (
     Call,
@@ -168,16 +168,16 @@ def _field(tensor: Tensor, followed: Followed | None, module: nn.Module | None, 
         return ReceptiveField("whole", whole, reason="no operation that is followed leads from the input to it")
     rows, columns, frame = _placed(followed.field, tensor, channel_axis(tensor, module, shown), shown)
     if not rows.parts and not columns.parts:
-        return ReceptiveField("whole", whole, reason=rows.joined or columns.joined or "it has no positions")
+        return ReceptiveField("whole", whole, reason=rows.merged_by or columns.merged_by or "it has no positions")
     start, stride, size = [0.0, 0.0], [0.0, 0.0], list(whole)
     for axis, reach in enumerate((rows, columns)):
         if math.isfinite(reach.start):
             start[axis], size[axis] = reach.start, reach.end - reach.start
         if reach.parts:
             stride[axis] = reach.parts[0].step
-    ignored = rows.ignored or columns.ignored
+    ignored = rows.global_dependency or columns.global_dependency
     reason = f"left out: {ignored}, which reaches all positions alike" if ignored else ""
-    joined = [reach.joined for reach in (rows, columns) if not reach.parts]
+    joined = [reach.merged_by for reach in (rows, columns) if not reach.parts]
     reason = f"whole along one axis: {joined[0]}" if joined else reason
     return ReceptiveField("computed", _pair(size), _pair(stride), _pair(start), reason, frame)
 
@@ -187,7 +187,7 @@ def _pair(numbers: Sequence[float]) -> tuple[float, float]:
     return rows, columns
 
 
-def _placed(field: Sequence[Reach], tensor: Tensor, channels: int, shown: InputSize) -> tuple[Reach, Reach, int]:
+def _placed(field: Field, tensor: Tensor, channels: int, shown: InputSize) -> tuple[AxisField, AxisField, int]:
     """Rows and columns with a part for the row and the column of a feature map, and the columns of a frame of a clip.
 
     Without parts where the positions of the tensor are no rows and columns.
@@ -204,7 +204,7 @@ def _placed(field: Sequence[Reach], tensor: Tensor, channels: int, shown: InputS
         if extra:
             rows, columns = (reach.without({at}, "class tokens") for reach in (rows, columns))
         else:
-            rows, columns = rows.viewed(before, shape), columns.viewed(before, shape)
+            rows, columns = rows.reshaped(before, shape), columns.reshaped(before, shape)
             positions = [at, at + 1, at + 2]
     found = []
     for reach, at in zip((rows, columns), positions[-2:] if len(positions) > 1 else (-1, -1), strict=True):
@@ -213,7 +213,7 @@ def _placed(field: Sequence[Reach], tensor: Tensor, channels: int, shown: InputS
             reach = reach.without(set(range(dims + 1)), "windows along the batch axis")
         else:
             reach = reach.without({part.dim for part in reach.parts if part.dim != at}, "exchanged rows and columns")
-        found.append(reach.regular(at, shape[at]))
+        found.append(reach.as_single_stride(at, shape[at]))
     frame = shape[positions[-1]] if len(positions) == 3 and shape[positions[0]] > 1 else 0
     return found[0], found[1], frame
 

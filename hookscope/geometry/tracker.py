@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hookscope.geometry import windows  # noqa: F401  (registers its rules)
-from hookscope.geometry.joining import attention, product, reduction
-from hookscope.geometry.operation import RULES, Followed, Operation, Part, Reach, Rule, union
-from hookscope.geometry.together import cat, constant, pointwise
+from hookscope.geometry import rules_window  # noqa: F401  (registers its rules)
+from hookscope.geometry.operation import RULES, AxisField, Followed, Operation, Rule, StrideTerm, union
+from hookscope.geometry.rules_elementwise import cat, constant, pointwise
+from hookscope.geometry.rules_reduction import attention, product, reduction
 from hookscope.hooks import InputSize, storage_key, tensors_in
 
 _POINTWISE = (  # without torch's tag
@@ -72,7 +72,8 @@ class FieldTracker(TorchDispatchMode):
         tensors = [each for each in tensors_in(inputs).values() if each.dim() > 2 and each.is_floating_point()]
         for tensor in tensors:
             dims = tensor.dim()
-            rows, columns = (Reach((Part(dim, 1, tensor.shape[dim], 1.0),), 0, 1) for dim in (dims - 2, dims - 1))
+            terms = (StrideTerm(dim, 1, tensor.shape[dim], 1.0) for dim in (dims - 2, dims - 1))
+            rows, columns = (AxisField((term,), 0, 1) for term in terms)
             self._set(tensor, Followed((rows, columns)))
         if tensors:
             self.shown = InputSize.of(tensors[0])
@@ -150,12 +151,12 @@ def _written(base: Tensor, view: Tensor, before: Followed | None, written: Follo
         fits = [to for to in long_enough if base.stride(to) == view.stride(dim)]
         return fits[0] if len(fits) == 1 else None
 
-    def put(reach: Reach) -> Reach:
+    def put(reach: AxisField) -> AxisField:
         if any(place(part.dim) is None for part in reach.parts if part.count > 1):
             return reach.unknown("a write to a part")
         for part in reach.parts:
-            reach = reach.regular(part.dim, view.shape[part.dim])
-        placed = reach.renumbered(place, "")
+            reach = reach.as_single_stride(part.dim, view.shape[part.dim])
+        placed = reach.permuted(place, "")
         for part in placed.parts:
             placed = placed.resampled(part.dim, part.count, 1, -at[part.dim], -at[part.dim], base.shape[part.dim])
         return placed

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from hookscope.geometry.moving import inserted, shifted
-from hookscope.geometry.operation import RULES, Field, Followed, Operation, Reach, rule, union
+from hookscope.geometry.operation import RULES, AxisField, Field, Followed, Operation, rule, union
+from hookscope.geometry.rules_shape import inserted, shifted
 
 
 @rule("clone", "detach", "alias", "contiguous", "_to_copy", "lift_fresh", "native_dropout", "native_channel_shuffle")
@@ -59,11 +59,11 @@ def all_met(
 
 def _raised(known: Followed, more: int, same: Collection[int]) -> Field:
     """The field of a tensor that gets ``more`` axes in front, and is repeated along ``same``."""
-    rows, columns = known.each(lambda reach: reach.renumbered(lambda dim: dim + more, "")).field
+    rows, columns = known.each(lambda reach: reach.permuted(lambda dim: dim + more, "")).field
     return rows.without(same, "repeat"), columns.without(same, "repeat")
 
 
-def _met(members: Sequence[tuple[Reach, Collection[int]]], shape: Sequence[int], name: str) -> Reach:
+def _met(members: Sequence[tuple[AxisField, Collection[int]]], shape: Sequence[int], name: str) -> AxisField:
     """The union; but what is the same at all positions is left out, beside something with positions."""
     placed = [reach for reach, _ in members if reach.parts]
     dims = {part.dim for reach in placed for part in reach.parts}
@@ -76,7 +76,8 @@ def _met(members: Sequence[tuple[Reach, Collection[int]]], shape: Sequence[int],
         met = union(met, reach, shape, name)
     for reach, everywhere in rest:
         if everywhere and met.parts:
-            met = replace(met, ignored=met.ignored or reach.joined or reach.ignored or name)
+            beside = met.global_dependency or reach.merged_by or reach.global_dependency or name
+            met = replace(met, global_dependency=beside)
     return met
 
 
@@ -111,13 +112,3 @@ def _put(known: Followed, dim: int, at: int, length: int, total: int) -> Field:
 def _expand(operation: Operation) -> Followed | list[Followed]:
     shape = operation.output.shape
     return _together(operation, [operation.input], shape)
-
-
-@rule("repeat")
-def _repeat(operation: Operation) -> Followed | list[Followed] | None:
-    old, new = operation.input.shape, operation.output.shape
-    more = len(new) - len(old)
-    dims = {part.dim for reach in operation.followed.field for part in reach.parts}
-    if any(old[dim] != new[dim + more] and old[dim] > 1 for dim in dims):
-        return None
-    return _together(operation, [operation.input], new)

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from functools import reduce
 
-from hookscope.geometry.moving import removed
-from hookscope.geometry.operation import Followed, Operation, Reach, rule, union
+from hookscope.geometry.operation import AxisField, Followed, Operation, rule, union
+from hookscope.geometry.rules_shape import removed
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
@@ -43,29 +43,11 @@ def _softmax(operation: Operation) -> Followed:
 def _normalised(operation: Operation, over_positions: bool, what: str) -> Followed:
     """Divided by what is the same at all positions."""
 
-    def divided(reach: Reach) -> Reach:
-        return replace(reach, ignored=reach.ignored or what) if reach.parts and over_positions else reach
+    def divided(reach: AxisField) -> AxisField:
+        beside = reach.global_dependency or (what if reach.parts and over_positions else "")
+        return replace(reach, global_dependency=beside)
 
     return operation.followed.each(divided, operation.followed.flat)
-
-
-@rule("glu")
-def _glu(operation: Operation) -> Followed:
-    dim = operation["dim"] % operation.input.dim()
-    return operation.followed.each(lambda reach: reach.without({dim}, "glu"))
-
-
-@rule("index_select", "index")
-def _index(operation: Operation) -> Followed | None:
-    if operation.name == "index_select":
-        dims = {operation["dim"] % operation.input.dim()}
-    else:
-        dims = {dim for dim, index in enumerate(operation["indices"]) if index is not None}
-        if len(dims) != 1 or operation["indices"][next(iter(dims))].dim() != 1:
-            return None
-    if any(part.dim in dims for reach in operation.followed.field for part in reach.parts):
-        return None
-    return operation.followed
 
 
 @rule("mm", "bmm", "addmm", "baddbmm", "linear")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
-from hookscope.geometry.operation import Followed, Operation, Part, Reach, alone, rule
+from hookscope.geometry.operation import AxisField, Followed, Operation, alone, rule
 
 
-def shifted(reach: Reach, dim: int, length: int, by: int, count: int, every: int = 1) -> Reach:
+def shifted(reach: AxisField, dim: int, length: int, by: int, count: int, every: int = 1) -> AxisField:
     """Of ``count`` values along ``dim``: the indices from ``by`` on, ``every`` so many."""
     repeats = [part for part in reach.parts if part.dim == dim and part.inner * part.count != length]
     if repeats or not alone(reach, dim):
@@ -25,14 +24,14 @@ def _permute(operation: Operation) -> Followed:
         dims[a], dims[b] = dims[b], dims[a]
     dims = [dim % len(dims) for dim in dims]
     known = operation.followed
-    return known.each(lambda reach: reach.renumbered(dims.index, ""), (dims.index(dim) for dim in known.flat))
+    return known.each(lambda reach: reach.permuted(dims.index, ""), (dims.index(dim) for dim in known.flat))
 
 
 def inserted(known: Followed, at: int) -> Followed:
     def later(dim: int) -> int:
         return dim + (dim >= at)
 
-    return known.each(lambda reach: reach.renumbered(later, ""), map(later, known.flat))
+    return known.each(lambda reach: reach.permuted(later, ""), map(later, known.flat))
 
 
 def removed(known: Followed, gone: Collection[int], why: str) -> Followed:
@@ -40,7 +39,7 @@ def removed(known: Followed, gone: Collection[int], why: str) -> Followed:
         return None if dim in gone else dim - sum(each < dim for each in gone)
 
     flat = (earlier(dim) for dim in known.flat)
-    return known.each(lambda reach: reach.renumbered(earlier, why), (dim for dim in flat if dim is not None))
+    return known.each(lambda reach: reach.permuted(earlier, why), (dim for dim in flat if dim is not None))
 
 
 @rule("unsqueeze")
@@ -61,22 +60,7 @@ def _squeeze(operation: Operation) -> Followed:
 def _view(operation: Operation) -> Followed:
     before, after = operation.input.shape, operation.output.shape
     same = operation.followed.flat if tuple(before) == tuple(after) else ()
-    return operation.followed.each(lambda reach: reach.viewed(before, after), same)
-
-
-@rule("unfold")
-def _unfold(operation: Operation) -> Followed:
-    dim = operation["dimension"] % operation.input.dim()
-    length, count = operation.input.shape[dim], operation.output.shape[dim]
-
-    def unfold(reach: Reach) -> Reach:
-        moved = reach.regular(dim, length)
-        steps = [part.step for part in moved.parts if part.dim == dim]
-        taken = moved.resampled(dim, length, operation["step"], 0, 0, count)
-        within = [Part(operation.input.dim(), 1, operation["size"], step) for step in steps]
-        return replace(taken, parts=(*taken.parts, *within))
-
-    return operation.followed.each(unfold)
+    return operation.followed.each(lambda reach: reach.reshaped(before, after), same)
 
 
 @rule("slice")
