@@ -1,7 +1,5 @@
 """Every public function that takes a module also takes what `load_model` returns, with its class names and size."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Receptive fields, against arithmetic on paper and the pixels that gradients reach."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parts of a job: they cover the list without gap, in its order."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

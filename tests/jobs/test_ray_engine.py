@@ -1,7 +1,5 @@
 """The engine on Ray: the same result as in this process, whatever dies meanwhile; errors in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

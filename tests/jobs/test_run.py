@@ -1,7 +1,5 @@
 """The progress of a run, and when it is saved."""
 
-from __future__ import annotations
-
 import pytest
 
 from hookscope.jobs import Progress, SaveTimer, run

@@ -1,7 +1,5 @@
 """The engine under torchrun: the blocks of all ranks, gathered in order by rank 0."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Batches of real files: the same for any number of workers, without a trace of them."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

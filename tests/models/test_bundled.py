@@ -1,7 +1,5 @@
 """The bundled models: where their files are, and what the files hold."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

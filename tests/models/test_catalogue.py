@@ -1,7 +1,5 @@
 """The catalogue, judged by torchvision's metadata read in another way."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -4,8 +4,6 @@ The judge of the values is the state dict that was written. Folders that the lib
 they are installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The judge is `nn.Module.load_state_dict` with the state dict of the same architecture.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoint files of every sort: what fits is loaded whole, what does not is refused in one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

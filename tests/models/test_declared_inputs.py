@@ -1,7 +1,5 @@
 """Tests of what a user's file declares about the input of its model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

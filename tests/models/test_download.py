@@ -1,7 +1,5 @@
 """Weights over the network: a server of this machine serves, cuts short, lies, refuses and stalls."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Programs of torch.export as MODEL: the same layers and values as before the export, and no code that runs."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile

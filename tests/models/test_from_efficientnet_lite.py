@@ -1,7 +1,5 @@
 """EfficientNet-Lite0: a stand-in with the two names that are used, and the real packages where they are installed."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Models that a function in a package or in a file builds."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import types

@@ -1,7 +1,5 @@
 """A folder of transformers as MODEL."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``ultralytics:NAME`` as MODEL."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import types

@@ -1,7 +1,5 @@
 """Each family of models gets the input that it takes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixed and missing packages are named in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib

@@ -1,7 +1,5 @@
 """load_model: the model that was asked for, ready to run, and nothing else changed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What safetensors files say of themselves: read as the package reads it, and believed only where it can be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

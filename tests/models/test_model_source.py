@@ -1,7 +1,5 @@
 """The weights argument as a type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

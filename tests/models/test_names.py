@@ -1,7 +1,5 @@
 """Names and versions read from source files, judged by torchvision itself."""
 
-from __future__ import annotations
-
 import time
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names of the layers of an ONNX file, by nodes as exporters write them."""
 
-from __future__ import annotations
-
 from onnx import helper
 
 from hookscope.models.onnx_graph import Scopes, call_names

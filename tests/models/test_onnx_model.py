@@ -1,7 +1,5 @@
 """ONNX files as MODEL, judged by onnxruntime itself and by the network that was exported."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

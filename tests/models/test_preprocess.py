@@ -1,7 +1,5 @@
 """Photograph to tensor, judged by torchvision's own transforms and by Pillow."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Preprocessing that a model states itself: the configurations of timm and transformers, without these packages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``quantized:NAME``: torchvision's models with layers of 8 bits, made from the float weights of the same name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

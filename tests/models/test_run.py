@@ -1,7 +1,5 @@
 """What the code of a user raises: the likely cause, type and message, file and line of that code."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

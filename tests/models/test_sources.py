@@ -1,7 +1,5 @@
 """The registry of model sources: one entry is all that a new source needs, and names are checked without torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

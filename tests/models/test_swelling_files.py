@@ -1,7 +1,5 @@
 """Files that would fill the memory are refused in one line, in a process that may take only little of it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess
