@@ -1,120 +1,184 @@
 """A command as a dataclass: its fields are the options, its docstring is the help, and ``run`` does the work.
 
-What options need of one another is said at the field and checked here, before a model or torch is loaded.
+What options need of one another and of files is said at the field and checked here, before a model or torch is loaded.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, dataclass_transform
+import sys
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, ClassVar
 
 import click
 
+from hookscope.cli.fields import Options, group, option
+from hookscope.cli.output import formats
+from hookscope.cli.output.report import Report
 from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.engine_options import EngineOptions
 from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, model_options
+from hookscope.cli.shared.image_options import BatchOptions, ImageList
+from hookscope.cli.shared.model import ModelAndImages, ModelOptions
+from hookscope.cli.shared.output_paths import is_same_file, refuse_input
+from hookscope.cli.shared.registries import RegistryChoice, Rows
 from hookscope.columns import Columns
 from hookscope.errors import UsageError
+from hookscope.findings import counted
+from hookscope.system import check_writable
 
 
-def given_by(*decorators: Callable[[Any], Any], needs: str = "", not_with: Sequence[str] = (), why: str = "") -> Any:
-    """A field whose value comes from options or arguments of click.
-
-    Args:
-        decorators: What adds them to a command, such as ``click.option(...)``.
-        needs: Another field that has to have a value when this one is given.
-        not_with: Other fields that must not be given together with this one.
-        why: Why they do not fit, for the error.
-    """
-    about = {"decorators": decorators, "needs": needs, "not_with": not_with, "why": why}
-    return dataclasses.field(metadata=about)
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(given_by,))
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Command:
-    """The base of every command: it has a format, and runs."""
+class Command(Options):
+    """The base of every command."""
 
     fields_told: ClassVar[Columns | None] = None
     """The columns that the help lists as fields."""
+    fields_title: ClassVar[str] = "Fields"
+    table: ClassVar[Callable[[], Rows] | None] = None
+    """The names and descriptions that the help has at its line ``{table}``."""
+    made_of: ClassVar[type[GroupedCommand]] = GroupedCommand
 
-    format: str = given_by(shared.format_option)
+    def inputs(self) -> Iterator[tuple[str, str]]:
+        """What kind of input, and the file of each; no output may replace it."""
+        return iter(())
 
-    def __init_subclass__(cls) -> None:
-        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    def start(self) -> Any:
+        """Check what the options say, and run."""
+        self.check()
+        return self.run()
+
+    def check(self) -> None:
+        """Refuse files that cannot be written, are an input or another output, and a wrong number of images."""
+        written: dict[str, str] = {}
+        for name, about in self.metadata().items():
+            path = getattr(self, name, None)
+            if path is None or not (about["writes"] or about["images"]):
+                continue
+            word = _word(name)
+            if about["images"]:
+                self._check_count(word, *about["images"])
+            if about["writes"] is None or about["writes"](path) is False:
+                continue
+            check_writable(path)
+            for kind, source in self.inputs():
+                refuse_input(path, [source], kind)
+            for other, earlier in written.items():
+                if is_same_file(path, earlier):
+                    raise UsageError(f"{other} and {word} name the same file '{path}'", do="name two files")
+            written[word] = path
+
+    def _check_count(self, word: str, fewest: int, most: int | None = None) -> None:
+        count = sum(kind == "image" for kind, _ in self.inputs())
+        if count < fewest or (most is not None and count > most):
+            asked = f"{word} takes {f'{fewest} images or more' if most is None else counted(most, 'image')}"
+            raise UsageError(asked, f"there {'is' if count == 1 else 'are'} {count}")
 
     def run(self) -> Any:
-        """Do what the options say."""
+        """Do what the options say; returns the exit status, or what runs when all is put back."""
         raise NotImplementedError
 
+    @classmethod
+    def made(cls, name: str) -> click.Command:
+        """The click command ``name``."""
 
-class OfModel(Command):
+        def call(**values: Any) -> Any:
+            _check_together(cls)
+            return cls.taken(values).start()
+
+        help = inspect.cleandoc(cls.__doc__ or "")
+        if cls.fields_told is not None:
+            lines = "\n  ".join([f"{cls.fields_title}:", *cls.fields_told.help_lines()])
+            help += f"\n\n\b\n{lines}"
+        params = {parameter.name: parameter for parameter in cls.click_parameters()}
+        ordered = sorted(params.values(), key=lambda each: (isinstance(each, click.Option), each.name != "model"))
+        return cls.made_of(name, callback=call, params=ordered, help=help, table=cls.table)
+
+
+class RowCommand(Command):
+    """A command that prints rows."""
+
+    topic = "run"
+    format: str = option(
+        "How to print the rows.  [default: table on a terminal, tsv in a pipe]",
+        type=RegistryChoice(lambda: formats.FORMATS),
+        callback=lambda ctx, param, value: value or formats.default_format(sys.stdout),
+        also=[shared.utf8_option],
+    )
+
+    def print(self, report: Report) -> None:
+        """Write a report in the format of ``--format``."""
+        formats.write_report(report, self.format)
+
+    @contextlib.contextmanager
+    def printed_after(self, report: Report) -> Iterator[None]:
+        """Print a report after the block that writes files: a full disk is no reason to lose the rows."""
+        try:
+            yield
+        finally:
+            self.print(report)
+
+
+class OfModel(RowCommand):
     """A command about a model."""
 
-    model: ModelOptions = given_by(shared.model_argument(), model_options)
+    model: ModelOptions = group(ModelOptions)
+
+    def inputs(self) -> Iterator[tuple[str, str]]:
+        yield "model", self.model.model.partition(":")[0]
+        yield "weights", self.model.weights
 
 
 class OfImage(OfModel):
     """A command about one forward pass: of one image, or of two for optical flow."""
 
-    paths: tuple[str, ...] = given_by(shared.image_argument())
+    paths: tuple[str, ...] = shared.image_argument()
 
-    def __post_init__(self) -> None:
-        ModelAndImages.check_count(self.paths)
+    def inputs(self) -> Iterator[tuple[str, str]]:
+        yield from super().inputs()
+        yield from (("image", path) for path in self.paths)
+
+    def check(self) -> None:
+        if len(self.paths) > 2:
+            raise UsageError(f"expected one image, or two for optical flow, got {len(self.paths)}")
+        super().check()
+
+    @cached_property
+    def subject(self) -> ModelAndImages:
+        """The model and the images, loaded."""
+        return ModelAndImages.load(self.model, self.paths)
 
 
-class OfImages(OfModel):
+class OfImages(OfModel, ImageList):
     """A command about images, one after another."""
 
-    paths: list[str] = given_by(image_inputs)
+    def inputs(self) -> Iterator[tuple[str, str]]:
+        yield from super().inputs()
+        yield from (("image", path) for path in self.images)
 
 
-def command(name: str, **more: Any) -> Callable[[type[Command]], click.Command]:
-    """A decorator that makes the click command ``name`` of a `Command`; ``more`` is for `click.command`."""
+class OfManyImages(OfImages, BatchOptions):
+    """A command that takes many images through the model, in batches and on any engine."""
 
-    def make(kind: type[Command]) -> click.Command:
-        def run(**values: Any) -> Any:
-            _check_together(kind)
-            return kind(**values).run()
-
-        run.__doc__ = inspect.cleandoc(kind.__doc__ or "")
-        decorated: Any = run
-        for field in reversed(list(_fields(kind))):
-            decorated = shared.apply_options(field.metadata["decorators"], decorated)
-        if kind.fields_told is not None:
-            decorated = shared.tell_fields(kind.fields_told)(decorated)
-        as_command: Any = click.command(name, **{"cls": GroupedCommand, **more})
-        made = as_command(decorated)
-        made.params.sort(key=lambda parameter: (isinstance(parameter, click.Option), parameter.name != "model"))
-        assert isinstance(made, click.Command)
-        return made
-
-    return make
+    engine: EngineOptions = group(EngineOptions)
 
 
-def _fields(kind: type[Command]) -> Iterator[dataclasses.Field[Any]]:
-    """The fields in the order of the help: those of the command before those that it shares."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for owner in kind.__mro__:
-        for name in inspect.get_annotations(owner):
-            if name in fields:
-                yield fields.pop(name)
+def _word(name: str) -> str:
+    """How the command line spells a field."""
+    return next(each.opts[0] for each in click.get_current_context().command.params if each.name == name)
 
 
 def _check_together(kind: type[Command]) -> None:
     """Refuse options that lack another option, and options that do not go together."""
-    context = click.get_current_context()
-    words = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    fields = {field.name: field.metadata for field in _fields(kind)}
-    for name, about in fields.items():
+    values = click.get_current_context().params
+    for name, about in kind.metadata().items():
         if not shared.was_given(name):
             continue
-        needs, do = about["needs"], about["why"]
-        if needs and not context.params.get(needs):
-            raise UsageError(f"{words[name]} needs {words[needs]}", do=do or f"add {words[needs]}")
+        needs, do = about["needs"].split(), about["why"]
+        if needs and not any(values.get(other) for other in needs):
+            words = " or ".join(map(_word, needs))
+            raise UsageError(f"{_word(name)} needs {words}", do=do or f"add {words}")
         for other in about["not_with"]:
             if shared.was_given(other):
-                raise UsageError(f"{words[name]} has no effect with {words[other]}", do=do or "leave one of them out")
+                raise UsageError(f"{_word(name)} has no effect with {_word(other)}", do=do or "leave one of them out")

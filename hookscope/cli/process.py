@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-import click
-
-from hookscope.cli.output.formats import note
+from hookscope.cli.output.formats import Output, note
 from hookscope.errors import WriteError
 
 # Limits the spin-waiting of OpenMP threads: a pass takes the same wall time and less processor time.
@@ -39,8 +37,7 @@ def standard_output() -> TextIO:
 
 def command_line() -> str:
     """The command line of this run, for a shell."""
-    run = click.get_current_context().obj
-    return shlex.join(["hookscope", *(sys.argv[1:] if run is None else run.argv)])
+    return shlex.join(["hookscope", *Output.now.argv])
 
 
 def streams_as_now() -> Callable[[], None]:

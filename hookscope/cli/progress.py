@@ -21,7 +21,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _shows_bars() -> bool:
-    return _is_terminal(sys.stderr) and not formats.is_quiet
+    return _is_terminal(sys.stderr) and not formats.Output.now.quiet
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``hookscope ablate``: the score that is lost without each channel of a layer."""
+"""Rank the channels of a layer by the score they carry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli import process
-from hookscope.cli.command import OfImage, command, given_by
+from hookscope.cli.command import OfImage
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import pass_progress
@@ -15,8 +16,8 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, check_choice
-from hookscope.cli.shared.output_paths import check_plot, write_plot
-from hookscope.cli.shared.written import show_option
+from hookscope.cli.shared.output_paths import write_plot
+from hookscope.cli.shared.written import open_option, show_option
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -37,7 +38,6 @@ COLUMNS = Columns(
 _MAPS = 11  # of --plot, beside the image
 
 
-@command("ablate")
 class Ablate(OfImage):
     """Set each channel of a layer of MODEL to 0, one after another, and rank them by the score that is lost.
 
@@ -53,29 +53,27 @@ class Ablate(OfImage):
     lists the changes.
     """
 
-    layers: hooks.Selection | None = given_by(
-        shared.layer_option(f"Calls whose channels to set to 0: {shared.SELECTION}  [default: the last index]", "-1")
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls whose channels to set to 0: {shared.SELECTION}  [default: the last index]", default="-1"
     )
-    types: tuple[str, ...] = given_by(shared.counted_type_option)
-    target: scores.Target = given_by(target_option(help="Whose score is measured"))
-    categories: tuple[str, ...] | None = given_by(categories_option)
-    top: int = given_by(shared.count_option("--top", "Number of channels to show.", 20))
-    plot: str | None = given_by(
-        shared.plot_option("Draw the channels as bars, and the maps of the first ones"), show_option
+    types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
+    target: scores.Target = target_option("Whose score is measured")
+    categories: tuple[str, ...] | None = categories_option()
+    top: int = option("Number of channels to show.", default=20)
+    plot: str | None = shared.plot_file(
+        "Draw the channels as bars, and the maps of the first ones", also=[open_option(), show_option()]
     )
-    changes: tuple[tuple[str, str], ...] = given_by(at_option)
-    batch_size: int | None = given_by(
-        shared.count_option("--batch-size", "Channels in one pass.  [default: as many as fit in 64 MiB, 8 to 1024]")
-    )
+    changes: tuple[Change, ...] = at_option()
+    batch_size: int | None = option("Channels in one pass.  [default: as many as fit in 64 MiB, 8 to 1024]")
 
-    def run(self) -> None:
+    def check(self) -> None:
         if self.target.count > 1:
             raise UsageError(f"ablate needs one class, got --target {self.target}")
-        changes = [Change.parse(where, text) for where, text in self.changes]
-        check_plot(self.plot, self.paths)
-        subject = ModelAndImages.load(self.model, self.paths)
-        check_choice(subject.net, self.types, self.layers, *(change.where for change in changes))
-        output.write_report(_report(self, changes, subject), self.format)
+        super().check()
+
+    def run(self) -> None:
+        check_choice(self.subject.net, self.types, self.layers, *(change.where for change in self.changes))
+        self.print(_report(self, self.changes, self.subject))
 
 
 def _report(options: Ablate, changes: Sequence[Change], subject: ModelAndImages) -> Report:

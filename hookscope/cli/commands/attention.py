@@ -1,4 +1,4 @@
-"""``hookscope attention``: what each head of attention looks at."""
+"""Draw what each head of attention looks at."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-import click
-
 from hookscope import attention, explain, hooks, images
-from hookscope.cli.command import OfImages, command, given_by
+from hookscope.cli.fields import option
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.array_file import ArrayFile
+from hookscope.cli.shared.array_file import ArrayFile, check_arrays
 from hookscope.cli.shared.explain import PEAK
 from hookscope.cli.shared.model import running
 from hookscope.cli.shared.output_paths import file_word, model_word
-from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.cli.shared.picture_run import PictureCommand, PictureRun
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.hooks import CALL
@@ -45,8 +43,7 @@ def _parse_query(text: str) -> Query:
     raise UsageError(f"--query {text} cannot be read", do="give class, mean, X,Y in pixels, or the number of a token")
 
 
-@command("attention")
-class Attention(OfImages):
+class Attention(PictureCommand):
     """Draw what each head of attention in MODEL looks at in each IMAGE.
 
     \b
@@ -63,29 +60,25 @@ class Attention(OfImages):
     table has one head of each layer: the one with the fewest positions.
     """
 
-    layers: hooks.Selection | None = given_by(
-        shared.layer_option(f"Calls of attention to draw: {shared.SELECTION}  [default: all]")
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls of attention to draw: {shared.SELECTION}  [default: all]"
     )
-    query: Query = given_by(
-        click.option(
-            "--query",
-            metavar="QUERY",
-            callback=shared.parsed(_parse_query),
-            help="class (the class token), mean (of all positions), X,Y (pixels of the image), or K (token number"
-            " K).  [default: class, or mean if there is no class token]",
-        )
+    query: Query = option(
+        "class (the class token), mean (of all positions), X,Y (pixels of the image), or K (token number K)."
+        "  [default: class, or mean if there is no class token]",
+        metavar="QUERY",
+        parse=_parse_query,
     )
-    output: str | None = given_by(output_option("page"))
-    cmap: str | None = given_by(shared.colour_map_option("Any matplotlib colour map.  [default: viridis]"))
-    columns: int | None = given_by(shared.columns_option("Maps in a row.  [default: the heads of a layer]"))
-    cell: int | None = given_by(shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]"))
-    raw: str | None = given_by(
-        shared.file_option("--raw", "Keep the exact weights too: .npy, .npz or .safetensors with keys IMAGE/LAYER.")
+    output: str | None = shared.output_option("page")
+    cmap: str | None = shared.colour_map_option("Any matplotlib colour map.  [default: viridis]")
+    columns: int | None = shared.columns_option("Maps in a row.  [default: the heads of a layer]")
+    cell: int | None = shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]")
+    raw: str | None = shared.out_file(
+        "Keep the exact weights too: .npy, .npz or .safetensors with keys IMAGE/LAYER.", writes=check_arrays
     )
 
-    def run(self) -> None:
-        raw = ArrayFile.parse(self.raw, self.paths)
-        run = PictureRun.load(self.model, self.paths, parse_output(self.output, self.paths), (), self.layers)
+    def run(self) -> int:
+        raw, run = self.array_file(), PictureRun.load(self, (), self.layers)
         with raw:
             run.print_rows(
                 lambda read: _attention_of(run, read, self, raw),
@@ -94,7 +87,7 @@ class Attention(OfImages):
                 shown=_narrowest,
                 totals=["of each layer: the head that looks at the fewest positions; --format tsv has all heads"],
             )
-        run.files.exit()
+        return run.files.status
 
 
 def _narrowest(rows: Iterable[Row]) -> Iterator[Row]:

@@ -1,20 +1,17 @@
-"""``hookscope cam``: class activation maps over images."""
+"""Show where the model looked for a class."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import click
-
 from hookscope import explain, hooks, scores
-from hookscope.cli.command import command, given_by
+from hookscope.cli.fields import option
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, cam_methods, explain_images
 from hookscope.cli.shared.model import running
-from hookscope.cli.shared.output_paths import OutputPath, is_same_file, write_picture
-from hookscope.cli.shared.registries import CommandWithTable
+from hookscope.cli.shared.output_paths import write_picture
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -37,7 +34,6 @@ _SHEET_TARGET, _MOST_CLASSES = scores.Target("top:3"), 20
 _CELL = 300  # width of a map on the page of --sheet, in pixels
 
 
-@command("cam", cls=CommandWithTable, table=cam_methods)
 class Cam(ExplainCommand):
     """Show where MODEL looked when it gave each IMAGE its class.
 
@@ -75,62 +71,40 @@ class Cam(ExplainCommand):
       {table}
     """
 
-    method: str = given_by(shared.method_option(cam_methods, "gradcam", "How to weight the channels."))
-    layers: hooks.Selection | None = given_by(
-        shared.layer_option(
-            f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
-        )
+    table = cam_methods
+
+    method: str = shared.method_option(cam_methods, "gradcam", "How to weight the channels.")
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
     )
-    types: tuple[str, ...] = given_by(
-        shared.counted_type_option, needs="layers", why="such as --layer all, or -1 for the last layer of that type"
+    types: tuple[str, ...] = shared.type_option(
+        shared.COUNTED_TYPES, needs="layers", why="such as --layer all, or -1 for the last layer of that type"
     )
-    fuse: bool = given_by(
-        click.option(
-            "--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1."
-        ),
+    fuse: bool = option(
+        "Join the maps of several layers: the mean, after each is scaled to 0..1.",
         needs="layers",
         why="choose several layers with --layer",
     )
-    smooth: bool = given_by(
-        click.option(
-            "--smooth",
-            is_flag=True,
-            help="Average six maps: of the image and its mirror image, with values times 0.9, 1 and 1.1.",
-        )
+    smooth: bool = option("Average six maps: of the image and its mirror image, with values times 0.9, 1 and 1.1.")
+    sheet: str | None = shared.picture_file(
+        "Also write one page of several classes and layers: those of --target and --layer, else the three best"
+        " classes and the last layers of three resolutions.",
+        images=(1, 1),
     )
-    sheet: str | None = given_by(
-        shared.file_option(
-            "--sheet",
-            "Also write one page of several classes and layers: those of --target and --layer, else the three best"
-            " classes and the last layers of three resolutions.",
-        )
-    )
-    batch_size: int | None = given_by(
-        shared.count_option(
-            "--batch-size", "Images in one forward pass of scorecam and ablationcam.  [default: as many as fit well]"
-        )
+    batch_size: int | None = option(
+        "Images in one forward pass of scorecam and ablationcam.  [default: as many as fit well]", topic="images"
     )
 
-    def run(self) -> None:
+    def check(self) -> None:
         if self.types and self.method in explain.ATTENTION_METHODS:
             raise UsageError(f"--type has no effect on {self.method}", do="--layer counts the calls of attention")
-        places = self.check()
-        if self.sheet is not None:
-            _check_sheet(self.sheet, self, self.paths, places[0])
-        explain_images(self, places, COLUMNS, lambda explanation: _draw(explanation, self), self.types, self.layers)
+        if self.sheet is not None and self.choice.count > _MOST_CLASSES:
+            exists = f"--target is {self.target}"
+            raise UsageError(f"--sheet has room for {_MOST_CLASSES} classes", exists, "ask for fewer")
+        super().check()
 
-
-def _check_sheet(sheet: str, options: Cam, paths: Sequence[str], output: OutputPath) -> None:
-    """Refuse a sheet that cannot be drawn or written, before anything is computed."""
-    if len(paths) > 1:
-        raise UsageError(f"--sheet {sheet} takes one image", f"{len(paths)} were given", "give one")
-    if options.choice.count > _MOST_CLASSES:
-        raise UsageError(
-            f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {options.target}", "ask for fewer"
-        )
-    OutputPath.parse_page("--sheet", sheet, paths)
-    if output.kind == "file" and is_same_file(sheet, output.path):
-        raise UsageError(f"-o and --sheet both write {sheet}", do="give one of them another name")
+    def run(self) -> int:
+        return explain_images(self, COLUMNS, lambda explanation: _draw(explanation, self), self.types, self.layers)
 
 
 def _draw(explanation: Explanation, options: Cam) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""``hookscope compare-maps``: the maps of several methods side by side, each with its faithfulness."""
+"""Measure which map of the methods of cam suits best."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hookscope import explain, faithfulness, hooks
-from hookscope.cli.command import command, given_by
+from hookscope.cli.fields import option
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.table import MOST_WORDS, wrapped
 from hookscope.cli.progress import pass_progress
@@ -65,7 +65,6 @@ def _parse_methods(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-@command("compare-maps")
 class CompareMaps(ExplainCommand):
     """Draw the class activation maps of all methods side by side, and measure which suit MODEL best.
 
@@ -82,45 +81,41 @@ class CompareMaps(ExplainCommand):
     better. More in docs/howto: faithfulness.
     """
 
-    methods: tuple[str, ...] | None = given_by(
-        click.option(
-            "--methods",
-            metavar="LIST",
-            callback=shared.parsed(_parse_methods),
-            help="Methods to compare, comma separated; `hookscope cam --help` lists them.  [default: all]",
-        )
+    methods: tuple[str, ...] | None = option(
+        "Methods to compare, comma separated; `hookscope cam --help` lists them.  [default: all]",
+        metavar="LIST",
+        parse=_parse_methods,
     )
-    maps: tuple[str, ...] = given_by(
-        click.option(
-            "--map",
-            "maps",
-            metavar="FILE",
-            multiple=True,
-            type=click.Path(),
-            help="Measure this map too: .npy, .npz, .png, or a folder of them. It covers the image or the input of the"
-            " network. Repeatable.",
-        )
+    map: tuple[str, ...] = shared.in_file(
+        "Measure this map too: .npy, .npz, .png, or a folder of them. It covers the image or the input of the network."
+        " Repeatable.",
+        multiple=True,
     )
-    boxes: dict[str, Any] | None = given_by(
-        click.option(
-            "--boxes",
-            metavar="FILE",
-            callback=shared.parsed(lambda path: faithfulness.read_boxes(path)),
-            type=click.Path(),
-            help='Where the objects are, as JSON: {"cat.jpg": [left, top, right, bottom]}, in pixels of the image. The'
-            " result says how much of each map lies inside.",
-        )
+    boxes: dict[str, Any] | None = shared.in_file(
+        'Where the objects are, as JSON: {"cat.jpg": [left, top, right, bottom]}, in pixels of the image. The'
+        " result says how much of each map lies inside.",
+        parse=lambda path: faithfulness.read_boxes(path),
     )
-    layers: hooks.Selection | None = given_by(
-        shared.layer_option(f"Calls to explain: {shared.SELECTION}  [default: the last call with a usable map]")
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls to explain: {shared.SELECTION}  [default: the last call with a usable map]"
     )
-    types: tuple[str, ...] = given_by(shared.counted_type_option, needs="layers")
-    batch_size: int | None = given_by(
-        shared.count_option("--batch-size", "Images in one forward pass.  [default: as many as fit well]")
-    )
+    types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES, needs="layers")
+    batch_size: int | None = option("Images in one forward pass.  [default: as many as fit well]", topic="images")
 
-    def run(self) -> None:
-        self._check_maps()
+    def check(self) -> None:
+        if self.choice.count > 1:
+            raise UsageError("compare-maps explains one class", f"--target names {self.choice.count}", "name one")
+        for path in self.map:
+            if not os.path.exists(path):
+                raise UsageError(f"--map {path} does not exist", do="check the path")
+            if not os.path.isdir(path) and os.path.splitext(path)[1].lower() not in faithfulness.MAP_SUFFIXES:
+                raise UsageError(f"--map {path} is not a map", do=f"save it as {', '.join(faithfulness.MAP_SUFFIXES)}")
+            if len(self.images) > 1 and os.path.splitext(path)[1].lower() in (".npy", ".png"):
+                do = "give a folder of maps, named as the images, or a .npz file of --raw"
+                raise UsageError(f"--map {path} is the map of one image", f"there are {len(self.images):,} images", do)
+        super().check()
+
+    def run(self) -> int:
         rows = list[Row]()
 
         def draw(explanation: Explanation) -> Iterator[Sequence[faithfulness.Faithfulness]]:
@@ -138,30 +133,17 @@ class CompareMaps(ExplainCommand):
 
         def together(measured: list[Sequence[faithfulness.Faithfulness]], run: PictureRun) -> Report:
             if not measured:
-                run.files.exit()
+                raise click.exceptions.Exit(1)
             return _report(faithfulness.compare_maps(measured), rows, caption_of(run.net))
 
-        explain_images(self, self.check(), MAPS, draw, self.types, self.layers, together)
-
-    def _check_maps(self) -> None:
-        """Refuse what cannot be compared, before a model is loaded."""
-        if self.choice.count > 1:
-            raise UsageError("compare-maps explains one class", f"--target names {self.choice.count}", "name one")
-        for path in self.maps:
-            if not os.path.exists(path):
-                raise UsageError(f"--map {path} does not exist", do="check the path")
-            if not os.path.isdir(path) and os.path.splitext(path)[1].lower() not in faithfulness.MAP_SUFFIXES:
-                raise UsageError(f"--map {path} is not a map", do=f"save it as {', '.join(faithfulness.MAP_SUFFIXES)}")
-            if len(self.paths) > 1 and os.path.splitext(path)[1].lower() in (".npy", ".png"):
-                do = "give a folder of maps, named as the images, or a .npz file of --raw"
-                raise UsageError(f"--map {path} is the map of one image", f"there are {len(self.paths):,} images", do)
+        return explain_images(self, MAPS, draw, self.types, self.layers, together)
 
 
 def _measured(explanation: Explanation, options: CompareMaps) -> Sequence[faithfulness.Faithfulness]:
     net, source = explanation.net, explanation.source
     size = (int(explanation.tensor.shape[-2]), int(explanation.tensor.shape[-1]))
     taken, maps = {*explain.CAM_METHODS, *explain.ATTENTION_METHODS, *faithfulness.BASELINES}, dict[str, Any]()
-    for path in options.maps:
+    for path in options.map:
         found = faithfulness.read_maps(path, explanation.word)
         for name, values in found.items():
             free = name if name not in {*maps, *taken} else f"{name} of {os.path.basename(path)}"

@@ -1,4 +1,4 @@
-"""``hookscope completion``: the script with which a shell completes commands, options and their values."""
+"""Print a script for shell completion."""
 
 from __future__ import annotations
 
@@ -7,25 +7,14 @@ import os
 import click
 from click.shell_completion import get_completion_class
 
-from hookscope.cli.shared.help import GroupedCommand
+from hookscope.cli.command import Command
+from hookscope.cli.fields import argument
+from hookscope.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def _login_shell(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The default of SHELL: the shell that the environment variable SHELL names."""
-    if value is not None or context.resilient_parsing:
-        return value
-    name = os.path.basename(os.environ.get("SHELL", ""))
-    if name not in SHELLS:
-        raise click.UsageError(f"no shell given; name one of {', '.join(SHELLS)}", context)
-    return name
-
-
-@click.command("completion", cls=GroupedCommand)
-@click.argument("shell", required=False, type=click.Choice(SHELLS), callback=_login_shell)
-@click.pass_context
-def command(context: click.Context, shell: str) -> None:
+class Completion(Command):
     """Print the script with which a shell completes hookscope's commands and options.
 
     \b
@@ -36,7 +25,14 @@ def command(context: click.Context, shell: str) -> None:
 
     The default shell is that of the environment variable SHELL.
     """
-    completion = get_completion_class(shell)
-    assert completion is not None  # click knows all of SHELLS
-    program = context.find_root().command
-    click.echo(completion(program, {}, "hookscope", "_HOOKSCOPE_COMPLETE").source(), nl=False)
+
+    shell: str | None = argument("[bash|zsh|fish]", required=False, type=click.Choice(SHELLS), default=None)
+
+    def run(self) -> None:
+        name = self.shell or os.path.basename(os.environ.get("SHELL", ""))
+        if name not in SHELLS:
+            raise UsageError("no shell given", do=f"name one of {', '.join(SHELLS)}")
+        completion = get_completion_class(name)
+        assert completion is not None  # click knows all of SHELLS
+        program = click.get_current_context().find_root().command
+        click.echo(completion(program, {}, "hookscope", "_HOOKSCOPE_COMPLETE").source(), nl=False)

@@ -1,27 +1,25 @@
-"""``hookscope exemplars``: the images, and the places in them, that excite each channel most."""
+"""Find the images that excite each channel most."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from hookscope import drawing, exemplars, hooks, models, report, system
 from hookscope.cli import process
+from hookscope.cli.command import OfManyImages
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import image_progress, pass_progress
-from hookscope.cli.shared import image_options, options as shared
-from hookscope.cli.shared.engine_options import EngineOptions
-from hookscope.cli.shared.help import GroupedCommand
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_run import image_run
-from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
-from hookscope.cli.shared.output_paths import check_html, file_word, write_html, write_picture
+from hookscope.cli.shared.model import caption_of, check_choice
+from hookscope.cli.shared.output_paths import file_word, write_html, write_picture
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError, WriteError
 from hookscope.findings import counted
@@ -33,83 +31,7 @@ _CROP_BYTES = 20_000  # of a photograph on a sheet
 _MOST_SYNTHESIZED = 1_000  # images; one takes seconds
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    layers: hooks.Selection | None
-    types: tuple[str, ...]
-    channels: drawing.ChannelChoice | None
-    top: int
-    least: bool
-    measure: str
-    synthesize: int | None
-    output: str | None
-    html: str | None
-    resume: bool
-    overwrite: bool
-    files0_from: str | None
-    limit: int | None
-    batch_size: int
-    workers: int
-    strict: bool
-    engine: EngineOptions
-    format: str
-
-    @property
-    def state(self) -> str | None:
-        """The file of the progress."""
-        return None if self.output is None else os.path.join(self.output, STATE)
-
-    @property
-    def numbers(self) -> list[int] | None:
-        """The chosen channels; None for all."""
-        if self.channels is None or not self.channels.numbers:
-            return None
-        return [at for first, last in self.channels.numbers for at in range(first, last + 1)]
-
-
-@click.command("exemplars", cls=GroupedCommand)
-@shared.tell_fields(exemplars.EXEMPLARS, "Fields of a row, one for each channel")
-@shared.model_argument()
-@image_options.images_argument
-@shared.layer_option(f"Calls whose channels to explain: {shared.SELECTION}  [default: 0:, every index]")
-@shared.counted_type_option
-@shared.channels_option("Channels of each layer: all, or numbers such as 0-63,100.  [default: all]")
-@click.option(
-    "--top",
-    metavar="N",
-    type=click.IntRange(1, _MOST),
-    default=9,
-    show_default=True,
-    help="How many images to keep for each channel.",
-)
-@click.option("--bottom", "least", is_flag=True, help="Also find the images that excite each channel least.")
-@click.option(
-    "--rank-by",
-    "measure",
-    type=click.Choice(exemplars.MEASURES),
-    default="max",
-    show_default=True,
-    help="The value of a channel on an image: its largest, its mean, or its largest absolute activation.",
-)
-@shared.count_option("--synthesize", "Also make N images by gradient ascent that excite each channel most.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FOLDER",
-    type=click.Path(),
-    help=f"Write a sheet for each layer to FOLDER (made if missing), and {STATE}, which holds the progress and the"
-    " result.",
-)
-@shared.html_option("the same")
-@click.option("--resume", is_flag=True, help=f"Continue the interrupted run that wrote {STATE} in FOLDER.")
-@click.option("--overwrite", is_flag=True, help=f"Replace {STATE} and the sheets in FOLDER.")
-@image_options.run_options
-@open_option
-@show_option
-@shared.format_option
-def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
+class Exemplars(OfManyImages):
     """Find the images, and the places in them, that excite each channel of MODEL most.
 
     \b
@@ -134,64 +56,102 @@ def command(model: ModelOptions, paths: Sequence[str], **values: Any) -> None:
     of images: their names, and the contents of those that are exemplars. It keeps synthesized images, unless a better
     exemplar was found.
     """
-    options = Options(**values)
-    images = image_options.image_list(paths, options.files0_from, options.limit)
-    _check(options, images)
-    engine, net = options.engine.make(), model.load()
-    check_choice(net, options.types, options.layers)
-    layers, lost = _found(options, net, images, [path for path in paths if os.path.isdir(path)], engine)
-    if options.synthesize:
-        layers = _synthesized(net, layers, options.synthesize, options.state)
-    with contextlib.ExitStack() as stack:  # a full disk is no reason to lose the rows
-        stack.callback(_report, layers, net, options.format)
-        if options.output is not None or options.html is not None:
-            _draw(options, net, layers)
-    if lost:
-        raise click.exceptions.Exit(1)
+
+    fields_told = exemplars.EXEMPLARS
+    fields_title = "Fields of a row, one for each channel"
+
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls whose channels to explain: {shared.SELECTION}  [default: 0:, every index]"
+    )
+    types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
+    channels: drawing.ChannelChoice | None = shared.channels_option(
+        "Channels of each layer: all, or numbers such as 0-63,100.  [default: all]"
+    )
+    top: int = option(
+        "How many images to keep for each channel.", type=click.IntRange(1, _MOST), metavar="N", default=9
+    )
+    bottom: bool = option("Also find the images that excite each channel least.")
+    rank_by: str = option(
+        "The value of a channel on an image: its largest, its mean, or its largest absolute activation.",
+        type=click.Choice(exemplars.MEASURES),
+        default="max",
+    )
+    synthesize: int | None = option("Also make N images by gradient ascent that excite each channel most.")
+    output: str | None = shared.in_file(
+        f"Write a sheet for each layer to FOLDER (made if missing), and {STATE}, which holds the progress and the"
+        " result.",
+        "-o",
+        metavar="FOLDER",
+        type=click.Path(),
+        section="Output",
+        also=[open_option(), show_option()],
+    )
+    html: str | None = shared.html_file("the same")
+    resume: bool = option(
+        f"Continue the interrupted run that wrote {STATE} in FOLDER.",
+        section="Output",
+        needs="output",
+        not_with=("overwrite",),
+    )
+    overwrite: bool = option(f"Replace {STATE} and the sheets in FOLDER.", needs="output")
+
+    @property
+    def state(self) -> str | None:
+        """The file of the progress."""
+        return None if self.output is None else os.path.join(self.output, STATE)
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """The chosen channels; None for all."""
+        if self.channels is None or not self.channels.numbers:
+            return None
+        return [at for first, last in self.channels.numbers for at in range(first, last + 1)]
+
+    def check(self) -> None:
+        if self.channels is not None and self.channels.top:
+            raise UsageError("--channels takes numbers here, not top:N", do="write such as 7,12 or 0-63")
+        if self.synthesize is not None:
+            if self.numbers is None:
+                raise UsageError("--synthesize takes seconds for a channel", do="choose channels: --channels 7,12")
+            if (images_made := self.synthesize * len(self.numbers)) > _MOST_SYNTHESIZED:
+                asked = f"--synthesize would make {images_made:,} images for a layer"
+                raise UsageError(asked, f"{_MOST_SYNTHESIZED:,} are the most", "choose fewer channels")
+        if self.state is not None and self.output is not None:
+            if self.output == "-" or (os.path.exists(self.output) and not os.path.isdir(self.output)):
+                raise UsageError(f"-o {self.output} is not a folder", do="name a folder")
+            system.check_folder(self.output)
+            if os.path.exists(self.state) and not (self.resume or self.overwrite):
+                exists = "it holds the exemplars of an earlier run"
+                raise WriteError(f"{self.state} exists", exists, "add --resume or --overwrite, or name another folder")
+        super().check()
+
+    def run(self) -> int:
+        engine, net = self.engine.make(), self.model.load()
+        check_choice(net, self.types, self.layers)
+        layers, lost = _found(self, net, engine)
+        if self.synthesize:
+            layers = _synthesized(net, layers, self.synthesize, self.state)
+        with self.printed_after(_report(layers, net)):
+            if self.output is not None or self.html is not None:
+                _draw(self, net, layers)
+        return min(lost, 1)
 
 
-def _check(options: Options, images: Sequence[str]) -> None:
-    """Refuse, before minutes of work, what cannot be written after it."""
-    if options.channels is not None and options.channels.top:
-        raise UsageError("--channels takes numbers here, not top:N", do="write such as 7,12 or 0-63")
-    if options.synthesize is not None:
-        if options.numbers is None:
-            raise UsageError("--synthesize takes seconds for a channel", do="choose channels: --channels 7,12")
-        if (images_made := options.synthesize * len(options.numbers)) > _MOST_SYNTHESIZED:
-            asked = f"--synthesize would make {images_made:,} images for a layer"
-            raise UsageError(asked, f"{_MOST_SYNTHESIZED:,} are the most", "choose fewer channels")
-    if options.resume and options.overwrite:
-        raise UsageError("--resume and --overwrite contradict each other", do="leave one of the two out")
-    for option, given in {"--resume": options.resume, "--overwrite": options.overwrite}.items():
-        if given and options.output is None:
-            raise UsageError(f"{option} needs -o", do="name the folder of the run: -o FOLDER")
-    if options.state is not None and options.output is not None:
-        if options.output == "-" or (os.path.exists(options.output) and not os.path.isdir(options.output)):
-            raise UsageError(f"-o {options.output} is not a folder", do="name a folder")
-        system.check_folder(options.output)
-        if os.path.exists(options.state) and not (options.resume or options.overwrite):
-            exists = "it holds the exemplars of an earlier run"
-            raise WriteError(f"{options.state} exists", exists, "add --resume or --overwrite, or name another folder")
-    check_html(options.html, images, {"-o": options.state})
-
-
-def _found(
-    options: Options, net: models.LoadedModel, images: Sequence[str], folders: Sequence[str], engine: Any
-) -> tuple[list[exemplars.LayerExemplars], int]:
+def _found(options: Exemplars, net: models.LoadedModel, engine: Any) -> tuple[list[exemplars.LayerExemplars], int]:
     """The exemplars, and the number of lost images."""
     if options.output is not None:
         system.make_folder(options.output)
-    with image_run(len(images), options.state, options.strict) as run:
+    with image_run(len(options.images), options.state, options.strict) as run:
         layers = exemplars.find_exemplars(
             net,
-            images,
+            options.images,
             "0:" if options.layers is None else options.layers,
             options.types or None,
             channels=options.numbers,
             top=options.top,
-            least=options.least,
-            measure=options.measure,
-            folders=folders,
+            least=options.bottom,
+            measure=options.rank_by,
+            folders=options.folders,
             batch_size=options.batch_size,
             workers=options.workers,
             engine=engine,
@@ -234,7 +194,7 @@ def _synthesized(
     return made
 
 
-def _draw(options: Options, net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars]) -> None:
+def _draw(options: Exemplars, net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars]) -> None:
     """Write the sheets and the page."""
     crops_drawn = sum(len(each.most) + len(each.least) for layer in layers for each in layer.channels)
     if options.output is not None and crops_drawn > _MANY_CROPS:
@@ -272,9 +232,9 @@ def _remove_others(folder: str, names: set[str]) -> None:
             os.unlink(path)
 
 
-def _report(layers: Sequence[exemplars.LayerExemplars], net: models.LoadedModel, format: str) -> None:
+def _report(layers: Sequence[exemplars.LayerExemplars], net: models.LoadedModel) -> Report:
     pairs = [(layer, channel) for layer in layers for channel in layer.channels]
     rows = [exemplars.exemplar_row(layer, channel, net.weights) for layer, channel in pairs]
     caption = caption_of(net) | {"images": max(layer.images for layer in layers)}
     section = Section(rows, exemplars.EXEMPLARS)
-    output.write_report(Report([section], caption=caption), format)
+    return Report([section], caption=caption)

@@ -1,4 +1,4 @@
-"""``hookscope find-nan``: the calls that make NaN or Inf, and what was looked at."""
+"""Find the calls that make NaN or Inf."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import click
-
 from hookscope import hooks, tracing
 from hookscope.cli import process
-from hookscope.cli.command import OfImage, command
-from hookscope.cli.output.formats import write_report
+from hookscope.cli.command import OfImage
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import Page, caption_lines, wrapped
-from hookscope.cli.shared.model import ModelAndImages
 from hookscope.columns import Column, Columns
 from hookscope.errors import printable
 from hookscope.findings import counted, listed
@@ -32,7 +28,6 @@ COLUMNS = Columns(
 )
 
 
-@command("find-nan")
 class FindNan(OfImage):
     """Find the calls of MODEL that make NaN or Inf on IMAGE.
 
@@ -50,14 +45,13 @@ class FindNan(OfImage):
     The exit status is 3 if there is such a call, else 0.
     """
 
-    def run(self) -> None:
-        subject = ModelAndImages.load(self.model, self.paths)
+    def run(self) -> int:
+        subject = self.subject
         with subject.run():
             found = tracing.find_non_finite(subject.net.model, subject.inputs)
         with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
-            write_report(_report(found, subject.net.weights, subject.caption), self.format)
-        if found.made:
-            raise click.exceptions.Exit(3)
+            self.print(_report(found, subject.net.weights, subject.caption))
+        return 3 if found.made else 0
 
 
 def _report(found: tracing.NonFiniteReport, weights: str, caption: Mapping[str, Any]) -> Report:

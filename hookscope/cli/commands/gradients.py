@@ -1,92 +1,29 @@
-"""``hookscope gradients``: one backward pass, what gradient every layer and parameter gets, and what is wrong."""
+"""Follow the gradient of a loss through the model."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from hookscope import gradients, hooks, models, report, scores
 from hookscope.cli import process
+from hookscope.cli.command import OfImage
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
-from hookscope.cli.shared.output_paths import check_html, check_plot, write_html, write_plot
+from hookscope.cli.shared.model import ModelAndImages, check_choice
+from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    layers: hooks.Selection | None
-    types: tuple[str, ...]
-    loss: str
-    target: scores.Target
-    categories: tuple[str, ...] | None
-    clip_value: float | None
-    scale: float | None
-    clamp_sign: str | None
-    clip_norm: float | None
-    freeze: tuple[str, ...]
-    detect_anomaly: bool
-    parameters: bool
-    plot: str | None
-    html: str | None
-    format: str
-
-
-@click.command("gradients", cls=GroupedCommand)
-@shared.model_argument()
-@shared.image_argument()
-@shared.layer_option(
-    f"Calls to show, and their parameters: {shared.SELECTION}  [default: layers with a weight of two or more"
-    " dimensions; with --type: all layers of that type]"
-)
-@shared.type_option
-@click.option(
-    "--loss",
-    type=click.Choice(["score", "cross-entropy", "mse"]),
-    default="score",
-    show_default=True,
-    help="The loss. score: the score of the class; cross-entropy: with the class as label; mse: the mean square of all"
-    " outputs, which needs no classes.",
-)
-@target_option(help="Which class")
-@categories_option
-@click.option("--parameters", is_flag=True, help="In tsv and csv, print parameters instead of layers.")
-@shared.plot_option("Draw the gradient flow")
-@shared.html_option("findings, layers and parameters")
-@click.option("--clip-value", metavar="X", type=float, help="Clip every value of the parameter gradients to ±X.")
-@click.option("--scale", metavar="X", type=float, help="Multiply the gradients by X; -1 reverses them.")
-@click.option(
-    "--clamp-sign",
-    type=click.Choice(["positive", "negative"]),
-    help="Keep only gradients of this sign; set the others to 0.",
-)
-@click.option("--clip-norm", metavar="X", type=float, help="Clip the total norm of all parameter gradients to X.")
-@click.option(
-    "--freeze",
-    metavar="SEL",
-    multiple=True,
-    shell_complete=shared.complete_layers,
-    help="Set the gradients of these parameters to 0: layer1, 'bn*', fc.bias; repeatable, comma separated. These are"
-    " names: 2 is the layer named 2, not an index.",
-)
-@click.option("--detect-anomaly", is_flag=True, help="Find the operation that made the first NaN; runs a second pass.")
-@threshold_option("gradients")
-@model_options
-@shared.format_option
-def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+class Gradients(OfImage):
     """Follow the gradient of a loss through MODEL on IMAGE.
 
     \b
@@ -122,64 +59,87 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     A table shows layers and parameters; tsv and csv have the layers, or with --parameters the parameters. json has all
     fields of both. In ndjson, the field "row" names the kind of a line. index and order are those of list-layers.
     """
-    thresholds = gradients.GradientThresholds(**values.pop("thresholds"))
-    options = Options(**values)
-    _check(paths, options)
-    changes = gradients.GradientChanges(
-        options.freeze, options.clip_value, options.clip_norm, options.scale, options.clamp_sign
+
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls to show, and their parameters: {shared.SELECTION}  [default: layers with a weight of two or more"
+        " dimensions; with --type: all layers of that type]"
     )
-    subject = ModelAndImages.load(model, paths)
-    net, categories = subject.net, categories_of(subject.net, options.categories)
-    check_choice(net, options.types, options.layers)
-    if options.loss != "mse":
-        scores.check_family(net.family, net.name)
-        options.target.check(categories)
-    loss = scores.Loss(options.loss, options.target, categories)
-    with subject.run():
-        measured, findings, anomaly = gradients.examine_gradients(
-            net.model,
-            subject.inputs,
-            loss,
-            layers=options.layers,
-            types=options.types or None,
-            change=changes.of(net.model, net.name) if changes else None,
-            thresholds=thresholds,
-            detect_anomaly=options.detect_anomaly,
-        )
-    if options.detect_anomaly and anomaly is None:
-        output.note("Note: no NaN in the forward pass or in the backward pass")
-    lines = _totals(measured, loss.name, changes.describe())
-    shown = gradients.select_parameters(measured, net.model, options.layers or "all")
-    about = _about(net, measured, options)
-    rows = _sections(shown, thresholds, net.weights, options.parameters)
-    with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        stack.callback(
-            output.write_report, Report(rows, findings, about, lines, caption=subject.caption), options.format
-        )
-        if options.plot is not None:
-            above = [f"preprocessing: {net.preprocess.describe()}", *lines]
-            figure = gradients.plot_gradients(
-                shown, findings, net.name, weights=net.weights, lines=above, thresholds=thresholds
+    types: tuple[str, ...] = shared.type_option()
+    loss: str = option(
+        "The loss. score: the score of the class; cross-entropy: with the class as label; mse: the mean square of all"
+        " outputs, which needs no classes.",
+        type=click.Choice(["score", "cross-entropy", "mse"]),
+        default="score",
+    )
+    target: scores.Target = target_option("Which class")
+    categories: tuple[str, ...] | None = categories_option()
+    parameters: bool = option("In tsv and csv, print parameters instead of layers.")
+    plot: str | None = shared.plot_file("Draw the gradient flow")
+    html: str | None = shared.html_file("findings, layers and parameters")
+    clip_value: float | None = option("Clip every value of the parameter gradients to ±X.", metavar="X", type=float)
+    scale: float | None = option("Multiply the gradients by X; -1 reverses them.", metavar="X", type=float)
+    clamp_sign: str | None = option(
+        "Keep only gradients of this sign; set the others to 0.", type=click.Choice(["positive", "negative"])
+    )
+    clip_norm: float | None = option("Clip the total norm of all parameter gradients to X.", metavar="X", type=float)
+    freeze: tuple[str, ...] = option(
+        "Set the gradients of these parameters to 0: layer1, 'bn*', fc.bias; repeatable, comma separated. These are"
+        " names: 2 is the layer named 2, not an index.",
+        metavar="SEL",
+        shell_complete=shared.complete_layers,
+    )
+    detect_anomaly: bool = option("Find the operation that made the first NaN; runs a second pass.")
+    thresholds: dict[str, Any] = threshold_option("gradients")
+
+    def check(self) -> None:
+        if self.loss == "mse" and shared.was_given("target"):
+            exists = "it compares the outputs with zeros"
+            raise UsageError("--loss mse takes no --target", exists, "leave --target out")
+        super().check()
+
+    def run(self) -> None:
+        thresholds = gradients.GradientThresholds(**self.thresholds)
+        changes = gradients.GradientChanges(self.freeze, self.clip_value, self.clip_norm, self.scale, self.clamp_sign)
+        subject = self.subject
+        net, categories = subject.net, categories_of(subject.net, self.categories)
+        check_choice(net, self.types, self.layers)
+        if self.loss != "mse":
+            scores.check_family(net.family, net.name)
+            self.target.check(categories)
+        loss = scores.Loss(self.loss, self.target, categories)
+        with subject.run():
+            measured, findings, anomaly = gradients.examine_gradients(
+                net.model,
+                subject.inputs,
+                loss,
+                layers=self.layers,
+                types=self.types or None,
+                change=changes.of(net.model, net.name) if changes else None,
+                thresholds=thresholds,
+                detect_anomaly=self.detect_anomaly,
             )
-            write_plot(options.plot, figure, _provenance(subject, measured, findings, options))
-        if options.html is not None:
-            facts = {**_provenance(subject, measured, [], options), "command": process.command_line()}
-            page = report.draw_gradients_page(
-                shown, findings, net.name, weights=net.weights, lines=lines, thresholds=thresholds, provenance=facts
-            )
-            write_html(options.html, page)
+        if self.detect_anomaly and anomaly is None:
+            output.note("Note: no NaN in the forward pass or in the backward pass")
+        lines = _totals(measured, loss.name, changes.describe())
+        shown = gradients.select_parameters(measured, net.model, self.layers or "all")
+        rows = _sections(shown, thresholds, net.weights, self.parameters)
+        about = _about(net, measured, self)
+        with self.printed_after(Report(rows, findings, about, lines, caption=subject.caption)):
+            if self.plot is not None:
+                above = [f"preprocessing: {net.preprocess.describe()}", *lines]
+                figure = gradients.plot_gradients(
+                    shown, findings, net.name, weights=net.weights, lines=above, thresholds=thresholds
+                )
+                write_plot(self.plot, figure, _provenance(subject, measured, findings, self))
+            if self.html is not None:
+                facts = {**_provenance(subject, measured, [], self), "command": process.command_line()}
+                page = report.draw_gradients_page(
+                    shown, findings, net.name, weights=net.weights, lines=lines, thresholds=thresholds, provenance=facts
+                )
+                write_html(self.html, page)
 
 
-def _check(paths: Sequence[str], options: Options) -> None:
-    """Refuse what cannot work before a model is loaded."""
-    if options.loss == "mse" and shared.was_given("target"):
-        raise UsageError("--loss mse takes no --target", "it compares the outputs with zeros", "leave --target out")
-    ModelAndImages.check_count(paths)
-    check_plot(options.plot, paths)
-    check_html(options.html, paths, {"--plot": options.plot})
-
-
-def _about(net: models.LoadedModel, measured: gradients.GradientReport, options: Options) -> dict[str, Any]:
+def _about(net: models.LoadedModel, measured: gradients.GradientReport, options: Gradients) -> dict[str, Any]:
     """The members of json beside layers, parameters and findings."""
     return {
         "model": net.name,
@@ -195,7 +155,7 @@ def _about(net: models.LoadedModel, measured: gradients.GradientReport, options:
 
 
 def _provenance(
-    subject: ModelAndImages, measured: gradients.GradientReport, findings: Sequence[Finding], options: Options
+    subject: ModelAndImages, measured: gradients.GradientReport, findings: Sequence[Finding], options: Gradients
 ) -> dict[str, Any]:
     """Where a plot comes from: the model, the images and the options."""
     net = subject.net

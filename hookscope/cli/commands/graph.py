@@ -1,15 +1,13 @@
-"""``hookscope graph``: the modules of a model as a tree, and its data flow as a graph."""
+"""Print the modules as a tree, draw the data flow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import click
-
 from hookscope import structure, tracing
-from hookscope.cli.command import Command, command, given_by
+from hookscope.cli.command import RowCommand
 from hookscope.cli.commands.list_layers import traced
-from hookscope.cli.output.formats import note, write_report
+from hookscope.cli.fields import option
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.written import open_option, wrote
@@ -39,8 +37,7 @@ _BAR = 5  # characters of a bar of 100 %
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-@command("graph")
-class Graph(Command):
+class Graph(RowCommand):
     """Print the modules of MODEL as a tree, and draw its data flow.
 
     \b
@@ -60,34 +57,27 @@ class Graph(Command):
     Shapes come from a pass without arithmetic if the model allows it, else from a real pass.
     """
 
-    model: str = given_by(shared.model_argument(default="resnet34"))
-    output: str | None = given_by(
-        shared.file_option("-o", "Draw the data flow: an SVG, PNG or DOT file.", long="--output"),
-        open_option,
+    model: str = shared.model_argument(default="resnet34")
+    output: str | None = shared.out_file(
+        "Draw the data flow: an SVG, PNG or DOT file.",
+        "-o",
+        writes=lambda path: structure.check_graph_file(path),
+        also=[open_option()],
     )
-    depth: int | None = given_by(
-        click.option(
-            "--depth",
-            metavar="N",
-            type=click.IntRange(1),
-            help="Levels of modules of the tree and the graph.  [default: as deep as 40 rows or boxes show]",
-        )
+    depth: int | None = option(
+        "Levels of modules of the tree and the graph.  [default: as deep as 40 rows or boxes show]"
     )
-    ops: bool | None = given_by(shared.ops_option)
-    input_size: tuple[int, ...] | None = given_by(shared.size_option)
+    ops: bool | None = shared.ops_option()
+    input_size: tuple[int, ...] | None = shared.size_option()
 
     def run(self) -> None:
-        if self.output is not None:
-            structure.check_graph_file(self.output)
         size, trace = traced(self.model, self.input_size, self.output is not None)
-        for text in trace.notes:
-            note(f"Note: {text}")
         whole = f"{self.model} at {'x'.join(map(str, size))}"
         if self.output is not None:
             structure.write_graph(structure.network_graph(trace, self.depth), self.output, whole)
             wrote(self.output)
         tree = structure.module_tree(trace, self.depth, bool(self.ops))
-        write_report(_report(tree, _totals(trace, tree[0], whole)), self.format)
+        self.print(_report(tree, _totals(trace, tree[0], whole)))
 
 
 def _totals(trace: tracing.Trace, model: TreeRow, whole: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``hookscope help``: the help of the program, of a command or of a topic."""
+"""Show the help of a command."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.shared.help import SHARED, GroupedCommand, shared_options
+from hookscope.cli.command import Command
+from hookscope.cli.fields import argument
+from hookscope.cli.shared.help import TOPICS, shared_options
 from hookscope.cli.shared.threshold_options import threshold_rows
 
-_TOPICS = (*SHARED, "findings", "commands")
+_TOPICS = (*TOPICS, "findings", "commands")
 
 
 def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -20,10 +22,7 @@ def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-@click.command("help", cls=GroupedCommand)
-@click.argument("name", metavar="[COMMAND|TOPIC]", required=False, shell_complete=_complete_names)
-@click.pass_context
-def command(context: click.Context, name: str | None) -> None:
+class Help(Command):
     """Show the help of hookscope, of COMMAND, or of TOPIC.
 
     \b
@@ -40,17 +39,21 @@ def command(context: click.Context, name: str | None) -> None:
       run       options that say where the work runs and how rows are printed
       findings  the thresholds of findings
     """
-    shown = context.find_root()
-    program = shown.command
-    assert isinstance(program, click.Group)
-    if name in _TOPICS:
-        click.echo(_topic(shown, program, name))
-        return
-    if name is not None:
-        _, asked, _ = program.resolve_command(shown, [name])
-        assert asked is not None  # an unknown name is an error
-        shown = click.Context(asked, parent=shown, info_name=name, **asked.context_settings)
-    click.echo(shown.command.get_help(shown))
+
+    name: str | None = argument("[COMMAND|TOPIC]", required=False, default=None, shell_complete=_complete_names)
+
+    def run(self) -> None:
+        shown = click.get_current_context().find_root()
+        program = shown.command
+        assert isinstance(program, click.Group)
+        if self.name in _TOPICS:
+            click.echo(_topic(shown, program, self.name))
+            return
+        if self.name is not None:
+            _, asked, _ = program.resolve_command(shown, [self.name])
+            assert asked is not None  # an unknown name is an error
+            shown = click.Context(asked, parent=shown, info_name=self.name, **asked.context_settings)
+        click.echo(shown.command.get_help(shown))
 
 
 def _topic(context: click.Context, program: click.Group, topic: str) -> str:
@@ -64,7 +67,7 @@ def _topic(context: click.Context, program: click.Group, topic: str) -> str:
         with formatter.section("Names"):
             formatter.write_dl(threshold_rows())
     else:
-        title, about, _ = SHARED[topic]
+        title, about = TOPICS[topic]
         formatter.write_text(about)
         with formatter.section(title):
             formatter.write_dl(_records(context, program, topic))
@@ -78,7 +81,7 @@ def _records(context: click.Context, program: click.Group, topic: str) -> Iterat
         command = program.get_command(context, name)
         assert command is not None
         own = click.Context(command, parent=context, info_name=name)
-        for option in shared_options(command, command.get_params(own)).get(topic, ()):
+        for option in shared_options(command.get_params(own)).get(topic, ()):
             if option.name not in told and (record := option.get_help_record(own)):
                 told.add(option.name or "")
                 yield record

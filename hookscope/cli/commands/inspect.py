@@ -1,71 +1,31 @@
-"""``hookscope inspect``: one page of a model and some images that says where to look."""
+"""Make one page that says where to look. Start here."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import click
+from dataclasses import replace
 
 from hookscope import exemplars, hooks, inspection, report, scores, system
 from hookscope.cli import process
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.place_rows import PLACES, in_words, place_section
 from hookscope.cli.output.report import Report
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice, model_options
+from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import OutputPath, page_name, refuse_input
-from hookscope.cli.shared.picture_run import output_option, parse_output, write_bytes
+from hookscope.cli.shared.picture_run import PictureCommand, write_bytes
 from hookscope.cli.shared.written import wrote
 from hookscope.errors import UsageError
 
 _MOST_IMAGES = 8  # side by side on a page, unless --limit says otherwise
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    layers: hooks.Selection | None
-    types: tuple[str, ...]
-    target: scores.Target
-    categories: tuple[str, ...] | None
-    output: str | None
-    max_size: int
-    exemplars: str | None
-    format: str
-
-
-@click.command("inspect", cls=GroupedCommand)
-@shared.tell_fields(PLACES)
-@shared.model_argument()
-@output_option("page")
-@click.option(
-    "--max-size",
-    type=shared.FileSize(),
-    default="50MB",
-    show_default=True,
-    help="Largest size of the page, such as 20MB or 512KiB. A larger page keeps the best channels of each layer.",
-)
-@shared.file_option(
-    "--exemplars",
-    "Show the exemplars that hookscope exemplars -o saved in FILE, in the views of their layers.",
-)
-@shared.layer_option(f"Calls whose maps are on the page: {shared.SELECTION}  [default: 0:, every index]")
-@shared.type_option
-@target_option(help="Class whose score the page explains")
-@categories_option
-@image_inputs
-@model_options
-@shared.format_option
-def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
+class Inspect(PictureCommand):
     """Make one page of what MODEL answers on each IMAGE, and where to look first.
 
     \b
@@ -87,49 +47,70 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     The exit status is 0 whatever the page says, and 1 if an image cannot be read. `check` ends with 3 when a layer
     breaks a limit.
     """
-    options = Options(**values)
-    if options.target.count > 1:
-        raise UsageError(f"a page explains one class, got --target {options.target}", do="give one class")
-    place = parse_output(options.output, paths, ".html")
-    files = ImageFiles(_chosen(paths))
-    files.read_first()
-    net = model.load()
-    check_choice(net, options.types, options.layers)
-    files.groups(net)
-    images = files.usable(net.preprocess.frames)
-    best = [] if options.exemplars is None else exemplars.read_exemplars_of(options.exemplars, net)
-    with process.prints_to_standard_error(), pass_progress("images") as on_progress:
-        found = inspection.inspect(
-            net,
-            images,
-            options.layers,
-            types=options.types or None,
-            also=[layer.call.name for layer in best],
-            target=options.target,
-            categories=categories_of(net, options.categories),
-            on_progress=on_progress,
-            on_note=lambda name, text: output.note(f"Note: {name}: {text}"),
-        )
-    found = replace(found, provenance={**found.provenance, "command": process.command_line()})
-    file = place.path_for(page_name([files.words[image.name] for image in images], net.name), "", net.name, alone=True)
-    crops = exemplars.cut_crops(net, best)
-    if gone := exemplars.lost_words(crops):
-        output.note(f"Note: {gone}")
-    page = report.draw_page(found, best, crops, max_size=options.max_size)
-    _write(found, page, file, place, files.paths)
-    if place.kind != "stdout":
-        caption = caption_of(net)
-        rows = Report([place_section(found, file)], in_words=lambda page: in_words(found, caption, page))
-        output.write_report(rows, options.format)
-    files.exit()
 
+    fields_told = PLACES
+    suffixes = (".html",)
 
-def _chosen(paths: list[str]) -> list[str]:
-    """The images of the page: without ``--limit`` not more than stand side by side."""
-    if click.get_current_context().params["limit"] is not None or len(paths) <= _MOST_IMAGES:
-        return paths
-    output.note(f"Note: the page has the first {_MOST_IMAGES} of {len(paths):,} images; use --limit for more")
-    return paths[:_MOST_IMAGES]
+    output: str | None = shared.output_option("page")
+    max_size: int = option(
+        "Largest size of the page, such as 20MB or 512KiB. A larger page keeps the best channels of each layer.",
+        type=shared.FileSize(),
+        default="50MB",
+    )
+    exemplars: str | None = shared.in_file(
+        "Show the exemplars that hookscope exemplars -o saved in FILE, in the views of their layers."
+    )
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls whose maps are on the page: {shared.SELECTION}  [default: 0:, every index]"
+    )
+    types: tuple[str, ...] = shared.type_option()
+    target: scores.Target = target_option("Class whose score the page explains")
+    categories: tuple[str, ...] | None = categories_option()
+
+    def check(self) -> None:
+        if self.target.count > 1:
+            raise UsageError(f"a page explains one class, got --target {self.target}", do="give one class")
+        super().check()
+
+    def run(self) -> int:
+        files, place = ImageFiles(self._chosen()), self.place
+        files.read_first()
+        net = self.model.load()
+        check_choice(net, self.types, self.layers)
+        files.groups(net)
+        images = files.usable(net.preprocess.frames)
+        best = [] if self.exemplars is None else exemplars.read_exemplars_of(self.exemplars, net)
+        with process.prints_to_standard_error(), pass_progress("images") as on_progress:
+            found = inspection.inspect(
+                net,
+                images,
+                self.layers,
+                types=self.types or None,
+                also=[layer.call.name for layer in best],
+                target=self.target,
+                categories=categories_of(net, self.categories),
+                on_progress=on_progress,
+                on_note=lambda name, text: output.note(f"Note: {name}: {text}"),
+            )
+        found = replace(found, provenance={**found.provenance, "command": process.command_line()})
+        words = [files.words[image.name] for image in images]
+        file = place.path_for(page_name(words, net.name), "", net.name, alone=True)
+        crops = exemplars.cut_crops(net, best)
+        if gone := exemplars.lost_words(crops):
+            output.note(f"Note: {gone}")
+        page = report.draw_page(found, best, crops, max_size=self.max_size)
+        _write(found, page, file, place, files.paths)
+        if place.kind != "stdout":
+            caption = caption_of(net)
+            self.print(Report([place_section(found, file)], in_words=lambda page: in_words(found, caption, page)))
+        return files.status
+
+    def _chosen(self) -> list[str]:
+        """The images of the page: without ``--limit`` not more than stand side by side."""
+        if self.limit is not None or len(self.images) <= _MOST_IMAGES:
+            return self.images
+        output.note(f"Note: the page has the first {_MOST_IMAGES} of {len(self.images):,} images; use --limit for more")
+        return self.images[:_MOST_IMAGES]
 
 
 def _write(found: inspection.Inspection, page: str, file: str, place: OutputPath, inputs: Sequence[str]) -> None:

@@ -1,24 +1,22 @@
-"""``hookscope intervene``: change activations or weights in one pass, and see the effect on the output."""
+"""Change activations or weights and see the effect."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import click
 
 from hookscope import hooks, interventions, scores
 from hookscope.cli import process
+from hookscope.cli.command import OfImage
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.intervention_options import Change, at_option
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
-from hookscope.cli.shared.output_paths import OutputPath, write_picture
-from hookscope.cli.shared.registries import CommandWithTable, kept_rows
+from hookscope.cli.shared.model import ModelAndImages, check_choice
+from hookscope.cli.shared.output_paths import write_picture
+from hookscope.cli.shared.registries import kept_rows
 from hookscope.cli.shared.written import show_option
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
@@ -68,40 +66,7 @@ def layer_section(layers: Sequence[interventions.MovedLayer], weights: str, in_t
     return Section(LAYERS.rows(layers, weights=weights), LAYERS, "layer", in_table=in_table, needs_rows=True)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    changes: tuple[tuple[str, str], ...]
-    target: scores.Target
-    categories: tuple[str, ...] | None
-    layers: hooks.Selection | None
-    types: tuple[str, ...]
-    grid: str | None
-    classes: bool
-    format: str
-
-
-_words = kept_rows("interventions", "interventions", lambda: interventions.help_rows())
-
-
-@click.command("intervene", cls=CommandWithTable, table=_words)
-@shared.model_argument()
-@shared.image_argument()
-@at_option
-@shared.file_option("--grid", "Draw the maps before and after, and their difference: a PNG file.")
-@show_option
-@click.option("--classes", is_flag=True, help="In a table, tsv and csv, print classes and no layers.")
-@target_option(help="Whose score is shown")
-@categories_option
-@shared.layer_option(
-    f"Calls to compare, and to draw with --grid: {shared.SELECTION}  [default: changed layers, and later layers with a"
-    " weight of two or more dimensions]"
-)
-@shared.counted_type_option
-@model_options
-@shared.format_option
-def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+class Intervene(OfImage):
     """Change what flows through MODEL on IMAGE, and show the effect.
 
     \b
@@ -131,77 +96,71 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     A table shows classes and layers; tsv and csv have the layers. With --classes they show only classes. json has
     both. In ndjson, the field "row" names the kind of a line. index and order are those of list-layers.
     """
-    options = Options(**values)
-    changes = _check(paths, options)
-    subject = ModelAndImages.load(model, paths)
-    types = options.types or None
-    check_choice(subject.net, options.types, options.layers, *(change.where for change in changes))
-    with process.prints_to_standard_error():
-        built = [(change.where, change.build(subject.net, types)) for change in changes]
-    task = _Task(subject, changes, built, types, model.seed, options)
-    output.write_report(_compare(task), options.format)
 
+    table = kept_rows("interventions", "interventions", lambda: interventions.help_rows())
 
-def _check(paths: Sequence[str], options: Options) -> list[Change]:
-    """The interventions; refuse what cannot work before a model is loaded."""
-    changes = [Change.parse(where, text) for where, text in options.changes]
-    if not changes:
-        raise UsageError(
-            "intervene needs --at", do="such as --at layer3 zero:channels=0-31; --help lists the interventions"
-        )
-    ModelAndImages.check_count(paths)
-    if options.grid is not None:
-        OutputPath.parse_page("--grid", options.grid, paths)
-    return changes
+    changes: tuple[Change, ...] = at_option()
+    grid: str | None = shared.picture_file(
+        "Draw the maps before and after, and their difference: a PNG file.", also=[show_option()]
+    )
+    classes: bool = option("In a table, tsv and csv, print classes and no layers.")
+    target: scores.Target = target_option("Whose score is shown")
+    categories: tuple[str, ...] | None = categories_option()
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls to compare, and to draw with --grid: {shared.SELECTION}  [default: changed layers, and later layers"
+        " with a weight of two or more dimensions]"
+    )
+    types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
 
+    def check(self) -> None:
+        if not self.changes:
+            do = "such as --at layer3 zero:channels=0-31; --help lists the interventions"
+            raise UsageError("intervene needs --at", do=do)
+        super().check()
 
-@dataclass(frozen=True)
-class _Task:
-    """What the command is to do: the parsed ``changes``, and ``built`` from them the interventions."""
-
-    subject: ModelAndImages
-    changes: Sequence[Change]
-    built: list[tuple[hooks.Selection, Any]]
-    types: Sequence[str] | None
-    seed: int
-    options: Options
-
-
-def _compare(task: _Task) -> Report:
-    """Run both passes and compare them."""
-    subject, options = task.subject, task.options
-    net, draws = subject.net, options.grid is not None
-    with subject.run():
-        effect = interventions.intervention_effect(
-            net.model,
-            subject.inputs,
-            task.built,
-            options.layers,
-            task.types,
-            seed=task.seed,
-            keep=options.layers if draws else None,
-            keep_changed=draws and not options.layers,
-        )
-    classes = _classes(subject, effect, options)
-    _note_idle(task.changes, effect)
-    if effect.missing:
-        output.note(f"Note: {counted(len(effect.missing), 'call')} ran in only one pass: {listed(effect.missing, 3)}")
-    if options.grid is not None:
-        _draw(options.grid, subject, task.changes, effect, task.seed)
-    about = {
-        "model": net.name,
-        "weights": net.weights,
-        "seed": task.seed,
-        "image": [image.name for image in subject.images],
-        "interventions": [{"at": str(change.where), "word": change.spec.text} for change in task.changes],
-        "changed": effect.changed,
-    }
-    total = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
-    sections = [
-        class_section(classes, net.weights, in_flat=options.classes),
-        layer_section(effect.layers, net.weights, in_table=not options.classes),
-    ]
-    return Report(sections, about=about, totals=[total], caption=subject.caption)
+    def run(self) -> None:
+        """Run both passes and compare them."""
+        subject, types, seed, draws = self.subject, self.types or None, self.model.seed, self.grid is not None
+        net = subject.net
+        check_choice(net, self.types, self.layers, *(change.where for change in self.changes))
+        with process.prints_to_standard_error():
+            built = [(change.where, change.build(net, types)) for change in self.changes]
+        with subject.run():
+            effect = interventions.intervention_effect(
+                net.model,
+                subject.inputs,
+                built,
+                self.layers,
+                types,
+                seed=seed,
+                keep=self.layers if draws else None,
+                keep_changed=draws and not self.layers,
+            )
+        classes = _classes(subject, effect, self)
+        _note_idle(self.changes, effect)
+        if effect.missing:
+            calls = counted(len(effect.missing), "call")
+            output.note(f"Note: {calls} ran in only one pass: {listed(effect.missing, 3)}")
+        if self.grid is not None and not effect.changed:
+            output.note(f"Note: {self.grid} was not written")
+        elif self.grid is not None:
+            words = [f"{change.where} {change.spec.text}" for change in self.changes]
+            page = interventions.draw_effect(effect, subject.images[0], net, interventions=words, seed=seed)
+            write_picture(self.grid, page)
+        about = {
+            "model": net.name,
+            "weights": net.weights,
+            "seed": seed,
+            "image": [image.name for image in subject.images],
+            "interventions": [{"at": str(change.where), "word": change.spec.text} for change in self.changes],
+            "changed": effect.changed,
+        }
+        total = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
+        sections = [
+            class_section(classes, net.weights, in_flat=self.classes),
+            layer_section(effect.layers, net.weights, in_table=not self.classes),
+        ]
+        self.print(Report(sections, about=about, totals=[total], caption=subject.caption))
 
 
 def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
@@ -216,7 +175,7 @@ def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
 
 
 def _classes(
-    subject: ModelAndImages, effect: interventions.Effect, options: Options
+    subject: ModelAndImages, effect: interventions.Effect, options: Intervene
 ) -> list[interventions.ClassChange]:
     """The classes of both passes; a model without scores is an error only if an option is about classes."""
     net, needs_classes = subject.net, shared.was_given("target") or options.classes
@@ -225,15 +184,3 @@ def _classes(
         return []
     categories = categories_of(net, options.categories)
     return interventions.class_changes(effect.before, effect.after, options.target, categories, net.name)
-
-
-def _draw(
-    path: str, subject: ModelAndImages, changes: Sequence[Change], effect: interventions.Effect, seed: int
-) -> None:
-    """Write the page of ``--grid``, unless nothing was changed."""
-    if not effect.changed:
-        output.note(f"Note: {path} was not written")
-        return
-    words = [f"{change.where} {change.spec.text}" for change in changes]
-    page = interventions.draw_effect(effect, subject.images[0], subject.net, interventions=words, seed=seed)
-    write_picture(path, page)

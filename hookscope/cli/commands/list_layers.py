@@ -1,39 +1,18 @@
-"""``hookscope list-layers``: every call of a model's layers in order of execution."""
+"""List the layers of a model in order of execution."""
 
 from __future__ import annotations
 
-import click
-
 from hookscope import hooks, models, tracing
 from hookscope.cli import process
-from hookscope.cli.output.formats import note, write_report
+from hookscope.cli.command import RowCommand
+from hookscope.cli.fields import option
+from hookscope.cli.output.formats import note
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.options import (
-    format_option,
-    model_argument,
-    ops_option,
-    size_option,
-    type_option,
-)
+from hookscope.cli.shared import options as shared
 from hookscope.findings import counted, operations_in_words
 
 
-@click.command("list-layers", cls=GroupedCommand)
-@model_argument(default="resnet34")
-@type_option
-@size_option
-@ops_option
-@click.option("--total", is_flag=True, help="Print one row with the totals of the types and of the model.")
-@format_option
-def command(
-    model: str,
-    types: tuple[str, ...],
-    input_size: tuple[int, ...] | None,
-    ops: bool | None,
-    total: bool,
-    format: str,
-) -> None:
+class ListLayers(RowCommand):
     """List the layers of a model, in order of execution.
 
     \b
@@ -68,37 +47,43 @@ def command(
     --total prints them as one row. Shapes come from a pass without arithmetic if the model allows it, else from a real
     pass.
     """
-    size, trace = traced(model, input_size)
-    for text in trace.notes:
-        note(f"Note: {text}")
-    whole = f"{model} at {'x'.join(map(str, size))}"
-    usual = hooks.usual_types(layer.types for layer in trace.layers)
-    has_usual = any(set(usual).intersection(layer.types) for layer in trace.layers)
-    if total and not has_usual:
-        types = types or ("all",)
-    totals = tracing.totals_of_type(trace, types or None, bool(ops))
-    shown = types or (("all",) if ops else usual)
-    if total:
-        row = tracing.LAYER_TOTALS.row(totals, model=model, input_size=size, type="/".join(shown))
-        write_report(Report([Section([row], tracing.LAYER_TOTALS)]), format)
-    else:
-        rows = tracing.LAYER_CALLS.rows(tracing.rows_of_type(trace, types or None, bool(ops)))
-        lines = _lines(totals, shown, whole)
+
+    model: str = shared.model_argument(default="resnet34")
+    types: tuple[str, ...] = shared.type_option()
+    input_size: tuple[int, ...] | None = shared.size_option()
+    ops: bool | None = shared.ops_option()
+    total: bool = option("Print one row with the totals of the types and of the model.")
+
+    def run(self) -> None:
+        size, trace = traced(self.model, self.input_size)
+        ops, types = bool(self.ops), self.types
+        usual = hooks.usual_types(layer.types for layer in trace.layers)
+        if self.total and not any(set(usual).intersection(layer.types) for layer in trace.layers):
+            types = types or ("all",)
+        totals = tracing.totals_of_type(trace, types or None, ops)
+        shown = types or (("all",) if ops else usual)
+        if self.total:
+            row = tracing.LAYER_TOTALS.row(totals, model=self.model, input_size=size, type="/".join(shown))
+            return self.print(Report([Section([row], tracing.LAYER_TOTALS)]))
+        rows = tracing.LAYER_CALLS.rows(tracing.rows_of_type(trace, types or None, ops))
+        lines = _lines(totals, shown, f"{self.model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
         if not ops and (words := operations_in_words(trace.operations)):
             lines = [f"not listed: {words}; --ops lists them", *lines]
-        write_report(Report([Section(rows, tracing.LAYER_CALLS)], totals=lines), format)
+        self.print(Report([Section(rows, tracing.LAYER_CALLS)], totals=lines))
 
 
 def traced(
     model: str, input_size: tuple[int, ...] | None, sources: bool = False
 ) -> tuple[tuple[int, ...], tracing.Trace]:
     """The size of the input and the calls of ``model``, from the cache or a pass; ``sources`` says what each reads."""
-    if (cached := tracing.cached_listing(model, input_size, sources)) is not None:
-        return cached
-    models.find_source(model)  # an unknown name fails before torch is imported
-    with process.prints_to_standard_error():
-        return tracing.listing(model, input_size, sources)
+    if (found := tracing.cached_listing(model, input_size, sources)) is None:
+        models.find_source(model)  # an unknown name fails before torch is imported
+        with process.prints_to_standard_error():
+            found = tracing.listing(model, input_size, sources)
+    for text in found[1].notes:
+        note(f"Note: {text}")
+    return found
 
 
 def _lines(totals: tracing.LayerTotals, types: tuple[str, ...], size: str) -> list[str]:

@@ -1,14 +1,11 @@
-"""``hookscope list-models``: the models that have names, and which to take."""
+"""List the models with size, cost and accuracy."""
 
 from __future__ import annotations
 
-import click
-
 from hookscope import models
-from hookscope.cli.output.formats import write_report
+from hookscope.cli.command import RowCommand
+from hookscope.cli.fields import argument
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.options import format_option, tell_fields
 from hookscope.columns import Column, Columns
 from hookscope.findings import counted
 
@@ -32,11 +29,7 @@ COLUMNS = Columns(
 )
 
 
-@click.command("list-models", cls=GroupedCommand)
-@tell_fields(COLUMNS)
-@click.argument("pattern", required=False)
-@format_option
-def command(pattern: str | None, format: str) -> None:
+class ListModels(RowCommand):
     """List the models that have names, with task, size, cost and accuracy.
 
     \b
@@ -51,6 +44,11 @@ def command(pattern: str | None, format: str) -> None:
 
     A number that torchvision does not state is "-" in a table, empty in tsv and csv, and null in JSON.
     """
-    matches = models.find_models(pattern)
-    section = Section(COLUMNS.rows(matches), COLUMNS)
-    write_report(Report([section], totals=[counted(len(matches), "model")]), format)
+
+    fields_told = COLUMNS
+
+    pattern: str | None = argument("[PATTERN]", required=False, default=None)
+
+    def run(self) -> None:
+        matches = models.find_models(self.pattern)
+        self.print(Report([Section(COLUMNS.rows(matches), COLUMNS)], totals=[counted(len(matches), "model")]))

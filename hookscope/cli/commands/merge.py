@@ -1,4 +1,4 @@
-"""``hookscope merge``: the statistics of several runs as one."""
+"""Merge the statistics of several runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import os
 import click
 
 from hookscope import statistics
-from hookscope.cli.command import command, given_by
+from hookscope.cli.fields import argument
 from hookscope.cli.output.formats import note
 from hookscope.cli.shared.statistics_report import StatisticsCommand
 from hookscope.errors import UsageError
 
 
-@command("merge")
 class Merge(StatisticsCommand):
     """Merge the files that `hookscope stats --save` wrote of one model, and report on all their images.
 
@@ -26,17 +25,17 @@ class Merge(StatisticsCommand):
     files that hold the same image, and files of other models, weights or preprocessing.
     """
 
-    files: tuple[str, ...] = given_by(
-        click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
-    )
+    files: tuple[str, ...] = argument("FILE...", required=True, type=click.Path())
 
-    def run(self) -> None:
+    def check(self) -> None:
         names: set[str] = set()
         for path in self.files:
             if os.path.realpath(path) in names:
                 raise UsageError(f"'{path}' is named twice", "its images would count twice", "name each file once")
             names.add(os.path.realpath(path))
-        self.check_outputs([])
+        super().check()
+
+    def run(self) -> None:
         merged = statistics.merge_statistics(self.files, lambda name, text: note(f"Note: {name}: {text}"))
         if self.save is not None:
             statistics.save_statistics(self.save, merged)

@@ -1,93 +1,24 @@
-"""``hookscope plan``: what a model costs before it runs, and what it costs when it does."""
+"""Say what a model costs: memory, arithmetic, time."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator
 
 import click
 
 from hookscope import models, planning
 from hookscope.cli import process
+from hookscope.cli.command import RowCommand
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.plan_rows import COLUMNS, TOTALS, plan_report, verdict
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.output_paths import check_plot, write_plot
-from hookscope.errors import UsageError
-
-_OF_TRAINING = {"optimizer": "--optimizer", "checkpoint": "--checkpoint"}
-_OF_MEASURING = {"repeats": "--repeats", "warm_up": "--warm-up"}
+from hookscope.cli.shared.output_paths import write_plot
 
 
-@click.command("plan", cls=GroupedCommand)
-@shared.tell_fields(COLUMNS, "Fields of a row, one for each call")
-@shared.model_argument()
-@click.option(
-    "--batch-size",
-    metavar="N",
-    type=click.IntRange(1, 2**31 - 1),
-    default=1,
-    show_default=True,
-    help="Images in a batch.",
-)
-@click.option("--train", is_flag=True, help="Plan a step of training: forward, backward and optimizer.")
-@click.option(
-    "--optimizer",
-    metavar="NAME",
-    default="sgd",
-    show_default=True,
-    help="With --train: a class of torch.optim in any case, such as adamw, with its default arguments.",
-)
-@click.option(
-    "--checkpoint",
-    metavar="BLOCK",
-    multiple=True,
-    shell_complete=shared.complete_layers,
-    help="With --train: compute the activations of layer BLOCK again in the backward pass; repeatable.",
-)
-@click.option(
-    "--dtype",
-    metavar="TYPE",
-    shell_complete=shared.complete_words(*models.DTYPE_WORDS),
-    help="Data type of parameters and images: float32, float64, float16 or bfloat16; or autocast, autocast:float16."
-    "  [default: the model's own]",
-)
-@click.option(
-    "--memory",
-    type=shared.FileSize(),
-    help="Memory of the device, such as 24GB (24 billion bytes) or 24GiB: also find the largest batch that fits.",
-)
-@click.option(
-    "--balance",
-    metavar="X",
-    type=shared.FiniteRange(0, min_open=True),
-    help="A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --time, as the device is"
-    " measured]",
-)
-@shared.size_option
-@click.option(
-    "--device",
-    metavar="DEVICE",
-    default="auto",
-    show_default=True,
-    shell_complete=shared.complete_devices,
-    help="auto, cpu, cuda, cuda:N or mps. Only --time needs a device that this machine has.",
-)
-@click.option(
-    "--time", "measure", is_flag=True, help="Also run it, with random weights and images: measure time and memory."
-)
-@shared.count_option("--repeats", "With --time: number of timed passes.", 10)
-@shared.count_option("--warm-up", "With --time: number of passes before them, which are not timed.", 3, least=0)
-@shared.count_option("--top", "Number of calls in a table, those that cost most first.", 20)
-@click.option(
-    "--total", is_flag=True, help="Print one row: the sums, the memory by kind, and the times of the whole step."
-)
-@shared.plot_option("Draw memory, arithmetic and time of every call")
-@shared.format_option
-def command(model: str, top: int, total: bool, plot: str | None, format: str, **values: Any) -> None:
+class Plan(RowCommand):
     """Say what MODEL costs before it runs: memory, arithmetic and bytes moved.
 
     \b
@@ -117,23 +48,80 @@ def command(model: str, top: int, total: bool, plot: str | None, format: str, **
     as many pixels as have a gradient above 4.55 % of the largest. It is measured on one random image, for layers with
     weights and an output of several positions, such as convolutions: at most 64 of them, at even distances.
     """
-    _check(values, plot, model)
-    source = models.find_source(model)  # an unknown name fails before torch is imported
-    with process.prints_to_standard_error(), pass_progress() as on_progress:
-        found = planning.plan(source, **values, on_progress=on_progress)
-    for text in found.notes:
-        output.note(f"Note: {text}")
-    with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        rows = Report([Section([TOTALS.row(found)], TOTALS)]) if total else plan_report(found, top)
-        stack.callback(output.write_report, rows, format)
-        if plot is not None:
-            figure = planning.plot_plan(found, lines=verdict(found))
-            write_plot(plot, figure, {**models.package_versions(), "command": process.command_line()})
 
+    fields_told = COLUMNS
+    fields_title = "Fields of a row, one for each call"
 
-def _check(values: dict[str, Any], plot: str | None, model: str) -> None:
-    """Refuse options that would have no effect, and a plot that cannot be written."""
-    for needed, word, options in (("train", "--train", _OF_TRAINING), ("measure", "--time", _OF_MEASURING)):
-        if not values[needed] and (idle := [option for name, option in options.items() if shared.was_given(name)]):
-            raise UsageError(f"{idle[0]} has no effect without {word}", do=f"add {word}")
-    check_plot(plot, [model.partition(":")[0]], "model")
+    model: str = shared.model_argument()
+    batch_size: int = option("Images in a batch.", metavar="N", type=click.IntRange(1, 2**31 - 1), default=1)
+    train: bool = option("Plan a step of training: forward, backward and optimizer.")
+    optimizer: str = option(
+        "With --train: a class of torch.optim in any case, such as adamw, with its default arguments.",
+        metavar="NAME",
+        default="sgd",
+        needs="train",
+    )
+    checkpoint: tuple[str, ...] = option(
+        "With --train: compute the activations of layer BLOCK again in the backward pass; repeatable.",
+        metavar="BLOCK",
+        shell_complete=shared.complete_layers,
+        needs="train",
+    )
+    dtype: str | None = option(
+        "Data type of parameters and images: float32, float64, float16 or bfloat16; or autocast, autocast:float16."
+        "  [default: the model's own]",
+        metavar="TYPE",
+        shell_complete=shared.complete_words(*models.DTYPE_WORDS),
+    )
+    memory: int | None = option(
+        "Memory of the device, such as 24GB (24 billion bytes) or 24GiB: also find the largest batch that fits.",
+        type=shared.FileSize(),
+    )
+    balance: float | None = option(
+        "A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --time, as the device is"
+        " measured]",
+        metavar="X",
+        type=shared.FiniteRange(0, min_open=True),
+    )
+    input_size: tuple[int, ...] | None = shared.size_option()
+    device: str = shared.device_option(
+        "auto, cpu, cuda, cuda:N or mps. Only --time needs a device that this machine has."
+    )
+    time: bool = option("Also run it, with random weights and images: measure time and memory.")
+    repeats: int = option("With --time: number of timed passes.", default=10, needs="time")
+    warm_up: int = option(
+        "With --time: number of passes before them, which are not timed.", default=3, least=0, needs="time"
+    )
+    top: int = option("Number of calls in a table, those that cost most first.", default=20)
+    total: bool = option("Print one row: the sums, the memory by kind, and the times of the whole step.")
+    plot: str | None = shared.plot_file("Draw memory, arithmetic and time of every call")
+
+    def inputs(self) -> Iterator[tuple[str, str]]:
+        yield "model", self.model.partition(":")[0]
+
+    def run(self) -> None:
+        models.find_source(self.model)  # an unknown name fails before torch is imported
+        with process.prints_to_standard_error(), pass_progress() as on_progress:
+            found = planning.plan(
+                self.model,
+                batch_size=self.batch_size,
+                train=self.train,
+                optimizer=self.optimizer,
+                checkpoint=self.checkpoint,
+                dtype=self.dtype,
+                memory=self.memory,
+                balance=self.balance,
+                input_size=self.input_size,
+                device=self.device,
+                measure=self.time,
+                repeats=self.repeats,
+                warm_up=self.warm_up,
+                on_progress=on_progress,
+            )
+        for text in found.notes:
+            output.note(f"Note: {text}")
+        sums = Report([Section([TOTALS.row(found)], TOTALS)])
+        with self.printed_after(sums if self.total else plan_report(found, self.top)):
+            if self.plot is not None:
+                figure = planning.plot_plan(found, lines=verdict(found))
+                write_plot(self.plot, figure, {**models.package_versions(), "command": process.command_line()})

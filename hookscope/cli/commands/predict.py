@@ -1,4 +1,4 @@
-"""``hookscope predict``: the classes that a model gives to images."""
+"""Print the classes that a model gives to images."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import click
 
 from hookscope import images, scores
 from hookscope.cli import process
-from hookscope.cli.output.formats import write_report
+from hookscope.cli.command import OfImages
+from hookscope.cli.fields import option
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import ModelOptions, caption_of, model_options
+from hookscope.cli.shared.model import caption_of
 from hookscope.columns import Column, Columns, Row
-from hookscope.errors import UsageError
 
 COLUMNS = Columns(
     Column("image", help="the image, as it was named"),
@@ -29,28 +26,7 @@ COLUMNS = Columns(
 )
 
 
-@click.command("predict", cls=GroupedCommand)
-@shared.tell_fields(COLUMNS)
-@shared.model_argument()
-@click.option(
-    "--top",
-    metavar="K",
-    type=click.IntRange(1, 999_999),
-    help="How many classes to print, the best first.  [default: 5]",
-)
-@target_option(default=None, help="Classes to print, instead of --top")
-@categories_option
-@image_inputs
-@model_options
-@shared.format_option
-def command(
-    model: ModelOptions,
-    paths: list[str],
-    top: int | None,
-    target: scores.Target | None,
-    categories: tuple[str, ...] | None,
-    format: str,
-) -> None:
+class Predict(OfImages):
     """Print the classes that MODEL gives to each IMAGE.
 
     \b
@@ -66,21 +42,34 @@ def command(
     In a segmentation model, the score of a class is the mean of its logits over all positions. Detection and optical
     flow models have no class scores.
     """
-    if top is not None and target is not None:
-        raise UsageError("--top and --target both choose the classes", do="give one of them")
-    classes = target or scores.Target(f"top:{top or 5}")
-    files = ImageFiles(paths)
-    files.read_first()
-    net = model.load()
-    scores.check_family(net.family, net.name)
-    names = categories_of(net, categories)
 
-    def rows(pictures: Sequence[images.InputImage]) -> Iterator[Row]:
-        tensors = [net.prepare(picture) for picture in pictures]
-        with process.prints_to_standard_error():
-            predictions = scores.predict(net, tensors, classes, names)
-        for prediction in predictions:
-            yield COLUMNS.row(prediction, image=pictures[0].name, weights=net.weights)
+    fields_told = COLUMNS
 
-    write_report(Report([Section(files.rows(net, rows), COLUMNS)], caption=caption_of(net)), format)
-    files.exit()
+    top: int | None = option(
+        "How many classes to print, the best first.  [default: 5]", metavar="K", type=click.IntRange(1, 999_999)
+    )
+    target: scores.Target | None = target_option(
+        "Classes to print, instead of --top",
+        default=None,
+        not_with=("top",),
+        why="both choose the classes: give one of them",
+    )
+    categories: tuple[str, ...] | None = categories_option()
+
+    def run(self) -> int:
+        classes = self.target or scores.Target(f"top:{self.top or 5}")
+        files = ImageFiles(self.images)
+        files.read_first()
+        net = self.model.load()
+        scores.check_family(net.family, net.name)
+        names = categories_of(net, self.categories)
+
+        def rows(pictures: Sequence[images.InputImage]) -> Iterator[Row]:
+            tensors = [net.prepare(picture) for picture in pictures]
+            with process.prints_to_standard_error():
+                predictions = scores.predict(net, tensors, classes, names)
+            for prediction in predictions:
+                yield COLUMNS.row(prediction, image=pictures[0].name, weights=net.weights)
+
+        self.print(Report([Section(files.rows(net, rows), COLUMNS)], caption=caption_of(net)))
+        return files.status

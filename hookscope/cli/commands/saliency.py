@@ -1,18 +1,16 @@
-"""``hookscope saliency``: which pixels of an image the score of a class depends on."""
+"""Show which pixels the score of a class depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import click
-
 from hookscope import explain
-from hookscope.cli.command import command, given_by
+from hookscope.cli.fields import option
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, explain_images
 from hookscope.cli.shared.model import running
-from hookscope.cli.shared.registries import CommandWithTable, kept_rows
+from hookscope.cli.shared.registries import kept_rows
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.findings import counted
@@ -36,10 +34,6 @@ def _read_methods() -> Iterator[tuple[str, str]]:
     return ((name, method.summary) for name, method in explain.SALIENCY_METHODS.items())
 
 
-_methods = kept_rows("saliency", "explain", _read_methods)
-
-
-@command("saliency", cls=CommandWithTable, table=_methods)
 class Saliency(ExplainCommand):
     """Show which pixels of each IMAGE the score of a class depends on.
 
@@ -72,71 +66,47 @@ class Saliency(ExplainCommand):
     --raw keeps the signed values (3, H, W), for each pixel of the model's input.
     """
 
-    method: str = given_by(shared.method_option(_methods, "gradient", "What to compute."))
-    samples: int | None = given_by(
-        shared.count_option(
-            "--samples", "Number of noisy copies for smoothgrad, masks for rise.  [default: 25 copies, 1000 masks]"
-        )
+    table = kept_rows("saliency", "explain", _read_methods)
+
+    method: str = shared.method_option(table, "gradient", "What to compute.")
+    samples: int | None = option(
+        "Number of noisy copies for smoothgrad, masks for rise.  [default: 25 copies, 1000 masks]"
     )
-    noise: float = given_by(
-        click.option(
-            "--noise",
-            metavar="SHARE",
-            type=shared.FiniteRange(0),
-            default=_DEFAULTS.noise,
-            show_default=True,
-            help="Standard deviation of smoothgrad's noise, as a share of the image's range.",
-        )
+    noise: float = option(
+        "Standard deviation of smoothgrad's noise, as a share of the image's range.",
+        metavar="SHARE",
+        type=shared.FiniteRange(0),
+        default=_DEFAULTS.noise,
     )
-    steps: int = given_by(
-        shared.count_option(
-            "--steps", "Number of steps of integrated-gradients from zeros to the image.", _DEFAULTS.steps
-        )
+    steps: int = option("Number of steps of integrated-gradients from zeros to the image.", default=_DEFAULTS.steps)
+    most_steps: int = option(
+        "Largest number of steps, when --steps are too few and are doubled.", default=_DEFAULTS.most_steps
     )
-    most_steps: int = given_by(
-        shared.count_option(
-            "--most-steps", "Largest number of steps, when --steps are too few and are doubled.", _DEFAULTS.most_steps
-        )
+    smooth: float | None = option(
+        "Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
+        "  [default: 1/64 of the shorter side]",
+        metavar="PIXELS",
+        type=shared.FiniteRange(0),
     )
-    smooth: float | None = given_by(
-        click.option(
-            "--smooth",
-            metavar="PIXELS",
-            type=shared.FiniteRange(0),
-            help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
-            "  [default: 1/64 of the shorter side]",
-        )
+    window: int | None = option(
+        "Side of occlusion's square and of rise's cells, in pixels of the model's input."
+        "  [default: 1/8 of the shorter side]"
     )
-    window: int | None = given_by(
-        shared.count_option(
-            "--window",
-            "Side of occlusion's square and of rise's cells, in pixels of the model's input."
-            "  [default: 1/8 of the shorter side]",
-        )
+    stride: int | None = option("With occlusion: pixels from one square to the next.  [default: half of --window]")
+    layer: str | None = option(
+        "Layer of guided-gradcam.  [default: the layer that cam takes]", metavar="LAYER", section="Layers"
     )
-    stride: int | None = given_by(
-        shared.count_option(
-            "--stride", "With occlusion: pixels from one square to the next.  [default: half of --window]"
-        )
+    batch_size: int = option(
+        "Images in one forward pass, for methods that run several.", default=_DEFAULTS.batch_size, topic="images"
     )
-    layer: str | None = given_by(
-        click.option("--layer", metavar="LAYER", help="Layer of guided-gradcam.  [default: the layer that cam takes]")
-    )
-    batch_size: int = given_by(
-        shared.count_option(
-            "--batch-size", "Images in one forward pass, for methods that run several.", _DEFAULTS.batch_size
-        )
-    )
-    cmap: str | None = given_by(
-        shared.colour_map_option("Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]")
+    cmap: str | None = shared.colour_map_option(
+        "Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]"
     )
 
-    def run(self) -> None:
-        settings = explain.Settings(
-            self.samples, self.noise, self.steps, self.most_steps, self.batch_size, self.model.seed,
-            self.window, self.stride, self.layer,
-        )  # fmt: skip
-        explain_images(self, self.check(), COLUMNS, lambda explanation: _draw(explanation, self, settings))
+    def run(self) -> int:
+        names = ("samples", "noise", "steps", "most_steps", "batch_size", "window", "stride", "layer")
+        settings = explain.Settings(seed=self.model.seed, **{name: getattr(self, name) for name in names})
+        return explain_images(self, COLUMNS, lambda explanation: _draw(explanation, self, settings))
 
 
 def _draw(explanation: Explanation, options: Saliency, settings: explain.Settings) -> Iterator[Row]:

@@ -1,22 +1,23 @@
-"""``hookscope show-run``: the log of a run in words, rows and curves."""
+"""Show the findings of a log of watch."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from hookscope import models, report, training
 from hookscope.cli import process
-from hookscope.cli.command import Command, command, given_by
+from hookscope.cli.command import RowCommand
+from hookscope.cli.fields import argument
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.output_paths import check_html, check_plot, write_html, write_plot
+from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.columns import Column, Columns
 from hookscope.errors import InputError, near_misses
 from hookscope.training import Run, TimedFinding, duration_words, findings_over_time, read_runs, summary
@@ -35,8 +36,7 @@ COLUMNS = Columns(
 )
 
 
-@command("show-run")
-class ShowRun(Command):
+class ShowRun(RowCommand):
     """Show what the last run in LOG did: the findings, the most severe first.
 
     \b
@@ -50,16 +50,15 @@ class ShowRun(Command):
     0, with or without findings.
     """
 
-    log: str = given_by(
-        click.argument("log", metavar="[LOG]", default="hookscope.ndjson", required=False, type=click.Path())
-    )
-    plot: str | None = given_by(shared.plot_option("Draw the curves"))
-    html: str | None = given_by(shared.html_option("findings, curves and layers"))
+    log: str = argument("[LOG]", default="hookscope.ndjson", required=False, type=click.Path())
+    plot: str | None = shared.plot_file("Draw the curves")
+    html: str | None = shared.html_file("findings, curves and layers")
+
+    def inputs(self) -> Iterator[tuple[str, str]]:
+        yield "log", self.log
 
     def run(self) -> None:
         log = self.log
-        check_plot(self.plot, [self.log], "log")
-        check_html(self.html, [self.log], {"--plot": self.plot}, "log")
         if not os.path.exists(log):
             raise InputError(f"no log '{log}': No such file or directory", _near(log))
         runs = read_runs(log)
@@ -75,7 +74,7 @@ class ShowRun(Command):
             facts = {**models.package_versions(), "log": log, "command": process.command_line()}
             title = lines[0].partition(", started")[0]
             write_html(self.html, report.draw_training_page(runs, findings, title, lines=lines, provenance=facts))
-        _report(run, findings, lines, self.format)
+        self.print(_report(run, findings, lines))
 
 
 def _near(log: str) -> str:
@@ -113,9 +112,9 @@ def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -
     write_plot(path, plot_training(run, findings, heading), provenance)
 
 
-def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str], format: str) -> None:
-    """Write the findings; json also has the run and the last metrics of each layer."""
+def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str]) -> Report:
+    """The findings; json also has the run and the last metrics of each layer."""
     rows = [{name: value for name, value in finding.as_row().items() if name in COLUMNS.flat} for finding in findings]
     section = Section(rows, COLUMNS, needs_rows=True)
     about = {"run": _run_row(run), "layers": training.last_rows(run)}
-    output.write_report(Report([section], findings, about, lines), format)
+    return Report([section], findings, about, lines)

@@ -1,18 +1,15 @@
-"""``hookscope stats``: statistics of every layer over many images, and what is wrong with them."""
+"""Measure every layer on images and report what is wrong."""
 
 from __future__ import annotations
 
-import click
-
-from hookscope.cli.command import command, given_by
+from hookscope import hooks
+from hookscope.cli.fields import option
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.image_options import images_argument
-from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
+from hookscope.cli.shared.measure import Measuring
 from hookscope.cli.shared.statistics_report import StatisticsCommand
 
 
-@command("stats")
-class Stats(StatisticsCommand):
+class Stats(StatisticsCommand, Measuring):
     """Measure every layer of MODEL on images, and report what is wrong.
 
     \b
@@ -35,26 +32,19 @@ class Stats(StatisticsCommand):
     those of the saved run. `hookscope merge` merges files of --save.
     """
 
-    resume: bool = given_by(
-        click.option("--resume", is_flag=True, help="Continue the interrupted run that wrote the --save file."),
+    resume: bool = option(
+        "Continue the interrupted run that wrote the --save file.",
+        section="Output",
         needs="save",
         why="name the file of the run to continue: --save FILE --resume",
     )
-    rank: bool = given_by(
-        click.option(
-            "--rank", is_flag=True, help="Also measure the effective rank of layers with up to 2048 channels; slower."
-        )
-    )
-    job: MeasureOptions = given_by(
-        shared.model_argument(),
-        images_argument,
-        measuring_options("every convolution, Linear layer and activation function, and (model)"),
+    rank: bool = option("Also measure the effective rank of layers with up to 2048 channels; slower.")
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls to measure: {shared.SELECTION}  [default: every convolution, Linear layer and activation function,"
+        " and (model)]"
     )
 
-    def run(self) -> None:
-        images = self.job.images()
-        self.check_outputs(images, self.resume)
-        saved, lost = measure(self.job, images, self.rank, self.save, self.resume)
+    def run(self) -> int:
+        saved, lost = self.measured(self.rank, self.save, self.resume)
         self.report(saved)
-        if lost:
-            raise click.exceptions.Exit(1)
+        return min(lost, 1)

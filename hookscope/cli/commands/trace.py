@@ -1,54 +1,22 @@
-"""``hookscope trace``: what every call takes and returns in one pass, and in which order the hooks' events happen."""
+"""Show what each layer call takes and returns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import click
 
 from hookscope import hooks, scores, tracing
+from hookscope.cli.command import OfImage
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report
 from hookscope.cli.output.trace_rows import section, tensors_left_out, value_lines
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
-from hookscope.errors import UsageError
+from hookscope.cli.shared.model import check_choice
 from hookscope.findings import counted, listed, operations_in_words
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    layers: hooks.Selection | None
-    types: tuple[str, ...]
-    ops: bool | None
-    events: bool
-    target: scores.Target
-    categories: tuple[str, ...] | None
-    values: bool
-    max_values: int
-    format: str
-
-
-@click.command("trace", cls=GroupedCommand)
-@shared.model_argument()
-@shared.image_argument()
-@shared.layer_option(f"Calls to show: {shared.SELECTION}  [default: all; with --events '*', every module]")
-@shared.type_option
-@shared.ops_option
-@click.option("--events", is_flag=True, help="Print a row for each event: each hook as it runs.")
-@target_option(help="With --events, the class whose score is differentiated")
-@categories_option
-@click.option("--values", is_flag=True, help="Show small tensors whole.")
-@shared.count_option("--max-values", "With --values, show tensors of at most N values.", 64)
-@model_options
-@shared.format_option
-def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+class Trace(OfImage):
     """Show what each layer call of MODEL takes and returns on IMAGE.
 
     \b
@@ -83,45 +51,46 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
 
     A table leaves out columns that are empty, are constant or do not fit the terminal. Other formats have all columns.
     """
-    options = Options(**values)
-    _check(paths, options)
-    subject = ModelAndImages.load(model, paths)
-    net, categories = subject.net, categories_of(subject.net, options.categories)
-    check_choice(net, options.types, options.layers)
-    loss = None  # the model's output decides
-    if shared.was_given("target"):
-        scores.check_family(net.family, net.name)
-        options.target.check(categories)
-        loss = scores.Loss("score", options.target, categories)
-    usual = "*" if options.events and not options.types else "all"
-    with subject.run():
-        record = tracing.trace_events(
-            net.model,
-            subject.inputs,
-            options.layers or usual,
-            options.types or None,
-            backward=options.events,
-            loss=loss,
-            values=options.max_values if options.values else 0,
-            ops=bool(options.ops),
-        )
-    totals = _totals(record, categories, options)
-    _note_the_rest(record, options)
-    rows = section(record, net.weights, options.events, options.values, totals)
-    output.write_report(Report([rows], caption=subject.caption), options.format)
+
+    layers: hooks.Selection | None = shared.layer_option(
+        f"Calls to show: {shared.SELECTION}  [default: all; with --events '*', every module]"
+    )
+    types: tuple[str, ...] = shared.type_option()
+    ops: bool | None = shared.ops_option()
+    events: bool = option("Print a row for each event: each hook as it runs.")
+    target: scores.Target = target_option("With --events, the class whose score is differentiated", needs="events")
+    categories: tuple[str, ...] | None = categories_option(needs="events")
+    values: bool = option("Show small tensors whole.")
+    max_values: int = option("With --values, show tensors of at most N values.", default=64, needs="values")
+
+    def run(self) -> None:
+        subject = self.subject
+        net, categories = subject.net, categories_of(subject.net, self.categories)
+        check_choice(net, self.types, self.layers)
+        loss = None  # the model's output decides
+        if shared.was_given("target"):
+            scores.check_family(net.family, net.name)
+            self.target.check(categories)
+            loss = scores.Loss("score", self.target, categories)
+        usual = "*" if self.events and not self.types else "all"
+        with subject.run():
+            record = tracing.trace_events(
+                net.model,
+                subject.inputs,
+                self.layers or usual,
+                self.types or None,
+                backward=self.events,
+                loss=loss,
+                values=self.max_values if self.values else 0,
+                ops=bool(self.ops),
+            )
+        totals = _totals(record, categories, self)
+        _note_the_rest(record, self)
+        rows = section(record, net.weights, self.events, self.values, totals)
+        self.print(Report([rows], caption=subject.caption))
 
 
-def _check(paths: Sequence[str], options: Options) -> None:
-    """Refuse what cannot work before a model is loaded."""
-    for name in ("target", "categories"):
-        if shared.was_given(name) and not options.events:
-            raise UsageError(f"--{name} needs --events", "there is no backward pass", "add --events")
-    if shared.was_given("max_values") and not options.values:
-        raise UsageError("--max-values needs --values", do="add --values, which shows small tensors whole")
-    ModelAndImages.check_count(paths)
-
-
-def _totals(record: tracing.PassRecord, categories: Sequence[str] | None, options: Options) -> Iterator[str]:
+def _totals(record: tracing.PassRecord, categories: Sequence[str] | None, options: Trace) -> Iterator[str]:
     """The lines under a table: the small tensors, then the passes."""
     if options.values:
         yield from value_lines(record, options.events)
@@ -135,7 +104,7 @@ def _totals(record: tracing.PassRecord, categories: Sequence[str] | None, option
         yield f"backward from {what}: {record.value:.4g}"
 
 
-def _note_the_rest(record: tracing.PassRecord, options: Options) -> None:
+def _note_the_rest(record: tracing.PassRecord, options: Trace) -> None:
     """Report layers, gradients and tensors that have no row."""
     if options.layers is None and (words := operations_in_words(record.operations)):
         output.note(f"Note: not shown: {words}; --ops shows them")

@@ -1,18 +1,16 @@
-"""``hookscope verify``: does hookscope tell the truth about this model on this machine?"""
+"""Prove that hookscope reports the truth on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import click
-
 from hookscope import hooks, verification
 from hookscope.cli import process
+from hookscope.cli.command import OfImage
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
+from hookscope.cli.shared.model import ModelAndImages, check_choice
 from hookscope.columns import Column, Columns, Row
 
 COLUMNS = Columns(
@@ -25,16 +23,7 @@ COLUMNS = Columns(
 )
 
 
-@click.command("verify", cls=GroupedCommand)
-@shared.model_argument()
-@click.argument("paths", metavar="[IMAGE]", nargs=-1, type=click.Path())
-@shared.layer_option(f"Calls to check: {shared.SELECTION}  [default: all]", "all")
-@shared.type_option
-@model_options
-@shared.format_option
-def command(
-    model: ModelOptions, paths: tuple[str, ...], layers: hooks.Selection, types: tuple[str, ...], format: str
-) -> None:
+class Verify(OfImage):
     """Prove that hookscope reports the truth about MODEL on this machine.
 
     \b
@@ -64,18 +53,21 @@ def command(
     The field holds is true or false. It is empty if a check is not possible, because fx cannot trace every model; the
     field note says why. The field layer is the first layer that differs, else that with the largest difference.
     """
-    ModelAndImages.check_count(paths)
-    subject = ModelAndImages.load(model, paths)
-    check_choice(subject.net, types, layers)
-    failed: list[verification.Check] = []
-    checks = _checks(subject, model.seed, layers, types or None)
-    rows = Section(_rows(checks, failed), COLUMNS)
-    output.write_report(Report([rows], caption=subject.caption), format)
-    for check in failed:
-        where = f" at '{check.layer}'" if check.layer else ""
-        by = f" by {check.largest_difference:.4g}" if check.largest_difference else ""
-        output.note(f"Difference: {check.name} fails{where}{by}: {check.note}", always=True)
-        raise click.exceptions.Exit(3)
+
+    paths: tuple[str, ...] = shared.image_argument("[IMAGE]", required=False)
+    layers: hooks.Selection = shared.layer_option(f"Calls to check: {shared.SELECTION}  [default: all]", default="all")
+    types: tuple[str, ...] = shared.type_option()
+
+    def run(self) -> int:
+        check_choice(self.subject.net, self.types, self.layers)
+        failed: list[verification.Check] = []
+        checks = _checks(self.subject, self.model.seed, self.layers, self.types or None)
+        self.print(Report([Section(_rows(checks, failed), COLUMNS)], caption=self.subject.caption))
+        for check in failed:
+            where = f" at '{check.layer}'" if check.layer else ""
+            by = f" by {check.largest_difference:.4g}" if check.largest_difference else ""
+            output.note(f"Difference: {check.name} fails{where}{by}: {check.note}", always=True)
+        return 3 if failed else 0
 
 
 def _checks(

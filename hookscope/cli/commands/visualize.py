@@ -1,26 +1,21 @@
-"""``hookscope visualize``: the feature maps of a model's layers as sheets, one PNG for each image and call."""
+"""Draw the feature maps of each layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-import click
 
 from hookscope import drawing, hooks, images
 from hookscope.cli import process
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.array_file import ArrayFile, as_array
+from hookscope.cli.shared.array_file import ArrayFile, as_array, check_arrays
 from hookscope.cli.shared.class_options import categories_of, categories_option
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelOptions, model_options
 from hookscope.cli.shared.output_paths import call_names
-from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.cli.shared.picture_run import PictureCommand, PictureRun
 from hookscope.columns import Column, Columns, Row
-from hookscope.errors import UsageError
 from hookscope.findings import listed
 from hookscope.hooks import CALL
 
@@ -36,62 +31,7 @@ COLUMNS = Columns(
 )
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    layers: hooks.Selection
-    types: tuple[str, ...]
-    output: str | None
-    channels: drawing.ChannelChoice | None
-    columns: int | None
-    cell: int | None
-    cmap: str | None
-    scale: drawing.Scale | None
-    overlay: bool
-    alpha: float | None
-    plain: bool
-    categories: tuple[str, ...] | None
-    raw: str | None
-    format: str
-
-
-@click.command("visualize", cls=GroupedCommand)
-@shared.model_argument()
-@shared.layer_option(f"Calls to draw: {shared.SELECTION}  [default: 0:, every index]", "0:")
-@shared.type_option
-@output_option("sheet")
-@shared.channels_option(
-    "Channels to draw: all, 0-63,100, or top:16, the strongest by mean |value|; also top:16:max, :std or :mean."
-    "  [default: all up to 64, else top:64; of single values top:24]"
-)
-@click.option(
-    "--scale",
-    metavar="SCALE",
-    callback=shared.parsed(drawing.Scale.parse),
-    shell_complete=shared.complete_scales,
-    help=f"Range of the colours: {drawing.scale_notations('or')}.  [default: channel, with --overlay symmetric]",
-)
-@click.option("--overlay", is_flag=True, help="Draw each map over the grey image; a large |value| is opaque.")
-@click.option(
-    "--alpha",
-    metavar="SHARE",
-    type=shared.FiniteRange(0, 1),
-    help=f"With --overlay: opacity of the largest |value|, 0 to 1.  [default: {drawing.ALPHA}]",
-)
-@shared.colour_map_option("Any matplotlib colour map.  [default: viridis, with --scale symmetric RdBu_r]")
-@shared.columns_option("Maps in a row.  [default: a grid with full rows]")
-@shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]")
-@click.option("--plain", is_flag=True, help="Draw the grid only: no header, numbers or colour bars.")
-@categories_option
-@shared.file_option(
-    "--raw",
-    "Keep the exact activations too: one as .npy, several as .npz or .safetensors with keys IMAGE/LAYER.",
-)
-@image_inputs
-@model_options
-@shared.format_option
-def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
+class Visualize(PictureCommand):
     """Draw the feature maps of MODEL for each IMAGE.
 
     \b
@@ -113,25 +53,56 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
 
     --raw keeps all channels as the layer returned them; bfloat16 becomes float32.
     """
-    options = Options(**values)
-    if options.alpha is not None and not options.overlay:
-        raise UsageError("--alpha needs --overlay", do="add --overlay")
-    scale = options.scale or drawing.Scale.parse("symmetric" if options.overlay else "channel")
-    alpha = drawing.ALPHA if options.alpha is None else options.alpha
-    cmap = options.cmap or scale.cmap
-    style = drawing.Style(options.columns, options.cell, cmap, options.plain, alpha if options.overlay else None)
-    output = parse_output(options.output, paths)
-    raw = ArrayFile.parse(options.raw, paths)
-    run = PictureRun.load(model, paths, output, options.types, options.layers)
-    with raw:
-        run.print_rows(lambda read: _draw(run, read, options, scale, style, raw), COLUMNS, options.format)
-    run.files.exit()
+
+    layers: hooks.Selection = shared.layer_option(
+        f"Calls to draw: {shared.SELECTION}  [default: 0:, every index]", default="0:"
+    )
+    types: tuple[str, ...] = shared.type_option()
+    output: str | None = shared.output_option("sheet")
+    channels: drawing.ChannelChoice | None = shared.channels_option(
+        "Channels to draw: all, 0-63,100, or top:16, the strongest by mean |value|; also top:16:max, :std or :mean."
+        "  [default: all up to 64, else top:64; of single values top:24]"
+    )
+    scale: drawing.Scale | None = option(
+        f"Range of the colours: {drawing.scale_notations('or')}.  [default: channel, with --overlay symmetric]",
+        metavar="SCALE",
+        parse=drawing.Scale.parse,
+        shell_complete=shared.complete_scales,
+    )
+    overlay: bool = option("Draw each map over the grey image; a large |value| is opaque.")
+    alpha: float | None = option(
+        f"With --overlay: opacity of the largest |value|, 0 to 1.  [default: {drawing.ALPHA}]",
+        metavar="SHARE",
+        type=shared.FiniteRange(0, 1),
+        needs="overlay",
+    )
+    cmap: str | None = shared.colour_map_option(
+        "Any matplotlib colour map.  [default: viridis, with --scale symmetric RdBu_r]"
+    )
+    columns: int | None = shared.columns_option("Maps in a row.  [default: a grid with full rows]")
+    cell: int | None = shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]")
+    plain: bool = option("Draw the grid only: no header, numbers or colour bars.")
+    categories: tuple[str, ...] | None = categories_option()
+    raw: str | None = shared.out_file(
+        "Keep the exact activations too: one as .npy, several as .npz or .safetensors with keys IMAGE/LAYER.",
+        writes=check_arrays,
+    )
+
+    def run(self) -> int:
+        scale = self.scale or drawing.Scale.parse("symmetric" if self.overlay else "channel")
+        alpha = drawing.ALPHA if self.alpha is None else self.alpha
+        overlay = alpha if self.overlay else None
+        style = drawing.Style(self.columns, self.cell, self.cmap or scale.cmap, self.plain, overlay)
+        raw, run = self.array_file(), PictureRun.load(self, self.types, self.layers)
+        with raw:
+            run.print_rows(lambda read: _draw(run, read, self, scale, style, raw), COLUMNS, self.format)
+        return run.files.status
 
 
 def _draw(
     run: PictureRun,
     read: Sequence[images.InputImage],
-    options: Options,
+    options: Visualize,
     scale: drawing.Scale,
     style: drawing.Style,
     raw: ArrayFile,

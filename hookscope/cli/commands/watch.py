@@ -1,4 +1,4 @@
-"""``hookscope watch``: run a training script and log what its layers do."""
+"""Run a training script and log what its layers do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from hookscope.cli.command import Command
+from hookscope.cli.fields import argument, option
 from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.options import SELECTION, TYPES, layer_option
+from hookscope.cli.shared.options import SELECTION, layer_option, type_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
 from hookscope.training import SinkChoice
@@ -18,6 +20,8 @@ from hookscope.training import SinkChoice
 
 class _ScriptCommand(GroupedCommand):
     """A command whose options end at ``-m`` or the name of a script; all later words belong to the script."""
+
+    allow_interspersed_args = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = [option for option in self.params if isinstance(option, click.Option) and not option.is_flag]
@@ -34,57 +38,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(incomplete, type="file")]
 
 
-@click.command("watch", cls=_ScriptCommand, context_settings={"allow_interspersed_args": False})
-@click.argument("words", metavar="SCRIPT [ARG]...", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
-@layer_option(
-    f"Calls to log: {SELECTION}  [default: all]",
-    "all",
-)
-@click.option(
-    "--type",
-    "types",
-    metavar="CLASS",
-    multiple=True,
-    help=TYPES,
-)
-@click.option(
-    "--every",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="Sample every N-th step of each optimizer: 0, N, 2N... A sampled step takes longer than others.",
-)
-@click.option(
-    "-o",
-    "--log",
-    metavar="FILE",
-    type=click.Path(),
-    default="hookscope.ndjson",
-    show_default=True,
-    help="Log file; lines are appended. Each rank of torchrun writes its own, with .rank0, .rank1... in the name. With"
-    " torchrun write -o, because it has an option --log itself.",
-)
-@click.option(
-    "--to",
-    metavar="SINK",
-    multiple=True,
-    help="Also write to tensorboard:DIR, wandb[:PROJECT] or mlflow[:EXPERIMENT]. Can be repeated. With torchrun each"
-    " rank has its own run; TensorBoard's are in DIR/rank0, DIR/rank1...",
-)
-@click.option("--tensorboard", metavar="DIR", type=click.Path(), help="Short for --to tensorboard:DIR.")
-@click.option(
-    "--histograms",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Write histograms of activations, weights and gradients in every N-th sampled step.",
-)
-@click.option(
-    "--stop-on",
-    type=click.Choice(["non-finite"]),
-    help="Stop the script at the first NaN or Inf, report its origin, and exit with status 3.",
-)
-def command(words: tuple[str, ...], **options: Any) -> Callable[[], None]:
+class Watch(Command):
     """Run the training script SCRIPT as Python would, and log what its layers do while it trains.
 
     \b
@@ -135,21 +89,56 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None]:
     that trains: its log has .process1, .process2... in the name. Other processes that the script starts are not
     watched.
     """
-    if not words:
-        raise UsageError("there is no script to watch", do="write hookscope watch -- train.py; `show-run` shows a log")
-    from hookscope.cli.commands.watch_run import WatchRun
 
-    script = find_script(words)
-    rank, world_size = _rank(os.environ)
-    log, to = options["log"], list(options["to"])
-    if options["tensorboard"] is not None:
-        to.append(f"tensorboard:{options['tensorboard']}")
-    sinks = list(dict.fromkeys(map(SinkChoice.parse, to)))
-    if world_size > 1:
-        begin, suffix = os.path.splitext(log)
-        log = f"{begin}.rank{rank}{suffix}"
-        sinks = [sink.of_rank(rank) for sink in sinks]
-    return WatchRun(script, log, sinks, options, rank, world_size).run
+    made_of = _ScriptCommand
+
+    words: tuple[str, ...] = argument("SCRIPT [ARG]...", type=click.UNPROCESSED, shell_complete=_complete_files)
+    layers: Any = layer_option(f"Calls to log: {SELECTION}  [default: all]", default="all")
+    types: tuple[str, ...] = type_option()
+    every: int = option(
+        "Sample every N-th step of each optimizer: 0, N, 2N... A sampled step takes longer than others.", default=50
+    )
+    log: str = option(
+        "Log file; lines are appended. Each rank of torchrun writes its own, with .rank0, .rank1... in the name. With"
+        " torchrun write -o, because it has an option --log itself.",
+        "-o",
+        metavar="FILE",
+        type=click.Path(),
+        default="hookscope.ndjson",
+    )
+    to: tuple[str, ...] = option(
+        "Also write to tensorboard:DIR, wandb[:PROJECT] or mlflow[:EXPERIMENT]. Can be repeated. With torchrun each"
+        " rank has its own run; TensorBoard's are in DIR/rank0, DIR/rank1...",
+        metavar="SINK",
+    )
+    tensorboard: str | None = option(
+        "Short for --to tensorboard:DIR.", metavar="DIR", type=click.Path(), section="Output"
+    )
+    histograms: int | None = option(
+        "Write histograms of activations, weights and gradients in every N-th sampled step."
+    )
+    stop_on: str | None = option(
+        "Stop the script at the first NaN or Inf, report its origin, and exit with status 3.",
+        type=click.Choice(["non-finite"]),
+    )
+
+    def run(self) -> Callable[[], None]:
+        if not self.words:
+            do = "write hookscope watch -- train.py; `show-run` shows a log"
+            raise UsageError("there is no script to watch", do=do)
+        from hookscope.cli.shared.watch_run import WatchRun
+
+        script = find_script(self.words)
+        rank, world_size = _rank(os.environ)
+        log, to = self.log, list(self.to)
+        if self.tensorboard is not None:
+            to.append(f"tensorboard:{self.tensorboard}")
+        sinks = list(dict.fromkeys(map(SinkChoice.parse, to)))
+        if world_size > 1:
+            begin, suffix = os.path.splitext(log)
+            log = f"{begin}.rank{rank}{suffix}"
+            sinks = [sink.of_rank(rank) for sink in sinks]
+        return WatchRun(script, log, sinks, vars(self), rank, world_size).run
 
 
 def _rank(environment: Mapping[str, str]) -> tuple[int, int]:

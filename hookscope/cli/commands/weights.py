@@ -1,33 +1,21 @@
-"""``hookscope weights``: the parameters of a model in numbers, what is wrong with them, and their pictures."""
+"""Report on the weights of a model."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
-import click
-
-from hookscope import drawing, hooks, models, parameters, report, system, tracing
+from hookscope import drawing, hooks, models, parameters, report, tracing
 from hookscope.cli import process
+from hookscope.cli.command import OfModel
+from hookscope.cli.fields import group
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.model import ModelOptions, check_choice
-from hookscope.cli.shared.output_paths import (
-    check_html,
-    check_plot,
-    is_device,
-    is_same_file,
-    refuse_input,
-    write_html,
-    write_picture,
-    write_plot,
-)
+from hookscope.cli.shared.output_paths import write_html, write_picture, write_plot
 from hookscope.cli.shared.threshold_options import threshold_option
-from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
 from hookscope.parameters import (
     finding_names as finding_names,  # its file registers the findings whose options help shows
@@ -36,43 +24,7 @@ from hookscope.parameters import (
 _BINS = 48  # of a histogram on a page
 
 
-@click.command("weights", cls=GroupedCommand)
-@shared.model_argument()
-@shared.layer_option(
-    "Layers to show: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$', or indices of list-layers: 30, 0:10;"
-    " repeatable, comma separated.  [default: all]"
-)
-@shared.plot_option("Draw all layers on one page")
-@shared.html_option("findings and parameters")
-@shared.file_option(
-    "--kernels", "Draw the filters of the first convolution, or of those that --layer names.", metavar="PNG"
-)
-@shared.channels_option(
-    "With --kernels: filters to draw, all, 0-63,100 or top:16.  [default: all up to 64, else top:64; in a matrix"
-    " top:16]"
-)
-@shared.columns_option("With --kernels: filters in a row, or input channels in a matrix.  [default: 32 in a matrix]")
-@shared.cell_option("With --kernels: smallest side of a kernel.")
-@shared.colour_map_option("With --kernels: any matplotlib colour map.  [default: RdBu_r]")
-@threshold_option("weights")
-@shared.weights_option
-@shared.seed_option
-@shared.format_option
-def command(
-    model: str,
-    weights: str,
-    seed: int,
-    layers: hooks.Selection | None,
-    plot: str | None,
-    html: str | None,
-    kernels: str | None,
-    channels: drawing.ChannelChoice | None,
-    columns: int | None,
-    cell: int | None,
-    cmap: str | None,
-    format: str,
-    **values: Any,
-) -> None:
+class Weights(OfModel):
     """Report on the weights of MODEL, without an image and without a forward pass.
 
     \b
@@ -96,54 +48,59 @@ def command(
     --kernels draws the filters of the first convolution, in colour if its input is RGB. A convolution that --layer
     names is drawn as a matrix of kernels: a row is an output channel, a column is an input channel.
     """
-    thresholds = parameters.ParameterThresholds.of(values["thresholds"])
-    if kernels is None and any(map(shared.was_given, ("channels", "columns", "cell", "cmap"))):
-        raise UsageError("--channels, --columns, --cell and --cmap need --kernels", do="add --kernels FILE.png")
-    inputs = [weights, model.partition(":")[0]]
-    _check_outputs(plot, kernels, inputs)
-    check_html(html, inputs, {"--plot": plot, "--kernels": kernels}, "input")
-    net = ModelOptions(model, weights, seed).load(pictures=False)
-    check_choice(net, (), layers)
-    if layers is not None:
-        with process.prints_to_standard_error():
-            layers = tracing.named(net.model, layers, net.preprocess.input_shape[1:])
-    rows = parameters.parameter_statistics(net.model, thresholds, layers, bins=_BINS if html else 0)
-    findings = parameters.parameter_findings(rows, thresholds)
-    totals = _totals(rows)
-    section = Section(parameters.weights_rows(rows, thresholds, net.weights), parameters.WEIGHTS, "parameter")
-    about = {"model": net.name, "weights": net.weights}
-    style = drawing.Style(columns, cell, cmap or "RdBu_r")
-    sheet = kernels and parameters.kernel_sheet(net.model, layers, channels, style, net.name, net.weights)
-    with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        stack.callback(output.write_report, Report([section], findings, about, totals, caption=about), format)
-        if plot is not None:
-            figure = parameters.plot_weights(rows, findings, net.name, weights=net.weights, lines=totals)
-            write_plot(plot, figure, _provenance(net, findings))
-        if html is not None:
-            facts = {**models.package_versions(), **about, "command": process.command_line()}
-            write_html(
-                html,
-                report.draw_weights_page(
+
+    model: ModelOptions = group(ModelOptions, only=("model", "weights", "seed"))
+    layers: hooks.Selection | None = shared.layer_option(
+        "Layers to show: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$', or indices of list-layers: 30, 0:10;"
+        " repeatable, comma separated.  [default: all]"
+    )
+    plot: str | None = shared.plot_file("Draw all layers on one page")
+    html: str | None = shared.html_file("findings and parameters")
+    kernels: str | None = shared.picture_file(
+        "Draw the filters of the first convolution, or of those that --layer names.", metavar="PNG"
+    )
+    channels: drawing.ChannelChoice | None = shared.channels_option(
+        "With --kernels: filters to draw, all, 0-63,100 or top:16.  [default: all up to 64, else top:64; in a matrix"
+        " top:16]",
+        needs="kernels",
+    )
+    columns: int | None = shared.columns_option(
+        "With --kernels: filters in a row, or input channels in a matrix.  [default: 32 in a matrix]", needs="kernels"
+    )
+    cell: int | None = shared.cell_option("With --kernels: smallest side of a kernel.", needs="kernels")
+    cmap: str | None = shared.colour_map_option(
+        "With --kernels: any matplotlib colour map.  [default: RdBu_r]", needs="kernels"
+    )
+    thresholds: dict[str, Any] = threshold_option("weights")
+
+    def run(self) -> None:
+        thresholds, layers = parameters.ParameterThresholds.of(self.thresholds), self.layers
+        net = replace(self.model, device="cpu").load(pictures=False)
+        check_choice(net, (), layers)
+        if layers is not None:
+            with process.prints_to_standard_error():
+                layers = tracing.named(net.model, layers, net.preprocess.input_shape[1:])
+        rows = parameters.parameter_statistics(net.model, thresholds, layers, bins=_BINS if self.html else 0)
+        findings = parameters.parameter_findings(rows, thresholds)
+        totals = _totals(rows)
+        section = Section(parameters.weights_rows(rows, thresholds, net.weights), parameters.WEIGHTS, "parameter")
+        about = {"model": net.name, "weights": net.weights}
+        style = drawing.Style(self.columns, self.cell, self.cmap or "RdBu_r")
+        sheet = self.kernels and parameters.kernel_sheet(net.model, layers, self.channels, style, net.name, net.weights)
+        with self.printed_after(Report([section], findings, about, totals, caption=about)):
+            if self.plot is not None:
+                figure = parameters.plot_weights(rows, findings, net.name, weights=net.weights, lines=totals)
+                write_plot(self.plot, figure, _provenance(net, findings))
+            if self.html is not None:
+                facts = {**models.package_versions(), **about, "command": process.command_line()}
+                page = report.draw_weights_page(
                     rows, findings, net.name, weights=net.weights, lines=totals, thresholds=thresholds, provenance=facts
-                ),
-            )
-        if kernels and sheet:
-            for text in sheet.left_out:
-                output.note(f"Note: {kernels} leaves out {text}")
-            write_picture(kernels, sheet.image)
-
-
-def _check_outputs(plot: str | None, kernels: str | None, inputs: Sequence[str]) -> None:
-    """Refuse, before the model is loaded, files that cannot be written and files that are ``inputs``."""
-    check_plot(plot, inputs, "input")
-    if kernels is None:
-        return
-    if os.path.splitext(kernels)[1].lower() != ".png" and not is_device(kernels):
-        raise UsageError(f"cannot write {kernels}", "kernels are drawn as PNG files", "name it .png")
-    if plot is not None and is_same_file(plot, kernels):
-        raise UsageError(f"--plot and --kernels are both {plot}", do="name two files")
-    refuse_input(kernels, inputs, "input")
-    system.check_writable(kernels)
+                )
+                write_html(self.html, page)
+            if self.kernels and sheet:
+                for text in sheet.left_out:
+                    output.note(f"Note: {self.kernels} leaves out {text}")
+                write_picture(self.kernels, sheet.image)
 
 
 def _provenance(net: models.LoadedModel, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any, ClassVar, TextIO
 
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.styles import Plain, has_colours, plain, plain_json as plain_json, text_of
@@ -31,18 +32,48 @@ def default_format(stream: TextIO | None) -> str:
     return "table" if stream is not None and stream.isatty() else "tsv"
 
 
-is_quiet = False
-"""Whether standard error is for errors only, as `--quiet` says; `main` sets it for each run."""
+@dataclass
+class Output:
+    """What one run of the program may print, and how; `main` makes one for each run and enters it.
+
+    Attributes:
+        argv: The words of the command line.
+        quiet: Whether standard error is for errors only, as ``--quiet`` says.
+        utf8: Whether JSON holds characters beyond ASCII as they are, as ``--utf8`` says; None: on a UTF-8 terminal.
+        traceback: Whether an error shows where it was raised.
+    """
+
+    argv: Sequence[str] = ()
+    quiet: bool = False
+    utf8: bool | None = None
+    traceback: bool = False
+
+    now: ClassVar[Output]
+    """That of the run that goes on."""
+
+    def __enter__(self) -> Output:
+        self._before, Output.now = Output.now, self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        Output.now = self._before
+
+    def note(self, text: str, always: bool = False) -> None:
+        """Print ``text`` in one line on standard error, control characters as escapes; an error ``always``.
+
+        A closed or full standard error is no reason to lose a result.
+        """
+        if always or not self.quiet:
+            with contextlib.suppress(OSError, ValueError):
+                print(printable(text), file=sys.stderr, flush=True)
+
+
+Output.now = Output(sys.argv[1:])
 
 
 def note(text: str, always: bool = False) -> None:
-    """Print ``text`` in one line on standard error, control characters as escapes; an error is printed ``always``.
-
-    A closed or full standard error is no reason to lose a result.
-    """
-    if always or not is_quiet:
-        with contextlib.suppress(OSError, ValueError):
-            print(printable(text), file=sys.stderr, flush=True)
+    """Print a note of the run that goes on; see `Output.note`."""
+    Output.now.note(text, always)
 
 
 def terminal_columns(stream: TextIO, default: int = 100) -> int:
@@ -103,9 +134,6 @@ def _note_of(report: Report) -> None:
 
 # json and ndjson: every row whole; what is not printable is escaped, so that a name cannot control a terminal
 
-is_utf8: bool | None = None
-"""Whether JSON holds characters beyond ASCII as they are, as ``--utf8`` says; None: on a UTF-8 terminal."""
-
 
 def _json(value: Any, ensure_ascii: bool = True) -> str:
     text = json.dumps(plain_json(value), allow_nan=False, ensure_ascii=ensure_ascii)
@@ -114,6 +142,7 @@ def _json(value: Any, ensure_ascii: bool = True) -> str:
 
 def _json_for(stream: TextIO) -> Callable[[Any], str]:
     """How ``stream`` takes JSON: with its characters, or in ASCII."""
+    is_utf8 = Output.now.utf8
     if is_utf8 and isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="utf-8", errors=stream.errors)
     keeps = is_utf8 if is_utf8 is not None else stream.isatty() and _encoding(stream) == "utf-8"

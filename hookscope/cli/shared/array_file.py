@@ -6,15 +6,15 @@ import contextlib
 import io
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from hookscope.cli.shared.output_paths import is_device, refuse_input
+from hookscope.cli.shared.output_paths import is_device
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.errors import UsageError, WriteError
-from hookscope.system import check_writable, replacement, write_atomically
+from hookscope.system import replacement, write_atomically
 
 _SUFFIXES = (".npy", ".npz", ".safetensors")
 
@@ -32,20 +32,6 @@ class ArrayFile:
     _keys: set[str] = field(default_factory=set)
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _archive: zipfile.ZipFile | None = None
-
-    @classmethod
-    def parse(cls, path: str | None, images: Sequence[str], several: bool = False) -> ArrayFile:
-        """Check the path before anything is computed; ``several`` says that an image makes several arrays."""
-        file = cls(path)
-        if path is None:
-            return file
-        if _suffix(path) not in _SUFFIXES and not is_device(path):
-            asked = f"cannot write {path}"
-            raise UsageError(asked, "--raw writes arrays", "name it .npy (one), .npz or .safetensors")
-        file.expect(2 if several or len(images) > 1 else 1)
-        check_writable(path)
-        refuse_input(path, images)
-        return file
 
     def expect(self, count: int) -> None:
         """Refuse more than one array for a ``.npy`` file, before the first is drawn."""
@@ -97,6 +83,12 @@ class ArrayFile:
             write_atomically(self.path, _content(self.path, self.arrays))
         if self._keys and self.path is not None:
             wrote_arrays(self.path)
+
+
+def check_arrays(path: str) -> None:
+    """Refuse a ``--raw`` of another format."""
+    if _suffix(path) not in _SUFFIXES and not is_device(path):
+        raise UsageError(f"cannot write {path}", "--raw writes arrays", "name it .npy (one), .npz or .safetensors")
 
 
 def as_array(tensor: Any) -> Any:

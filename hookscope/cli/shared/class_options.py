@@ -11,8 +11,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope import models, scores
+from hookscope.cli.fields import option, parsed
 from hookscope.cli.output.formats import note
-from hookscope.cli.shared.options import complete_words, parsed, typed_model
+from hookscope.cli.shared.options import complete_words, typed_model
 from hookscope.errors import HookscopeError
 
 
@@ -38,30 +39,27 @@ def _as_one_word(name: str) -> str:
 
 
 def target_option(
-    default: str | None = "top:1",
-    help: str = "Which class to ask about",
+    help: str,
     best: bool = True,
     parse: Callable[[str], Any] = scores.Target,
     more: str = "",
-) -> Callable[[Any], Any]:
+    default: str | None = "top:1",
+    **checks: Any,
+) -> Any:
     """``--target``; ``help`` comes before what the option takes; ``best`` if it takes ``top:K``.
 
     ``more`` is help on what else ``parse`` takes.
     """
-    kinds = (
-        "number, name, unique part of a name, or top:K (the K best)"
-        if best
-        else "number, name, or unique part of a name"
-    )
-    return click.option(
+    last = "unique part of a name, or top:K (the K best)" if best else "or unique part of a name"
+    return option(
+        f"{help}: number, name, {last}; repeatable, comma separated.{more}",
         "--target",
         metavar="CLASS",
         multiple=True,
-        default=[default] if default is not None else None,
-        show_default=default is not None,
+        default=None if default is None else (default,),
         shell_complete=complete_targets if best else complete_classes,
         callback=parsed(lambda words: parse(",".join(words)) if words else None),
-        help=f"{help}: {kinds}; repeatable, comma separated.{more}",
+        **checks,
     )
 
 
@@ -79,13 +77,16 @@ class CategoriesFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
         return [*names, CompletionItem(incomplete, type="file")]
 
 
-categories_option = click.option(
-    "--categories",
-    metavar="FILE",
-    type=CategoriesFile(),
-    help="Names of the classes: imagenet, or a file with one name per line or JSON (a list, or an object from number"
-    " to name).  [default: the names that come with the weights]",
-)
+def categories_option(**checks: Any) -> Any:
+    return option(
+        "Names of the classes: imagenet, or a file with one name per line or JSON (a list, or an object from number"
+        " to name).  [default: the names that come with the weights]",
+        "--categories",
+        metavar="FILE",
+        type=CategoriesFile(),
+        topic="model",
+        **checks,
+    )
 
 
 def categories_of(net: models.LoadedModel, categories: tuple[str, ...] | None) -> tuple[str, ...] | None:

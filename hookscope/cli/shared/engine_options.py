@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
 
 import click
 
 from hookscope import jobs, models
 from hookscope.cli import process
-from hookscope.cli.output import formats as output
-from hookscope.cli.shared.options import FiniteRange, apply_options
+from hookscope.cli.fields import Options, option
+from hookscope.cli.output.formats import Output
+from hookscope.cli.shared.options import FiniteRange
 from hookscope.errors import UsageError
 
 
-@dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(Options):
     """``--engine``, ``--address`` and ``--gpus-per-worker``."""
 
-    engine: str = "local"
-    address: str | None = None
-    gpus_per_worker: float | None = None
+    topic = "run"
 
-    def check(self) -> None:
+    engine: str = option(
+        "Where the images are read and the model runs: in this process, or on a Ray cluster, which needs"
+        " hookscope[ray].",
+        type=click.Choice(("local", "ray")),
+        default="local",
+    )
+    address: str | None = option(
+        "With --engine ray: the cluster, auto or HOST:PORT.  [default: start Ray on this machine]", metavar="ADDRESS"
+    )
+    gpus_per_worker: float | None = option(
+        "With --engine ray: GPUs of each worker, also a fraction such as 0.5.  [default: 0]",
+        metavar="N",
+        type=FiniteRange(0),
+    )
+
+    def __post_init__(self) -> None:
         """Refuse options of a cluster without one, and a cluster inside torchrun."""
         if self.engine == "ray" and torchrun_rank() is not None:
             raise UsageError("--engine ray cannot be used under torchrun", do="use one of the two")
         given = {"--address": self.address, "--gpus-per-worker": self.gpus_per_worker}
-        for option, value in given.items():
+        for name, value in given.items():
             if self.engine == "local" and value is not None:
-                asked = f"{option} needs a cluster"
-                raise UsageError(asked, "--engine local is this process", f"add --engine ray, or leave {option} out")
+                asked = f"{name} needs a cluster"
+                raise UsageError(asked, "--engine local is this process", f"add --engine ray, or leave {name} out")
 
     def make(self, divides: bool = False) -> jobs.Engine:
         """The engine, which connects to its cluster when it runs; ``divides`` if the command calls `serve` too."""
@@ -48,7 +58,7 @@ class EngineOptions:
 
     def serve(self, load: Callable[[], models.LoadedModel]) -> None:
         """Work for rank 0 in another process of torchrun, on the model that ``load`` returns."""
-        output.is_quiet = True  # rank 0 says it
+        Output.now.quiet = True  # rank 0 says it
         engine = self._torchrun()
         with process.prints_to_standard_error():
             engine.serve(load())
@@ -68,39 +78,3 @@ def torchrun_rank() -> int | None:
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     return int(text) if text.isdigit() else None
-
-
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `EngineOptions`, which the command gets as ``engine``."""
-    names = [field.name for field in fields(EngineOptions)]
-
-    @functools.wraps(command)
-    def with_engine(**options: Any) -> Any:
-        engine = EngineOptions(**{name: options.pop(name) for name in names})
-        engine.check()
-        return command(engine=engine, **options)
-
-    return apply_options(
-        [
-            click.option(
-                "--engine",
-                type=click.Choice(("local", "ray")),
-                default="local",
-                show_default=True,
-                help="Where the images are read and the model runs: in this process, or on a Ray cluster, which needs"
-                " hookscope[ray].",
-            ),
-            click.option(
-                "--address",
-                metavar="ADDRESS",
-                help="With --engine ray: the cluster, auto or HOST:PORT.  [default: start Ray on this machine]",
-            ),
-            click.option(
-                "--gpus-per-worker",
-                metavar="N",
-                type=FiniteRange(0),
-                help="With --engine ray: GPUs of each worker, also a fraction such as 0.5.  [default: 0]",
-            ),
-        ],
-        with_engine,
-    )

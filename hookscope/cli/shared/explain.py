@@ -6,21 +6,19 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-import click
-
 from hookscope import drawing, explain, hooks, images, models, scores
-from hookscope.cli.command import OfImages, given_by
+from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report
-from hookscope.cli.shared.array_file import ArrayFile
+from hookscope.cli.shared.array_file import ArrayFile, check_arrays
 from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
 from hookscope.cli.shared.images import ImageFiles, with_one_stdin
-from hookscope.cli.shared.options import colour_map_option, file_option, parsed
-from hookscope.cli.shared.output_paths import OutputPath, file_word, model_word
-from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.cli.shared.options import colour_map_option, in_file, out_file, output_option
+from hookscope.cli.shared.output_paths import file_word, model_word
+from hookscope.cli.shared.picture_run import PictureCommand, PictureRun
 from hookscope.cli.shared.registries import kept_rows
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
@@ -57,52 +55,41 @@ def _reference(path: str) -> ImageFiles:
     return files
 
 
-class ExplainCommand(OfImages):
+class ExplainCommand(PictureCommand):
     """What commands share that explain an answer by maps."""
 
-    target: scores.Target | scores.Boxes | str | None = given_by(
-        target_option(
-            default=None,
-            help="What to explain. A class",
-            parse=scores.parse_target,
-            more=" box:K explains the K-th best detection, from 0; box:K:class explains its class only, not its"
-            " position. A function of the output: file.py:function or package.module:function.  [default: top:1]",
-        )
+    suffixes = (".png", *drawing.ANIMATIONS)
+
+    target: scores.Target | scores.Boxes | str | None = target_option(
+        "What to explain. A class",
+        parse=scores.parse_target,
+        more=" box:K explains the K-th best detection, from 0; box:K:class explains its class only, not its"
+        " position. A function of the output: file.py:function or package.module:function.  [default: top:1]",
+        default=None,
     )
-    against: scores.Target | None = given_by(
-        click.option(
-            "--against",
-            metavar="CLASS",
-            callback=parsed(scores.Target),
-            shell_complete=complete_classes,
-            help="Subtract the score of this class: explain why --target and not this class.",
-        )
+    against: scores.Target | None = option(
+        "Subtract the score of this class: explain why --target and not this class.",
+        metavar="CLASS",
+        parse=scores.Target,
+        shell_complete=complete_classes,
     )
-    region: scores.Region | None = given_by(
-        click.option(
-            "--region",
-            metavar="FILE|X,Y",
-            type=click.Path(),
-            callback=parsed(scores.Region.parse),
-            help="Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or the pixel X,Y."
-            "  [default: where the class has the highest score]",
-        )
+    region: scores.Region | None = in_file(
+        "Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or the pixel X,Y."
+        "  [default: where the class has the highest score]",
+        metavar="FILE|X,Y",
+        parse=scores.Region.parse,
     )
-    similar_to: ImageFiles | None = given_by(
-        click.option(
-            "--similar-to",
-            metavar="IMAGE",
-            type=click.Path(),
-            callback=parsed(_reference),
-            help="Explain the cosine similarity of the output to that of another image, instead of a class.",
-        )
+    similar_to: ImageFiles | None = in_file(
+        "Explain the cosine similarity of the output to that of another image, instead of a class.",
+        metavar="IMAGE",
+        parse=_reference,
     )
-    categories: tuple[str, ...] | None = given_by(categories_option)
-    output: str | None = given_by(output_option("picture"))
-    raw: str | None = given_by(
-        file_option("--raw", "Keep the numbers of the maps too: .npy, or several in one .npz or .safetensors.")
+    categories: tuple[str, ...] | None = categories_option()
+    output: str | None = output_option("picture")
+    raw: str | None = out_file(
+        "Keep the numbers of the maps too: .npy, or several in one .npz or .safetensors.", writes=check_arrays
     )
-    cmap: str | None = given_by(colour_map_option("Any matplotlib colour map.", "inferno"))
+    cmap: str | None = colour_map_option("Any matplotlib colour map.", default="inferno")
 
     @property
     def choice(self) -> scores.TargetChoice:
@@ -111,16 +98,19 @@ class ExplainCommand(OfImages):
         similar_to = None if files is None else partial(files.read, files.paths[0])
         return scores.TargetChoice(self.target, self.region, self.against, similar_to)
 
-    def check(self) -> tuple[OutputPath, ArrayFile]:
-        """The places of the pictures and the arrays; refuse what cannot be written there."""
+    def check(self) -> None:
         if self.similar_to is not None:
-            with_one_stdin([*self.paths, *self.similar_to.paths])
-        several = self.choice.count > 1
-        output = parse_output(self.output, self.paths, more=drawing.ANIMATIONS)
-        output.check_count(len(self.paths))
-        if output.takes_one and several:
+            with_one_stdin([*self.images, *self.similar_to.paths])
+        super().check()
+        self.place.check_count(len(self.images))
+        if self.place.takes_one and self.choice.count > 1:
             raise UsageError(f"--target {self.target} makes several pictures", do="give -o a folder, or one target")
-        return output, ArrayFile.parse(self.raw, self.paths, several)
+        _ = self.arrays
+
+    @cached_property
+    def arrays(self) -> ArrayFile:
+        """The file of ``--raw``."""
+        return self.array_file(self.choice.count > 1)
 
 
 @dataclass(frozen=True)
@@ -207,19 +197,18 @@ class Explanation:
 
 def explain_images(
     options: ExplainCommand,
-    places: tuple[OutputPath, ArrayFile],
     columns: Columns,
     draw: Callable[[Explanation], Iterator[Any]],
     types: Sequence[str] = (),
     layers: hooks.Selection | None = None,
     together: Callable[[list[Any], PictureRun], Report] | None = None,
-) -> None:
+) -> int:
     """Load the model, ``draw`` each image, print the rows as they come, and write the ``--raw`` file at the end.
 
-    With ``together``, print the report that it makes of all that ``draw`` yields.
+    With ``together``, print the report that it makes of all that ``draw`` yields. Returns the exit status.
     """
-    place, raw = places
-    run = PictureRun.load(options.model, options.paths, place, types, layers)
+    place, raw = options.place, options.arrays
+    run = PictureRun.load(options, types, layers)
     net, categories = run.net, categories_of(run.net, options.categories)
     suffix = os.path.splitext(place.path)[1]
     if place.kind == "file" and suffix.lower() in drawing.ANIMATIONS and net.preprocess.frames < 2:
@@ -238,6 +227,5 @@ def explain_images(
         if together is None:
             run.print_rows(rows, columns, options.format)
         else:
-            run.output.check_count(len(options.paths))
             run.print_report(together(list(run.files.rows(net, rows)), run), options.format)
-    run.files.exit()
+    return run.files.status

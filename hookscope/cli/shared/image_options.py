@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
-import functools
+import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
 
 import click
 
 from hookscope import images
+from hookscope.cli.fields import Options, argument, option
 from hookscope.cli.output.formats import note
-from hookscope.cli.shared.engine_options import engine_options
 from hookscope.cli.shared.images import with_one_stdin
-from hookscope.cli.shared.model import model_options
-from hookscope.cli.shared.options import apply_options, count_option, file_option
+from hookscope.cli.shared.options import in_file
 from hookscope.errors import ImageError, UsageError
 
-images_argument = click.argument("paths", metavar="[IMAGE]...", nargs=-1, type=click.Path())
-files0_option = file_option(
-    "--files0-from",
-    "Read names of images and folders from FILE (- for standard input), separated by NUL as by `find -print0`.",
-)
-batch_size_option = count_option("--batch-size", "Images in one forward pass.", 16)
-workers_option = count_option("--workers", "Extra processes that read and prepare images.", 0, least=0)
-limit_option = count_option("--limit", "Use only the first N images.")
-strict_option = click.option(
-    "--strict", is_flag=True, help="Stop at the first image that cannot be used; do not skip it."
-)
+
+class ImageList(Options):
+    """The IMAGE arguments, ``--files0-from`` and ``--limit``."""
+
+    topic = "images"
+
+    paths: tuple[str, ...] = argument("[IMAGE]...", type=click.Path())
+    files0_from: str | None = in_file(
+        "Read names of images and folders from FILE (- for standard input), separated by NUL as by `find -print0`."
+    )
+    limit: int | None = option("Use only the first N images.")
+
+    @cached_property
+    def images(self) -> list[str]:
+        """The names of the images: folders are walked, globs expanded."""
+        return image_list(self.paths, self.files0_from, self.limit)
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders that were named."""
+        return [path for path in self.paths if os.path.isdir(path)]
 
 
-def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a run over many images: the list of them, batches, workers, the engine and the model."""
-    options = [files0_option, limit_option, batch_size_option, workers_option, strict_option]
-    return apply_options([*options, engine_options, model_options], command)
+class BatchOptions(Options):
+    """How many images go through the model at a time, and what happens to one that cannot be used."""
 
+    topic = "images"
 
-def image_inputs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The IMAGE arguments, ``--files0-from`` and ``--limit``; the command gets the names of the images as ``paths``."""
-
-    @functools.wraps(command)
-    def with_images(paths: Sequence[str], files0_from: str | None, limit: int | None, **values: Any) -> Any:
-        return command(paths=image_list(paths, files0_from, limit), **values)
-
-    return apply_options([images_argument, files0_option, limit_option], with_images)
+    batch_size: int = option("Images in one forward pass.", default=16)
+    workers: int = option("Extra processes that read and prepare images.", default=0, least=0)
+    strict: bool = option("Stop at the first image that cannot be used; do not skip it.")
 
 
 def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:

@@ -79,7 +79,7 @@ class ImageFiles:
                 self._failed(error)
         self.done += len(read)
         if not read:
-            self.exit()
+            raise click.exceptions.Exit(1)
         return read
 
     def groups(self, net: models.LoadedModel) -> list[Sequence[str]]:
@@ -112,7 +112,7 @@ class ImageFiles:
         self.failed += 1
         output.note(f"Error: {image}{error}", always=True)
 
-    def exit(self) -> None:
-        """End the run with status 1 if an image could not be used."""
-        if self.failed:
-            raise click.exceptions.Exit(1)
+    @property
+    def status(self) -> int:
+        """The exit status: 1 if an image could not be used."""
+        return 1 if self.failed else 0

@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope import hooks, interventions, models
+from hookscope.cli.fields import option
 from hookscope.cli.shared.images import with_notes
 from hookscope.cli.shared.options import complete_layers, complete_words
 from hookscope.errors import UsageError
@@ -21,15 +22,16 @@ def _complete_at(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return complete_layers(ctx, param, incomplete) + words
 
 
-at_option = click.option(
-    "--at",
-    "changes",
-    metavar="SEL WORD",
-    nargs=2,
-    multiple=True,
-    shell_complete=_complete_at,
-    help="Apply the intervention WORD at SEL, a layer selection or the name of a parameter; repeatable.",
-)
+def at_option() -> Any:
+    return option(
+        "Apply the intervention WORD at SEL, a layer selection or the name of a parameter; repeatable.",
+        "--at",
+        metavar="SEL WORD",
+        nargs=2,
+        multiple=True,
+        parse=lambda pairs: tuple(Change.parse(*pair) for pair in pairs),
+        shell_complete=_complete_at,
+    )
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hookscope import hooks, models
 from hookscope.cli import process
+from hookscope.cli.fields import Options, option
 from hookscope.cli.output import formats as output
 from hookscope.cli.progress import download_progress
 from hookscope.cli.shared import options as shared
@@ -22,25 +22,58 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Options):
     """MODEL, ``--weights``, ``--seed``, ``--device`` and how pictures become inputs."""
 
-    model: str
-    weights: str = "auto"
-    seed: int = 0
-    device: str = "cpu"
-    preprocess: str = "weights"
-    resize: tuple[str, int] | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    range: tuple[float, float] | None = None
-    input_size: tuple[int, ...] | None = None
+    topic = "model"
+
+    model: str = shared.model_argument()
+    weights: str = option(
+        "auto (trained weights if available, else random), default or a name such as IMAGENET1K_V2 (trained, or an"
+        " error), none (random), or a checkpoint: a file or folder.",
+        metavar="WEIGHTS",
+        default="auto",
+        shell_complete=shared.complete_weights,
+    )
+    seed: int = option("Seed of random weights.", metavar="N", type=shared.Seed(), default=0)
+    device: str = shared.device_option()
+    preprocess: Any = option(
+        "How images become inputs: weights (as the weights or the model say), imagenet, half (mean and std 0.5),"
+        " stretch, none (no resizing), or file.py:function (PIL image to tensor). More in docs/: weights and models.",
+        metavar="HOW",
+        default="weights",
+        parse=lambda text: models.parse_preprocess(text),
+        shell_complete=shared.complete_preprocess,
+    )
+    resize: tuple[Any, ...] | None = option(
+        "How images get the input size. shorter: resize the shorter side, then crop the centre; shorter:256: resize"
+        " it to 256, then crop; stretch: resize both sides; pad: resize the longer side and add a black border.",
+        metavar="HOW",
+        parse=lambda text: models.parse_resize(text),
+        shell_complete=shared.complete_words(*models.RESIZE_WORDS),
+    )
+    mean: tuple[float, ...] | None = option(
+        "Mean to subtract from the colours: one number, or one for each channel, such as 0.485,0.456,0.406.",
+        metavar="NUMBERS",
+        parse=lambda text: models.parse_numbers(text, "mean"),
+    )
+    std: tuple[float, ...] | None = option(
+        "With --mean: standard deviation that divides the colours, one number or one for each channel.",
+        metavar="NUMBERS",
+        parse=lambda text: models.parse_numbers(text, "std"),
+    )
+    range: tuple[float, float] | None = option(
+        "Range of the colours before --mean and --std: 0..1, -1..1 or 0..255. Without --mean: no mean and std.",
+        metavar="LOW..HIGH",
+        parse=lambda text: models.parse_range(text),
+    )
+    input_size: tuple[int, ...] | None = shared.size_option()
 
     def load(self, pictures: bool = True) -> models.LoadedModel:
         """Load the model, for ``pictures`` or other work; notes and the progress go to standard error."""
         source = models.find_source(self.model)  # an unknown name fails before torch is imported
-        options = vars(self) | {"model": source, "weights": models.WeightsChoice.parse(self.weights)}
+        options = {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
+        options |= {"model": source, "weights": models.WeightsChoice.parse(self.weights)}
         with process.prints_to_standard_error(), download_progress() as progress:
             net = models.load_model(**options, progress=progress)
         for text in net.notes:
@@ -63,7 +96,7 @@ def note_assumption(net: models.LoadedModel) -> None:
 def _is_first_today(model: str) -> bool:
     """Whether no run of this day has asked this for ``model``; True if the cache cannot be written."""
     key, today = {"model": model}, time.strftime("%Y-%m-%d")
-    if output.is_quiet or cache.load("missing-weights", key) == today:
+    if output.Output.now.quiet or cache.load("missing-weights", key) == today:
         return False
     cache.store("missing-weights", key, today)
     return True
@@ -80,26 +113,6 @@ def _assumption(preprocess: models.Preprocess) -> str:
     """What a model leaves open, what is assumed, and how to say otherwise."""
     what, options = _TO_SAY[preprocess.assumed]
     return f"does not state {what}: assumed {preprocess.assumption}; change it with {options}"
-
-
-def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `ModelOptions`, which the command gets as ``model``."""
-    names = [field.name for field in fields(ModelOptions)]
-
-    @functools.wraps(command)
-    def with_model(**options: Any) -> Any:
-        return command(model=ModelOptions(**{name: options.pop(name) for name in names}), **options)
-
-    return shared.apply_options(
-        [
-            shared.weights_option,
-            shared.seed_option,
-            shared.device_option,
-            *shared.preprocess_options,
-            shared.size_option,
-        ],
-        with_model,
-    )
 
 
 @contextmanager
@@ -135,12 +148,6 @@ class ModelAndImages:
     images: Sequence[Any]
     tensors: Sequence[Tensor]
     inputs: tuple[Any, ...]
-
-    @staticmethod
-    def check_count(paths: Sequence[str]) -> None:
-        """Refuse more images than any model takes."""
-        if len(paths) > 2:
-            raise UsageError(f"expected one image, or two for optical flow, got {len(paths)}")
 
     @classmethod
     def load(cls, options: ModelOptions, paths: Sequence[str]) -> ModelAndImages:

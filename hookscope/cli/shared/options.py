@@ -1,28 +1,23 @@
-"""Options that several commands share, as named values; how MODEL is loaded is in `hookscope.cli.shared.model`."""
+"""Options that several commands share, as functions that make fields; how MODEL is loaded is in `.model`."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from hookscope import drawing, hooks, images, models, tracing
-from hookscope.cli.output import formats
+from hookscope.cli.fields import Completion, Option, argument, option, parsed
+from hookscope.cli.output.formats import Output
+from hookscope.cli.shared.output_paths import check_html, check_picture, check_plot, is_file_name
 from hookscope.cli.shared.registries import RegistryChoice, Rows
-from hookscope.cli.shared.written import open_option
-from hookscope.columns import Columns
+from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-Option = Callable[[Any], Any]
 
 
 class FiniteRange(click.FloatRange):
@@ -83,22 +78,15 @@ class Seed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return click.IntRange(0, 2**63 - 1).convert(value, param, ctx)
 
 
-def apply_options(options: Iterable[Callable[[Any], Any]], command: Command) -> Command:
-    """``command`` with ``options``, which its help shows in this order."""
-    for option in reversed(list(options)):
-        command = option(command)
-    return command
+class FilePath(click.Path):
+    """A file, but not the next option, which click takes for a file."""
 
-
-def tell_fields(columns: Columns, title: str = "Fields") -> Callable[[Command], Command]:
-    """A decorator that adds what ``columns`` say of themselves to the help of a command."""
-
-    def add(command: Command) -> Command:
-        lines = "\n  ".join([f"{title}:", *columns.help_lines()])
-        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n\b\n{lines}"
-        return command
-
-    return add
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path as it is."""
+        if param is not None and isinstance(value, str) and re.fullmatch(r"--?[a-z][a-z-]*", value):
+            asked = f"{param.opts[0]} needs a file, but '{value}' is an option"
+            raise UsageError(asked, do=f"write {param.opts[0]} {param.metavar}")
+        return super().convert(value, param, ctx)
 
 
 def complete_words(*words: str) -> Completion:
@@ -163,17 +151,10 @@ def was_given(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
 
 
-def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that parses the value of an option; a completion, which must not import torch, gets the text."""
-    return lambda ctx, param, value: value if value is None or ctx.resilient_parsing else parse(value)
-
-
-def model_argument(name: str = "MODEL", default: str | None = None) -> Option:
+def model_argument(name: str = "MODEL", **more: Any) -> Any:
     """The MODEL argument; required unless it has a default."""
-    extra: dict[str, Any] = {"required": True} if default is None else {"default": default, "required": False}
-    return click.argument(
-        name.lower(), metavar=name, shell_complete=complete_models, callback=parsed(_not_a_picture), **extra
-    )
+    more = {"required": "default" not in more, "shell_complete": complete_models, **more}
+    return argument(name, callback=parsed(_not_a_picture), **more)
 
 
 def _not_a_picture(model: str) -> str:
@@ -188,29 +169,23 @@ def _not_a_picture(model: str) -> str:
     raise UsageError(f"'{model}' is an image, but {first}", do=f"write `{line}`")
 
 
-def image_argument() -> Option:
+def image_argument(metavar: str = "IMAGE", required: bool = True) -> Any:
     """The IMAGE argument of commands that run one forward pass, which takes two images for optical flow."""
-    return click.argument("paths", metavar="IMAGE", nargs=-1, required=True, type=click.Path())
+    return argument(metavar, required=required, type=click.Path())
 
 
 SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, all; repeatable, comma separated."
 
 
-def selection_option(
-    name: str, destination: str, help: str, default: str | None = None, metavar: str = "SEL"
-) -> Option:
+def layer_option(
+    help: str, name: str = "--layer", default: str | None = None, metavar: str = "SEL", **more: Any
+) -> Any:
     """A selection of layers or calls; without the option, or with an empty one, that of ``default``, or None."""
     usual = () if default is None else (default,)
-    return click.option(
-        name,
-        destination,
-        metavar=metavar,
-        multiple=True,
-        default=usual or None,
-        callback=parsed(lambda texts: _selection(name, texts or usual) if texts or usual else None),
-        shell_complete=complete_layers,
-        help=help,
-    )
+    more = {"section": "Layers", "default": usual or None, "show_default": False, **more}
+    select = parsed(lambda texts: _selection(name, texts or usual) if texts or usual else None)
+    complete = complete_layers
+    return option(help, name, metavar=metavar, multiple=True, callback=select, shell_complete=complete, **more)
 
 
 def _selection(option: str, texts: Sequence[str]) -> hooks.Selection:
@@ -220,83 +195,9 @@ def _selection(option: str, texts: Sequence[str]) -> hooks.Selection:
     return hooks.Selection(texts)
 
 
-def layer_option(help: str, default: str | None = None) -> Option:
-    return selection_option("--layer", "layers", help, default)
-
-
-ops_option = click.option(
-    "--ops/--no-ops",
-    "ops",
-    default=None,
-    help="Also use operations that are not modules, such as torch.relu and +: 'block1::relu', '::add'.",
-)
-
-
-def type_option_with(help: str) -> Option:
-    return click.option("--type", "types", metavar="CLASS", multiple=True, shell_complete=complete_types, help=help)
-
-
-def count_option(name: str, help: str, default: int | None = None, least: int = 1) -> Option:
-    shown, number = default is not None, click.IntRange(least)
-    return click.option(name, metavar="N", type=number, default=default, show_default=shown, help=help)
-
-
-def file_option(name: str, help: str, metavar: str = "FILE", long: str = "") -> Option:
-    callback = parsed(lambda path: _no_option(name, path, metavar))
-    return click.option(*filter(None, (name, long)), metavar=metavar, type=click.Path(), callback=callback, help=help)
-
-
-def _no_option(name: str, path: str, metavar: str) -> str:
-    """``path``, unless it is the next option, which click takes for a file."""
-    if re.fullmatch(r"--?[a-z][a-z-]*", path):
-        raise UsageError(f"{name} needs a file, but '{path}' is an option", do=f"write {name} {metavar}")
-    return path
-
-
-def plot_option(what: str) -> Option:
-    plot = file_option("--plot", f"{what}: a PNG, SVG or PDF file.")
-    return lambda command: plot(open_option(command))
-
-
-def html_option(what: str) -> Option:
-    return file_option("--html", f"Make a page of {what}: one self-contained HTML file.")
-
-
-def method_option(methods: Callable[[], Rows], default: str, help: str) -> Option:
-    """``--method``: a name of a registry, which is read when it is needed, and which the help lists above."""
-    names = RegistryChoice(lambda: dict(methods()))
-    return click.option("--method", metavar="METHOD", type=names, default=default, show_default=True, help=help)
-
-
-def channels_option(help: str) -> Option:
-    parse = parsed(lambda text: drawing.ChannelChoice.parse(text))
-    return click.option("--channels", metavar="SPEC", callback=parse, shell_complete=complete_channels, help=help)
-
-
-def columns_option(help: str) -> Option:
-    return click.option("--columns", metavar="N", type=click.IntRange(1, 10000), help=help)
-
-
-def cell_option(help: str) -> Option:
-    return click.option("--cell", metavar="PIXELS", type=click.IntRange(1, 4096), help=help)
-
-
-def _colour_map(name: str) -> str:
-    drawing.palette(name)  # raises for an unknown name
-    return name
-
-
-def colour_map_option(help: str, default: str | None = None) -> Option:
-    """``--cmap``: the name of a colour map that exists."""
-    return click.option(
-        "--cmap",
-        metavar="NAME",
-        default=default,
-        show_default=default is not None,
-        callback=parsed(_colour_map),
-        shell_complete=complete_colour_maps,
-        help=help,
-    )
+def ops_option() -> Any:
+    help = "Also use operations that are not modules, such as torch.relu and +: 'block1::relu', '::add'."
+    return option(help, "--ops/--no-ops", section="Layers")
 
 
 _USUAL_TYPES = "[default for indices: Conv2d, in video models Conv3d]"
@@ -304,92 +205,93 @@ TYPES = (
     "Class of the layers to use: ReLU, '*Norm*' or all; repeatable. Indices and --layer all count these layers."
     f"  {_USUAL_TYPES}"
 )
-type_option = type_option_with(TYPES)
-counted_type_option = type_option_with(
-    f"Class of the layers that indices and all count: ReLU, '*Norm*' or all; repeatable.  {_USUAL_TYPES}"
-)
-size_option = click.option(
-    "--input-size",
-    "--size",
-    metavar="[Dx]HxW",
-    type=InputSize(),
-    help="Size of the model's input: height and width, such as 224x320; for clips and volumes also the depth."
-    "  [default: the model's own]",
-)
+COUNTED_TYPES = f"Class of the layers that indices and all count: ReLU, '*Norm*' or all; repeatable.  {_USUAL_TYPES}"
 
 
-def format_option(command: Command) -> Command:
-    """``--format``, which the command gets, and ``--utf8``, which `hookscope.cli.output.formats` gets."""
-    utf8 = click.option(
-        "--utf8/--ascii",
-        default=None,
-        expose_value=False,
-        callback=lambda ctx, param, value: setattr(formats, "is_utf8", value),
-        help="Write all characters in JSON as they are, or escape those beyond ASCII.  [default: --utf8 on a UTF-8"
-        " terminal]",
+def type_option(help: str = TYPES, **more: Any) -> Any:
+    return option(help, "--type", metavar="CLASS", section="Layers", shell_complete=complete_types, **more)
+
+
+def in_file(help: str, *names: str, **more: Any) -> Any:
+    """The name of a file to read."""
+    return option(help, *names, **{"metavar": "FILE", "type": FilePath(), **more})
+
+
+def out_file(help: str, *names: str, writes: Callable[[str], object] = str, **more: Any) -> Any:
+    """The name of a file to write; ``writes`` refuses a name for its suffix."""
+    return in_file(help, *names, writes=writes, **{"section": "Output", **more})
+
+
+def plot_file(what: str, **more: Any) -> Any:
+    return out_file(f"{what}: a PNG, SVG or PDF file.", writes=check_plot, **{"also": [open_option()], **more})
+
+
+def picture_file(help: str, **more: Any) -> Any:
+    return out_file(help, writes=check_picture, **more)
+
+
+def html_file(what: str) -> Any:
+    return out_file(f"Make a page of {what}: one self-contained HTML file.", writes=check_html)
+
+
+def output_option(pages: str) -> Any:
+    """``-o``: where the pages go."""
+    help = f"Where to write: a file for one {pages}, a folder (made if missing), or - for standard output."
+    also = [show_option(), open_option()]
+    return out_file(help, "-o", metavar="PATH", type=click.Path(), writes=is_file_name, also=also)
+
+
+def method_option(methods: Callable[[], Rows], default: str, help: str) -> Any:
+    """``--method``: a name of a registry, which is read when it is needed, and which the help lists above."""
+    return option(help, metavar="METHOD", type=RegistryChoice(lambda: dict(methods())), default=default)
+
+
+def channels_option(help: str, **more: Any) -> Any:
+    parse, complete = drawing.ChannelChoice.parse, complete_channels
+    return option(
+        help, parse=lambda text: parse(text), metavar="SPEC", shell_complete=complete, section="Layers", **more
     )
-    return click.option(
-        "--format",
-        type=RegistryChoice(lambda: formats.FORMATS),
-        callback=lambda ctx, param, value: value or formats.default_format(sys.stdout),
-        help="How to print the rows.  [default: table on a terminal, tsv in a pipe]",
-    )(utf8(command))
 
 
-weights_option = click.option(
-    "--weights",
-    metavar="WEIGHTS",
-    default="auto",
-    show_default=True,
-    shell_complete=complete_weights,
-    help="auto (trained weights if available, else random), default or a name such as IMAGENET1K_V2 (trained, or an"
-    " error), none (random), or a checkpoint: a file or folder.",
+def columns_option(help: str, **more: Any) -> Any:
+    return option(help, metavar="N", type=click.IntRange(1, 10000), **more)
+
+
+def cell_option(help: str, **more: Any) -> Any:
+    return option(help, metavar="PIXELS", type=click.IntRange(1, 4096), **more)
+
+
+def _colour_map(name: str) -> str:
+    drawing.palette(name)  # raises for an unknown name
+    return name
+
+
+def colour_map_option(help: str, **more: Any) -> Any:
+    """``--cmap``: the name of a colour map that exists."""
+    return option(help, metavar="NAME", parse=_colour_map, shell_complete=complete_colour_maps, **more)
+
+
+def size_option() -> Any:
+    return option(
+        "Size of the model's input: height and width, such as 224x320; for clips and volumes also the depth."
+        "  [default: the model's own]",
+        *("--input-size", "--size"),
+        metavar="[Dx]HxW",
+        type=InputSize(),
+        topic="model",
+    )
+
+
+def device_option(help: str = "auto, cpu, cuda, cuda:N or mps.") -> Any:
+    return option(help, metavar="DEVICE", default="auto", shell_complete=complete_devices, topic="model")
+
+
+utf8_option = Option(
+    ["--utf8/--ascii"],
+    topic="run",
+    default=None,
+    expose_value=False,
+    callback=lambda ctx, param, value: setattr(Output.now, "utf8", value),
+    help="Write all characters in JSON as they are, or escape those beyond ASCII.  [default: --utf8 on a UTF-8"
+    " terminal]",
 )
-seed_option = click.option(
-    "--seed", metavar="N", type=Seed(), default=0, show_default=True, help="Seed of random weights."
-)
-device_option = click.option(
-    "--device",
-    metavar="DEVICE",
-    default="auto",
-    show_default=True,
-    shell_complete=complete_devices,
-    help="auto, cpu, cuda, cuda:N or mps.",
-)
-preprocess_option = click.option(
-    "--preprocess",
-    metavar="HOW",
-    default="weights",
-    show_default=True,
-    callback=parsed(lambda text: models.parse_preprocess(text)),
-    shell_complete=complete_preprocess,
-    help="How images become inputs: weights (as the weights or the model say), imagenet, half (mean and std 0.5),"
-    " stretch, none (no resizing), or file.py:function (PIL image to tensor). More in docs/: weights and models.",
-)
-resize_option = click.option(
-    "--resize",
-    metavar="HOW",
-    callback=parsed(lambda text: models.parse_resize(text)),
-    shell_complete=complete_words(*models.RESIZE_WORDS),
-    help="How images get the input size. shorter: resize the shorter side, then crop the centre; shorter:256: resize"
-    " it to 256, then crop; stretch: resize both sides; pad: resize the longer side and add a black border.",
-)
-mean_option = click.option(
-    "--mean",
-    metavar="NUMBERS",
-    callback=parsed(lambda text: models.parse_numbers(text, "mean")),
-    help="Mean to subtract from the colours: one number, or one for each channel, such as 0.485,0.456,0.406.",
-)
-std_option = click.option(
-    "--std",
-    metavar="NUMBERS",
-    callback=parsed(lambda text: models.parse_numbers(text, "std")),
-    help="With --mean: standard deviation that divides the colours, one number or one for each channel.",
-)
-range_option = click.option(
-    "--range",
-    metavar="LOW..HIGH",
-    callback=parsed(lambda text: models.parse_range(text)),
-    help="Range of the colours before --mean and --std: 0..1, -1..1 or 0..255. Without --mean: no mean and std.",
-)
-preprocess_options = [preprocess_option, resize_option, mean_option, std_option, range_option]

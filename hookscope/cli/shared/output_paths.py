@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -30,9 +30,7 @@ class OutputPath:
     path: str = ""
 
     @classmethod
-    def parse(
-        cls, output: str | None, images: Sequence[str], suffix: str = ".png", more: Collection[str] = ()
-    ) -> OutputPath:
+    def parse(cls, output: str | None, images: Sequence[str], suffix: str = ".png", *more: str) -> OutputPath:
         """Parse ``output``, and refuse what cannot work before anything is computed.
 
         A folder exists, ends in a slash or has no suffix; a file ends in ``suffix`` or one of ``more``, or is a device.
@@ -55,12 +53,6 @@ class OutputPath:
             check_writable(output)
             refuse_input(output, images)
         return output_path
-
-    @classmethod
-    def parse_page(cls, option: str, path: str, images: Sequence[str]) -> None:
-        """Check the file of an ``option`` that takes one page, such as ``--sheet``."""
-        if cls.parse(path, images).kind != "file":
-            raise UsageError(f"{option} {path} is not a file name", do="give a name that ends in .png")
 
     @property
     def takes_one(self) -> bool:
@@ -108,14 +100,31 @@ def refuse_input(output: str, inputs: Iterable[str], kind: str = "image") -> Non
             raise error(f"cannot write {output}: it is the {kind} {path} itself", do="choose another name")
 
 
-def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> None:
-    """Refuse a ``--plot`` of another format, in a place that cannot be written, or over an input."""
-    if path is not None:
-        if cache.other_homes() and (base := cache.user_folder()):  # before matplotlib is imported
-            os.environ.setdefault("MPLCONFIGDIR", os.path.join(base, "matplotlib"))
-        drawing.plot_suffix(path)
-        check_writable(path)
-        refuse_input(path, inputs, kind)
+def check_plot(path: str) -> None:
+    """Refuse a ``--plot`` of another format."""
+    if cache.other_homes() and (base := cache.user_folder()):  # before matplotlib is imported
+        os.environ.setdefault("MPLCONFIGDIR", os.path.join(base, "matplotlib"))
+    drawing.plot_suffix(path)
+
+
+def check_picture(path: str) -> None:
+    """Refuse a name for one sheet that does not end in ``.png``."""
+    _check_suffix(path, (".png",))
+
+
+def check_html(path: str) -> None:
+    """Refuse a name of a page that does not end in ``.html``."""
+    _check_suffix(path, (".html", ".htm"))
+
+
+def _check_suffix(path: str, suffixes: Sequence[str]) -> None:
+    if os.path.splitext(path)[1].lower() not in suffixes and not is_device(path):
+        raise UsageError(f"cannot write {path}", _CONTENT[suffixes[0]], f"name it {suffixes[0]}")
+
+
+def is_file_name(path: str) -> bool:
+    """Whether ``-o`` names a file: neither a folder nor standard output."""
+    return path not in ("", "-") and not _is_folder(path)
 
 
 def page_name(words: Sequence[str], model: str) -> str:
@@ -124,19 +133,6 @@ def page_name(words: Sequence[str], model: str) -> str:
     if len(words) > _MOST_WORDS or len(named.encode()) > _LONGEST_NAME - _LONGEST_MODEL:
         named = f"{len(words)}-images"
     return f"{named}-{model_word(model)}.html"
-
-
-def check_html(path: str | None, inputs: Iterable[str], others: Mapping[str, str | None], kind: str = "image") -> None:
-    """Refuse a file of ``--html`` with another suffix, that cannot be written, or is an input or one of ``others``."""
-    if path is None:
-        return
-    if os.path.splitext(path)[1].lower() not in (".html", ".htm") and not is_device(path):
-        raise UsageError(f"cannot write {path}", _CONTENT[".html"], "name it .html")
-    check_writable(path)
-    refuse_input(path, inputs, kind)
-    for option, other in others.items():
-        if other is not None and is_same_file(path, other):
-            raise UsageError(f"--html and {option} name the same file '{path}'", do="name two files")
 
 
 def write_html(path: str, page: str) -> None:

@@ -4,41 +4,49 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import click
+from functools import cached_property
+from typing import Any, ClassVar
 
 from hookscope import drawing, hooks, images, models, system
 from hookscope.cli import process
+from hookscope.cli.command import OfImages
 from hookscope.cli.output import formats
 from hookscope.cli.output.report import Report, Section
+from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
+from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input, write_picture
-from hookscope.cli.shared.written import open_option, show_option
 from hookscope.columns import Columns, Row
 from hookscope.errors import UsageError
 
 
-def output_option(pages: str) -> Callable[[Any], Any]:
-    """``-o``: where the pages go."""
-    help = f"Where to write: a file for one {pages}, a folder (made if missing), or - for standard output."
-    return lambda command: click.option("-o", "--output", metavar="PATH", type=click.Path(), help=help)(
-        open_option(show_option(command))
-    )
+class PictureCommand(OfImages):
+    """A command that writes a picture or page for each image to the place of ``-o``."""
 
+    suffixes: ClassVar[tuple[str, ...]] = (".png",)
+    output: str | None = None
+    raw: str | None = None
 
-def parse_output(
-    path: str | None, paths: Sequence[str], suffix: str = ".png", more: Collection[str] = ()
-) -> OutputPath:
-    """Parse ``-o`` before a model is loaded; refuse a picture or a page on a terminal."""
-    output = OutputPath.parse(path, paths, suffix, more)
-    if output.kind == "stdout" and process.standard_output().isatty():
-        what = "picture" if suffix == ".png" else "page"
-        raise UsageError(f"-o - would write a {what} to the terminal", do="send it to a file or a pipe")
-    return output
+    @cached_property
+    def place(self) -> OutputPath:
+        """Where the pictures go; not to a terminal."""
+        place = OutputPath.parse(self.output, self.images, *self.suffixes)
+        if place.kind == "stdout" and process.standard_output().isatty():
+            what = "page" if self.suffixes == (".html",) else "picture"
+            raise UsageError(f"-o - would write a {what} to the terminal", do="send it to a file or a pipe")
+        return place
+
+    def check(self) -> None:
+        super().check()
+        _ = self.place
+
+    def array_file(self, several: bool = False) -> ArrayFile:
+        """The file of ``--raw``; ``several`` says that an image makes several arrays."""
+        file = ArrayFile(self.raw)
+        file.expect(2 if several or len(self.images) > 1 else 1)
+        return file
 
 
 def write_bytes(data: bytes) -> None:
@@ -58,19 +66,14 @@ class PictureRun:
 
     @classmethod
     def load(
-        cls,
-        options: ModelOptions,
-        paths: Sequence[str],
-        output: OutputPath,
-        types: Sequence[str] = (),
-        layers: hooks.Selection | None = None,
+        cls, command: PictureCommand, types: Sequence[str] = (), layers: hooks.Selection | None = None
     ) -> PictureRun:
         """Load the model, which must have layers of the ``types``; a single image is read first."""
-        files = ImageFiles(paths)
+        files = ImageFiles(command.images)
         files.read_first()
-        net = options.load()
+        net = command.model.load()
         check_choice(net, types, layers)
-        return cls(net, files, output)
+        return cls(net, files, command.place)
 
     def print_rows(
         self,

@@ -1,19 +1,15 @@
-"""Choices and help tables from registries of the library, read when shown: a command is built without torch."""
+"""Choices and rows of help from registries of the library, read when shown: a command is built without torch."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterable
-from itertools import zip_longest
 from typing import Any
 
 import click
 
 import hookscope
-from hookscope.cli.shared.help import GroupedCommand
 from hookscope.system import cache
 
 Rows = Iterable[tuple[str, str]]
@@ -54,28 +50,3 @@ class RegistryChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # g
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """``value``, checked unless a shell completes the command line."""
         return value if ctx is not None and ctx.resilient_parsing else super().convert(value, param, ctx)
-
-
-class CommandWithTable(GroupedCommand):
-    r"""A command whose help has the names and descriptions of ``table`` at the line ``{table}`` of a ``\b`` block."""
-
-    def __init__(self, *args: Any, table: Callable[[], Rows], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._table = table
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help with its table."""
-        template = self.help
-        rows = list(self._table())
-        width = max((len(name) for name, _ in rows), default=0)
-        room = formatter.width - width - 6  # two blanks before the text of the help, the name and the description
-        lines = "\n  ".join(
-            f"{first:<{width}}  {line}"
-            for name, text in rows
-            for first, line in zip_longest([name], textwrap.wrap(text, room), fillvalue="")
-        )
-        self.help = inspect.cleandoc(template or "").replace("{table}", lines)
-        try:
-            super().format_help_text(ctx, formatter)
-        finally:
-            self.help = template

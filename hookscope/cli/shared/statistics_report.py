@@ -4,49 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
-
-import click
 
 from hookscope import jobs, models, report, statistics, system
 from hookscope.cli import process
-from hookscope.cli.command import Command, given_by
-from hookscope.cli.output.formats import write_report
+from hookscope.cli.command import RowCommand
+from hookscope.cli.fields import option
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.output_paths import check_html, check_plot, is_same_file, write_html, write_plot
+from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed, single
 from hookscope.statistics import StatisticsThresholds  # its file registers the findings whose thresholds help shows
 
 
-class StatisticsCommand(Command):
+class StatisticsCommand(RowCommand):
     """A command that reports statistics."""
 
-    plot: str | None = given_by(shared.plot_option("Draw distributions, and shares of dead and saturated channels"))
-    html: str | None = given_by(shared.html_option("findings, layers and their channels"))
-    per_channel: bool = given_by(click.option("--per-channel", is_flag=True, help="Print a row for each channel."))
-    save: str | None = given_by(shared.file_option("--save", "Save the statistics, for `merge` and --resume."))
-    tensorboard: str | None = given_by(
-        shared.file_option("--tensorboard", "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR")
+    plot: str | None = shared.plot_file("Draw distributions, and shares of dead and saturated channels")
+    html: str | None = shared.html_file("findings, layers and their channels")
+    per_channel: bool = option("Print a row for each channel.")
+    save: str | None = shared.out_file("Save the statistics, for `merge` and --resume.")
+    tensorboard: str | None = shared.in_file(
+        "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR", section="Output"
     )
-    thresholds: dict[str, Any] = given_by(threshold_option("activations"))
+    thresholds: dict[str, Any] = threshold_option("activations")
 
-    def check_outputs(self, images: Sequence[str], resume: bool = False) -> None:
-        """Refuse, before minutes of work, what cannot be written after it."""
-        check_plot(self.plot, images)
-        check_html(self.html, images, {"--plot": self.plot, "--save": self.save})
+    def check(self) -> None:
+        super().check()
         if self.tensorboard is not None:
             statistics.check_installed()
             system.check_folder(self.tensorboard)
-        if self.save is not None:
-            system.check_writable(self.save)
-            if not resume:  # the run itself checks a file to resume
-                _refuse_foreign(self.save)
-            if self.plot is not None and is_same_file(self.plot, self.save):
-                raise UsageError(f"--plot and --save name the same file '{self.plot}'")
+        if self.save is not None and not getattr(self, "resume", False):  # the run checks a file to resume
+            _refuse_foreign(self.save)
 
     def report(self, saved: statistics.SavedStatistics) -> None:
         """Print the statistics and their findings, and write the files."""
@@ -57,8 +48,7 @@ class StatisticsCommand(Command):
         )
         about = {name: getattr(source, name) for name in ("model", "weights", "preprocess")}
         title = f"{source.model}, {counted(saved.totals.images, 'image')}"
-        with ExitStack() as stack:  # a full disk is no reason to lose the rows
-            stack.callback(_print, saved, layers, findings, self.per_channel, self.format)
+        with self.printed_after(_report(saved, layers, findings, self.per_channel)):
             if self.plot is not None:
                 lines = [f"preprocessing: {source.preprocess}"]
                 figure = statistics.plot_statistics(layers, findings, title, weights=source.weights, lines=lines)
@@ -85,13 +75,12 @@ def _refuse_foreign(save: str) -> None:
         raise UsageError(f"--save {save} would replace a file that holds no statistics", do="name another file")
 
 
-def _print(
+def _report(
     saved: statistics.SavedStatistics,
     layers: Sequence[statistics.LayerStatistics],
     findings: Sequence[Finding],
     per_channel: bool,
-    format: str,
-) -> None:
+) -> Report:
     weights = saved.source.weights
     section = Section(statistics.statistics_rows(layers, findings, weights), statistics.STATISTICS, "layer")
     # findings that no row names, such as those of a BatchNorm
@@ -103,7 +92,7 @@ def _print(
         section = Section(statistics.channel_rows(layers, weights), statistics.CHANNELS, "channel")
     source = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
     caption = source | {"images": saved.totals.images}
-    write_report(Report([section], findings, about, _totals(saved, layers), flat_note, caption), format)
+    return Report([section], findings, about, _totals(saved, layers), flat_note, caption)
 
 
 def _totals(saved: statistics.SavedStatistics, layers: Sequence[statistics.LayerStatistics]) -> list[str]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from hookscope import parameters, statistics
-from hookscope.cli.shared.options import complete_words, parsed
+from hookscope.cli.fields import option
+from hookscope.cli.shared.options import complete_words
 from hookscope.errors import UsageError, nearest
 from hookscope.findings import Threshold, thresholds_for
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
@@ -79,11 +78,11 @@ class Rank(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return number, None
 
 
-def threshold_option(question: str) -> Callable[[Command], Command]:
+def threshold_option(question: str) -> Any:
     """``--threshold NAME=VALUE`` for all findings on ``question``; the command gets the value of each by its name."""
 
     def parse(texts: Sequence[str]) -> dict[str, Any]:
-        known = {threshold_name(threshold): threshold for threshold in _with_options(question)}
+        known = {threshold.option: threshold for threshold in _with_options(question)}
         values = {threshold.name: threshold.default for threshold in known.values()}
         for text in texts:
             name, _, value = text.partition("=")
@@ -93,16 +92,15 @@ def threshold_option(question: str) -> Callable[[Command], Command]:
         return values
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return complete_words(*(f"{threshold_name(t)}=" for t in _with_options(question)))(ctx, param, incomplete)
+        return complete_words(*(f"{t.option}=" for t in _with_options(question)))(ctx, param, incomplete)
 
-    return click.option(
+    return option(
+        "From where on something is a finding; repeatable. `hookscope help findings` lists the names.",
         "--threshold",
-        "thresholds",
         metavar="NAME=VALUE",
         multiple=True,
-        callback=parsed(parse),
+        parse=parse,
         shell_complete=complete,
-        help="From where on something is a finding; repeatable. `hookscope help findings` lists the names.",
     )
 
 
@@ -114,18 +112,13 @@ def _value(threshold: Threshold, name: str, text: str) -> Any:
         raise UsageError(f"--threshold {name}: {error.message}", do=f"write {example}") from None
 
 
-def threshold_name(threshold: Threshold) -> str:
-    """The name of a threshold on the command line: ``dead-share``."""
-    return threshold.option
-
-
 def threshold_rows() -> list[tuple[str, str]]:
     """The name of each threshold, and what it is with its default, for `hookscope help findings`."""
     rows = []
     for question in ("activations", "weights", "gradients"):
         for threshold in _with_options(question):
             default = f"{100 * threshold.default:g}%" if threshold.share else f"{threshold.default:g}"
-            rows.append((threshold_name(threshold), f"{threshold.help}  [default: {default}; {question}]"))
+            rows.append((threshold.option, f"{threshold.help}  [default: {default}; {question}]"))
     return rows
 
 

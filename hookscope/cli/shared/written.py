@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from hookscope.cli.fields import Option
 from hookscope.cli.output.formats import note
 from hookscope.cli.shared import terminal
 from hookscope.findings import counted, listed
@@ -31,13 +32,9 @@ def _remember(context: click.Context, parameter: click.Parameter, value: bool) -
     context.meta[_ASKED] = value and context.get_parameter_source("open") is ParameterSource.COMMANDLINE
 
 
-open_option = click.option(
-    "--open",
-    is_flag=True,
-    expose_value=False,
-    callback=_remember,
-    help="Open the written picture or page, or the folder of several, in the system's viewer.",
-)
+def open_option() -> Option:
+    help = "Open the written picture or page, or the folder of several, in the system's viewer."
+    return Option(["--open"], topic="run", is_flag=True, expose_value=False, callback=_remember, help=help)
 
 
 def _ask(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -48,13 +45,9 @@ def _ask(context: click.Context, parameter: click.Parameter, value: bool) -> Non
         context.meta[_SCREEN] = terminal.ask_terminal()
 
 
-show_option = click.option(
-    "--show",
-    is_flag=True,
-    expose_value=False,
-    callback=_ask,
-    help="Draw the written pictures, or an overview of the page, in the terminal too; needs hookscope[terminal].",
-)
+def show_option() -> Option:
+    help = "Draw the written pictures, or an overview of the page, in the terminal too; needs hookscope[terminal]."
+    return Option(["--show"], topic="run", is_flag=True, expose_value=False, callback=_ask, help=help)
 
 
 def wrote(path: str, overview: Callable[[], Image] | None = None) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hookscope.cli.output import formats as output
+from hookscope.cli.output.formats import Output
 from hookscope.errors import HookscopeError, NonFiniteError
 from hookscope.findings import counted, verdict
 from hookscope.system import InChildren, Script, after_import, before_termination
@@ -51,7 +51,7 @@ class WatchRun:
             "world_size": world_size,
             "on_trouble": lambda text: self._say(f"Note: {text}"),
         }
-        self._pid = os.getpid()
+        self._pid, self._output = os.getpid(), Output.now
         self._monitor: Any = None
         self._error: BaseException | None = None
         self._last_note = ""
@@ -74,7 +74,7 @@ class WatchRun:
         atexit.register(self._end)  # registered first, so called last, after the threads of the script have ended
         settings = {name: value for name, value in self._settings.items() if name != "on_trouble"}
         InChildren(
-            "hookscope.cli.commands.watch_child", "watch_child", (self._path, self._name, settings, output.is_quiet)
+            "hookscope.cli.shared.watch_child", "watch_child", (self._path, self._name, settings, self._output.quiet)
         ).wait()
         after_import("torch", self._enter)
         try:
@@ -197,4 +197,4 @@ class WatchRun:
         with contextlib.suppress(Exception):
             if text and self._stderr is not None:
                 with contextlib.redirect_stderr(self._stderr):
-                    output.note(text, always)
+                    self._output.note(text, always)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from multiprocessing import process, util
 from typing import Any
 
-from hookscope.cli.commands.watch_run import WatchRun
-from hookscope.cli.output import formats
+from hookscope.cli.output.formats import Output
+from hookscope.cli.shared.watch_run import WatchRun
 from hookscope.system import after_import
 from hookscope.training import LateLog
 
@@ -18,7 +18,7 @@ class _WatchedChild(WatchRun):
     """A process that a watched script has started; its log has ``.process1``, ``.process2``... in the name."""
 
     def __init__(self, path: str, script: str, settings: Mapping[str, Any], quiet: bool) -> None:
-        formats.is_quiet = quiet
+        self._output = Output(quiet=quiet)
         self._name, self._path = script, path
         self._settings = {
             **settings,

@@ -1,0 +1,149 @@
+"""The fields of a command: each says its option once. Options that belong together are a dataclass of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self, dataclass_transform
+
+import click
+from click.shell_completion import CompletionItem
+
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+class Option(click.Option):
+    """An option that knows its place in the help.
+
+    Attributes:
+        topic: The topic of `hookscope help` that explains it; empty for an option of the command itself.
+        section: The title above it in the help of the command.
+        spelled: How the help spells its first name; None: another option speaks for it.
+    """
+
+    def __init__(self, names: Sequence[str], topic: str = "", section: str = "Options", **more: Any) -> None:
+        super().__init__(names, **more)
+        self.topic, self.section = topic, section
+        self.spelled: str | None = self.opts[0]
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """How it is written, and what it does."""
+        record = super().get_help_record(ctx)
+        if record is None or self.spelled is None:
+            return None
+        return record[0].replace(self.opts[0], self.spelled, 1), record[1]
+
+
+def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that parses the value of an option; a completion, which must not import torch, gets the text."""
+    return lambda ctx, param, value: value if value is None or ctx.resilient_parsing else parse(value)
+
+
+def option(
+    help: str,
+    *names: str,
+    parse: Callable[[Any], Any] | None = None,
+    least: int = 1,
+    needs: str = "",
+    not_with: Sequence[str] = (),
+    why: str = "",
+    images: tuple[int, ...] = (),
+    writes: Callable[[str], object] | None = None,
+    also: Sequence[click.Option] = (),
+    **more: Any,
+) -> Any:
+    """A field that an option of the command line sets.
+
+    The annotation says what kind of option it is: ``bool`` a flag, ``int`` a number from ``least`` on, ``tuple`` an
+    option that can be repeated. A default that is not None is shown in the help.
+
+    Args:
+        help: What the option says of itself.
+        names: Its names; the first is that of the field if there are none.
+        parse: Turns the text into the value, before a model or torch is loaded.
+        least: The smallest number.
+        needs: Another field that has to have a value when this one is given.
+        not_with: Other fields that must not be given together with this one.
+        why: What to do if they do not fit, for the error.
+        images: The fewest images that the option takes, and the most if there is a limit.
+        writes: What checks the name of a file that the option writes; it returns False for what is not a file.
+        also: Options without a value, which come with this one.
+        more: For `Option`.
+    """
+
+    def make(name: str, kind: str, topic: str) -> list[click.Parameter]:
+        about: dict[str, Any] = {"topic": topic, "help": help, **more}
+        long = [] if any(word.startswith("--") for word in names) else [f"--{name.replace('_', '-')}"]
+        if parse is not None:
+            about["callback"] = parsed(parse)
+        if kind == "bool" and not any("/" in word for word in names):
+            about["is_flag"] = True
+        elif kind.startswith("tuple[str") and "type" not in about and parse is None:
+            about["multiple"] = True
+        elif kind.startswith("int") and "type" not in about and parse is None:
+            about = {"metavar": "N", "type": click.IntRange(least), **about}
+        if about.get("default") is not None:
+            about.setdefault("show_default", True)
+        return [Option([name, *names, *long], **about), *also]
+
+    checks = {"needs": needs, "not_with": not_with, "why": why, "images": images, "writes": writes}
+    return dataclasses.field(default=more.get("default"), metadata={"make": make, **checks})
+
+
+def argument(metavar: str, **more: Any) -> Any:
+    """A field that arguments of the command line set; it is ``nargs=-1`` if the annotation is a tuple."""
+
+    def make(name: str, kind: str, topic: str) -> list[click.Parameter]:
+        several: dict[str, Any] = {"nargs": -1} if kind.startswith("tuple") else {}
+        return [click.Argument([name], metavar=metavar, **several, **more)]
+
+    return dataclasses.field(default=more.get("default", ()), metadata={"make": make})
+
+
+def group(kind: type[Options], only: Sequence[str] = ()) -> Any:
+    """A field that holds options which are a dataclass of their own; ``only`` some of them, others have defaults."""
+    return dataclasses.field(metadata={"group": kind, "only": only})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, argument, group))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options as a dataclass; `option`, `argument` and `group`, or functions that call them, make its fields."""
+
+    topic: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+    @classmethod
+    def click_parameters(cls, only: Sequence[str] = ()) -> Iterator[click.Parameter]:
+        """What click reads, in the order of the help: what a class adds comes before what it inherits."""
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        for owner in cls.__mro__:
+            topic = vars(owner).get("topic", "")
+            for name in inspect.get_annotations(owner):
+                if (field := fields.pop(name, None)) is None or (only and name not in only):
+                    continue
+                if "group" in field.metadata:
+                    yield from field.metadata["group"].click_parameters(field.metadata["only"])
+                elif "make" in field.metadata:
+                    yield from field.metadata["make"](name, str(field.type), topic)
+
+    @classmethod
+    def taken(cls, values: Mapping[str, Any]) -> Self:
+        """The options from the ``values`` that click has read."""
+        kinds = {field.name: field.metadata.get("group") for field in dataclasses.fields(cls)}
+        given = {name: kind.taken(values) if kind else values.get(name) for name, kind in kinds.items()}
+        return cls(**{name: value for name, value in given.items() if kinds[name] or name in values})
+
+    @classmethod
+    def metadata(cls) -> dict[str, Mapping[str, Any]]:
+        """What `option` was told of each field, those of groups too."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for field in dataclasses.fields(cls):
+            if "group" in field.metadata:
+                found |= field.metadata["group"].metadata()
+            elif "needs" in field.metadata:
+                found[field.name] = field.metadata
+        return found
