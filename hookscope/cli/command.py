@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import click
 
+from hookscope.cli import process
 from hookscope.cli.fields import Options, group, option
 from hookscope.cli.output import formats
 from hookscope.cli.output.report import Report
@@ -108,8 +109,9 @@ class RowCommand(Command):
     )
 
     def print(self, report: Report) -> None:
-        """Write a report in the format of ``--format``."""
-        formats.write_report(report, self.format)
+        """Write a report in the format of ``--format``; a reader that leaves ends neither the run nor its status."""
+        with process.reader_may_leave():
+            formats.write_report(report, self.format)
 
     @contextlib.contextmanager
     def printed_after(self, report: Report) -> Iterator[None]:

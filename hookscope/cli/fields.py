@@ -35,6 +35,12 @@ class Option(click.Option):
         return record[0].replace(self.opts[0], self.spelled, 1), record[1]
 
 
+class Count(click.IntRange):
+    """A whole number from a least one on."""
+
+    name = "whole number"
+
+
 def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """A callback that parses the value of an option; a completion, which must not import torch, gets the text."""
     return lambda ctx, param, value: value if value is None or ctx.resilient_parsing else parse(value)
@@ -82,7 +88,7 @@ def option(
         elif kind.startswith("tuple[str") and "type" not in about and parse is None:
             about["multiple"] = True
         elif kind.startswith("int") and "type" not in about and parse is None:
-            about = {"metavar": "N", "type": click.IntRange(least), **about}
+            about = {"metavar": "N", "type": Count(least), **about}
         if about.get("default") is not None:
             about.setdefault("show_default", True)
         return [Option([name, *names, *long], **about), *also]

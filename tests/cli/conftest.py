@@ -10,16 +10,9 @@ import pytest
 from PIL import Image
 
 from hookscope.cli.main import main
-from hookscope.cli.output import formats
 from tests.cli.helpers import Run
 
 NETS = Path(__file__).with_name("nets.py").read_text()
-
-
-@pytest.fixture(autouse=True)
-def not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands print notes, whatever a command before asked for."""
-    monkeypatch.setattr(formats, "is_quiet", False)
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ WRONG_FILES: list[tuple[Iterable[str], list[str], int, str]] = [
     (["check"], ["--junit", "dog.png"], 1, "it is the image dog.png itself"),
     (["weights"], ["--kernels", "no/x.png"], 1, "its folder does not exist"),
     (["intervene"], ["--grid", "no/x.png"], 1, "its folder does not exist"),
-    (["intervene"], ["--grid", "-"], 2, "--grid - is not a file name"),
+    (["intervene"], ["--grid", "-"], 2, "cannot write -; sheets are PNG files; name it .png"),
     (OF_CLASSES, ["--categories", "nope.txt"], 1, "no file 'nope.txt' with class names"),
     (OF_CLASSES, ["--categories", "dog.png"], 1, "dog.png is not UTF-8 text"),
 ]

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 import hookscope
-from hookscope.cli.commands.watch_run import WatchRun
 from hookscope.cli.main import main
+from hookscope.cli.shared.watch_run import WatchRun
 from hookscope.errors import NonFiniteError, WriteError
 from hookscope.training.log.file import read_runs
 from hookscope.training.sink_choice import SinkChoice

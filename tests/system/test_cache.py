@@ -178,7 +178,7 @@ pwd.getpwuid = lambda number: pwd.struct_passwd(("me", "", 0, 0, "", {str(tmp_pa
 from hookscope.system import cache
 from hookscope.cli.shared.output_paths import check_plot
 cache.store("kind", {{"a": 1}}, 2)
-check_plot("plot.png", [])
+check_plot("plot.png")
 print(cache.folder(), cache.load("kind", {{"a": 1}}), cache.other_homes() == bool({odd!r}))
 import matplotlib.font_manager
 """

@@ -100,10 +100,10 @@ class Plan(RowCommand):
         yield "model", self.model.partition(":")[0]
 
     def run(self) -> None:
-        models.find_source(self.model)  # an unknown name fails before torch is imported
+        source = models.find_source(self.model)  # an unknown name fails before torch is imported
         with process.prints_to_standard_error(), pass_progress() as on_progress:
             found = planning.plan(
-                self.model,
+                source,
                 batch_size=self.batch_size,
                 train=self.train,
                 optimizer=self.optimizer,

@@ -383,7 +383,7 @@ ESCAPED = r"星形 \u009b31m \u202e\udce9 🐈.png"
 def test_json_keeps_its_characters_on_a_terminal_or_on_request(
     monkeypatch: pytest.MonkeyPatch, format: str, asked: bool | None, stream: type[io.StringIO], keeps: bool
 ) -> None:
-    monkeypatch.setattr(formats, "is_utf8", asked)
+    monkeypatch.setattr(formats.Output.now, "utf8", asked)
     out = stream()
     write_report(Report([Section([NAMES], Columns("name"))]), format, out)
     assert (ESCAPED in out.getvalue(), out.getvalue().isascii()) == (keeps, not keeps)
@@ -395,7 +395,7 @@ def test_json_keeps_its_characters_on_a_terminal_or_on_request(
 def test_json_of_a_terminal_without_utf8_is_escaped_unless_asked(
     monkeypatch: pytest.MonkeyPatch, asked: bool | None, written: bytes
 ) -> None:
-    monkeypatch.setattr(formats, "is_utf8", asked)
+    monkeypatch.setattr(formats.Output.now, "utf8", asked)
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="latin-1", errors="backslashreplace")
     monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)

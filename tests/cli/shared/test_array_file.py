@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hookscope.cli.shared.array_file import ArrayFile
+from hookscope.cli.shared.array_file import ArrayFile, check_arrays
 from hookscope.errors import UsageError, WriteError
 
 
@@ -21,7 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ["x.npy", "X.NPY"])
 def test_one_array(name: str) -> None:
-    file = ArrayFile.parse(name, ["cat.jpg"])
+    file = ArrayFile(name)
     values = np.random.default_rng(0).random((3, 4)).astype(np.float32)
     with file:
         file.keep("a/b/1", values)
@@ -31,7 +31,7 @@ def test_one_array(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
 def test_any_number_by_name(name: str) -> None:
-    file = ArrayFile.parse(name, ["a.jpg", "b.jpg"], several=True)
+    file = ArrayFile(name)
     keys = ["a/conv1/2", "a/relu#1/2", "b~2/layers.0 + layers.1/0", "a/../x/0"]
     with file:
         for at, key in enumerate(keys):
@@ -43,7 +43,7 @@ def test_any_number_by_name(name: str) -> None:
 
 
 def test_an_archive_is_written_as_it_grows_and_only_whole(here: Path) -> None:
-    file = ArrayFile.parse("x.npz", ["a.jpg"], several=True)
+    file = ArrayFile("x.npz")
     file.keep("a/1", np.zeros(1000))
     assert file.arrays == {} and len(os.listdir(here)) == 1
     file.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
@@ -52,54 +52,37 @@ def test_an_archive_is_written_as_it_grows_and_only_whole(here: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.safetensors", None])
 def test_nothing_is_no_file(here: Path, name: str | None) -> None:
-    with ArrayFile.parse(name, ["cat.jpg"]):
+    with ArrayFile(name):
         pass
     assert os.listdir(here) == []
 
 
 def test_without_a_path_nothing_is_kept() -> None:
-    file = ArrayFile.parse(None, ["a", "b"], several=True)
+    file = ArrayFile(None)
     file.expect(9)
     file.keep("x", np.zeros(3))
     assert file.arrays == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "images", "several", "message"),
-    [
-        ("x.txt", ["a"], False, r"--raw writes arrays; name it .npy \(one\), .npz or .safetensors"),
-        ("x", ["a"], False, "--raw writes arrays"),
-        ("", ["a"], False, "--raw writes arrays"),
-        ("x.npy", ["a", "b"], False, "--raw x.npy takes one array; there are several; name it .npz or .safetensors"),
-        ("x.npy", ["a"], True, "--raw x.npy takes one array"),
-        ("/dev/null", ["a"], True, "--raw /dev/null takes one array"),
-    ],
-)
-def test_what_makes_no_sense(name: str, images: list[str], several: bool, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        ArrayFile.parse(name, images, several)
+@pytest.mark.parametrize("name", ["x.txt", "x", ""])
+def test_a_name_of_another_format_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"--raw writes arrays; name it .npy \(one\), .npz or .safetensors"):
+        check_arrays(name)
 
 
-def test_several_of_one_picture_are_refused_before_the_first_is_drawn() -> None:
-    file = ArrayFile.parse("x.npy", ["a"])
+@pytest.mark.parametrize("name", ["x.npy", "/dev/null"])
+def test_several_of_one_picture_are_refused_before_the_first_is_drawn(name: str) -> None:
+    check_arrays(name)
+    file = ArrayFile(name)
     file.expect(1)
-    with pytest.raises(UsageError, match="takes one array"):
+    with pytest.raises(UsageError, match=f"--raw {name} takes one array; there are several; name it .npz or .safe"):
         file.expect(2)
-
-
-def test_places_that_cannot_be_written(here: Path) -> None:
-    (here / "x.npy").write_bytes(b"a picture, whatever its name")
-    (here / "folder.npz").mkdir()
-    for name in ("no/x.npy", "x.npy", "folder.npz"):
-        with pytest.raises(WriteError):
-            ArrayFile.parse(name, ["x.npy"])
-    assert (here / "x.npy").read_bytes() == b"a picture, whatever its name"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 @pytest.mark.parametrize("size", [3, 100_000])  # the error comes when the file is closed, or before and then too
 def test_a_full_disk(size: int, here: Path) -> None:
     (here / "full.npz").symlink_to("/dev/full")
-    file = ArrayFile.parse("full.npz", ["a"])
+    file = ArrayFile("full.npz")
     with pytest.raises(WriteError, match=r"cannot write full\.npz: No space left"), file:
         file.keep("a", np.zeros(size))

@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 from torch import nn
 
+from hookscope.cli.command import Command
+from hookscope.cli.fields import argument
 from hookscope.cli.shared.class_options import (
     CategoriesFile,
     categories_of,
@@ -24,13 +26,18 @@ from hookscope.errors import CategoriesError
 from hookscope.scores.target import Target
 
 
-@click.command()
-@click.argument("model")
-@target_option(help="Which class to explain")
-@categories_option
-def command(model: str, target: str, categories: tuple[str, ...] | None) -> None:
+class Say(Command):
     """Say what came."""
-    click.echo(json.dumps([str(target), categories]))
+
+    model: str = argument("MODEL")
+    target: Target = target_option("Which class to explain")
+    categories: tuple[str, ...] | None = categories_option()
+
+    def run(self) -> None:
+        click.echo(json.dumps([str(self.target), self.categories]))
+
+
+command = Say.made("say")
 
 
 def invoked(*words: str) -> Any:

@@ -23,8 +23,8 @@ def test_an_option_of_a_cluster_needs_one(run: Run, command: list[str], option: 
 def test_the_engine_is_this_process_unless_a_cluster_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "RayEngine", lambda *given: given, raising=False)
     assert isinstance(EngineOptions().make(), jobs.LocalEngine)
-    assert EngineOptions("ray").make() == (None, 0.0)
-    assert EngineOptions("ray", "auto", 0.25).make() == ("auto", 0.25)
+    assert EngineOptions(engine="ray").make() == (None, 0.0)
+    assert EngineOptions(engine="ray", address="auto", gpus_per_worker=0.25).make() == ("auto", 0.25)
 
 
 def under_torchrun(monkeypatch: pytest.MonkeyPatch, rank: str, size: str) -> None:
@@ -40,7 +40,7 @@ def test_torchrun_divides_the_work_of_stats_and_check_only(monkeypatch: pytest.M
     with pytest.raises(UsageError, match="torchrun divides the work of stats and check only"):
         EngineOptions().make()
     with pytest.raises(UsageError, match="--engine ray cannot be used under torchrun"):
-        EngineOptions("ray").check()
+        EngineOptions(engine="ray")
 
 
 @pytest.mark.parametrize(("rank", "size"), [("0", "1"), ("", "2"), ("x", "2"), ("0", "")])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hookscope import load_model
-from hookscope.cli.output import formats
+from hookscope.cli.output.formats import Output
 from hookscope.cli.shared import model as module
 from hookscope.cli.shared.model import ModelOptions
 
@@ -17,11 +17,10 @@ NOTE = "Note: squeezenet1_1 has random weights: the trained ones are missing; --
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(formats, "is_quiet", False)
 
 
 def notes_of_a_run(capsys: pytest.CaptureFixture[str], model: str = "squeezenet1_1") -> str:
-    net = ModelOptions(model).load()
+    net = ModelOptions(model=model).load()
     assert net.weights == "random (seed 0)"
     return capsys.readouterr().err
 
@@ -44,7 +43,7 @@ def test_without_a_cache_the_note_comes_each_time(
 
 def test_a_quiet_run_does_not_count(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(formats, "is_quiet", True)
+        patch.setattr(Output.now, "quiet", True)
         assert notes_of_a_run(capsys) == ""
     assert notes_of_a_run(capsys) == NOTE
 

@@ -8,13 +8,15 @@ from typing import Any
 import click
 import pytest
 
-from hookscope.cli.commands.list_layers import command as list_layers
+from hookscope.cli.commands.list_layers import ListLayers
 from hookscope.cli.shared import options
 from hookscope.cli.shared.options import FileSize, InputSize, Seed
 from hookscope.models.load import load_model
 from hookscope.models.preprocess_choice import PREPROCESS_WORDS, PreprocessChoice
 from hookscope.system import cache
 from hookscope.tracing.cached_summary import listing
+
+list_layers = ListLayers.made("list-layers")
 
 
 @pytest.fixture

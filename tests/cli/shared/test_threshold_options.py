@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from hookscope.cli.command import Command
 from hookscope.cli.shared.threshold_options import Number, Rank, Share, threshold_option
 from hookscope.errors import UsageError
 from hookscope.statistics.findings import StatisticsThresholds
@@ -66,10 +67,16 @@ def test_ranks() -> None:
         Rank().convert("150%", None, None)
 
 
-@click.command()
-@threshold_option("activations")
-def toy(thresholds: dict[str, Any]) -> None:
-    click.echo(repr(StatisticsThresholds.of(thresholds)))
+class Toy(Command):
+    """Say what came."""
+
+    thresholds: dict[str, Any] = threshold_option("activations")
+
+    def run(self) -> None:
+        click.echo(repr(StatisticsThresholds.of(self.thresholds)))
+
+
+toy = Toy.made("toy")
 
 
 def test_the_defaults_are_those_of_the_library() -> None:

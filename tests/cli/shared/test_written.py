@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from hookscope.cli.main import main
-from hookscope.cli.output import formats
 from hookscope.cli.shared import terminal, written
 from tests.cli.helpers import POSIX, Terminal
 
@@ -50,7 +49,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     """Run a command line in a folder with a net and a picture; the lines on standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(formats, "is_quiet", False)  # and puts it back
     (tmp_path / "net.py").write_text(NET)
     Image.effect_noise((18, 18), 80).convert("RGB").save(tmp_path / "cat.png")
 
