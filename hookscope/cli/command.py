@@ -171,6 +171,11 @@ def _word(name: str) -> str:
     return next(each.opts[0] for each in click.get_current_context().command.params if each.name == name)
 
 
+def _is_set(value: Any) -> bool:
+    """Whether an option has a value: a number may be 0."""
+    return bool(value) if isinstance(value, bool | tuple) else value is not None
+
+
 def _check_together(kind: type[Command]) -> None:
     """Refuse options that lack another option, and options that do not go together."""
     values = click.get_current_context().params
@@ -178,7 +183,7 @@ def _check_together(kind: type[Command]) -> None:
         if not shared.was_given(name):
             continue
         needs, do = about["needs"].split(), about["why"]
-        if needs and not any(values.get(other) for other in needs):
+        if needs and not any(_is_set(values[other]) for other in needs):
             words = " or ".join(map(_word, needs))
             raise UsageError(f"{_word(name)} needs {words}", do=do or f"add {words}")
         for other in about["not_with"]:

@@ -185,9 +185,9 @@ def test_a_still_is_repeated_as_a_clip_with_a_map_for_each_frame(run: Run) -> No
         (["--layer", "fc,re:conv"], 1, "the output of fc is not a feature map"),
         (["--layer", "0,1", "--raw", "x.npy"], 2, "--raw x.npy takes one array; there are several; name it .npz"),
         (["--sheet", "x.jpg"], 2, "cannot write x.jpg"),
-        (["--sheet", "-"], 2, "--sheet - is not a file name; give a name that ends in .png"),
-        (["--sheet", "x.png", "-o", "./x.png"], 2, "-o and --sheet both write x.png"),
-        (["dog.png", "--sheet", "x.png"], 2, "--sheet x.png takes one image; 2 were given; give one"),
+        (["--sheet", "-"], 2, "cannot write -; sheets are PNG files; name it .png"),
+        (["--sheet", "x.png", "-o", "./x.png"], 2, "-o and --sheet name the same file 'x.png'"),
+        (["dog.png", "--sheet", "x.png"], 2, "--sheet takes 1 image; there are 2"),
     ],
 )
 def test_what_is_refused_leaves_nothing(run: Run, here: Path, words: list[str], status: int, message: str) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from hookscope.cli.commands.compare import command as compare_command
+from hookscope.cli.commands.compare import Compare
 from hookscope.comparison import PAIRS
 from hookscope.drawing.files import read_provenance
 from tests.cli.helpers import Run, files, one_error, rows
@@ -65,7 +65,7 @@ def answer(outcome: tuple[int, str, str]) -> dict[str, Any]:
 
 
 def test_every_option_of_a_side_exists_for_both_and_for_each() -> None:
-    names = {option for parameter in compare_command.params for option in parameter.opts}
+    names = {option for parameter in Compare.made("compare").params for option in parameter.opts}
     both = ("weights", "seed", "dtype", "device", "compile", "at", "preprocess", "resize", "mean", "std", "range")
     for name in (*both, "input-size", "size"):
         assert {f"--{name}", f"--{name}-a", f"--{name}-b"} <= names
@@ -234,10 +234,10 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["--map", "one.tsv"], 2, "line 1 of one.tsv is 'conv1'; write the name in A, a tab and the name in B"),
     (["--map", "twice.tsv"], 2, "twice.tsv has 'conv1' twice"),
     (["--map", "a.png"], 2, "--map a.png cannot be read: it is not UTF-8 text"),
-    (["--matrix", "m.png"], 2, "--matrix needs 4 images, and there are 1"),
-    (["--junit", "r.xml"], 2, "--junit needs a limit"),
+    (["--matrix", "m.png"], 2, "--matrix takes 4 images or more; there is 1"),
+    (["--junit", "r.xml"], 2, "--junit needs --max-relative or --min-cosine or --min-agreement; add"),
     (["--grid", "g.jpg"], 2, "cannot write g.jpg"),
-    (["--plot", "x.png", "--grid", "x.png"], 2, "two options name the same file 'x.png'"),
+    (["--plot", "x.png", "--grid", "x.png"], 2, "--plot and --grid name the same file 'x.png'"),
     (["--plot", "a.png"], 1, "it is the image a.png itself"),
     (["--html", "page.txt"], 2, "cannot write page.txt"),
     (["--max-relative", "-1"], 2, "'-1' is not a number of at least 0"),

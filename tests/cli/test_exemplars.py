@@ -125,7 +125,7 @@ def test_inspect_shows_the_exemplars_of_these_weights_only(run: Run, here: Path)
     [
         (["pics", "--channels", "top:3"], 2, "--channels takes numbers"),
         (["pics", "--resume"], 2, "--resume needs -o"),
-        (["pics", "--resume", "--overwrite", "-o", "x"], 2, "--resume and --overwrite contradict each other"),
+        (["pics", "--resume", "--overwrite", "-o", "x"], 2, "--resume has no effect with --overwrite"),
         (["pics", "-o", "nets.py"], 2, "nets.py is not a folder"),
         (["pics", "-o", "-"], 2, "is not a folder"),
         (["pics", "--html", "page.png"], 2, "name it .html"),

@@ -166,7 +166,7 @@ def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(run: Run) -> None:
         ("--clip-norm 0", "Small", 2, "clip norm 0"),
         ("--clip-norm nan", "Small", 2, "clip norm nan"),
         ("--clip-value -1", "Small", 2, "clip value -1"),
-        ("--clip-value x", "Small", 2, "'x' is not a number; see"),
+        ("--clip-value x", "Small", 2, "'x' is not a valid float; see"),
         ("--freeze nix", "Small", 1, "'nix'; there are conv1, conv2, fc; list them with `hookscope weights nets.py:"),
         ("--freeze relu", "Small", 1, "cannot freeze 'relu'; it has no parameters"),
         ("--freeze conv1#1", "Small", 2, "freeze takes names, not calls"),
@@ -188,4 +188,4 @@ def test_what_is_refused_is_one_line(run: Run, here: Path, words: str, model: st
 def test_there_is_one_image(run: Run) -> None:
     one_error(run(images=("cat.png",) * 3), 2, "expected one image, or two for optical flow, got 3")
     one_error(run(images=("cat.png", "cat.png")), 2, "nets.py:Small takes one image; 2 were given; give one")
-    one_error(run(images=()), 2, "needs IMAGE")
+    one_error(run(images=()), 2, "Missing argument 'IMAGE'")

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import hookscope
-from hookscope.cli.commands.intervene import CLASSES, command
+from hookscope.cli.commands.intervene import CLASSES, Intervene
 from hookscope.drawing import figure_bytes
 from hookscope.drawing.files import read_provenance
 from hookscope.images import read_picture
@@ -241,5 +241,5 @@ def test_what_cannot_be_ablated_is_one_line(run: Run, words: str, status: int, m
 
 
 def test_the_manual_names_every_intervention() -> None:
-    manual = CliRunner().invoke(command, ["--help"]).output
+    manual = CliRunner().invoke(Intervene.made("intervene"), ["--help"]).output
     assert [word for word in WORDS if not re.search(rf"^    {word} +\S", manual, re.MULTILINE)] == []

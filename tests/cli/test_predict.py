@@ -77,7 +77,7 @@ def test_a_score_that_is_no_number_is_null_or_nan(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--top", "2", "--target", "3"], 2, "--top and --target both choose the classes; give one of them"),
+        (["--top", "2", "--target", "3"], 2, "--target has no effect with --top; both choose the classes: give one"),
         (["--target", "ant"], 1, "no class 'ant'; the class names are unknown; give a number, or the names of the"),
         (["--target", "fax", "--categories", "names.txt"], 1, "no class 'fax'; "),
         (["--target", "e", "--categories", "names.txt"], 1, "'e' is in the names of 2 classes; 1 bee, 3 red fox"),

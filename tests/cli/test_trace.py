@@ -185,7 +185,7 @@ def test_calls_without_a_gradient_are_in_a_note(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (("--categories", "names.txt"), 2, "--categories needs --events; there is no backward pass; add --events"),
+        (("--categories", "names.txt"), 2, "--categories needs --events; add --events"),
         (("--events", "--target", "9"), 1, "no class 9"),
         (("tiny.png", "tiny.png"), 2, "expected one image, or two for optical flow, got 3"),
         (("tiny.png",), 2, "nets.py:ones takes one image; 2 were given; give one"),

@@ -116,9 +116,9 @@ def test_options_reach_the_kernels_beside_a_plot(run: Run, here: Path) -> None:
     ("words", "status", "message"),
     [
         (["--plot", "w"], 2, "plots are PNG, SVG or PDF files"),
-        (["--kernels", "k.svg"], 2, "kernels are drawn as PNG files"),
-        (["--plot", "a.png", "--kernels", "./a.png"], 2, "--plot and --kernels are both a.png"),
-        (["--plot", "same.png", "--weights", "same.png"], 2, "it is the input same.png itself"),
+        (["--kernels", "k.svg"], 2, "sheets are PNG files"),
+        (["--plot", "a.png", "--kernels", "./a.png"], 2, "--plot and --kernels name the same file './a.png'"),
+        (["--plot", "same.png", "--weights", "same.png"], 2, "it is the weights same.png itself"),
         (["--threshold", "dead-norm=-1"], 2, "'-1' is not a number of at least 0"),
         (["--threshold", "duplicate-cosine=1.5"], 2, "'1.5' is not a number of 0 to 1"),
         (["--kernels", "k.png", "--channels", "x"], 2, "bad channels 'x'"),

@@ -72,7 +72,7 @@ def test_help_completion_and_repeated_listings_do_not_import_torch(
         first.append(capsys.readouterr().out)
     with monkeypatch.context() as patches:  # as in a process without torch, which keeps the tables of help
         patches.delitem(sys.modules, "torch")
-        for rows in (cam.cam_methods, saliency._methods, intervene._words):
+        for rows in (cam.cam_methods, saliency.Saliency.table, intervene.Intervene.table):
             assert rows()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

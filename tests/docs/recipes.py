@@ -1,4 +1,4 @@
-"""The recipes of a page, followed: their code is appended to files of a copy of the package, and examples run in it."""
+"""The recipes of a page, followed: their code is added to files of a copy of the package, and examples run in it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def follow(examples: list[Example]) -> dict[str, str]:
         for example in examples:
             if example.mark.startswith("recipe: "):
                 with (Path(folder) / example.mark.removeprefix("recipe: ")).open("a") as file:
-                    file.write(f"\n\n{example.code}")
+                    file.write(f"\n\n{example.code}" if file.tell() else example.code)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT), str(ROOT / "samples")])}
         program = [sys.executable, "-P", "-m", "tests.docs.recipes"]
         done = subprocess.run(

@@ -197,7 +197,7 @@ def _selection(option: str, texts: Sequence[str]) -> hooks.Selection:
 
 def ops_option() -> Any:
     help = "Also use operations that are not modules, such as torch.relu and +: 'block1::relu', '::add'."
-    return option(help, "--ops/--no-ops", section="Layers")
+    return option(help, "--ops/--no-ops", default=None, section="Layers")
 
 
 _USUAL_TYPES = "[default for indices: Conv2d, in video models Conv3d]"
@@ -247,9 +247,13 @@ def method_option(methods: Callable[[], Rows], default: str, help: str) -> Any:
 
 
 def channels_option(help: str, **more: Any) -> Any:
-    parse, complete = drawing.ChannelChoice.parse, complete_channels
     return option(
-        help, parse=lambda text: parse(text), metavar="SPEC", shell_complete=complete, section="Layers", **more
+        help,
+        parse=lambda text: drawing.ChannelChoice.parse(text),
+        metavar="SPEC",
+        shell_complete=complete_channels,
+        section="Layers",
+        **more,
     )
 
 

@@ -39,8 +39,8 @@ class PictureCommand(OfImages):
         return place
 
     def check(self) -> None:
-        super().check()
         _ = self.place
+        super().check()
 
     def array_file(self, several: bool = False) -> ArrayFile:
         """The file of ``--raw``; ``several`` says that an image makes several arrays."""
