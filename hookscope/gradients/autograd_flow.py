@@ -26,15 +26,15 @@ class LeafCall:
     key: str
     bit: int
     nodes: set[Any] = field(default_factory=set)
-    floating: bool = False
+    is_float: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Cut:
     """An operation whose input requires a gradient, but whose result does not.
 
-    ``nodes`` are the graph nodes of its input, ``bit`` is its bit in masks. ``floating``: its result could have a
-    gradient. ``leaves``: its result left torch as an array or a number, so its use is unknown. ``call`` is the layer
+    ``nodes`` are the graph nodes of its input, ``bit`` is its bit in masks. ``is_float``: its result could have a
+    gradient. ``leaves_torch``: its result is now an array or a number, so its use is unknown. ``call`` is the layer
     without children that was running, ``after`` the key of the first such layer that used the result.
     """
 
@@ -43,9 +43,9 @@ class Cut:
     nodes: set[Any]
     bit: int
     no_grad: bool
-    floating: bool
-    leaves: bool
+    is_float: bool
     call: LeafCall | None
+    leaves_torch: bool = False
     after: str = ""
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Cut:
         return "detached" if self.operation in _DETACHING and not self.no_grad else "no graph"
 
 
-class Flow(WatchedPass):
+class AutogradTracer(WatchedPass):
     """Follows one forward pass inside a ``with`` block, with bit masks for the sources of values.
 
     Every memory that torch wrote to has a mask of the calls, cuts and parameters that its values come from, so that
@@ -99,7 +99,7 @@ class Flow(WatchedPass):
             mask |= self._cut(name, nodes, results)
         if name in _LEAVING:
             for cut in self.cuts:
-                cut.leaves |= bool(cut.bit & mask)
+                cut.leaves_torch |= bool(cut.bit & mask)
         for tensor in results:
             self._mark(tensor, mask)
         if arguments and (name.endswith("_") or name == "__set__"):  # in-place, whatever it returned
@@ -111,14 +111,11 @@ class Flow(WatchedPass):
         mask = 0
         for tensor in tensors_in(value).values():
             key = storage_key(tensor)
-            mask |= self._marks[key] if key in self._marks else self._mask_by_graph(tensor)
+            if key in self._marks:
+                mask |= self._marks[key]
+            elif tensor.grad_fn is not None:  # from a custom function, which no hook of torch reports
+                mask |= sum({self._bit_of_node.get(node, 0) for node in nodes_behind([node_of(tensor)])})
         return mask
-
-    def _mask_by_graph(self, tensor: Tensor) -> int:
-        """The mask of a custom function's output, which no hook of torch reports."""
-        if tensor.grad_fn is None:
-            return 0
-        return sum({self._bit_of_node[node] for node in nodes_behind([node_of(tensor)]) if node in self._bit_of_node})
 
     def _mark(self, tensor: Tensor, mask: int) -> None:
         key = storage_key(tensor)
@@ -131,14 +128,13 @@ class Flow(WatchedPass):
 
     def _cut(self, name: str, nodes: set[Any], results: list[Tensor]) -> int:
         cut = Cut(
-            name,
-            place_of_code(),
-            nodes,
-            self._bit(),
-            not torch.is_grad_enabled(),
-            any(tensor.is_floating_point() for tensor in results),
-            False,
-            self._running[-1] if self._running else None,
+            operation=name,
+            place=place_of_code(),
+            nodes=nodes,
+            bit=self._bit(),
+            no_grad=not torch.is_grad_enabled(),
+            is_float=any(tensor.is_floating_point() for tensor in results),
+            call=self._running[-1] if self._running else None,
         )
         self.cuts.append(cut)
         return cut.bit
@@ -170,7 +166,7 @@ class Flow(WatchedPass):
 
     def _note(self, call: LeafCall, tensors: list[Tensor]) -> None:
         call.nodes = {node for tensor in tensors if in_graph(tensor) for node in _nodes_of(tensor)}
-        call.floating = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+        call.is_float = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
         self._bit_of_node |= dict.fromkeys(call.nodes, call.bit)
         for tensor in tensors:
             self._mark(tensor, call.bit)

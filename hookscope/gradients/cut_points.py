@@ -9,7 +9,14 @@ from typing import Any
 from torch import nn
 
 from hookscope.findings import chains
-from hookscope.gradients.autograd_flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
+from hookscope.gradients.autograd_flow import (
+    AutogradTracer,
+    Cut,
+    LeafCall,
+    node_of,
+    nodes_behind,
+    refuse_reentrant_checkpoints,
+)
 from hookscope.hooks import differentiable, holder_of, leaves_of, passed_on, tensors_in
 from hookscope.scores import LossLike, as_loss
 
@@ -41,7 +48,7 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tupl
     loss = as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with differentiable(model):
-        flow = Flow(model)
+        flow = AutogradTracer(model)
         with flow:
             output = model(*passed_on(leaves_of(inputs)))
             value, _ = loss.of(output, type(model).__name__)
@@ -52,16 +59,16 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tupl
 class _Chains:
     """The calls and parameters that the loss's graph does not reach, grouped by the reason."""
 
-    def __init__(self, flow: Flow, value: Any, output: Any) -> None:
+    def __init__(self, flow: AutogradTracer, value: Any, output: Any) -> None:
         self._flow = flow
         outputs = [tensor for tensor in tensors_in(output).values() if tensor.requires_grad]
         self._before_output = nodes_behind([node_of(tensor) for tensor in outputs])
         self._order = {call.bit: at for at, call in enumerate(flow.calls)}
         sources = flow.mask_of(value)
         reached = nodes_behind([node_of(value)] if value.requires_grad else ())
-        self._cuts = [cut for cut in flow.cuts if cut.leaves or cut.bit & sources]
+        self._cuts = [cut for cut in flow.cuts if cut.leaves_torch or cut.bit & sources]
         self._behind = {cut.bit: nodes_behind(cut.nodes) for cut in self._cuts}
-        self._unreached = [call for call in flow.calls if call.floating and not reached.intersection(call.nodes)]
+        self._unreached = [call for call in flow.calls if call.is_float and not reached.intersection(call.nodes)]
         self._parameters = {name: node for name, node in flow.parameters.items() if node not in reached}
 
     def stops(self) -> tuple[Stop, ...]:
@@ -85,7 +92,7 @@ class _Chains:
         if not call.nodes:
             return next((cut for cut in reversed(self._cuts) if cut.call is call), None)
         ends = [cut for cut in self._cuts if self._behind[cut.bit].intersection(call.nodes)]
-        return max(ends, key=lambda cut: (cut.floating, cut.bit), default=None)
+        return max(ends, key=lambda cut: (cut.is_float, cut.bit), default=None)
 
     def _cut_off(self, by_cut: dict[int, list[LeafCall]], followers: set[int]) -> Iterator[Stop]:
         """One stop for each operation, and one for consecutive calls without a graph."""
