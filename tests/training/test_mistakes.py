@@ -1,11 +1,483 @@
 """Common mistakes in training scripts are named by their cause, and watching them changes nothing."""
 
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hookscope.training import Monitor, findings_over_time, read_runs
-from tests.training.mistakes import MISTAKES
+
+CLASSES = 8
+MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {}
+"""The script of each mistake, and the findings of which one names it."""
+
+
+def mistake(*findings: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def register(script: Callable[[], None]) -> Callable[[], None]:
+        MISTAKES[script.__name__] = (script, findings)
+        return script
+
+    return register
+
+
+class Convolutional(nn.Module):
+    """A backbone with BatchNorm and dropout, and a classifier."""
+
+    def __init__(self, features: Callable[..., Callable[[Tensor], Tensor]] = lambda backbone: backbone) -> None:
+        super().__init__()
+        self.features = features
+        self.backbone = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        )  # fmt: skip
+        self.dropout = nn.Dropout(0.25)
+        self.head = nn.Linear(16 * 3 * 3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.dropout(self.features(self.backbone)(x).flatten(1)))
+        return logits
+
+
+def perceptron(*last: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES), *last
+    )
+
+
+def batches(steps: int = 60, size: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
+    """Noisy pictures ``(N, 1, 12, 12)`` of zero mean and unit size, and their classes."""
+    random = torch.Generator().manual_seed(5)
+    templates = torch.randn(CLASSES, 1, 12, 12, generator=random)
+    for _ in range(steps):
+        labels = torch.randint(0, CLASSES, (size,), generator=random)
+        yield 0.8 * templates[labels] + 0.6 * torch.randn(size, 1, 12, 12, generator=random), labels
+
+
+def train(
+    net: nn.Module,
+    optimizer: Optimizer,
+    data: Any = None,
+    loss_of: Callable[..., Tensor] = F.cross_entropy,
+    before_step: Callable[[], object] = lambda: None,
+    after_step: Callable[[], object] = lambda: None,
+) -> None:
+    """The plain loop."""
+    for inputs, labels in data or batches():
+        optimizer.zero_grad()
+        loss_of(net(inputs), labels).backward()
+        before_step()
+        optimizer.step()
+        after_step()
+
+
+def plain(
+    build: Callable[[], nn.Module],
+    optimizer: Callable[[Any], Optimizer],
+    change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda inputs, labels: (inputs, labels),
+    loss_of: Callable[..., Tensor] = F.cross_entropy,
+    before_step: Callable[[nn.Module], object] = lambda net: None,
+    size: int = 16,
+) -> Callable[[], None]:
+    """A script that is the plain loop on batches that are changed."""
+
+    def script() -> None:
+        net = build()
+        data = (change(inputs, labels) for inputs, labels in batches(size=size))
+        train(net, optimizer(net.parameters()), data, loss_of, lambda: before_step(net))
+
+    return script
+
+
+def sgd(rate: float, **options: Any) -> Callable[[Any], Optimizer]:
+    return partial(SGD, lr=rate, **options)
+
+
+def as_picture(x: Tensor) -> Tensor:
+    """From 0 to 1."""
+    return (x * 0.2 + 0.5).clamp(0, 1)
+
+
+def normalised(x: Tensor) -> Tensor:
+    return (x - 0.45) / 0.22
+
+
+SMOOTH, BCE = nn.CrossEntropyLoss(label_smoothing=0.1), nn.BCEWithLogitsLoss()
+PLAIN: dict[str, dict[str, Callable[[], None]]] = {
+    "no-gradient": {
+        "clipped_to_zero": plain(
+            Convolutional, sgd(0.1), before_step=lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.0)
+        ),
+        "clipped_to_almost_nothing": plain(
+            Convolutional, sgd(0.1), before_step=lambda net: nn.utils.clip_grad_value_(net.parameters(), 1e-12)
+        ),
+        "detached_loss": plain(
+            Convolutional,
+            Adam,
+            loss_of=lambda logits, y: torch.tensor(F.cross_entropy(logits, y).item(), requires_grad=True),
+        ),
+        "backbone_under_no_grad": plain(partial(Convolutional, features=torch.no_grad()), sgd(0.1)),
+        "detached_features": plain(
+            partial(Convolutional, features=lambda backbone: lambda x: backbone(x).detach()), sgd(0.1)
+        ),
+        "loss_times_zero": plain(perceptron, sgd(0.1), loss_of=lambda logits, y: 0.0 * F.cross_entropy(logits, y)),
+        "accuracy_as_loss": plain(
+            perceptron, sgd(0.1), loss_of=lambda logits, y: (logits.argmax(1) != y).float().mean().requires_grad_()
+        ),
+    },
+    "eval-mode": {"trained_in_eval_mode": plain(lambda: Convolutional().eval(), sgd(0.05))},
+    "input-scale": {
+        "inputs_up_to_255": plain(perceptron, sgd(0.01), lambda x, y: ((x * 60 + 128).clamp(0, 255).round(), y)),
+        "divided_by_255_twice": plain(perceptron, sgd(0.1), lambda x, y: (as_picture(x) / 255, y)),
+        "normalised_twice": plain(Convolutional, sgd(0.05), lambda x, y: (normalised(normalised(as_picture(x))), y)),
+    },
+    "input-constant": {
+        "one_picture_for_all": plain(Convolutional, sgd(0.05), lambda x, y: (x[:1].expand_as(x).contiguous(), y)),
+        "empty_pictures": plain(Convolutional, sgd(0.05), lambda x, y: (torch.zeros_like(x), y)),
+    },
+    "target-constant": {"one_label_for_all": plain(perceptron, sgd(0.05), lambda x, y: (x, torch.zeros_like(y)))},
+    "probabilities-as-logits": {
+        "softmax_in_the_model": plain(lambda: perceptron(nn.Softmax(dim=1)), sgd(0.1), loss_of=nn.CrossEntropyLoss()),
+        "softmax_and_functional_loss": plain(
+            Convolutional, Adam, loss_of=lambda logits, y: F.cross_entropy(torch.softmax(logits, -1), y)
+        ),
+        "softmax_by_hand": plain(
+            perceptron, sgd(0.1), loss_of=lambda z, y: SMOOTH(z.exp() / z.exp().sum(1, keepdim=True), y)
+        ),
+        "sigmoid_and_bce_with_logits": plain(
+            lambda: perceptron(nn.Sigmoid()), Adam, loss_of=lambda p, y: BCE(p, F.one_hot(y, CLASSES).float())
+        ),
+    },
+    "loss-input": {
+        "relu_before_cross_entropy": plain(lambda: perceptron(nn.ReLU()), sgd(0.1)),
+        "softmax_over_the_batch": plain(
+            perceptron, Adam, loss_of=lambda logits, y: F.nll_loss(F.log_softmax(logits, dim=0), y)
+        ),
+        "nll_loss_of_logits": plain(perceptron, sgd(0.001), loss_of=nn.NLLLoss()),
+        "nll_loss_of_probabilities": plain(lambda: perceptron(nn.Softmax(1)), Adam, loss_of=nn.NLLLoss()),
+    },
+    "loss-maximized": {
+        "negated_loss": plain(perceptron, sgd(0.01), loss_of=lambda logits, y: -F.cross_entropy(logits, y)),
+        "loss_maximised": plain(perceptron, sgd(0.01, maximize=True)),
+    },
+    "learning-rate-vanishes": {
+        "rate_of_zero": plain(perceptron, sgd(0.0)),
+        "rate_too_small_for_float32": plain(Convolutional, partial(Adam, lr=1e-12)),
+    },
+    "optimizer-settings": {
+        "rate_of_100": plain(perceptron, partial(Adam, lr=100)),
+        "momentum_of_1": plain(perceptron, sgd(0.05, momentum=1.0)),
+        "weight_decay_of_10": plain(perceptron, sgd(0.05, weight_decay=10)),
+    },
+    "batchnorm-small-batch": {
+        "batches_of_two": plain(
+            lambda: nn.Sequential(
+                nn.Flatten(), nn.Linear(144, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES)
+            ),
+            sgd(0.05),
+            size=2,
+        ),
+        "batches_of_one": plain(Convolutional, sgd(0.01), size=1),
+    },
+    "loss-flat": {"noise_as_pictures": plain(perceptron, sgd(0.003), lambda x, y: (torch.randn_like(x), y))},
+}
+MISTAKES |= {name: (script, (finding,)) for finding, named in PLAIN.items() for name, script in named.items()}
+
+
+@mistake("no-step")
+def no_step() -> None:
+    net = Convolutional()
+    optimizer = Adam(net.parameters())
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), labels).backward()
+
+
+@mistake("no-step")
+def step_without_parentheses() -> None:
+    net, criterion = perceptron(), nn.CrossEntropyLoss()
+    optimizer = SGD(net.parameters(), 0.1)
+    for inputs, labels in batches():
+        net.zero_grad()
+        criterion(net(inputs), labels).backward()
+        optimizer.step  # noqa: B018
+
+
+@mistake("no-step")
+def only_the_scheduler_steps() -> None:
+    net = perceptron()
+    optimizer = SGD(net.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    scheduler.optimizer._opt_called = True  # no warning
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), labels).backward()
+        scheduler.step()
+
+
+@mistake("no-step")
+def one_of_two_optimizers_steps() -> None:
+    net = Convolutional()
+    optimizers = [SGD(net.backbone.parameters(), 0.05), SGD(net.head.parameters(), 0.05)]
+    for inputs, labels in batches():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(net(inputs), labels).backward()
+        optimizers[1].step()
+
+
+@mistake("no-gradient")
+def no_backward() -> None:
+    net = perceptron()
+    optimizer = SGD(net.parameters(), 0.1)
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), labels)
+        optimizer.step()
+
+
+@mistake("no-gradient")
+def zero_grad_after_backward() -> None:
+    net = perceptron()
+    optimizer = SGD(net.parameters(), 0.1)
+    train(net, optimizer, before_step=optimizer.zero_grad)
+
+
+@mistake("no-gradient")
+def everything_under_no_grad() -> None:
+    net = Convolutional()
+    optimizer = Adam(net.parameters())
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        with torch.no_grad():
+            loss = F.cross_entropy(net(inputs), labels)
+        loss.requires_grad_().backward()
+        optimizer.step()
+
+
+@mistake("no-gradient")
+def all_frozen() -> None:
+    net = perceptron()
+    optimizer = SGD(net.parameters(), 0.1)
+    net.requires_grad_(False)
+    train(net, optimizer, loss_of=lambda logits, labels: F.cross_entropy(logits, labels).requires_grad_())
+
+
+@mistake("gradients-accumulate")
+def no_zero_grad() -> None:
+    net = Convolutional()
+    optimizer = SGD(net.parameters(), 0.02)
+    for inputs, labels in batches():
+        F.cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+@mistake("gradients-accumulate")
+def no_zero_grad_with_accumulation() -> None:
+    net = perceptron()
+    optimizer = Adam(net.parameters())
+    for number, (inputs, labels) in enumerate(batches(120)):
+        (F.cross_entropy(net(inputs), labels) / 4).backward()
+        if number % 4 == 3:
+            optimizer.step()
+
+
+@mistake("gradients-accumulate")
+def zero_grad_of_the_wrong_optimizer() -> None:
+    net, other = perceptron(), perceptron()
+    optimizer, wrong = SGD(net.parameters(), 0.02), SGD(other.parameters(), 0.02)
+    for inputs, labels in batches():
+        wrong.zero_grad()
+        F.cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+@mistake("gradients-accumulate")
+def no_zero_grad_in_closure() -> None:
+    net = perceptron()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.01, max_iter=2)
+    for inputs, labels in batches(30):
+
+        def closure(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
+            loss = F.cross_entropy(net(inputs), labels)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+@mistake("eval-mode")
+def no_train_after_validation() -> None:
+    net = Convolutional()
+    optimizer = SGD(net.parameters(), 0.05)
+    data = list(batches())
+    net.train()
+    for epoch in range(3):
+        train(net, optimizer, data[20 * epoch : 20 * epoch + 20])
+        net.eval()
+        with torch.no_grad():
+            for inputs, labels in data[:2]:
+                F.cross_entropy(net(inputs), labels)
+
+
+@mistake("eval-mode")
+def validated_in_train_mode() -> None:
+    net, criterion = Convolutional(), nn.CrossEntropyLoss()
+    optimizer = SGD(net.parameters(), 0.05)
+    data = list(batches())
+    for epoch in range(3):
+        train(net, optimizer, data[20 * epoch : 20 * epoch + 20], criterion)
+        with torch.no_grad():
+            for inputs, labels in data[:2]:
+                criterion(net(inputs), labels)
+
+
+@mistake("not-optimized")
+def new_head_after_the_optimizer() -> None:
+    net = Convolutional()
+    optimizer = SGD(net.parameters(), 0.05)
+    net.head = nn.Linear(16 * 3 * 3, CLASSES)
+    train(net, optimizer)
+
+
+@mistake("not-optimized")
+def optimizer_of_another_model() -> None:
+    net, other = Convolutional(), Convolutional()
+    train(net, Adam(other.parameters()))
+
+
+@mistake("not-optimized")
+def optimizer_of_a_copy() -> None:
+    net = perceptron()
+    optimizer = SGD(net.parameters(), 0.1)
+    net = copy.deepcopy(net)
+    train(net, optimizer)
+
+
+@mistake("not-optimized")
+def parameters_replaced() -> None:
+    net = perceptron()
+    optimizer = SGD(net.parameters(), 0.1)
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(nn.init.kaiming_normal_(layer.weight.detach().clone()))
+    train(net, optimizer)
+
+
+@mistake("not-optimized")
+def backbone_forgotten() -> None:
+    net = Convolutional()
+    train(net, SGD(net.head.parameters(), 0.05))
+
+
+@mistake("input-constant")
+def the_first_batch_again_and_again() -> None:
+    net, data = perceptron(), list(batches())
+    train(net, Adam(net.parameters()), ((data[0][0], labels) for _, labels in data))
+
+
+@mistake("target-constant")
+def sorted_data() -> None:
+    net = perceptron()
+    sorted_batches = ((x, torch.full_like(y, at // 8)) for at, (x, y) in enumerate(batches()))
+    train(net, SGD(net.parameters(), 0.05), sorted_batches, nn.CrossEntropyLoss())
+
+
+@mistake("learning-rate-vanishes")
+def exponential_decay_each_batch() -> None:
+    net = Convolutional()
+    optimizer = SGD(net.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
+    train(net, optimizer, after_step=scheduler.step)
+
+
+@mistake("learning-rate-vanishes")
+def steps_of_epochs_each_batch() -> None:
+    net = Convolutional()
+    optimizer = AdamW(net.parameters(), 1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+    train(net, optimizer, after_step=scheduler.step)
+
+
+@mistake("learning-rate-vanishes")
+def schedule_of_epochs_each_batch() -> None:
+    """The number of epochs is given where steps are counted."""
+    net = perceptron()
+    optimizer = SGD(net.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=5, power=2)
+    train(net, optimizer, after_step=scheduler.step)
+
+
+@mistake("loss-scale")
+def every_step_is_skipped() -> None:
+    net = perceptron()
+    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            logits = net(inputs)
+        loss = F.cross_entropy(logits.float(), labels) + logits.float().sum() * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@mistake("loss-scale")
+def the_scale_collapses() -> None:
+    net = perceptron()
+    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
+    for number, (inputs, labels) in enumerate(batches(90)):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(inputs), labels) * (1.0 if number % 3 == 0 else float("inf"))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@mistake("loss-scale")
+def no_more_steps_after_nan() -> None:
+    net = perceptron()
+    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
+    for number, (inputs, labels) in enumerate(batches()):
+        if number == 20:
+            nn.init.constant_(next(net.parameters()), float("nan"))
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(net(inputs), labels)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@mistake("loss-scale")
+def clipped_before_unscale() -> None:
+    net = Convolutional()
+    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(net(inputs), labels)).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@mistake("dead-layer", "constant-output")
+def all_weights_zero() -> None:
+    net = perceptron()
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    train(net, SGD(net.parameters(), 0.1))
+
+
+@mistake("dead-layer", "dead-channels")
+def biases_far_below_zero() -> None:
+    net = perceptron()
+    nn.init.constant_(net.get_parameter("3.bias"), -30.0)
+    train(net, SGD(net.parameters(), 0.05))
 
 
 @pytest.mark.parametrize("name", MISTAKES)
