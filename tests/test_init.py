@@ -23,9 +23,14 @@ def test_a_public_name_says_what_it_is(name: str) -> None:
     assert not isinstance(value, types.ModuleType)
 
 
-def test_public_names_come_from_faces() -> None:
+def test_public_names_come_from_faces_and_by_a_star_import() -> None:
     assert hookscope.__all__ == sorted(hookscope.__all__) and set(hookscope.__all__) == set(dir(hookscope))
     assert hookscope.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="captrue"):
+        hookscope.captrue  # noqa: B018
+    names: dict[str, object] = {}
+    exec("from hookscope import *", names)
+    assert set(hookscope.__all__) <= set(names)
 
 
 @pytest.mark.parametrize("package", FACES)
@@ -49,14 +54,3 @@ def test_completion_shows_no_private_package() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     packages = {path.parent.name for path in HOUSE.glob("*/__init__.py")}
     assert packages & set(shown) == {"interventions"} and len(shown) <= 80
-
-
-def test_a_name_that_does_not_exist() -> None:
-    with pytest.raises(AttributeError, match="captrue"):
-        hookscope.captrue  # noqa: B018
-
-
-def test_a_star_import_gives_all_of_them() -> None:
-    names: dict[str, object] = {}
-    exec("from hookscope import *", names)
-    assert set(hookscope.__all__) <= set(names)

@@ -220,9 +220,6 @@ def test_landmarks_are_the_last_outermost_layers_of_the_last_resolutions() -> No
     assert landmark_layers(net, x) == ["layer2", "layer3", "layer4"]
     assert landmark_layers(net, x, most=5) == ["relu", "layer1", "layer2", "layer3", "layer4"]
     assert state.changes() == [] and landmark_layers(small(), picture()) == ["relu", "again"]
-
-
-def test_a_layer_that_only_pads_is_no_landmark() -> None:
     blocks = nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ZeroPad2d(2), nn.Conv2d(4, 4, 3)
     assert landmark_layers(nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()), picture()) == ["0", "3"]
 
@@ -509,14 +506,11 @@ def cam_of(values: Any, name: str = "a", index: int = 0) -> ClassActivationMap:
     return ClassActivationMap(call, Prediction(index, None, 1, 1), "gradcam", array, 3, (8, 8))
 
 
-def test_peak_is_the_middle_of_the_highest_cell() -> None:
+def test_the_peak_is_the_middle_of_the_highest_cell_where_the_only_object_is() -> None:
     assert cam_of([[0, 0, 0, 0], [0, 0, 3, 1]]).peak == (0.75, 0.625)
     assert cam_of([[[1, 0], [0, 0]], [[0, 0], [2, 0]]]).peak == (0.75, 0.25)  # of a clip, the second frame
     assert cam_of([[0, -1]]).is_empty and cam_of([[0, -1]]).peak is None
     assert not cam_of([[0, 1e-30]]).is_empty
-
-
-def test_the_peak_is_where_the_only_object_is() -> None:
     conv = nn.Conv2d(3, 2, 1, bias=False)
     nn.init.ones_(conv.weight)
     bright = chain(conv=conv, mean=Function(lambda maps: maps.mean((2, 3))))

@@ -69,16 +69,13 @@ def test_the_source_of_a_loaded_model_is_what_its_network_saw() -> None:
     assert list(source.panel.words) == ["cat.jpg", "400×300 pixels"]
 
 
-def test_a_grey_picture_is_drawn_in_rgb_for_every_model() -> None:
-    for model in (net(), nn.Identity(), None):
-        assert OverlaySource.of(Image.new("LA", (40, 30)), model).photograph.mode == "RGB"
-
-
-def test_of_a_module_and_of_nothing_the_source_is_the_whole_photograph() -> None:
+def test_of_a_module_and_of_nothing_the_source_is_the_whole_photograph_in_rgb() -> None:
     source = OverlaySource.of(Image.new("L", (40, 30)), nn.Identity())
     assert (source.box, source.photograph.mode) == ((0, 0, 40, 30), "RGB")
     assert source.lines("gradcam") == ["Identity, method: gradcam"]
     assert OverlaySource.of(Image.new("RGB", (4, 3))).lines("gradcam") == ["method: gradcam"]
+    for model in (net(), nn.Identity(), None):
+        assert OverlaySource.of(Image.new("LA", (40, 30)), model).photograph.mode == "RGB"
 
 
 def test_the_peak_is_the_middle_of_the_highest_cell_in_the_box() -> None:
@@ -417,14 +414,11 @@ def test_maps_of_several_classes_share_a_scale(drawn: Drawn) -> None:
     assert drawn["heading"].warning == SAYS_UNSEEN
 
 
-def test_a_saliency_map_that_is_all_zero_has_a_line_and_no_cross(drawn: Drawn) -> None:
+def test_a_saliency_map_that_is_all_zero_has_a_line_and_one_pixel_that_counts_is_drawn(drawn: Drawn) -> None:
     draw_saliency(saliency(np.zeros((3, 4, 4))), picture())
     [panel] = drawn.maps
     assert panel.alarm == "all zero: the score does not depend on any pixel"
     assert (panel.heat.mark, panel.scale, len(panel.words)) == (None, "", 1)  # type: ignore[union-attr]
-
-
-def test_one_pixel_that_counts_is_drawn(drawn: Drawn) -> None:
     values = np.zeros((3, 40, 40))
     values[1, 20, 10] = -4
     draw_saliency(saliency(values), picture())

@@ -129,7 +129,7 @@ def test_captum_agrees_on_models_of_torchvision(name: str, method: str) -> None:
     close(only(net, x, 3, method, settings=Settings(steps=7, most_steps=7)), judged(method, apart, x, 3), 1e-4)
 
 
-def test_smoothgrad_is_the_mean_gradient_of_noisy_pictures() -> None:
+def test_smoothgrad_is_the_mean_gradient_of_noisy_pictures_and_without_noise_the_gradient() -> None:
     net, x = small(), picture()
     numbers = torch.Generator().manual_seed(7)
     sigma, total = 0.3 * float(x.max() - x.min()), torch.zeros_like(x)
@@ -141,10 +141,6 @@ def test_smoothgrad_is_the_mean_gradient_of_noisy_pictures() -> None:
     other = only(net, x, 2, "smoothgrad", settings=Settings(samples=6, noise=0.3, seed=8))
     assert not torch.allclose(other, total[0] / 6, rtol=0.01)
     assert torch.equal(other, only(net, x, 2, "smoothgrad", settings=Settings(samples=6, noise=0.3, seed=8)))
-
-
-def test_smoothgrad_without_noise_is_the_gradient() -> None:
-    net, x = small(), picture()
     close(only(net, x, 2, "smoothgrad", settings=Settings(noise=0)), only(net, x, 2)[None])
     # and a picture of one colour has no range to take a share of
     flat = torch.ones_like(x)
@@ -443,7 +439,7 @@ def test_windows_of_occlusion_leave_no_pixel_out() -> None:
             Settings(**options)
 
 
-def test_rise_is_the_papers_mean_of_scores_and_masks_about_the_mean_score() -> None:
+def test_rise_is_the_papers_mean_about_the_mean_score_and_flat_where_the_picture_is_ignored() -> None:
     net, seen = small(), list[Tensor]()
     settings = Settings(samples=60, window=5, batch_size=7)
     net.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
@@ -455,22 +451,16 @@ def test_rise_is_the_papers_mean_of_scores_and_masks_about_the_mean_score() -> N
     assert len(shown) == 60 and torch.equal(masks[:, 0], masks[:, 2]) and abs(shown.mean() - 0.5) < 0.05
     expected = (scores[:, None, None] * shown).mean(0) / shown.mean(0) - scores.mean()
     close(found.sum(0), torch.from_numpy(expected)[None], 1e-4)
-
-
-def test_rise_of_a_score_that_ignores_the_picture_is_flat() -> None:
     [found] = saliency_maps(small(), picture(), lambda output: output[:, 0] * 0 + 9, "rise", settings=FEW)
     assert found.values.abs().max() < 1e-5
 
 
-def test_captum_agrees_on_guided_gradcam() -> None:
+def test_captum_agrees_on_guided_gradcam_of_one_layer() -> None:
     net, apart, x = small(), small(inplace=False), picture()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # captum's guided backpropagation hooks ReLUs
         theirs = captum.GuidedGradCam(apart, apart.second).attribute(x, 2, interpolate_mode="bilinear")
     close(only(net, x, 2, "guided-gradcam", settings=Settings(layer="second")), theirs)
-
-
-def test_guided_gradcam_takes_one_layer() -> None:
     with pytest.raises(UsageError, match="chooses 2 calls"):
         saliency_maps(small(), picture(), 2, "guided-gradcam", settings=Settings(layer="first,second"))
 

@@ -73,11 +73,8 @@ def test_a_few_images_are_not_enough_whatever_they_show() -> None:
     assert all(row.behind is None and row.interval is not None for row in found.maps)
 
 
-def test_equal_maps_are_named_together() -> None:
+def test_equal_maps_are_named_together_and_so_is_the_first_by_another_measure() -> None:
     assert verdict([[fact("a", 0.4), fact("b", 0.4), fact("random", 0.2)]]).startswith("a and b have the best ROAD 0.4")
-
-
-def test_another_measure_that_names_another_map_is_said() -> None:
     measured = [[fact("a", 0.4, 0.5, 0.2), fact("b", 0.1, 0.9, 0.3), fact("random", 0.0)]] * 12
     assert verdict(measured).endswith("By insertion the first is b: 0.9.")
 
@@ -90,14 +87,11 @@ def test_of_deletion_the_lowest_is_the_best() -> None:
     assert 0.1 <= low < found.maps[0].deletion < high <= 0.111
 
 
-def test_the_interval_is_that_of_the_mean() -> None:
+def test_the_interval_is_that_of_the_mean_and_its_resampling_has_a_seed() -> None:
     values = np.random.default_rng(2).normal(0.3, 0.1, 100)
     low, high = compare_maps([[fact("a", value)] for value in values]).maps[0].interval or (0, 0)
     wide = 1.96 * values.std() / 10
     assert (low, high) == (pytest.approx(values.mean() - wide, abs=2e-3), pytest.approx(values.mean() + wide, abs=2e-3))
-
-
-def test_the_seed_sets_the_resampling() -> None:
     measured = images(12, a=0.3)
     first, again, other = (compare_maps(measured, seed=seed).maps[0].interval for seed in (0, 0, 1))
     assert first == again != other
@@ -163,20 +157,13 @@ def test_the_best_map_is_first_and_what_is_no_better_than_a_baseline_says_so(mon
     assert facts["seen"] == [round(side, 3) for side in BOX] and facts["method"] == "comparison"
 
 
-def test_a_score_without_a_probability_is_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_a_score_without_a_probability_of_a_clip_and_of_no_map(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = record_page(monkeypatch, answer)
     draw_faithfulness([shown("a", 0.1, Score(None, None, 2.0, None, target="box 0"))], picture(), width=200)
     assert "This image: box 0" in drawn.words and drawn["width"] == 200
-
-
-def test_there_is_no_page_without_a_map() -> None:
-    with pytest.raises(UsageError, match="no map to draw"):
-        draw_faithfulness([], picture())
-
-
-def test_a_clip_is_drawn_as_the_mean_over_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = record_page(monkeypatch, answer)
     clip = shown("a", 0.1)
     object.__setattr__(clip, "values", np.stack([VALUES, 3 * VALUES]))
     draw_faithfulness([clip], picture(), net())
     assert np.allclose(drawn.maps[0].heat.values, 2 * VALUES)
+    with pytest.raises(UsageError, match="no map to draw"):
+        draw_faithfulness([], picture())

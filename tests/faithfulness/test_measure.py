@@ -68,9 +68,6 @@ def test_the_noise_is_in_removed_pixels_only_and_has_its_size() -> None:
     found = imputed(picture, known)
     assert not found[known.expand_as(found)].any()
     assert 0.009 < float(found[~known.expand_as(found)].std()) < 0.011
-
-
-def test_without_any_pixel_the_mean_colour_is_left() -> None:
     picture = torch.arange(24.0).reshape(1, 2, 3, 4)
     found = imputed(picture, torch.zeros(1, 1, 3, 4, dtype=torch.bool), noise=0.0)
     assert torch.allclose(found[0].mean((1, 2)), torch.tensor([5.5, 17.5]))
@@ -96,7 +93,7 @@ def photo(size: int = 24) -> Tensor:
     return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
 
 
-def test_the_curves_of_a_linear_net_are_those_on_paper() -> None:
+def test_the_curves_and_the_drop_of_a_linear_net_are_those_on_paper() -> None:
     values = WEIGHTS.flip(0).numpy()[::-1]  # with a stride below 0, which torch does not take
     [found] = measure_faithfulness(LINEAR, PICTURE, values, total, fill="mean", steps=8, baselines=False)
     mean = float(PICTURE.mean())
@@ -110,9 +107,6 @@ def test_the_curves_of_a_linear_net_are_those_on_paper() -> None:
     assert found.insertion == pytest.approx(area, abs=1e-6)
     assert found.deletion == pytest.approx(1 - area, abs=1e-6)
     assert found.prediction.score == pytest.approx(float((WEIGHTS * PICTURE[0, 0]).sum()))
-
-
-def test_average_drop_is_that_of_the_paper() -> None:
     values = torch.tensor([[1.0, -5, 0.5, 0], [0, 0, 0, 0.25]])
     [found] = measure_faithfulness(LINEAR, PICTURE, values, total, baselines=False)
     nothing = float((WEIGHTS * PICTURE.mean()).sum())

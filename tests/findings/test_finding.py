@@ -70,11 +70,8 @@ def test_lists_are_cut(count: int, text: str) -> None:
     assert listed(range(count)) == text
 
 
-def test_groups_of_many_channels_are_cut() -> None:
-    assert alike([(0, 3), range(5, 149)]) == "0 = 3, 5 = 6 = 7 = 8 = …"
-
-
-def test_numbers_in_words() -> None:
+def test_numbers_and_groups_in_words() -> None:
     assert [percent(share) for share in (0, 1, 1 / 3, 1e-7)] == ["0 %", "100 %", "33.3 %", "1e-05 %"]
     assert [counted(number, "call") for number in (0, 1, 12345)] == ["0 calls", "1 call", "12,345 calls"]
     assert [nonfinite_words(*counts) for counts in ((5, 1200), (0, 1), (0, 0))] == ["5 NaN and 1,200 Inf", "1 Inf", ""]
+    assert alike([(0, 3), range(5, 149)]) == "0 = 3, 5 = 6 = 7 = 8 = …"

@@ -153,11 +153,8 @@ def test_a_mask_is_where_a_picture_is_neither_black_nor_transparent(image):
     assert mask.mode == "L" and np.asarray(mask).tolist() == [[0, 255, 255], [0, 0, 255]]
 
 
-def test_a_mask_is_upright():
+def test_a_mask_is_upright_and_without_losses():
     assert np.asarray(read_mask(oriented(MASK.astype(np.uint8), "PNG", 6))).tolist() == [[0, 0], [0, 255], [255, 255]]
-
-
-def test_a_mask_with_losses_is_refused():
     with pytest.raises(ImageError, match="'<bytes>' is a JPEG, which does not keep zeros; save the mask as PNG"):
         read_mask(encoded(Image.new("L", (4, 4)), "JPEG"))
 
@@ -306,13 +303,15 @@ def test_shallow_data_in_a_16_bit_file_is_dark_and_noted(top, bits):
     assert np.abs(np.asarray(picture.image) - scaled(values, 0, 65535)).max() <= 0.51
 
 
-def test_16_bit_colour():
+def test_16_bit_colour_and_lab():
     values = np.array([[[0, 32768, 65535], [65535, 300, 12800]]], ">u2")
     picture = read_picture(png(2, 1, 16, 2, b"\0" + values.tobytes()))
     assert np.array_equal(np.asarray(picture.image), values >> 8)
     assert picture.notes == ()
     dark = read_picture(png(2, 1, 16, 2, b"\0" + (values >> 4).astype(">u2").tobytes()))
     assert dark.notes == ("dark: the values end near 3855 of 65535, like 12-bit data in a 16-bit file",)
+    array = pixels(encoded(Image.frombytes("LAB", (2, 1), bytes([255, 0, 0, 0, 0, 0])), "TIFF"))
+    assert np.abs(array.astype(int) - [[WHITE, (0, 0, 0)]]).max() <= 1
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
@@ -422,11 +421,6 @@ def test_plain_modes(mode, form):
     assert np.array_equal(pixels(encoded(image, form)), np.asarray(image.convert("RGB")))
 
 
-def test_lab():
-    array = pixels(encoded(Image.frombytes("LAB", (2, 1), bytes([255, 0, 0, 0, 0, 0])), "TIFF"))
-    assert np.abs(array.astype(int) - [[WHITE, (0, 0, 0)]]).max() <= 1
-
-
 def test_cmyk_with_and_without_adobe_s_mark():
     image, note = Image.fromarray(quarters()).convert("CMYK"), "CMYK converted to RGB without its colour profile"
     picture = read_picture(encoded(image, "TIFF"))
@@ -469,10 +463,15 @@ def test_frames_are_spread_from_first_to_last(form, count, taken):
     assert picture.notes == (f"{word} {', '.join(str(p + 1) for p in taken)} of 5",)
 
 
-def test_a_still_is_repeated():
+def test_a_still_is_repeated_and_an_mpo_has_a_second_picture():
     picture = read_picture(encoded(quarters(), "PNG"), frames=3)
     assert [np.array_equal(np.asarray(frame), quarters()) for frame in picture.frames] == [True] * 3
     assert picture.notes == ("a still picture, repeated 3 times",)
+    content = encoded(
+        Image.new("RGB", (6, 4), RED), "MPO", save_all=True, append_images=[Image.new("RGB", (6, 4), BLUE)]
+    )
+    assert [frame.getpixel((0, 0))[2] > 200 for frame in read_picture(content, frames=2).frames] == [False, True]
+    assert read_picture(content).notes == ("frame 1 of 2",)
 
 
 def test_pages_of_different_sizes():
@@ -480,14 +479,6 @@ def test_pages_of_different_sizes():
     assert read_picture(content).notes == ("frame 1 of 2",)
     line = refusal(content, frames=2, name="a.tif")
     assert line == "'a.tif' has frames of different sizes; 6x4, 5x5; ask for one frame"
-
-
-def test_the_second_picture_of_an_mpo():
-    content = encoded(
-        Image.new("RGB", (6, 4), RED), "MPO", save_all=True, append_images=[Image.new("RGB", (6, 4), BLUE)]
-    )
-    assert [frame.getpixel((0, 0))[2] > 200 for frame in read_picture(content, frames=2).frames] == [False, True]
-    assert read_picture(content).notes == ("frame 1 of 2",)
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -543,14 +534,13 @@ def test_the_pictures_in_pages_and_icons_are_checked():
     assert "it is 300x1; one side" in refusal(b"\0\0\1\0\1\0" + entry + inner)
 
 
-def test_a_file_that_is_too_long_is_not_read(tmp_path, monkeypatch):
+def test_a_file_that_is_too_long_is_not_read_and_an_endless_stream_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "_read_all", None)
     with open(tmp_path / "a.png", "wb") as stream:
         stream.truncate(images.MAX_BYTES + 1)  # sparse: takes no room
     assert "the limit is 1,073,741,824 bytes" in refusal(tmp_path / "a.png")
+    monkeypatch.undo()
 
-
-def test_an_endless_stream_ends(monkeypatch):
     class Endless(io.RawIOBase):
         def read(self, size=-1):
             return bytes(size)
@@ -584,12 +574,10 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, name):
     assert refusal(f"{tmp_path}/{name}") == UNREADABLE[name].format(path=f"{tmp_path}/{name}", folder=tmp_path)
 
 
-def test_an_empty_path_and_an_address():
+def test_empty_paths_addresses_and_files_that_the_system_refuses_to_open(monkeypatch):
     assert refusal("").startswith("no picture ''")
     assert "curl -L" in refusal("https://example.org/a.jpg")
 
-
-def test_a_file_that_the_system_refuses_to_open(monkeypatch):
     def refuse(path, mode):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 

@@ -169,9 +169,6 @@ def test_a_channel_without_which_another_class_is_the_answer() -> None:
     assert numbers.pop("probability_after") == pytest.approx(share(0, 3, 2))
     assert numbers.pop("gradient_x_activation") == pytest.approx(4)
     assert numbers == {"score": 4, "score_after": 0, "class": 0, "class_after": 1}
-
-
-def test_a_channel_without_which_the_answer_falls() -> None:
     [place] = carriers(paper([1, 1, 1], [[1.5, 1.4, 0], [0, 0, 1]]))  # 2.9 and 1, then 1.4 and 1
     assert place.reason == "Channel 0 of 0 carries the answer: without it class 0 falls from 87 % to 60 %."
 
@@ -202,10 +199,6 @@ def test_where_no_channel_carries_the_answer_the_fewest_do_together(each: float,
     assert place.reason.startswith(f"{told} the answer: without them class 0 falls from ")
 
 
-def test_where_no_few_channels_matter_nothing_is_claimed() -> None:
-    assert carriers(paper([1] * 100, [[1.0] * 100, [0.0] * 100])) == []
-
-
 @pytest.mark.parametrize("weights", ["random (seed 0)", "random"])
 def test_random_weights_answer_nothing(weights: str) -> None:
     evidence = evidence_of(paper([2, 1, 1], [[2, 0, 0], [0, 3, 0]]), [Image.new("RGB", (8, 8))])
@@ -214,13 +207,11 @@ def test_random_weights_answer_nothing(weights: str) -> None:
     assert "random-weights" in of_random and "carries-answer" not in of_random
 
 
-def test_the_channels_of_class_scores_are_no_places() -> None:
+def test_class_scores_nan_and_many_channels_are_no_places() -> None:
     net = paper([3, 1, 1], torch.eye(3).tolist())
     assert carriers(net) == []  # the convolution has a channel for each class
-
-
-def test_nan_is_no_answer() -> None:
     assert carriers(paper([2, math.nan, 1], [[2, 0, 0], [0, 3, 0]])) == []
+    assert carriers(paper([1] * 100, [[1.0] * 100, [0.0] * 100])) == []
 
 
 @pytest.fixture(scope="module")

@@ -127,13 +127,6 @@ def test_a_layer_that_was_initialised_again_is_reported(shapes: Loaded) -> None:
     assert first.numbers["bound"] == pytest.approx(bound, rel=0.01)
 
 
-def test_a_network_as_torch_makes_it_is_told_to_be_random_without_a_label() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GELU(), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    places = find_places(faults.evidence_of(net.eval(), torch.randn(2, 3, 16, 16), weights="as given"))
-    assert [(place.kind, place.severity) for place in places[:1]] == [("random-weights", "error")]
-
-
 def test_findings_on_one_layer_and_the_batchnorm_behind_it_are_one_place(normalised: Loaded) -> None:
     layer = "features.10.squeeze.0"
     planted = plant("scale", normalised, layer, normalised[1][:3])
@@ -144,19 +137,20 @@ def test_findings_on_one_layer_and_the_batchnorm_behind_it_are_one_place(normali
     assert [other for other in others if other.finding is not None] == []
 
 
-def test_random_weights_are_told_first_and_loudly() -> None:
+def test_random_weights_are_told_first_by_their_label_their_batchnorms_or_their_values() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     first = find_places(faults.evidence_of(net, torch.randn(1, 3, 16, 16), weights="random (seed 0)"))[0]
     assert (first.kind, first.severity, first.layer) == ("random-weights", "error", "")
     assert first.meaning == CATALOGUE["random-weights"].text()
-
-
-def test_never_updated_batchnorms_mean_random_weights() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     first = find_places(faults.evidence_of(net, torch.randn(1, 3, 16, 16), weights="as given"))[0]
     assert first.kind == "random-weights"
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GELU(), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    places = find_places(faults.evidence_of(net.eval(), torch.randn(2, 3, 16, 16), weights="as given"))
+    assert [(place.kind, place.severity) for place in places[:1]] == [("random-weights", "error")]
 
 
 NOT_KNOWN = {"bgr"}

@@ -260,10 +260,16 @@ class TestNumbers:
         assert sum(numbers.histogram) == count
         assert np.abs(expected - np.array(numbers.histogram)).sum() <= 8  # some lie on an edge
 
-    def test_constant_values_lie_in_the_middle(self):
+    def test_constant_values_lie_in_the_middle_and_those_that_hardly_differ_are_counted(self):
         call = inspect(ready(nn.Sequential(nn.Conv2d(3, 4, 1), Function(lambda x: x * 0), head(4))), noise()).calls[1]
         assert (call.low, call.high) == (0, 0)
         assert call.histogram == tuple(np.histogram(np.zeros(4 * 20 * 24), 32)[0])
+        near = torch.tensor([1.0, 1 + 2**-52], dtype=torch.float64)  # numpy.histogram refuses such a range
+        first, second = (CallNumbers(Call("0", "Conv2d", 0, 0, 0)) for _ in range(2))
+        first.update(near[:1])
+        second.update(near)
+        first.merge(second)
+        assert sum(first.histogram) == 3
 
     @pytest.mark.parametrize("build", [*NETS, vit], ids=lambda build: build.__name__)
     def test_macs_and_parameters_are_those_of_list_layers(self, build):
@@ -286,14 +292,6 @@ class TestNumbers:
         assert sum(found.calls[1].histogram) == 4 * 20 * 24 - 3
         assert found.layers[1].images[0].tiles.nonfinite.tolist() == [3] * 4
         assert "non-finite" in {finding.finding for finding in found.findings}
-
-    def test_values_that_hardly_differ_are_counted_over_images(self):
-        near = torch.tensor([1.0, 1 + 2**-52], dtype=torch.float64)  # numpy.histogram refuses such a range
-        first, second = (CallNumbers(Call("0", "Conv2d", 0, 0, 0)) for _ in range(2))
-        first.update(near[:1])
-        second.update(near)
-        first.merge(second)
-        assert sum(first.histogram) == 3
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, net: LoadedModel, *images: Image.Image) -> Any:
@@ -356,18 +354,14 @@ class TestFamilies:
         assert maps.answer is not None
         assert float(as_float(activations["2"]).max()) == pytest.approx(float(maps.tiles.high.max()), rel=0.02)
 
-    def test_a_net_of_grey_pictures(self):
+    def test_nets_of_grey_pictures_of_clips_and_with_dictionaries_of_scores(self):
         found = inspect(nn.Sequential(nn.Conv2d(1, 4, 5), head(4)), noise())
         assert found.layers[0].filters is not None
         assert found.layers[0].filters.shape == (4, 5, 5)
         assert found.images[0].seen.mode == "RGB"
-
-    def test_a_net_of_clips(self):
         net = nn.Sequential(nn.Conv3d(3, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool3d(1), nn.Flatten())
         [layer] = inspect(ready(net), noise()).layers
         assert layer.axes == "N C T H W"
-
-    def test_dictionaries_of_scores(self):
         net = Function(lambda net, x: {"logits": net.head(net.conv(x))}, conv=nn.Conv2d(3, 4, 3), head=head(4))
         found = inspect(ready(net), noise())
         assert len(found.images[0].predictions) == 5
@@ -442,14 +436,10 @@ def test_maps_that_were_made_without_gradients(mode):
 
 
 class TestErrors:
-    def test_no_image(self):
+    def test_images_files_and_layers_that_do_not_exist_are_refused(self):
         with pytest.raises(UsageError, match="there is no image"):
             inspect(in_place(), [])
-
-    def test_no_such_file(self):
         with pytest.raises(ImageError, match="no picture"):
             inspect(in_place(), "nothing.png")
-
-    def test_no_such_layer(self):
         with pytest.raises(LayerError, match="no layer 'conv9'"):
             inspect(in_place(), noise(), "conv9")

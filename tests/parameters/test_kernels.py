@@ -82,18 +82,18 @@ def matrix(weight: np.ndarray, part: dict[str, Any]) -> np.ndarray:
     return coloured(rows.reshape(-1, *rows.shape[2:]), np.abs(weight).max())
 
 
-def test_the_first_layer_is_in_colour() -> None:
-    part, shown, weight = drawn(net(), "0")
-    assert (shown == in_colour(weight)).all()
-    assert part["high"] == pytest.approx(np.abs(weight).max(axis=(1, 2, 3)))
-    assert part["drawn"] == "rgb"
-
-
-def test_a_matrix_has_a_row_for_each_output_and_a_column_for_each_input_channel() -> None:
+def test_the_first_layer_is_in_colour_and_others_are_a_matrix_of_outputs_and_inputs() -> None:
     part, shown, weight = drawn(net(), "1")
     assert (part["filters"], part["inputs"], part["columns"]) == ([*range(6)], [*range(8)], 8)
     assert close(shown, matrix(weight, part))
     assert (part["drawn"], part["scale"]) == ("matrix", "symmetric")
+    part, shown, weight = drawn(net(), "3")
+    assert close(shown, matrix(weight, part))
+    assert part["filters"] == list(range(10))
+    part, shown, weight = drawn(net(), "0")
+    assert (shown == in_colour(weight)).all()
+    assert part["high"] == pytest.approx(np.abs(weight).max(axis=(1, 2, 3)))
+    assert part["drawn"] == "rgb"
 
 
 def test_of_a_large_matrix_the_strongest_rows_and_columns_are_drawn(lines: list[str]) -> None:
@@ -116,12 +116,6 @@ def test_depthwise_filters_are_maps_and_transposed_ones_have_their_own_axis() ->
     assert close(shown, coloured(weight[part["channels"], 0], np.abs(weight).max()))
     part, shown, weight = drawn(net(), "4")
     assert close(shown, matrix(weight.transpose(1, 0, 2, 3), part))
-
-
-def test_kernels_of_one_position_are_a_matrix() -> None:
-    part, shown, weight = drawn(net(), "3")
-    assert close(shown, matrix(weight, part))
-    assert part["filters"] == list(range(10))
 
 
 def test_moments_of_a_clip_stand_side_by_side() -> None:

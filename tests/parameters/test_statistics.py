@@ -88,7 +88,7 @@ def test_groups_equal_those_of_the_whole_product(monkeypatch: pytest.MonkeyPatch
     assert labels == groups_of_whole_product(layer.weight.numpy(), cosine)
 
 
-def test_duplicates_are_joined_to_groups() -> None:
+def test_duplicates_are_joined_to_groups_and_filters_of_few_weights_must_be_equal() -> None:
     layer = random(nn.Conv2d(4, 16, 3))
     assert duplicates(layer) == ()
     layer.weight[[3, 9]] = 0.5 * layer.weight[1]
@@ -96,26 +96,9 @@ def test_duplicates_are_joined_to_groups() -> None:
     layer.weight[13] = -layer.weight[5]
     layer.weight[[6, 7]] = 0
     assert duplicates(layer) == duplicates(layer, 1.0) == ((1, 3, 9), (4, 12))
-
-
-def test_filters_on_different_inputs_are_not_duplicates() -> None:
-    depthwise = random(nn.Conv2d(8, 8, 3, groups=8))
-    depthwise.weight[3] = depthwise.weight[1]
-    assert duplicates(depthwise) == ()
-    grouped = random(nn.Conv2d(8, 8, 3, groups=2))
-    grouped.weight[5] = grouped.weight[1]
-    assert duplicates(grouped) == ()
-    grouped.weight[6] = grouped.weight[5]
-    assert duplicates(grouped) == ((5, 6),)
-
-
-def test_transposed_filters_lie_on_the_other_axis() -> None:
-    layer = random(nn.ConvTranspose2d(8, 8, 3, groups=2))
-    layer.weight[4:, 3] = 2 * layer.weight[4:, 1]
-    assert duplicates(layer) == ((5, 7),)
-
-
-def test_filters_of_few_weights_must_be_equal() -> None:
+    layer = nn.Conv2d(3, 300, 3).requires_grad_(False)
+    layer.weight.fill_(0.5)
+    assert duplicates(layer) == (tuple(range(300)),)
     layer = random(nn.Conv2d(1, 6, 1))
     assert duplicates(layer) == ()
     layer.weight[4] = layer.weight[2]
@@ -124,10 +107,18 @@ def test_filters_of_few_weights_must_be_equal() -> None:
     assert duplicates(random(nn.Conv2d(2, 512, 1))) == ()
 
 
-def test_equal_filters_are_one_group() -> None:
-    layer = nn.Conv2d(3, 300, 3).requires_grad_(False)
-    layer.weight.fill_(0.5)
-    assert duplicates(layer) == (tuple(range(300)),)
+def test_filters_on_different_inputs_are_not_duplicates_and_transposed_ones_lie_on_the_other_axis() -> None:
+    depthwise = random(nn.Conv2d(8, 8, 3, groups=8))
+    depthwise.weight[3] = depthwise.weight[1]
+    assert duplicates(depthwise) == ()
+    grouped = random(nn.Conv2d(8, 8, 3, groups=2))
+    grouped.weight[5] = grouped.weight[1]
+    assert duplicates(grouped) == ()
+    grouped.weight[6] = grouped.weight[5]
+    assert duplicates(grouped) == ((5, 6),)
+    layer = random(nn.ConvTranspose2d(8, 8, 3, groups=2))
+    layer.weight[4:, 3] = 2 * layer.weight[4:, 1]
+    assert duplicates(layer) == ((5, 7),)
 
 
 def test_equal_filters_take_no_memory_for_each_pair() -> None:
@@ -238,32 +229,29 @@ def test_planted_faults_are_found_and_nothing_else() -> None:
         assert rows[name] == untouched[name]
 
 
-def test_running_statistics_know_whether_they_were_updated() -> None:
+def test_running_statistics_know_whether_they_were_updated_collapsed_or_frozen() -> None:
     norm = nn.BatchNorm2d(3)
     for updated in (False, True):
         assert [row.updated for row in by_name(norm).values()] == [None, None, updated, updated]
         norm(torch.rand(2, 3, 4, 4))
-
-
-def test_a_collapsed_variance_is_a_share_of_eps() -> None:
     norm = nn.BatchNorm2d(4, eps=1e-3)
     norm.running_var.copy_(torch.tensor([1e-3, 1.01e-5, 0.99e-5, 0.0]))
     assert by_name(norm)["running_var"].collapsed == (2, 3)
     assert by_name(norm, thresholds=ParameterThresholds(collapsed=0))["running_var"].collapsed == ()
-
-
-def test_frozen_batch_norms_hold_their_weights_in_buffers() -> None:
     rows = by_name(FrozenBatchNorm2d(3))
     assert list(rows) == ["weight", "bias", "running_mean", "running_var"]
     assert all(row.buffer for row in rows.values())
 
 
-def test_shared_parameters_are_named_once() -> None:
+def test_shared_parameters_are_named_once_and_found_by_either_name() -> None:
     model = net()
     model.append(nn.Linear(6, 2))
     model[4].weight = model[3].weight
     model.append(model[0])
     assert [name for name in by_name(model) if name[0] in "45"] == ["4.bias"]
+    model = nn.ModuleDict({"a": nn.Linear(2, 2)})
+    model["b"] = model["a"]
+    assert [row.name for row in parameter_statistics(model, layers="b")] == ["a.weight", "a.bias"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
@@ -328,12 +316,6 @@ def test_layers_are_chosen_by_name(layers: Any, expected: set[str]) -> None:
 def test_selections_of_nothing_are_refused(layers: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         parameter_statistics(net(), layers=layers)
-
-
-def test_a_layer_of_two_names_is_found_by_either() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(2, 2)})
-    model["b"] = model["a"]
-    assert [row.name for row in parameter_statistics(model, layers="b")] == ["a.weight", "a.bias"]
 
 
 @pytest.mark.parametrize("wrong", [{"dead_norm": -1}, {"dead_norm": float("nan")}, {"duplicate_cosine": 0}])

@@ -125,12 +125,9 @@ def test_batch_norm_of_one_value_needs_a_larger_batch() -> None:
     assert plan(net, largest, (9, 9), train=True).memory.peak <= 100_000
 
 
-def test_a_model_without_trained_parameters_cannot_be_trained() -> None:
+def test_a_plan_needs_trained_parameters_but_no_grad_mode() -> None:
     with pytest.raises(ModelError, match="no parameter that is trained"):
         plan(small().requires_grad_(False), input_size=(9, 9), train=True)
-
-
-def test_a_plan_inside_inference_mode_is_the_same() -> None:
     expected = plan(small(), input_size=(9, 9), train=True, optimizer="adam").memory
     with torch.inference_mode():
         assert plan(small(), input_size=(9, 9), train=True, optimizer="adam").memory == expected

@@ -174,14 +174,11 @@ def test_peak_and_saved_bytes_are_those_on_paper() -> None:
     assert step.peak is not None and 3 * weights + 2 * activation <= step.peak <= 3 * weights + 6 * activation
 
 
-def test_autocast_runs_the_step_in_its_type() -> None:
+def test_autocast_runs_the_step_in_its_type_and_checkpointing_saves_less() -> None:
     seen: list[torch.dtype] = []
     net = Function(lambda net, x: seen.append((y := net.layer(x)).dtype) or y, layer=nn.Linear(2, 2))
     measure(net, (torch.ones(1, 2),), SGD, autocast=torch.bfloat16, repeats=1, warm_up=0)
     assert set(seen) == {torch.bfloat16}
-
-
-def test_checkpointing_saves_less() -> None:
     blocks = [_mlp(16) for _ in range(4)]
     net = nn.Sequential(*blocks)
     times = measure(net, (torch.ones(8, 16),), SGD, blocks=["0", "1", "2", "3"], repeats=1, warm_up=0)

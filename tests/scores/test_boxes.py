@@ -64,7 +64,7 @@ def test_further_images_count_by_score_times_overlap() -> None:
     assert box(2).of(images[:1]).tolist() == pytest.approx([0.8])
 
 
-def test_the_gradient_is_that_of_the_score() -> None:
+def test_the_gradient_is_that_of_the_score_and_a_box_without_an_area_has_no_value() -> None:
     image = STREET[0] | {name: STREET[0][name].clone().requires_grad_() for name in ("scores", "boxes")}
     value = box(2, [image]).of([image])
     slopes = torch.autograd.grad(value.sum(), [image["scores"], image["boxes"]], allow_unused=True)
@@ -72,9 +72,6 @@ def test_the_gradient_is_that_of_the_score() -> None:
     empty = found()
     empty["scores"].requires_grad_()
     assert box(0).of([empty]).requires_grad  # a picture on which nothing depends has a gradient of 0
-
-
-def test_a_box_without_an_area_has_no_value() -> None:
     assert box(0, [found((1, 0.9, 3, 3, 3, 3))]).of(STREET).tolist() == [0]
 
 

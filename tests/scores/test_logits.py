@@ -198,18 +198,15 @@ def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
         one_picture(torch.zeros(1, 0))
 
 
-def test_the_probability_of_a_single_class_is_the_sigmoid() -> None:
-    scores = torch.tensor([[0.0], [2.0]], requires_grad=True)
-    assert probabilities(scores)[:, 0].tolist() == pytest.approx([0.5, 1 / (1 + math.exp(-2.0))])
-    assert predictions(scores[1], None)[0].probability == pytest.approx(0.8807971)
-
-
-def test_probabilities_are_the_softmax_and_leave_the_graph() -> None:
+def test_probabilities_are_the_softmax_or_of_a_single_class_the_sigmoid() -> None:
     shares = probabilities(LOGITS.clone().requires_grad_())
     by_hand = [math.exp(score - 3.0) for score in (1.0, 3.0, -2.0)]
     assert shares[0].tolist() == pytest.approx([value / sum(by_hand) for value in by_hand], rel=1e-12)
     assert shares.dtype == torch.float64 and not shares.requires_grad
     assert probabilities(torch.tensor([[1e4, 0.0]])).tolist() == [[1.0, 0.0]]  # too high for exp
+    scores = torch.tensor([[0.0], [2.0]], requires_grad=True)
+    assert probabilities(scores)[:, 0].tolist() == pytest.approx([0.5, 1 / (1 + math.exp(-2.0))])
+    assert predictions(scores[1], None)[0].probability == pytest.approx(0.8807971)
 
 
 def test_predictions() -> None:
@@ -223,11 +220,16 @@ def test_predictions() -> None:
     assert (best.index, best.label, best.score) == (2, "c", -2.0)
 
 
-def test_class_names_of_another_model_are_refused() -> None:
+def test_class_names_of_another_model_and_outputs_without_scores_are_named() -> None:
     with pytest.raises(CategoriesError, match="2 class names for 3 classes of the model; give the class names"):
         predictions(LOGITS[0], ["a", "b"])
     with pytest.raises(CategoriesError, match="1 class name for 1,000 classes of mynet"):
         check_categories(["a"], 1000, "mynet")
+    loss = {"loss": torch.tensor(1.0), "maps": torch.zeros(1, 3, 4, 4)}
+    with pytest.raises(ModelError, match="mynet gives loss of one value, maps of 1x3x4x4, no score for each class"):
+        class_scores(loss, "mynet")
+    with pytest.raises(ModelError, match=r"gives 1x3x4x4 values.*; a segmentation model returns \{'out': scores\};"):
+        class_scores(torch.zeros(1, 3, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -268,11 +270,3 @@ def test_torchvisions_models(family: str, name: str) -> None:
     assert torch.equal(scores, output["out"].mean((2, 3)) if family == "segmentation" else output)
     (best,) = predictions(scores[0], net.categories, Target("top:1"))  # refuses another number of names
     assert best.index == int(scores[0].argmax())
-
-
-def test_what_a_model_without_scores_gives_is_named() -> None:
-    loss = {"loss": torch.tensor(1.0), "maps": torch.zeros(1, 3, 4, 4)}
-    with pytest.raises(ModelError, match="mynet gives loss of one value, maps of 1x3x4x4, no score for each class"):
-        class_scores(loss, "mynet")
-    with pytest.raises(ModelError, match=r"gives 1x3x4x4 values.*; a segmentation model returns \{'out': scores\};"):
-        class_scores(torch.zeros(1, 3, 4, 4))

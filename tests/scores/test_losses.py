@@ -27,27 +27,21 @@ def test_there_are_three_losses() -> None:
         Loss("nll")
 
 
-def test_the_score_is_the_logit_of_the_target() -> None:
+def test_the_score_is_the_logit_of_the_target_or_the_sum_over_several() -> None:
     value, (answer,) = Loss("score", "fox", ["cat", "dog", "red fox"]).of(scores())
     assert (float(value.detach()), answer.index, answer.score, answer.label) == (2.0, 2, 2.0, "red fox")
     assert gradient(Loss("score", "2"), scores()) == [0, 0, 1]
-
-
-def test_the_scores_of_several_targets_are_added() -> None:
     value, answers = Loss("score", "top:2").of(scores())
     assert (float(value.detach()), [answer.index for answer in answers]) == (6.0, [1, 2])
     assert gradient(Loss("score", "top:2"), scores()) == [0, 1, 1]
 
 
-def test_cross_entropy_takes_the_target_as_label() -> None:
+def test_cross_entropy_takes_the_target_as_label_or_the_mean_over_several() -> None:
     value, _ = Loss("cross-entropy", "0").of(scores())
     total = sum(math.exp(score) for score in (1, 4, 2))
     assert float(value.detach()) == pytest.approx(-math.log(math.exp(1) / total))
     shares = [math.exp(score) / total for score in (1, 4, 2)]
     assert gradient(Loss("cross-entropy", "0"), scores()) == pytest.approx([shares[0] - 1, *shares[1:]])
-
-
-def test_the_cross_entropies_of_several_labels_are_averaged() -> None:
     one, two = (float(Loss("cross-entropy", label).of(scores())[0].detach()) for label in "12")
     assert float(Loss("cross-entropy", "top:2").of(scores())[0].detach()) == pytest.approx((one + two) / 2)
 

@@ -23,11 +23,13 @@ with warnings.catch_warnings():
 LOGITS = torch.tensor([[0.0, 3.0, 1.0]])
 
 
-def test_objectives_of_classes_read_their_logits_in_any_batch() -> None:
+def test_objectives_read_their_logits_in_any_batch_and_files_are_named_after_the_target() -> None:
     found = objectives("2,top:1", LOGITS, ("a", "b", "c"))
     assert [(goal.score.name, goal.score.key, goal.score.score) for goal in found] == [("c", "2", 1.0), ("b", "1", 3.0)]
     batch = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     assert [goal.of(batch).tolist() for goal in found] == [[3.0, 6.0], [2.0, 5.0]]
+    assert Score(3, "dog", 0.9, 0.9, target="box 0: dog").key == "box-0-dog"
+    assert Score(3, "dog", 0.9, 0.9).key == "3"
 
 
 def margin(output: Tensor) -> Tensor:
@@ -89,11 +91,6 @@ def test_maps_of_a_function_are_those_of_the_class_that_it_reads() -> None:
     assert np.abs((whole - whole.min()) / np.ptp(whole) - theirs).max() < 1e-4
     pixels = [saliency_maps(net, image, target)[0].values for target in (1, second)]
     assert torch.equal(*pixels)
-
-
-def test_names_of_files_come_from_the_target() -> None:
-    assert Score(3, "dog", 0.9, 0.9, target="box 0: dog").key == "box-0-dog"
-    assert Score(3, "dog", 0.9, 0.9).key == "3"
 
 
 def test_one_class_against_another_is_the_difference_of_logits() -> None:

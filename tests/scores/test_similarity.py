@@ -33,14 +33,11 @@ def test_similarity_is_the_cosine_of_the_embeddings(output: Any) -> None:
     assert goal.of(output(OTHER)).tolist() == pytest.approx([24 / 25, -4 / 5])
 
 
-def test_the_reference_itself_has_similarity_1() -> None:
+def test_the_reference_itself_has_similarity_1_and_large_embeddings_fit_half_precision() -> None:
     numbers = torch.Generator().manual_seed(0)
     for vector in torch.rand(50, 1, 300, generator=numbers):
         [goal] = objectives(SimilarityTarget(vector), vector, None)
         assert 1 - 1e-6 < goal.score.score <= 1
-
-
-def test_large_embeddings_in_half_precision() -> None:
     [goal] = objectives(SimilarityTarget(100 * ONE.half()), 100 * OTHER[:1].half(), None)
     assert goal.score.score == pytest.approx(24 / 25)
 

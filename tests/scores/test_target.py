@@ -95,11 +95,8 @@ def test_other_types_are_no_target(value: Any) -> None:
         Target.of(value)
 
 
-def test_a_whole_name_goes_before_a_part_of_others() -> None:
+def test_a_whole_name_goes_before_a_part_and_the_highest_score_is_the_default() -> None:
     assert Target("fox").indices([0, 0, 0], ["red fox", "Fox", "fox terrier"]) == (1,)
-
-
-def test_the_default_is_the_highest_score_and_nan_is_the_lowest() -> None:
     assert Target().indices(SCORES, None) == (6,)
     Target().check(None)
     assert Target("top:4").indices([math.nan, 1.0, math.inf, -math.inf], None) == (2, 1, 0, 3)
@@ -136,19 +133,21 @@ def test_no_such_class(text: str, expected: str) -> None:
         Target(text).check(NAMES)
 
 
-def test_a_name_without_class_names() -> None:
+def test_names_and_indices_where_names_are_unknown_or_hold_control_characters() -> None:
     assert (
         error_of("cat", None)
         == "no class 'cat'; the class names are unknown; give a number, or the names of the classes (categories)"
     )
     with pytest.raises(TargetError, match="the class names are unknown"):
         Target("cat").check(None)
-
-
-def test_an_index_is_checked_against_the_scores_where_no_names_are_known() -> None:
     Target("10").check(None)
     assert error_of("10", None) == "no class 10; the model has 10 classes: 0 to 9"
     assert Target("9").indices(SCORES, None) == (9,)
+    assert "\x1b" not in error_of("nope", ("no\x1be",) * 3)
+    assert class_label(0, NAMES) == "tabby"
+    assert class_label(10, NAMES) is None
+    assert class_label(0, None) is None
+    assert class_label(0, ()) is None
 
 
 @pytest.mark.parametrize(
@@ -175,14 +174,3 @@ def test_empty_terms_and_wrong_counts_are_wrong_usage(text: str) -> None:
         Target(text)
     assert caught.value.exit_code == 2
     assert "top:K" in str(caught.value)
-
-
-def test_control_characters_of_a_name_are_escaped_in_the_error() -> None:
-    assert "\x1b" not in error_of("nope", ("no\x1be",) * 3)
-
-
-def test_labels() -> None:
-    assert class_label(0, NAMES) == "tabby"
-    assert class_label(10, NAMES) is None
-    assert class_label(0, None) is None
-    assert class_label(0, ()) is None

@@ -43,19 +43,13 @@ def test_no_two_nodes_touch_and_lines_lead_down(edges: Edges) -> None:
         assert 0 <= y - height / 2 and y + height / 2 <= layout.height + 1e-6
 
 
-def test_a_line_that_passes_by_is_straight_and_touches_no_node() -> None:
+def test_lines_that_pass_by_and_chains_are_straight_and_branches_do_not_cross() -> None:
     layout = lay_out([(60.0, 20.0)] * 6, [(at, at + 1) for at in range(5)] + [(0, 5)])
     lane = layout.lines[-1][1:-1]
     assert len({round(x, 3) for x, _ in lane}) == 1
     assert all(abs(lane[0][0] - x) > 30 for x, _ in layout.nodes[1:5])
-
-
-def test_a_chain_is_a_straight_column() -> None:
     layout = lay_out([(60.0, 20.0), (90.0, 20.0), (30.0, 20.0)], [(0, 1), (1, 2)])
     assert len({round(x, 3) for x, _ in layout.nodes}) == 1
-
-
-def test_branches_do_not_cross() -> None:
     layout = lay_out([(30.0, 20.0)] * 6, [(0, 1), (0, 2), (1, 4), (2, 3), (3, 5), (4, 5)])
     assert (layout.nodes[1][0] < layout.nodes[2][0]) == (layout.nodes[4][0] < layout.nodes[3][0])
 
@@ -76,9 +70,6 @@ def test_a_picture_has_names_repeats_shapes_and_resolutions(resnet: str) -> None
     shown = texts(resnet)
     assert {"input", "conv1", "Conv2d  64 → 32", "layer1.0–1", "BasicBlock ×2", "64×16×16", "output"} <= set(shown)
     assert resnet.count("<polygon") == 6  # conv1, maxpool, three blocks, avgpool
-
-
-def test_functions_that_merge_patches_have_the_resolutions_too() -> None:
     merge = Function(lambda x: torch.cat([x[..., ::2, ::2], x[..., 1::2, 1::2]], 1))
     assert "functions in (model)  8 → 4" in texts(draw_graph(layer_graph(merge, (1, 3, 8, 8))))
 

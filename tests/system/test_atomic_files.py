@@ -149,13 +149,17 @@ def test_a_symbolic_link_is_followed_and_stays(tmp_path: Path, exists: bool) -> 
     assert names(folder) == ["a.png"]
 
 
-def test_a_ring_of_links_is_refused(tmp_path: Path) -> None:
+def test_rings_of_links_and_folders_that_take_no_files_are_refused(tmp_path: Path) -> None:
     link = tmp_path / "ring.png"
     link.symlink_to(link)
     for function in (check_writable, lambda path: write_atomically(path, NEW)):
         with pytest.raises(WriteError, match="Too many levels of symbolic links"):
             function(link)
     assert link.is_symlink()
+    path = tmp_path / "run"
+    with pytest.raises(WriteError) as caught, write_errors(path):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")  # as mkdir in /proc
+    assert str(caught.value) == f"cannot write {path}: No such file or directory"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -225,13 +229,6 @@ def test_unwritable_paths_are_refused(
         function(name)
     assert str(caught.value) == text.replace("HERE", os.path.realpath(tmp_path))
     assert names(tmp_path) == ["file", "folder"]
-
-
-def test_a_folder_that_exists_and_takes_no_files_is_not_said_to_be_missing(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with pytest.raises(WriteError) as caught, write_errors(path):
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")  # as mkdir in /proc
-    assert str(caught.value) == f"cannot write {path}: No such file or directory"
 
 
 @pytest.mark.parametrize("call", ["check_writable(sys.argv[1])", "write_atomically(sys.argv[1], b'new')"])
