@@ -24,7 +24,6 @@ from .facts import (
 from .figure import (
     differences_plot as differences_plot,
     draw_compared_maps as draw_compared_maps,
-    draw_differences as draw_differences,
     draw_matrix as draw_matrix,
     map_difference as map_difference,
 )

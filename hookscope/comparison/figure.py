@@ -37,7 +37,6 @@ from hookscope.drawing import (
     compare_maps,
     difference_page,
     draw_difference,
-    draw_rows,
     inches,
     layer_label,
     plain_settings,
@@ -62,28 +61,13 @@ _LONGEST_LABEL = 40
 _GREY = "#bebebe"  # no value
 
 
-def draw_differences(comparison: Comparison) -> Figure:
-    """Draw how far the outputs of each pair of calls are apart, from the input to the output.
+def differences_plot(comparison: Comparison) -> RowPlot:
+    """How far the outputs of each pair of calls are apart, from the input to the output.
 
     The relative L2 differences are on a logarithmic scale: accumulated, and of each layer alone. The grey bar ends at
-    ten times the noise of A. Linear CKA has a panel of its own. More than 100 pairs are folded by module. The figure is
-    outside pyplot: nothing has to be closed, and no setting of matplotlib changes.
-
-    Args:
-        comparison: What `compare` returns.
-
-    Example:
-        >>> import hookscope, torch
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> figure = draw_differences(hookscope.compare(net, net, torch.rand(4, 3, 8, 8)))
-        >>> [axes.texts[0].get_text() for axes in figure.axes]
-        ['relative L2 difference', 'linear CKA']
+    ten times the noise of A. Linear CKA has a panel of its own. More than 100 pairs are folded by module, and the
+    answer stands beside its rows.
     """
-    return draw_rows(differences_plot(comparison), _title(comparison))
-
-
-def differences_plot(comparison: Comparison) -> RowPlot:
-    """The `DIFFERENCE_PANELS` of the pairs, with the answer beside its rows."""
     rows = _rows(comparison.calls, {comparison.answer.first, comparison.answer.most})
     folded = any(len(row.pairs) > 1 for row in rows)
     return row_plot(
@@ -93,6 +77,7 @@ def differences_plot(comparison: Comparison) -> RowPlot:
         _marked(comparison, rows),
         [*_side_lines(comparison), *_answer_lines(comparison)],
         keys=["a row of several calls: ● the last, line from least to most, grey and ◆ the most"] if folded else [],
+        title=_title(comparison),
     )
 
 
@@ -172,7 +157,7 @@ DIFFERENCE_PANELS = [
         include=[1.0],
     ),
 ]
-"""The panels of `draw_differences`; each reads a `DifferenceRow`."""
+"""The panels of `differences_plot`; each reads a `DifferenceRow`."""
 
 
 def _rows(pairs: Sequence[PairedCall], keys: Collection[str]) -> list[DifferenceRow]:

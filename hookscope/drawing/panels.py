@@ -179,6 +179,7 @@ class RowPlot:
         lines: Text and colour of the lines below the title.
         legend: What the marks mean, below the lines.
         first: The row to look at first.
+        title: The first line, unless `draw_rows` gets another one.
     """
 
     labels: Sequence[str]
@@ -186,7 +187,8 @@ class RowPlot:
     marked: Mapping[int, str]
     lines: Sequence[tuple[str, str]]
     legend: Sequence[str]
-    first: int | None
+    first: int | None = None
+    title: str = ""
 
 
 def row_plot(
@@ -199,13 +201,14 @@ def row_plot(
     legend: Sequence[str] = (),
     keys: Sequence[str] = (),
     first: int | None = None,
+    title: str = "",
 ) -> RowPlot:
     """The ``panels`` of ``rows``; empty panels are left out, and the legend names what is drawn.
 
     ``legend`` is written before the legend of the marks, ``keys`` after the marks at edges.
     """
     drawn = draw_panels(rows, panels)
-    return RowPlot(labels, drawn, marked or {}, lines, [*legend, *panel_legend(drawn, keys)], first)
+    return RowPlot(labels, drawn, marked or {}, lines, [*legend, *panel_legend(drawn, keys)], first, title)
 
 
 def draw_panels(rows: Sequence[Any], panels: Sequence[Panel]) -> list[DrawnPanel]:

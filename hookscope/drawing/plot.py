@@ -161,6 +161,7 @@ def finding_lines(findings: Sequence[Finding] | None, most: int = 8, numbered: b
     return list(zip(lines, colours, strict=False))
 
 
+@plain_settings()
 def draw_rows(
     plot: RowPlot,
     title: str = "",
@@ -188,20 +189,7 @@ def draw_rows(
         tallest: The largest height of all rows in inches.
         gap: Distance of the panels in inches.
     """
-    with plain_settings():
-        return _drawn_rows(plot, title, lines, weights, beside, above, tallest, gap)
-
-
-def _drawn_rows(
-    plot: RowPlot,
-    title: str,
-    lines: Sequence[str],
-    weights: str,
-    beside: tuple[float, float],
-    above: float,
-    tallest: float,
-    gap: float,
-) -> Figure:
+    title = title or plot.title
     names, marked = [short_label(label, _LONGEST_LABEL) for label in plot.labels], plot.marked
     left = _MARGIN + max((inches(name, SMALL, bold=True) for name in names), default=0.0) + 0.1
     words = max((inches(printable(text), SMALL, bold=True) for text in marked.values()), default=0.0)

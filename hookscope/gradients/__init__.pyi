@@ -6,7 +6,7 @@ from .backward_pass import (
     select_parameters as select_parameters,
 )
 from .cut_points import gradient_stops as gradient_stops
-from .figure import gradients_plot as gradients_plot, plot_gradients as plot_gradients
+from .figure import gradients_plot as gradients_plot
 from .findings import (
     GradientThresholds as GradientThresholds,
     anything_unreached as anything_unreached,

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from hookscope.drawing import Colour, Mark, Panel, RowPlot, draw_rows, finding_lines, layer_label, row_plot, with_types
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, finding_lines, layer_label, row_plot, with_types
 from hookscope.findings import Finding, single
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
@@ -53,46 +51,15 @@ class _Gradient:
         return self.before is None and not self.frozen
 
 
-def plot_gradients(
-    report: GradientReport,
-    findings: Sequence[Finding] | None = None,
-    title: str = "",
-    *,
-    weights: str = "",
-    lines: Sequence[str] = (),
-    thresholds: GradientThresholds | None = None,
-) -> Figure:
-    """A page with a row for each layer in order of execution: mean and largest gradient, on a logarithmic scale.
+def gradients_plot(
+    report: GradientReport, findings: Sequence[Finding] | None = None, thresholds: GradientThresholds | None = None
+) -> RowPlot:
+    """A row for each layer in order of execution: mean and largest gradient, on a logarithmic scale.
 
     Panels: gradients of the layer outputs, of the weights and of the biases, changed gradients below the original
-    ones. Every row beyond a threshold or without a gradient is marked, also inside a chain. The thresholds are ratios,
-    so they are not drawn among absolute values. The figure is outside pyplot: nothing has to be closed, and no
-    setting of matplotlib changes.
-
-    Args:
-        report: The result of `layer_gradients`.
-        findings: The result of `diagnose_gradients`; None draws none.
-        title: The first line, such as the name of the model.
-        weights: Label of the weights, written beside the title; random weights are red.
-        lines: Lines below the title, such as totals.
-        thresholds: Thresholds of the marked rows.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import diagnose_gradients, layer_gradients
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
-        >>> report = layer_gradients(net, torch.rand(1, 3, 8, 8))
-        >>> figure = plot_gradients(report, diagnose_gradients(report), "a net")
-        >>> [axes.texts[0].get_text() for axes in figure.axes]
-        ['gradient of the activations', 'gradient of the weights', 'gradient of the biases']
+    ones. Every row beyond one of the ``thresholds`` or without a gradient is marked, also inside a chain. The
+    thresholds are ratios, so they are not drawn among absolute values.
     """
-    return draw_rows(gradients_plot(report, findings, thresholds), title, lines, weights)
-
-
-def gradients_plot(
-    report: GradientReport, findings: Sequence[Finding] | None, thresholds: GradientThresholds | None
-) -> RowPlot:
-    """The panels of the gradients that ``report`` has, with ``findings`` beside the rows."""
     rows = _rows(report)
     kinds = [which for which in ("activations", "weights", "biases") if any(row.gradients(which) for row in rows)]
     kinds = kinds or ["activations"]

@@ -3,7 +3,7 @@ from .facts import (
     ParameterStatistics as ParameterStatistics,
     ParameterThresholds as ParameterThresholds,
 )
-from .figure import plot_weights as plot_weights, weights_plot as weights_plot
+from .figure import weights_plot as weights_plot
 from .findings import (
     finding_names as finding_names,
     parameter_findings as parameter_findings,

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from hookscope.drawing import Colour, Mark, Panel, RowPlot, draw_rows, finding_lines, layer_label, row_plot
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, finding_lines, layer_label, row_plot
 from hookscope.findings import Finding, counted, single
 from hookscope.parameters.facts import ParameterStatistics
 
@@ -74,42 +72,11 @@ WEIGHT_PANELS = [
         "log",
     ),
 ]
-"""The panels of `plot_weights`, from left to right; each reads a `WeightRow`."""
+"""The panels of `weights_plot`, from left to right; each reads a `WeightRow`."""
 
 
-def plot_weights(
-    rows: Sequence[ParameterStatistics],
-    findings: Sequence[Finding] | None = None,
-    title: str = "",
-    *,
-    weights: str = "",
-    lines: Sequence[str] = (),
-) -> Figure:
-    """A page with a row for each layer: its weights, norms of filters, zeros and running variances.
-
-    A panel without values is left out. A finding stands beside its row. The figure is outside pyplot: nothing has to
-    be closed, and no setting of matplotlib changes.
-
-    Args:
-        rows: The result of `parameter_statistics`.
-        findings: The result of `parameter_findings`; None draws none.
-        title: The first line, such as the name of the model.
-        weights: Label of the weights, written beside the title; random weights are red.
-        lines: Lines below the title.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import parameter_findings, parameter_statistics
-        >>> rows = parameter_statistics(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)))
-        >>> figure = plot_weights(rows, parameter_findings(rows), "two layers")
-        >>> [axes.texts[0].get_text() for axes in figure.axes]
-        ['weights', 'norms of filters', 'running variance']
-    """
-    return draw_rows(weights_plot(rows, findings), title, lines, weights)
-
-
-def weights_plot(rows: Sequence[ParameterStatistics], findings: Sequence[Finding] | None) -> RowPlot:
-    """The `WEIGHT_PANELS` of ``rows``, with ``findings`` beside them."""
+def weights_plot(rows: Sequence[ParameterStatistics], findings: Sequence[Finding] | None = None) -> RowPlot:
+    """A row for each layer: its weights, norms of filters, zeros and running variances, with ``findings`` beside it."""
     page_rows = _page_rows(rows, findings or ())
     typical = sorted(row.weight.std for row in page_rows if row.weight is not None and row.weight.std)
     panels = [

@@ -5,5 +5,5 @@ from .facts import (
     Plan as Plan,
     Timing as Timing,
 )
-from .figure import plot_plan as plot_plan
+from .figure import plan_plot as plan_plot
 from .run import plan as plan

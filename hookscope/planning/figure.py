@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from matplotlib.figure import Figure
-
-from hookscope.drawing import Colour, Mark, Panel, draw_rows, layer_label, row_plot
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, layer_label, row_plot
 from hookscope.hooks import MODEL
 from hookscope.planning.facts import CallCost, Plan
 
@@ -79,29 +77,11 @@ PLAN_PANELS = [
         "seconds",
     ),
 ]
-"""The panels of `plot_plan` after the memory so far, from left to right; each reads a `PlanRow`."""
+"""The panels of `plan_plot` after the memory so far, from left to right; each reads a `PlanRow`."""
 
 
-def plot_plan(plan: Plan, title: str = "", *, lines: Sequence[str] = ()) -> Figure:
-    """A page with a row for each call: memory so far by kind, bytes kept, multiply-accumulates, bytes moved, time.
-
-    A panel without values is left out. The figure is outside pyplot: nothing has to be closed, and no setting of
-    matplotlib changes.
-
-    Args:
-        plan: The result of `plan`.
-        title: The first line; by default the name of the model.
-        lines: Lines below the title.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import plan
-        >>> from hookscope.planning import plot_plan
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Sigmoid())
-        >>> figure = plot_plan(plan(net, input_size=(9, 9), train=True))
-        >>> [axes.texts[0].get_text() for axes in figure.axes]
-        ['memory so far (kB)', 'kept (kB)', 'MACs (thousand)', 'bytes moved (kB)']
-    """
+def plan_plot(plan: Plan) -> RowPlot:
+    """A row for each call: memory so far by kind, bytes kept, multiply-accumulates, bytes moved, time."""
     memory = plan.memory
     rows = [PlanRow(*row) for row in zip(plan.calls, accumulate(call.saved for call in plan.calls), strict=True)]
     marks, start = list[Mark](), 0
@@ -117,7 +97,7 @@ def plot_plan(plan: Plan, title: str = "", *, lines: Sequence[str] = ()) -> Figu
         1,
     )
     so_far = Panel("memory so far", 3.4, [*marks, kept] if marks or memory.saved else [], "bytes")
-    return draw_rows(row_plot(rows, [so_far, *PLAN_PANELS], [row.label for row in rows]), title or plan.model, lines)
+    return row_plot(rows, [so_far, *PLAN_PANELS], [row.label for row in rows], title=plan.model)
 
 
 def _held(kind: str, start: int, end: int) -> Mark:

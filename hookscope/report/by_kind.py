@@ -8,14 +8,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hookscope.comparison import CkaMatrix, Comparison, draw_differences, draw_matrix
+from hookscope.comparison import CkaMatrix, Comparison, differences_plot, draw_matrix
+from hookscope.drawing import RowPlot, draw_rows
 from hookscope.errors import UsageError
 from hookscope.exemplars import LayerExemplars
-from hookscope.gradients import GradientReport, plot_gradients
+from hookscope.gradients import GradientReport, gradients_plot
 from hookscope.inspection import Inspection
 from hookscope.interventions import Ablation, draw_ablation
-from hookscope.parameters import ParameterStatistics, plot_weights
-from hookscope.planning import Plan, plot_plan
+from hookscope.parameters import ParameterStatistics, weights_plot
+from hookscope.planning import Plan, plan_plot
 from hookscope.report.comparison import draw_comparison_page
 from hookscope.report.exemplars import draw_exemplars_page
 from hookscope.report.inspection import draw_page
@@ -25,16 +26,28 @@ from hookscope.report.results import (
     draw_training_page,
     draw_weights_page,
 )
-from hookscope.statistics import LayerStatistics, RunningStatistics, diagnose, plot_statistics
+from hookscope.statistics import LayerStatistics, RunningStatistics, diagnose, statistics_plot
 from hookscope.system import StrPath, write_atomically
 from hookscope.training import Run, plot_training, read_runs
 
+_ROWS: Mapping[type, Callable[..., RowPlot]] = {
+    LayerStatistics: statistics_plot,
+    ParameterStatistics: weights_plot,
+    GradientReport: gradients_plot,
+    Plan: plan_plot,
+    Comparison: differences_plot,
+}
+
+
+def _figure_of(rows: Callable[..., RowPlot]) -> Callable[..., Figure]:
+    def draw(result: Any, title: str = "", weights: str = "", lines: Sequence[str] = (), **options: Any) -> Figure:
+        return draw_rows(rows(result, **options), title, lines, weights)
+
+    return draw
+
+
 _PLOTS: Mapping[type, Callable[..., Figure]] = {
-    LayerStatistics: plot_statistics,
-    ParameterStatistics: plot_weights,
-    GradientReport: plot_gradients,
-    Plan: plot_plan,
-    Comparison: draw_differences,
+    **{kind: _figure_of(rows) for kind, rows in _ROWS.items()},
     CkaMatrix: draw_matrix,
     Ablation: draw_ablation,
     Run: lambda runs, **options: plot_training(runs[-1], **options),

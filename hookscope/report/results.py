@@ -29,7 +29,7 @@ from hookscope.parameters import (
     weights_plot,
     weights_rows,
 )
-from hookscope.report.tables import Distribution, ResultTable, RowView, draw_result_page
+from hookscope.report.tables import Distribution, ResultPage, ResultTable, RowView, draws_page
 from hookscope.statistics import STATISTICS, LayerStatistics, in_intervals, statistics_plot, statistics_rows
 from hookscope.system import StrPath
 from hookscope.training import (
@@ -58,168 +58,67 @@ _TRAINING: dict[str, tuple[str, ChartAxis]] = {
 """Metrics of each layer over the steps: their words and their axes."""
 
 
+@draws_page
 def draw_statistics_page(
-    layers: Sequence[LayerStatistics],
-    findings: Sequence[Finding] = (),
-    title: str = "",
-    *,
-    weights: str = "",
-    lines: Sequence[str] = (),
-    provenance: Mapping[str, Any] | None = None,
-) -> str:
-    """A page of HTML with the findings on activations, a table of all calls, and the channels of each.
-
-    Args:
-        layers: The result of `RunningStatistics.statistics`.
-        findings: The result of `diagnose`.
-        title: The first line, such as the name of the model.
-        weights: Label of the weights; random weights are named in red at the top.
-        lines: Lines under the verdict.
-        provenance: Facts at the end of the page; JSON.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import StatisticsCollector, diagnose
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
-        >>> with StatisticsCollector(net) as collector, torch.no_grad():
-        ...     _ = net(torch.rand(8, 3, 5, 5))
-        >>> layers = collector.totals.statistics()
-        >>> draw_statistics_page(layers, diagnose(collector.totals), "two layers").startswith("<!doctype html>")
-        True
-    """
+    layers: Sequence[LayerStatistics], findings: Sequence[Finding] = (), *, weights: str = ""
+) -> ResultPage:
+    """The findings on activations, a table of all calls, and the channels of each."""
     rows = statistics_rows(layers, findings, weights)
     views = [
         RowView(row, layer.key, _of_bins(layer), charts=_channel_charts(layer))
         for row, layer in zip(rows, layers, strict=True)
     ]
     summary = {"weights": weights, "calls": len(layers), "images": max((layer.items for layer in layers), default=0)}
-    table = ResultTable("Layers", "calls", STATISTICS.page, views)
-    kind = "Statistics of activations"
-    plot = statistics_plot(layers, findings)
-    return draw_result_page(kind, title, summary, findings, [table], lines, plot=plot, provenance=provenance)
+    tables = [ResultTable("Layers", "calls", STATISTICS.page, views)]
+    return ResultPage("Statistics of activations", summary, findings, tables, plot=statistics_plot(layers, findings))
 
 
+@draws_page
 def draw_weights_page(
     rows: Sequence[ParameterStatistics],
     findings: Sequence[Finding] | None = None,
-    title: str = "",
     *,
     weights: str = "",
-    lines: Sequence[str] = (),
     thresholds: ParameterThresholds | None = None,
-    provenance: Mapping[str, Any] | None = None,
-) -> str:
-    """A page of HTML with the findings on weights, and a table of all parameters.
-
-    Args:
-        rows: The result of `parameter_statistics`; with ``bins`` each row has a histogram.
-        findings: The result of `parameter_findings`; None looks for them.
-        title: The first line, such as the name of the model.
-        weights: Label of the weights; random weights are named in red at the top.
-        lines: Lines under the verdict.
-        thresholds: The limits of the findings.
-        provenance: Facts at the end of the page; JSON.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import parameter_statistics
-        >>> rows = parameter_statistics(torch.nn.Conv2d(3, 8, 3), bins=20)
-        >>> "weight" in draw_weights_page(rows, title="one layer")
-        True
-    """
+) -> ResultPage:
+    """The findings on weights, None looks for them, and a table of all parameters; with bins rows have histograms."""
     thresholds = thresholds or ParameterThresholds()
     findings = parameter_findings(rows, thresholds) if findings is None else findings
     told = zip(weights_rows(rows, thresholds, weights), rows, strict=True)
     views = [RowView(cells, row.name, _of_parameter(row)) for cells, row in told]
     own = [row for row in rows if not row.buffer]
     summary = {"weights": weights, "parameters": len(own), "values": sum(row.count for row in own)}
-    table = ResultTable("Parameters", "parameters", WEIGHTS.page, views)
-    plot = weights_plot(rows, findings)
-    return draw_result_page("Weights", title, summary, findings, [table], lines, plot=plot, provenance=provenance)
+    tables = [ResultTable("Parameters", "parameters", WEIGHTS.page, views)]
+    return ResultPage("Weights", summary, findings, tables, plot=weights_plot(rows, findings))
 
 
+@draws_page
 def draw_gradients_page(
     report: GradientReport,
     findings: Sequence[Finding] = (),
-    title: str = "",
     *,
     weights: str = "",
-    lines: Sequence[str] = (),
     thresholds: GradientThresholds | None = None,
-    provenance: Mapping[str, Any] | None = None,
-) -> str:
-    """A page of HTML with the findings on gradients, their sizes in order of execution, and tables of them.
-
-    Args:
-        report: The result of `layer_gradients`.
-        findings: The result of `diagnose_gradients`.
-        title: The first line, such as the name of the model.
-        weights: Label of the weights; random weights are named in red at the top.
-        lines: Lines under the verdict.
-        thresholds: The limits of the findings.
-        provenance: Facts at the end of the page; JSON.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import diagnose_gradients, layer_gradients
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(36, 2))
-        >>> report = layer_gradients(net, torch.rand(1, 3, 5, 5))
-        >>> "grad_output_norm" in draw_gradients_page(report, diagnose_gradients(report), "two layers")
-        True
-    """
+) -> ResultPage:
+    """The findings on gradients, their sizes in order of execution, and tables of them."""
     layers, parameters = gradient_rows(report, thresholds, weights)
     keys = [layer.call.key or row["name"] for layer, row in zip(report.layers, layers, strict=True)]
+    sizes = [RowView(row, key, size=_size(row["grad_output_norm"])) for row, key in zip(layers, keys, strict=True)]
+    own = [RowView(row, row["name"], size=_size(row["norm"])) for row in parameters]
     tables = [
-        ResultTable(
-            "Layers",
-            "calls",
-            GRADIENTS.page,
-            [RowView(row, key, size=_size(row["grad_output_norm"])) for row, key in zip(layers, keys, strict=True)],
-        ),
-        ResultTable(
-            "Parameters",
-            "parameters",
-            PARAMETER_GRADIENTS.page,
-            [RowView(row, row["name"], size=_size(row["norm"])) for row in parameters],
-        ),
+        ResultTable("Layers", "calls", GRADIENTS.page, sizes),
+        ResultTable("Parameters", "parameters", PARAMETER_GRADIENTS.page, own),
     ]
     summary = {"weights": weights, "loss": f"{report.loss} {report.value:.4g}", "total norm": report.total_norm}
-    plot = gradients_plot(report, findings, thresholds)
-    return draw_result_page("Gradients", title, summary, findings, tables, lines, plot=plot, provenance=provenance)
+    return ResultPage("Gradients", summary, findings, tables, plot=gradients_plot(report, findings, thresholds))
 
 
-def draw_training_page(
-    runs: Sequence[Run] | StrPath,
-    findings: Sequence[TimedFinding] | None = None,
-    title: str = "",
-    *,
-    lines: Sequence[str] = (),
-    provenance: Mapping[str, Any] | None = None,
-) -> str:
-    """A page of HTML with the findings on the last run, its curves over the runs before, and its layers.
+@draws_page
+def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFinding] | None = None) -> ResultPage:
+    """The findings on the last run, None looks for them, its curves over the runs before, and its layers.
 
-    Args:
-        runs: The path of a log, or the result of `read_runs`; of more than 6 runs the last ones are drawn.
-        findings: The result of `findings_over_time` for the last run; None looks for them.
-        title: The first line, such as the command.
-        lines: Lines under the verdict.
-        provenance: Facts at the end of the page; JSON.
-
-    Raises:
-        InputError: there is no run.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import Monitor, Run
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        >>> with Monitor(net, optimizer, every=1) as monitor:
-        ...     for _ in range(5):
-        ...         optimizer.zero_grad()
-        ...         net(torch.rand(16, 4)).square().mean().backward()
-        ...         optimizer.step()
-        >>> "gradient norm" in draw_training_page([Run({}, monitor.rows, facts=monitor.facts)], title="five steps")
-        True
+    ``runs`` is the path of a log, or the result of `read_runs`; of more than 6 runs the last ones are drawn. Without a
+    run there is an InputError.
     """
     drawn = (list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else read_runs(runs))[-_MOST_RUNS:]
     if not drawn:
@@ -231,24 +130,22 @@ def draw_training_page(
     views = []
     for row in last_rows(run):
         key = _layer_key(row)
+        own = [(n, of_run[key]) for n, of_run in enumerate(steps) if key in of_run]
         charts = [
-            Chart(
-                words, [_curve(names[n], own[key], metric, n) for n, own in enumerate(steps) if key in own], axis=axis
-            )
+            Chart(words, [_curve(names[n], rows, metric, n) for n, rows in own], axis=axis)
             for metric, (words, axis) in _TRAINING.items()
         ]
         named = {"name": row.get("layer"), **{name: value for name, value in row.items() if name != "layer"}}
         views.append(RowView(named, _label(row), charts=[chart for chart in charts if chart.values]))
     columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))
     facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
-    table = ResultTable("Layers at the last step", "calls", columns, views)
+    tables = [ResultTable("Layers at the last step", "calls", columns, views)]
     plot = run_plot(run, findings)
     losses = [(name, loss) for name, each in zip(names, drawn, strict=True) for loss in series_of(each).losses]
     charts = [loss_chart(losses, findings) if len(drawn) > 1 else plot.loss, plot.rates, *plot.metrics]
     charts = [replace(chart, edges=None) for chart in charts if chart.values]
-    title, lines = title or "a training run", lines or [str(summary(run))]
-    rows = plot.cells if plot.cells.panels else None
-    return draw_result_page("Training", title, facts, findings, [table], lines, charts, rows, provenance)
+    cells = plot.cells if plot.cells.panels else None
+    return ResultPage("Training", facts, findings, tables, charts, cells, "a training run", [str(summary(run))])
 
 
 def _of_bins(layer: LayerStatistics) -> Distribution | None:

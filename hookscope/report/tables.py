@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from itertools import accumulate
 from typing import Any
 
@@ -77,53 +78,69 @@ class ResultTable:
         return (min(sizes), max(sizes)) if sizes else None
 
 
-def draw_result_page(
-    kind: str,
-    title: str,
-    summary: Mapping[str, Any],
-    findings: Sequence[Finding],
-    tables: Sequence[ResultTable],
-    lines: Sequence[str] = (),
-    charts: Sequence[Chart] = (),
-    plot: RowPlot | None = None,
-    provenance: Mapping[str, Any] | None = None,
-) -> str:
-    """The page, one self-contained file.
+@dataclass(frozen=True)
+class ResultPage:
+    """What a page shows of a result.
 
-    Args:
+    Attributes:
         kind: The question, such as ``Statistics of activations``.
-        title: The model.
         summary: Facts in the head, by name; ``weights`` that are random are named in red at the top.
         findings: What is wrong.
         tables: The tables.
-        lines: Lines under the verdict.
         charts: Curves of all rows.
         plot: All rows on one page, as the figure draws it.
-        provenance: Versions and the like.
+        title: The first line, and ``lines`` under the verdict, unless the caller has others.
     """
-    views = [view for table in tables for view in table.rows]
-    offsets = [0, *accumulate(len(table.rows) for table in tables)]
+
+    kind: str
+    summary: Mapping[str, Any]
+    findings: Sequence[Finding]
+    tables: Sequence[ResultTable]
+    charts: Sequence[Chart] = ()
+    plot: RowPlot | None = None
+    title: str = ""
+    lines: Sequence[str] = ()
+
+
+def draws_page(build: Callable[..., ResultPage]) -> Callable[..., str]:
+    """From a function that makes a `ResultPage` to one that draws it: one self-contained file.
+
+    The caller may give ``title``, ``lines`` (under the verdict) and ``provenance`` (versions and the like) too.
+    """
+
+    @wraps(build)
+    def draw(
+        result: Any,
+        *args: Any,
+        title: str = "",
+        lines: Sequence[str] = (),
+        provenance: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        page = build(result, *args, **options)
+        page = replace(page, title=title or page.title, lines=lines or page.lines)
+        return _drawn_page(page, provenance or {})
+
+    return draw
+
+
+def _drawn_page(page: ResultPage, provenance: Mapping[str, Any]) -> str:
+    views = [view for table in page.tables for view in table.rows]
+    offsets = [0, *accumulate(len(table.rows) for table in page.tables)]
     places: dict[str, int] = {}
     about: dict[str, list[Finding]] = {}
     for number, view in enumerate(views):
         places.setdefault(view.key, number)
-    for finding in single(findings):
+    for finding in single(page.findings):
         about.setdefault(finding.layer, []).append(finding)
     return render(
         "results.html",
         ("page.css", "charts.css", "results.css"),
         ("page.js", "list.js", "charts.js", "results.js"),
-        kind=kind,
-        title=title,
-        is_random=is_random(summary.get("weights", "")),
-        provenance=provenance or {},
-        summary=summary,
-        tables=tables,
-        lines=lines,
-        charts=charts,
-        plot=plot,
-        findings=ranked(findings),
-        verdict=verdict(findings),
+        **{field.name: getattr(page, field.name) for field in fields(page)}
+        | {"findings": ranked(page.findings), "verdict": verdict(page.findings)},
+        is_random=is_random(page.summary.get("weights", "")),
+        provenance=provenance,
         views=views,
         offsets=offsets,
         places=places,

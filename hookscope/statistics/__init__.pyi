@@ -6,7 +6,7 @@ from .columns import (
     channel_rows as channel_rows,
     statistics_rows as statistics_rows,
 )
-from .figure import plot_statistics as plot_statistics, statistics_plot as statistics_plot
+from .figure import statistics_plot as statistics_plot
 from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
 from .layer_statistics import (
     LayerStatistics as LayerStatistics,

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from hookscope.drawing import Colour, Mark, Panel, RowPlot, draw_rows, row_plot, with_types
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, row_plot, with_types
 from hookscope.findings import Finding, default, nonfinite_words, single
 from hookscope.statistics.layer_statistics import LayerStatistics
 
@@ -105,47 +103,16 @@ STATISTICS_PANELS = [
         "share",
     ),
 ]
-"""The panels of `plot_statistics` after the values, from left to right."""
+"""The panels of `statistics_plot` after the values, from left to right."""
 
 
-def plot_statistics(
-    layers: Sequence[LayerStatistics],
-    findings: Sequence[Finding] | None = None,
-    title: str = "",
-    *,
-    weights: str = "",
-    lines: Sequence[str] = (),
-) -> Figure:
-    """A page with a row for each of ``layers``; rows with findings name them, and one row is marked to start with.
+def statistics_plot(layers: Sequence[LayerStatistics], findings: Sequence[Finding] | None = None) -> RowPlot:
+    """A row for each of ``layers``; rows with findings name them, and one row is marked to start with.
 
-    Panels: distribution of the values, NaN and Inf, zeros, dead channels, saturation; one without values is left out.
-    If layers differ by orders of magnitude, each distribution is drawn in units of its own root mean square, which has
-    a logarithmic panel of its own. A line above the rows summarises each kind of finding. The figure is outside
-    pyplot: nothing has to be closed, and no setting of matplotlib changes.
-
-    Args:
-        layers: The result of `RunningStatistics.statistics`.
-        findings: The result of `diagnose`; None draws none.
-        title: The first line, such as the name of the model.
-        weights: Label of the weights, written beside the title; random weights are red.
-        lines: Lines below the title, such as the preprocessing.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import StatisticsCollector, diagnose
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> with StatisticsCollector(net) as collector, torch.no_grad():
-        ...     _ = net(torch.rand(8, 3, 16, 16))
-        >>> totals = collector.totals
-        >>> figure = plot_statistics(totals.statistics(), diagnose(totals), "a net, 8 images")
-        >>> figure.axes[0].texts[0].get_text()
-        'values'
+    Panels: distribution of the values, NaN and Inf, zeros, dead channels, saturation. If layers differ by orders of
+    magnitude, each distribution is drawn in units of its own root mean square, which has a logarithmic panel of its
+    own. A line above the rows summarises each kind of finding; findings that are None are not mentioned.
     """
-    return draw_rows(statistics_plot(layers, findings), title, lines, weights)
-
-
-def statistics_plot(layers: Sequence[LayerStatistics], findings: Sequence[Finding] | None) -> RowPlot:
-    """The panels of ``layers``; without findings that are None."""
     given, findings = findings is not None, list(single(findings or ()))
     said = with_types(findings, {layer.key: layer.call.type for layer in layers})
     colour = Colour.ALARM if any(finding.severity != "note" for finding in findings) else Colour.INK

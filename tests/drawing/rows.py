@@ -19,7 +19,7 @@ def page_of(
 ) -> Figure:
     """A page with empty panels of these titles and widths."""
     empty = [DrawnPanel(name, width, (), "linear", (0.0, 1.0)) for name, width in panels.items()]
-    return draw_rows(RowPlot(labels, empty, marked or {}, lines, (), None), title)
+    return draw_rows(RowPlot(labels, empty, marked or {}, lines, ()), title)
 
 
 def panel_of(plot: RowPlot, title: str = "") -> DrawnPanel:

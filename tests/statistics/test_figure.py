@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from hookscope.drawing import Colour, figure_bytes
+from hookscope.drawing import Colour, draw_rows, figure_bytes
 from hookscope.findings import Finding
 from hookscope.hooks import Call
-from hookscope.statistics import LayerStatistics, plot_statistics
+from hookscope.statistics import LayerStatistics
 from hookscope.statistics.figure import statistics_plot
 from tests.drawing.rows import ends, panel_of, spans, texts, titles
 from tests.statistics import judge
@@ -155,7 +155,8 @@ def test_more_than_ten_kinds_are_counted() -> None:
 @pytest.mark.parametrize("count", [0, 40])
 def test_any_number_of_rows(count: int) -> None:
     layers = [layer_of(torch.linspace(-1, 1 + at % 5, 50), f"features.{at}.conv") for at in range(count)]
-    figure = plot_statistics(layers, [dead(layer.key, 1, 2) for layer in layers[::3]], "a net", weights="net.pt")
+    plot = statistics_plot(layers, [dead(layer.key, 1, 2) for layer in layers[::3]])
+    figure = draw_rows(plot, "a net", weights="net.pt")
     assert [text.get_text() for text in figure.texts[:2]] == ["a net", "weights: net.pt"]
     assert figure_bytes(figure, ".png")
     assert sum("Conv2d" in text.get_text() for text in figure.axes[0].texts) == count
@@ -164,5 +165,5 @@ def test_any_number_of_rows(count: int) -> None:
 def test_extreme_numbers() -> None:
     huge = replace(layer_of([1.0, -1.0], "huge"), min=-1e300, max=1e200, rms=math.inf)  # as of float64
     layers = [huge, layer_of([1e-44, -1e-44], "tiny"), layer_of([3e38, 3e38], "flat")]
-    assert figure_bytes(plot_statistics(layers, [], "a net"), ".png")
-    assert figure_bytes(plot_statistics([huge], [], "a net"), ".png")
+    assert figure_bytes(draw_rows(statistics_plot(layers)), ".png")
+    assert figure_bytes(draw_rows(statistics_plot([huge])), ".png")

@@ -146,7 +146,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
 
     def _write(self, found: comparison.Comparison, result: statistics.LimitsResult | None, lost: int) -> None:
         if self.plot is not None:
-            write_plot(self.plot, comparison.draw_differences(found), found.provenance)
+            write_plot(self.plot, report.plot(found), found.provenance)
         if self.matrix is not None and found.matrix is not None:
             figure = comparison.draw_matrix(found.matrix, found.a.model, found.b.model)
             write_plot(self.matrix, figure, found.provenance)

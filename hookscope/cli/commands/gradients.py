@@ -125,18 +125,15 @@ class Gradients(OfImage):
         rows = _sections(shown, thresholds, net.weights, self.parameters)
         about = _about(net, measured, self)
         with self.printed_after(Report(rows, findings, about, lines, caption=subject.caption)):
+            said = {"findings": findings, "title": net.name, "weights": net.weights, "thresholds": thresholds}
             if self.plot is not None:
                 above = [f"preprocessing: {net.preprocess.describe()}", *lines]
-                figure = gradients.plot_gradients(
-                    shown, findings, net.name, weights=net.weights, lines=above, thresholds=thresholds
+                write_plot(
+                    self.plot, report.plot(shown, lines=above, **said), _provenance(subject, measured, findings, self)
                 )
-                write_plot(self.plot, figure, _provenance(subject, measured, findings, self))
             if self.html is not None:
                 facts = {**_provenance(subject, measured, [], self), "command": process.command_line()}
-                page = report.draw_gradients_page(
-                    shown, findings, net.name, weights=net.weights, lines=lines, thresholds=thresholds, provenance=facts
-                )
-                write_html(self.html, page)
+                write_html(self.html, report.draw_gradients_page(shown, lines=lines, provenance=facts, **said))
 
 
 def _about(net: models.LoadedModel, measured: gradients.GradientReport, options: Gradients) -> dict[str, Any]:

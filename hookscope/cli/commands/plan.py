@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from hookscope import models, planning
+from hookscope import models, planning, report
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
@@ -123,5 +123,5 @@ class Plan(RowCommand):
         sums = Report([Section([TOTALS.row(found)], TOTALS)])
         with self.printed_after(sums if self.total else plan_report(found, self.top)):
             if self.plot is not None:
-                figure = planning.plot_plan(found, lines=verdict(found))
+                figure = report.plot(found, lines=verdict(found))
                 write_plot(self.plot, figure, {**models.package_versions(), "command": process.command_line()})

@@ -73,7 +73,7 @@ class ShowRun(RowCommand):
         if self.html is not None:
             facts = {**models.package_versions(), "log": log, "command": process.command_line()}
             title = lines[0].partition(", started")[0]
-            write_html(self.html, report.draw_training_page(runs, findings, title, lines=lines, provenance=facts))
+            write_html(self.html, report.draw_training_page(runs, findings, title=title, lines=lines, provenance=facts))
         self.print(_report(run, findings, lines))
 
 

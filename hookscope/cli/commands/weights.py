@@ -88,15 +88,12 @@ class Weights(OfModel):
         style = drawing.Style(self.columns, self.cell, self.cmap or "RdBu_r")
         sheet = self.kernels and parameters.kernel_sheet(net.model, layers, self.channels, style, net.name, net.weights)
         with self.printed_after(Report([section], findings, about, totals, caption=about)):
+            said = {"findings": findings, "title": net.name, "weights": net.weights, "lines": totals}
             if self.plot is not None:
-                figure = parameters.plot_weights(rows, findings, net.name, weights=net.weights, lines=totals)
-                write_plot(self.plot, figure, _provenance(net, findings))
+                write_plot(self.plot, report.plot(rows, **said), _provenance(net, findings))
             if self.html is not None:
                 facts = {**models.package_versions(), **about, "command": process.command_line()}
-                page = report.draw_weights_page(
-                    rows, findings, net.name, weights=net.weights, lines=totals, thresholds=thresholds, provenance=facts
-                )
-                write_html(self.html, page)
+                write_html(self.html, report.draw_weights_page(rows, thresholds=thresholds, provenance=facts, **said))
             if self.kernels and sheet:
                 for text in sheet.left_out:
                     output.note(f"Note: {self.kernels} leaves out {text}")

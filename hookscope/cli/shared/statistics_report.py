@@ -51,13 +51,13 @@ class StatisticsCommand(RowCommand):
         with self.printed_after(_report(saved, layers, findings, self.per_channel)):
             if self.plot is not None:
                 lines = [f"preprocessing: {source.preprocess}"]
-                figure = statistics.plot_statistics(layers, findings, title, weights=source.weights, lines=lines)
+                figure = report.plot(layers, findings=findings, title=title, weights=source.weights, lines=lines)
                 write_plot(self.plot, figure)
             if self.html is not None:
                 facts = {**models.package_versions(), **about, "command": process.command_line()}
                 lines = _totals(saved, layers)
                 page = report.draw_statistics_page(
-                    layers, findings, title, weights=source.weights, lines=lines, provenance=facts
+                    layers, findings, title=title, weights=source.weights, lines=lines, provenance=facts
                 )
                 write_html(self.html, page)
             if self.tensorboard is not None:
