@@ -135,7 +135,8 @@ def union(a: AxisField, b: AxisField, shape: Sequence[int], why: str) -> AxisFie
         dims = [dim for dim in own[0] & own[1] if alone(a, dim) and alone(b, dim)]
         for dim in dims:
             a, b = a.as_single_stride(dim, shape[dim]), b.as_single_stride(dim, shape[dim])
-        a, b = min(((_stepped(a, of, dims), _stepped(b, of, dims)) for of in (a, b)), key=lambda pair: _length(*pair))
+        pairs = ((_stepped(a, of, dims), _stepped(b, of, dims)) for of in (a, b))
+        a, b = min(pairs, key=lambda pair: max(pair[0].end, pair[1].end) - min(pair[0].start, pair[1].start))
         common, why = set(a.parts) & set(b.parts), a.merged_by or b.merged_by or why
         a, b = (each.without_parts(set(each.parts) - common, why) for each in (a, b))
     return AxisField(
@@ -162,10 +163,6 @@ def _stepped(reach: AxisField, like: AxisField, dims: Collection[int]) -> AxisFi
         start, end = start + min(drift, 0), end + max(drift, 0)
         parts.append(replace(part, step=steps.get(part.dim, part.step)))
     return replace(reach, parts=tuple(parts), start=start, end=end)
-
-
-def _length(a: AxisField, b: AxisField) -> float:
-    return max(a.end, b.end) - min(a.start, b.start)
 
 
 class Followed(NamedTuple):

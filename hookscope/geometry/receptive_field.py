@@ -151,10 +151,6 @@ def receptive_fields(
     return fields
 
 
-def _is_image(tensor: Tensor) -> bool:
-    return tensor.dim() > 2 and tensor.is_floating_point()
-
-
 def computed_field(tracker: FieldTracker, tensor: Tensor, module: nn.Module | None) -> tuple[ReceptiveField, bool]:
     """What the units of ``tensor`` see, an output of ``module``; and whether every operation on the way is known."""
     followed = tracker.of(tensor)
@@ -234,7 +230,7 @@ def _measure(
         leaves: list[Tensor] = []
 
         def leaf(tensor: Tensor, images: int = images, leaves: list[Tensor] = leaves) -> Tensor:
-            if not _is_image(tensor):
+            if tensor.dim() < 3 or not tensor.is_floating_point():
                 return tensor
             noise = torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std() + tensor.mean()
             leaves.append((noise if images else tensor.detach().clone()).requires_grad_())

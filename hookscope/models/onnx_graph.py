@@ -380,7 +380,8 @@ class OnnxGraph:
                 value = self.constants[name]
                 if value.dtype.kind != "f" or value.size == 1:
                     continue
-                matrix = node.op_type == "MatMul" or (node.op_type == "Gemm" and not _attribute(node, "transB"))
+                turned = any(attribute.i for attribute in node.attribute if attribute.name == "transB")
+                matrix = node.op_type == "MatMul" or (node.op_type == "Gemm" and not turned)
                 own = name.removeprefix(f"{part.name}.").replace(".", "_") if name.startswith(f"{part.name}.") else ""
                 label = own or usual
                 while label in found:
@@ -415,10 +416,6 @@ def _inputs_of(node: NodeProto) -> list[str]:
             names += [name for inner in graph.node for name in _inputs_of(inner) if name not in own]
             names += [value.name for value in graph.output if value.name not in own]
     return list(dict.fromkeys(names))
-
-
-def _attribute(node: NodeProto, name: str) -> int:
-    return next((attribute.i for attribute in node.attribute if attribute.name == name), 0)
 
 
 def as_float(name: str) -> str:

@@ -112,17 +112,13 @@ def _unpacked(stored: dict[str, Any]) -> Listing:
         raise IndexError("a call of no layer")
     if traced.params != traced.params_of(range(len(layers))):
         raise ValueError("a parameter of no layer")
-    return _side_lengths(*stored["size"]), traced
+    if len(stored["size"]) not in (2, 3):
+        raise ValueError(f"no size: {stored['size']}")
+    return tuple(stored["size"]), traced
 
 
 def _field(source: str, size: Any, stride: Any, start: Any, reason: str, frame: int) -> ReceptiveField:
     return ReceptiveField(source, tuple(size), tuple(stride), tuple(start), reason, frame)
-
-
-def _side_lengths(*sides: int) -> tuple[int, ...]:
-    if not 2 <= len(sides) <= 3:
-        raise ValueError(f"no size: {sides}")
-    return sides
 
 
 def _shape(stored: Any) -> Shape:
