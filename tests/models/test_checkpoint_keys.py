@@ -74,37 +74,38 @@ def test_a_prefix_is_found_taken_off_and_named(load: Callable[..., Any], prefix:
     assert notes == [f"own.pth: keys had the prefix {prefix}: taken off"]
 
 
-def test_a_prefix_of_the_model_is_added(load: Callable[..., Any]) -> None:
-    wrapped = nn.ModuleDict({"backbone": Net()})
-    net, notes = load(values(), wrapped)
-    assert is_as_loaded(net["backbone"], values())
-    assert notes == ["own.pth: keys lacked the prefix backbone.: added"]
-
-
-def test_another_prefix_is_replaced(load: Callable[..., Any]) -> None:
-    net, notes = load(prefixed("model.", values()), nn.ModuleDict({"backbone": Net()}))
-    assert is_as_loaded(net["backbone"], values())
-    assert notes == ["own.pth: keys began with model. instead of backbone.: renamed"]
-
-
-def test_keys_without_the_prefix_are_named(load: Callable[..., Any]) -> None:
-    net, notes = load({**prefixed("model.", values()), "loss.weight": torch.ones(4)})
-    assert is_as_loaded(net, values())
-    assert notes[1] == "own.pth: 1 key without this prefix left out: loss.weight"
-
-
-def test_keys_that_fit_go_before_a_copy_with_a_prefix(load: Callable[..., Any]) -> None:
-    net, notes = load({**prefixed("ema.", values(2)), **values(1)})
-    assert is_as_loaded(net, values(1))
-    [note] = notes
-    assert note.startswith("own.pth: 16 keys that the model does not have left out: ema.stem.0.weight, ")
-
-
-def test_student_and_teacher_in_one_state_dict(load: Callable[..., Any]) -> None:
-    net, notes = load({**prefixed("student.", values(1)), **prefixed("teacher.", values(2))})
-    assert is_as_loaded(net, values(1))
-    assert notes[0] == "own.pth: keys had the prefix student.: taken off"
-    assert notes[1].startswith("own.pth: 16 keys without this prefix left out: teacher.stem.0.weight, ")
+@pytest.mark.parametrize(
+    ("content", "inner", "notes"),
+    [
+        (values(), "backbone", ["keys lacked the prefix backbone.: added"]),
+        (prefixed("model.", values()), "backbone", ["keys began with model. instead of backbone.: renamed"]),
+        (
+            {**prefixed("model.", values()), "loss.weight": torch.ones(4)},
+            "",
+            ["keys had the prefix model.: taken off", "1 key without this prefix left out: loss.weight"],
+        ),
+        # keys that fit go before a copy with a prefix
+        (
+            {**prefixed("ema.", values(2)), **values()},
+            "",
+            ["16 keys that the model does not have left out: ema.stem.0.weight, "],
+        ),
+        (
+            {**prefixed("student.", values()), **prefixed("teacher.", values(2))},
+            "",
+            [
+                "keys had the prefix student.: taken off",
+                "16 keys without this prefix left out: teacher.stem.0.weight, ",
+            ],
+        ),
+    ],
+)
+def test_what_is_done_to_other_keys_is_said(
+    load: Callable[..., Any], content: State, inner: str, notes: list[str]
+) -> None:
+    net, said = load(content, nn.ModuleDict({inner: Net()}) if inner else None)
+    assert is_as_loaded(net[inner] if inner else net, values())
+    assert [note.startswith(f"own.pth: {begin}") for note, begin in zip(said, notes, strict=True)] == [True] * len(said)
 
 
 @pytest.mark.parametrize(

@@ -76,59 +76,42 @@ def graph(content: Any) -> Any:
     return content["models/model.json"]["graph_module"]["graph"]
 
 
-def system_call(content: Any) -> None:
-    graph(content)["nodes"][0]["target"] = "torch.os.system"
+def size(content: Any) -> Any:
+    """A size of a tensor that is an expression."""
+    sizes = (size for value in graph(content)["tensor_values"].values() for size in value["sizes"])
+    return next(size["as_expr"] for size in sizes if "as_expr" in size)
 
 
-def dunder(content: Any) -> None:
-    graph(content)["nodes"][0]["target"] = "torch.ops.aten.__class__.mro"
+def node(content: Any) -> Any:
+    return graph(content)["nodes"][0]
 
 
-def expression(content: Any) -> None:
-    values = graph(content)["tensor_values"]
-    size = next(size for value in values.values() for size in value["sizes"] if "as_expr" in size)
-    size["as_expr"]["expr_str"] = "__import__('os').system('touch sprung')"
+def weight(content: Any) -> Any:
+    return next(iter(content["data/weights/model_weights_config.json"]["config"].values()))
 
 
-def code_in_a_name(content: Any) -> None:
-    graph(content)["nodes"][0]["name"] = "x = open('sprung', 'w') #"
+CALL = "__import__('os').system('touch sprung')"
+STACK = "L__self__,,a.B;L__self__x,x\"+open('sprung').name+\",a.C"
+EVIL: dict[str, Callable[[Any], Any]] = {
+    r"the target 'torch\.os\.system'": lambda content: node(content).update(target="torch.os.system"),
+    "the target 'torch.ops.aten.__class__": lambda content: node(content).update(target="torch.ops.aten.__class__.mro"),
+    "the expr_str .__import__": lambda content: size(content).update(
+        expr_str="__import__('os').system('touch sprung')"
+    ),
+    "the name .x = open": lambda content: node(content).update(name="x = open('sprung', 'w') #"),
+    "the nn_module_stack 'L__self__": lambda content: node(content)["metadata"].update(nn_module_stack=STACK),
+    "pickled tensors or objects": lambda content: weight(content).update(use_pickle=True),
+    "sample inputs that are no tensors": lambda content: {"data/sample_inputs/model.pt": pickle.dumps(Trap("sprung"))},
+    "compiled code": lambda content: {"data/aotinductor/model/x.so": b"code"},
+}
 
 
-def module_path(content: Any) -> None:
-    metadata = graph(content)["nodes"][0]["metadata"]
-    metadata["nn_module_stack"] = "L__self__,,a.B;L__self__x,x\"+open('sprung').name+\",a.C"
-
-
-def pickled_weight(content: Any) -> None:
-    next(iter(content["data/weights/model_weights_config.json"]["config"].values()))["use_pickle"] = True
-
-
-def pickled_inputs(content: Any) -> dict[str, bytes]:
-    return {"data/sample_inputs/model.pt": pickle.dumps(Trap("sprung"))}
-
-
-def compiled(content: Any) -> dict[str, bytes]:
-    return {"data/aotinductor/model/x.so": b"code"}
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (system_call, r"the target 'torch\.os\.system'"),
-        (dunder, "the target 'torch.ops.aten.__class__"),
-        (expression, "the expr_str .__import__"),
-        (code_in_a_name, "the name .x = open"),
-        (module_path, "the nn_module_stack 'L__self__"),
-        (pickled_weight, "pickled tensors or objects"),
-        (pickled_inputs, "sample inputs that are no tensors"),
-        (compiled, "compiled code"),
-    ],
-)
+@pytest.mark.parametrize("what", EVIL)
 def test_a_file_that_could_run_code_is_refused(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], what: str
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = changed(file, tmp_path / "evil.pt2", change)
+    path = changed(file, tmp_path / "evil.pt2", EVIL[what])
     with pytest.raises(ModelError, match=rf"evil\.pt2 holds {what}.*, which could run code: it is not loaded"):
         load_model(path)
     assert [each.name for each in tmp_path.iterdir()] == ["evil.pt2"]

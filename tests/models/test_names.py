@@ -1,9 +1,10 @@
-"""Names and versions read from source files, judged by torchvision itself."""
+"""Names and versions read from source files, judged by torchvision itself; mixed and missing packages are named."""
 
 import time
 import tomllib
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 import torchvision
@@ -114,3 +115,65 @@ def test_the_package_is_built_with_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" in project["project"]["dynamic"]
     assert project["tool"]["hatch"]["version"]["path"] == "hookscope/_version.py"
+
+
+NMS = "operator torchvision::nms does not exist"
+
+
+@pytest.fixture
+def fixed_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"hookscope": "1.0", "torch": "2.13.0+cpu", "torchvision": "0.29.2"}
+    monkeypatch.setattr(registry, "package_versions", lambda: known)
+
+
+@pytest.mark.usefixtures("fixed_versions")
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(NMS),
+        ImportError(f"cannot import torchvision: {NMS}"),
+        AttributeError("partially initialized module 'torchvision' has no attribute 'extension' (most likely ...)"),
+        RuntimeError("Couldn't load custom C++ ops. This can happen if your PyTorch and torchvision ..."),
+    ],
+)
+def test_broken_pair_names_both_versions_and_the_cure(error: Exception) -> None:
+    assert str(registry.broken_pair(error)) == (
+        "torch and torchvision were not built for one another; installed: torch 2.13.0+cpu, torchvision 0.29.2; "
+        "install both from the same place: pip install --force-reinstall torch torchvision"
+    )
+
+
+def test_broken_pair_looks_at_the_causes() -> None:
+    outer, hidden = ValueError("no model"), ValueError("while handling")
+    outer.__cause__ = hidden.__context__ = RuntimeError(NMS)
+    assert registry.broken_pair(outer) is not None and registry.broken_pair(hidden) is not None
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert registry.broken_pair(first) is None
+
+
+def test_broken_pair_leaves_other_errors_alone() -> None:
+    assert registry.broken_pair(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert registry.broken_pair(ValueError(NMS)) is None  # quotes the text
+    assert registry.broken_pair(ImportError("No module named 'timm'")) is None
+
+
+def test_missing_package_gives_the_name_to_install() -> None:
+    pillow = ModuleNotFoundError("No module named 'PIL'", name="PIL")
+    assert str(registry.missing_package(pillow)) == "the package pillow is not installed; pip install pillow"
+    safetensors = ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
+    assert str(registry.missing_package(safetensors)).endswith("; pip install safetensors")
+    assert registry.missing_package(ModuleNotFoundError("No module named 'their_net'", name="their_net")) is None
+    assert registry.missing_package(ImportError("cannot import name 'x'", name="torch")) is None
+
+
+def test_settings_that_matplotlib_cannot_decode_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "matplotlibrc"
+    path.write_bytes(b"image.lut: \xff")
+    with pytest.raises(UnicodeDecodeError) as of_matplotlib:
+        matplotlib.rc_params_from_file(path)
+    error = registry.unreadable_settings(of_matplotlib.value)
+    assert str(error) == "matplotlib cannot read its file matplotlibrc: it is not UTF-8; repair or remove it"
+    with pytest.raises(UnicodeDecodeError) as of_another_file:
+        path.read_text("utf-8")
+    assert registry.unreadable_settings(of_another_file.value) is None
