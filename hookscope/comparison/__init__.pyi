@@ -24,8 +24,8 @@ from .facts import (
 from .figure import (
     differences_plot as differences_plot,
     draw_compared_maps as draw_compared_maps,
-    draw_matrix as draw_matrix,
     map_difference as map_difference,
+    matrix_plot as matrix_plot,
 )
 from .limits import ComparisonLimits as ComparisonLimits, check_comparison as check_comparison
 from .run import compare as compare

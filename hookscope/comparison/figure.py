@@ -10,20 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from PIL import Image
 
 from hookscope.comparison.facts import TIMES_NOISE, CkaMatrix, ComparedMaps, Comparison, PairedCall, SideFacts
 from hookscope.drawing import (
-    BODY,
-    DPI,
     MOST_PIXELS,
-    SMALL,
-    TITLE,
     Colour,
     DrawnDifference,
     MapDifference,
@@ -32,20 +25,17 @@ from hookscope.drawing import (
     RowPlot,
     SheetPage,
     add_difference,
-    add_panel,
+    colours,
     column_step,
     compare_maps,
     difference_page,
     draw_difference,
-    inches,
     layer_label,
-    plain_settings,
+    palette,
     row_plot,
     shape_text,
     short_label,
     width_of_columns,
-    write,
-    write_at,
 )
 from hookscope.errors import NoMapError
 from hookscope.findings import counted
@@ -56,9 +46,10 @@ _MOST_ROWS = 100  # of the strip; longer networks are folded by module
 _MOST_TOGETHER = 40  # calls of a run without modules, and of a module of the answer that has a row for each call
 
 # of the matrix, in inches
-_EDGE, _LINE, _LARGEST, _CELL, _BAR = 0.25, 0.18, 9.0, 0.16, 0.14
+_NARROWEST, _WIDEST, _CELL, _LABEL = 1.5, 9.0, 0.16, 0.13
 _LONGEST_LABEL = 40
-_GREY = "#bebebe"  # no value
+_GREY = (190, 190, 190)  # no value
+_BEST = ((Colour.INK, "", 4.4), ("white", "", 3.4))  # a white dot with an edge
 
 
 def differences_plot(comparison: Comparison) -> RowPlot:
@@ -292,69 +283,27 @@ def _band_lines(
     return f"{title}   {os.path.basename(name)}", "   ".join([*words, channels])
 
 
-def draw_matrix(matrix: CkaMatrix, a: str = "A", b: str = "B") -> Figure:
-    """Draw linear CKA of every layer of A against every layer of B, dark 0 and bright 1.
+def matrix_plot(matrix: CkaMatrix, a: str = "A", b: str = "B") -> RowPlot:
+    """Linear CKA of every layer of A, the rows, against every layer of B, the columns, dark 0 and bright 1.
 
-    A dot marks the layer of B that is most similar to each layer of A. The figure is outside pyplot: nothing has to
-    be closed, and no setting of matplotlib changes.
-
-    Args:
-        matrix: The ``matrix`` of what `compare` returns.
-        a: Name of the first side.
-        b: Name of the second side.
-
-    Example:
-        >>> import hookscope, torch
-        >>> nets = [torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()) for _ in range(2)]
-        >>> found = hookscope.compare(*nets, torch.rand(8, 3, 8, 8), matrix=True)
-        >>> len(draw_matrix(found.matrix, "first", "second").axes)  # the matrix and its scale
-        2
+    A dot marks the layer of B that is most similar to each layer of A. ``a`` and ``b`` name the sides.
     """
-    with plain_settings():
-        return _drawn_matrix(matrix, a, b)
-
-
-def _drawn_matrix(matrix: CkaMatrix, a: str, b: str) -> Figure:
-    rows, columns = matrix.values.shape
-    names_a, names_b = (
-        [short_label(name, _LONGEST_LABEL) for name in names] for names in (matrix.names_a, matrix.names_b)
-    )
-    high, wide = (max(1.5, min(_LARGEST, count * _CELL)) for count in (rows, columns))
-    left = _EDGE + 0.25 + max((inches(name, SMALL) for name in names_a), default=0.0) + 0.1
-    below = max((inches(name, SMALL) for name in names_b), default=0.0) + 0.1
-    title = f"Linear CKA of {a} (A, rows) against {b} (B, columns), {counted(matrix.images, 'image')}"
+    columns = matrix.values.shape[1]
+    width = max(_NARROWEST, min(_WIDEST, columns * _CELL))
+    levels = np.rint(np.nan_to_num(matrix.values).clip(0, 1) * (colours.LEVELS - 1)).astype(int)
+    cells = palette("viridis")[levels]
+    cells[np.isnan(matrix.values)] = _GREY
+    best = {at: int(np.nanargmax(row)) for at, row in enumerate(matrix.values) if not np.isnan(row).all()}
     nothing = int(np.isnan(matrix.values).sum())
     lines = ["White dot: the layer of B that is most like the layer of A in this row."]
     lines += [f"Grey: {counted(nothing, 'pair')} with a layer that is alike for all images."] if nothing else []
-    width = max(left + wide + 0.9, _EDGE + inches(title, TITLE, True)) + _EDGE
-    head = _EDGE + 0.4 + _LINE * len(lines) + 0.1
-    figure = Figure(figsize=(width, head + high + below + 0.3), dpi=DPI, facecolor="white")
-    write_at(figure, _EDGE, _EDGE, title, fontsize=TITLE, fontweight="bold")
-    for at, line in enumerate(lines):
-        write_at(figure, _EDGE, _EDGE + 0.3 + at * _LINE, line, fontsize=BODY)
-    axes = add_panel(figure, left, head, wide, high)
-    axes.grid(False)
-    shades = matplotlib.colormaps["viridis"].with_extremes(bad=_GREY)
-    shown = axes.imshow(matrix.values, shades, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    best = [(int(np.nanargmax(row)), at) for at, row in enumerate(matrix.values) if not np.isnan(row).all()]
-    size = max(1.2, min(5.0, 72 * 0.5 * min(high / rows, wide / columns)))
-    axes.plot(*zip(*best, strict=True), "o", ms=size, mfc="white", mec=Colour.INK, mew=size / 6) if best else None
-    _label(axes, names_a, high, "y")
-    _label(axes, names_b, wide, "x")
-    bar = add_panel(figure, left + wide + 0.25, head, _BAR, min(high, 2.5))
-    figure.colorbar(shown, cax=bar, ticks=[0, 0.5, 1])
-    bar.tick_params(labelsize=SMALL)
-    return figure
-
-
-def _label(axes: Axes, names: Sequence[str], length: float, axis: str) -> None:
-    """Name the rows or columns of a matrix that is ``length`` inches long: all, or every second, third..."""
-    axes.set(**{f"{axis}ticks": []})
-    step = math.ceil(len(names) * 1.25 * SMALL / 72 / length)
-    for at in range(0, len(names), step):
-        if axis == "y":
-            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right"}
-            write(axes, -0.01, at, names[at], fontsize=SMALL, **beside)
-        else:
-            beside = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top", "rotation": 90}
-            write(axes, at, -0.01, names[at], fontsize=SMALL, **beside)
+    marks = [Mark("cells", cells.__getitem__, ""), *(Mark("dot", best.get, *dot) for dot in _BEST)]
+    step = math.ceil(columns * _LABEL / width)
+    ticks = [(at, short_label(matrix.names_b[at], _LONGEST_LABEL)) for at in range(0, columns, step)]
+    ramp = "viridis", ("0", "0.5", "1")
+    panel = Panel("", width, marks, limits=(-0.5, columns - 0.5), ticks=ticks, ramp=ramp, upright=True)
+    title = f"Linear CKA of {a} (A, rows) against {b} (B, columns), {counted(matrix.images, 'image')}"
+    labels = [short_label(name, _LONGEST_LABEL) for name in matrix.names_a]
+    return row_plot(
+        range(len(labels)), [panel], labels, lines=[(line, Colour.INK) for line in lines], title=title, tallest=_WIDEST
+    )

@@ -110,6 +110,7 @@ class Panel:
         limits: The ends of a linear axis; an arrowhead marks a line that goes on.
         ticks: Values and labels of the axis of cells, which fill the width between the limits.
         ramp: The colour map of cells, and the labels at its ends and in its middle.
+        upright: Whether the labels of the ticks stand upright below the rows.
     """
 
     title: str
@@ -122,6 +123,7 @@ class Panel:
     limits: tuple[float, float] | None = None
     ticks: Sequence[tuple[float, str]] = ()
     ramp: tuple[str, Sequence[str]] | None = None
+    upright: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class DrawnPanel:
         beyond: Rows with a line that goes on beyond the left and beyond the right edge.
         cells: Colours of the cells of each row, ``(C, 3)``.
         ramp: The colour map of the cells, and the labels at its ends and in its middle.
+        upright: Whether the labels of the ticks stand upright below the rows.
     """
 
     title: str
@@ -147,6 +150,7 @@ class DrawnPanel:
     beyond: tuple[Sequence[float], Sequence[float]] = ((), ())
     cells: Sequence[Any] = ()
     ramp: tuple[str, Sequence[str]] | None = None
+    upright: bool = False
 
     def place(self, value: float) -> float:
         """Where a value is, as a share of the width."""
@@ -180,6 +184,7 @@ class RowPlot:
         legend: What the marks mean, below the lines.
         first: The row to look at first.
         title: The first line, unless `draw_rows` gets another one.
+        tallest: The largest height of all rows in inches.
     """
 
     labels: Sequence[str]
@@ -189,6 +194,7 @@ class RowPlot:
     legend: Sequence[str]
     first: int | None = None
     title: str = ""
+    tallest: float = 75.0
 
 
 def row_plot(
@@ -202,13 +208,14 @@ def row_plot(
     keys: Sequence[str] = (),
     first: int | None = None,
     title: str = "",
+    tallest: float = 75.0,
 ) -> RowPlot:
     """The ``panels`` of ``rows``; empty panels are left out, and the legend names what is drawn.
 
     ``legend`` is written before the legend of the marks, ``keys`` after the marks at edges.
     """
     drawn = draw_panels(rows, panels)
-    return RowPlot(labels, drawn, marked or {}, lines, [*legend, *panel_legend(drawn, keys)], first, title)
+    return RowPlot(labels, drawn, marked or {}, lines, [*legend, *panel_legend(drawn, keys)], first, title, tallest)
 
 
 def draw_panels(rows: Sequence[Any], panels: Sequence[Panel]) -> list[DrawnPanel]:
@@ -243,7 +250,13 @@ def _on_axis(rows: Sequence[Any], panel: Panel, marks: list[tuple[Mark, list[Spa
     drawn = DrawnPanel(title, panel.width, marks, "linear", (0.0, 1.0), texts=texts, cells=cells, ramp=panel.ramp)
     if cells and panel.limits:
         own = list(panel.ticks)
-        return replace(drawn, limits=panel.limits, ticks=[at for at, _ in own], labels=[label for _, label in own])
+        return replace(
+            drawn,
+            limits=panel.limits,
+            ticks=[at for at, _ in own],
+            labels=[label for _, label in own],
+            upright=panel.upright,
+        )
     if panel.axis == "log":
         return _on_log_axis(panel, drawn, [end for end in ends if end > 0])
     if all(mark.kind == "text" for mark in panel.marks):

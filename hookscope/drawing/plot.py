@@ -170,14 +170,13 @@ def draw_rows(
     *,
     beside: tuple[float, float] = (0.0, 0.0),
     above: float = 0.0,
-    tallest: float = 75.0,
     gap: float = _GAP,
 ) -> Figure:
     """A page with a title, lines of text and panels side by side with common rows, labelled at the left.
 
-    The axes of the page are the panels, with rows at y = 0, 1, 2... from the top. Rows have a fixed height until they
-    are ``tallest`` together. More rows are thinner, and only every second, third... is labelled; marked rows always
-    are. The figure is outside pyplot.
+    The axes of the page are the panels, with rows at y = 0, 1, 2... from the top. Rows have a fixed height until all
+    have the largest height of the plot. More rows are thinner, and only every second, third... is labelled; marked
+    rows always are. The figure is outside pyplot.
 
     Args:
         plot: The panels; labels that are long are shortened.
@@ -186,7 +185,6 @@ def draw_rows(
         weights: Written beside the title, in red if they are random.
         beside: Width and height in inches that stay free at the right of the panels.
         above: Height in inches that stays free above the panels.
-        tallest: The largest height of all rows in inches.
         gap: Distance of the panels in inches.
     """
     title = title or plot.title
@@ -205,8 +203,8 @@ def draw_rows(
         for part in wrapped_lines(printable(line), width - 2 * _MARGIN, BODY, _MOST_WRAPPED, "    ")
     ]
     head = _MARGIN + 0.24 + _LINE * len(texts) + 0.5 + above
-    rows_height = min(_ROW * max(len(names), 1), tallest)
-    foot = 0.8 if any(panel.ramp for panel in plot.panels) else 0.4
+    rows_height = min(_ROW * max(len(names), 1), plot.tallest)
+    foot = max((_below(panel) for panel in plot.panels), default=0.2) + 0.2
     figure = Figure(figsize=(width, head + max(rows_height + foot, beside[1])), dpi=DPI, facecolor="white")
     write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
     if weights:
@@ -249,6 +247,8 @@ def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
     else:
         axes.set_xscale(panel.scale)
     axes.set_xlim(*panel.limits)
+    if panel.upright:
+        axes.tick_params(axis="x", labeltop=False, labelrotation=90)
     axes.set_xticks(panel.ticks, panel.labels)
     axes.set_xticks([], minor=True)
     if panel.limits[0] < 0 and panel.scale != "log" and not panel.cells:
@@ -257,7 +257,7 @@ def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
         place = (*panel.limits, len(panel.cells) - 0.5, -0.5)
         axes.imshow(np.stack(panel.cells), aspect="auto", interpolation="nearest", extent=place, zorder=1.5)
     if panel.ramp is not None:
-        _draw_ramp(axes, *panel.ramp)
+        _draw_ramp(axes, _below(panel) - 0.2, *panel.ramp)
     for order, (mark, spans) in enumerate(panel.marks, 2):
         if not spans:
             continue
@@ -299,10 +299,16 @@ def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
         write(axes, x_place, at, text, ha=ha, color="white" if is_inside else text_colour, zorder=99, **at_left)
 
 
-def _draw_ramp(axes: Axes, cmap: str, labels: Sequence[str]) -> None:
-    """A colour bar under a panel of cells."""
+def _below(panel: DrawnPanel) -> float:
+    """The height of the labels and the colour bar below a panel, in inches."""
+    labels = max((inches(label, SMALL) for label in panel.labels), default=0.0) + 0.1 if panel.upright else 0.2
+    return labels + (0.4 if panel.ramp else 0.0)
+
+
+def _draw_ramp(axes: Axes, below: float, cmap: str, labels: Sequence[str]) -> None:
+    """A colour bar ``below`` a panel of cells, in inches."""
     high = axes.bbox.height / DPI  # in inches; places in the axes are shares of it
-    bar = axes.inset_axes((0, -0.4 / high, 1, 0.08 / high))
+    bar = axes.inset_axes((0, -below / high, 1, 0.08 / high))
     bar.imshow(np.linspace(0, 1, 128)[None], aspect="auto", cmap=cmap, extent=(0, 1, 0, 1))
     bar.set_axis_off()
     for x, label, where in zip((0, 0.5, 1), labels, ("left", "center", "right"), strict=True):

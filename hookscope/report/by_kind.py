@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hookscope.comparison import CkaMatrix, Comparison, differences_plot, draw_matrix
+from hookscope.comparison import CkaMatrix, Comparison, differences_plot, matrix_plot
 from hookscope.drawing import RowPlot, draw_rows
 from hookscope.errors import UsageError
 from hookscope.exemplars import LayerExemplars
@@ -36,6 +36,7 @@ _ROWS: Mapping[type, Callable[..., RowPlot]] = {
     GradientReport: gradients_plot,
     Plan: plan_plot,
     Comparison: differences_plot,
+    CkaMatrix: matrix_plot,
 }
 
 
@@ -48,7 +49,6 @@ def _figure_of(rows: Callable[..., RowPlot]) -> Callable[..., Figure]:
 
 _PLOTS: Mapping[type, Callable[..., Figure]] = {
     **{kind: _figure_of(rows) for kind, rows in _ROWS.items()},
-    CkaMatrix: draw_matrix,
     Ablation: draw_ablation,
     Run: lambda runs, **options: plot_training(runs[-1], **options),
 }

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookscope.comparison import Answer, Comparison, draw_compared_maps, draw_matrix
+from hookscope.comparison import Answer, Comparison, draw_compared_maps, matrix_plot
 from hookscope.comparison.figure import differences_plot
-from hookscope.drawing import Colour, RowPlot, colours, read_provenance, read_sheet, write_png
+from hookscope.drawing import Colour, RowPlot, colours, draw_rows, read_provenance, read_sheet, write_png
 from hookscope.errors import NoMapError
 from tests.comparison.example import SIDE, example, maps, matrix, pair
 from tests.drawing.rows import ends, spans
@@ -126,16 +126,16 @@ def test_the_matrix_has_every_value_and_a_dot_at_the_best_of_each_row() -> None:
     cka = replace(
         matrix(["a", "b", "c"]), names_b=("x", "y"), values=np.array([[0.9, 0.1], [0.2, 0.3], [math.nan] * 2])
     )
-    figure = draw_matrix(cka, "resnet18", "resnet34")
-    [shown] = figure.axes[0].images
-    np.testing.assert_array_equal(shown.get_array(), cka.values)
-    [dots] = figure.axes[0].lines
-    assert shown.get_clim() == (0, 1) and dots.get_xydata().tolist() == [[0, 0], [1, 1]]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["a", "b", "c", "x", "y"]
-    words = " ".join(text.get_text() for text in figure.texts)
-    assert "resnet18 (A, rows)" in words and "Grey: 2 pairs" in words
+    plot = matrix_plot(cka, "resnet18", "resnet34")
+    [panel] = plot.panels
+    shown = np.stack(panel.cells)
+    assert shown.shape == (3, 2, 3) and len({tuple(cell) for cell in shown[2]}) == 1  # grey
+    assert list(shown[..., 1][:2].ravel().argsort()) == list(cka.values[:2].ravel().argsort())  # brighter is greener
+    assert ends(plot, "", "dot") == {0: 0, 1: 1}
+    assert (plot.labels, panel.labels) == (["a", "b", "c"], ["x", "y"])
+    assert "resnet18 (A, rows)" in plot.title and plot.lines[-1][0].startswith("Grey: 2 pairs")
 
 
 def test_a_large_matrix_names_some_of_its_layers() -> None:
-    figure = draw_matrix(matrix([f"layer{at}" for at in range(120)]))
-    assert 40 < len(figure.axes[0].texts) < 200 and max(figure.get_size_inches()) < 12
+    figure = draw_rows(matrix_plot(matrix([f"layer{at}" for at in range(120)])))
+    assert 40 < len(figure.axes[0].get_xticklabels()) < 80 and figure.get_size_inches()[0] < 12

@@ -148,7 +148,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
         if self.plot is not None:
             write_plot(self.plot, report.plot(found), found.provenance)
         if self.matrix is not None and found.matrix is not None:
-            figure = comparison.draw_matrix(found.matrix, found.a.model, found.b.model)
+            figure = report.plot(found.matrix, a=found.a.model, b=found.b.model)
             write_plot(self.matrix, figure, found.provenance)
         if self.grid is not None and found.maps:
             write_picture(self.grid, comparison.draw_compared_maps(found))

@@ -33,7 +33,7 @@ MOST_CELLS = 240  # side by side; more would fall between the pixels of a panel
 _ACTIVATION_AND_GRADIENT = ("non_finite", "gradient_non_finite")
 _OF_PARAMETERS = ("gradient_non_finite", "weight_non_finite")
 _ZERO, _NO_VALUE, _SPOILED = (255, 255, 255), (208, 208, 208), (238, 106, 238)
-_LONGEST_LABEL = 34
+_LONGEST_LABEL, _TALLEST = 34, 9.0
 _MOST_DECADES = 16.0  # on one scale; smaller values have the colour of its end
 
 
@@ -243,6 +243,7 @@ def cells_plot(
         [short_label(layer_label(layer.label, layer.type), _LONGEST_LABEL) for layer in run.layers] if grids else [],
         {row: ", ".join(words) for row, words in sorted(marked.items())} if grids else {},
         legend=[f"each layer, in order of execution: {', '.join(keys)}"] if keys else [],
+        tallest=_TALLEST,
     )
 
 

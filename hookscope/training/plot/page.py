@@ -36,7 +36,7 @@ from hookscope.training.plot.curves import loss_chart, metric_chart, rate_chart
 # In inches.
 _HEAD, _LOSS, _RATE, _CURVES, _GAP = 0.35, 1.7, 0.4, 1.35, 0.47
 _TITLE = 0.2  # of a panel, which here has no title
-_PANEL, _ALL_PANELS, _TALLEST = 1.95, 8.0, 9.0
+_PANEL, _ALL_PANELS = 1.95, 8.0
 _WIDEST_TITLE, _LEFT, _MARGIN = 11.0, 0.7, 0.2
 _MOST_LINES = 10
 
@@ -115,7 +115,7 @@ def plot_training(
     keys = dict.fromkeys(note for chart in plot.metrics for note in chart.notes)
     legend = [*([f"curves: {', '.join(keys)}"] if keys else []), *plot.cells.legend]
     rows = replace(plot.cells, panels=[replace(panel, title="") for panel in plot.cells.panels], legend=legend)
-    figure = draw_rows(rows, title, lines, above=above, tallest=_TALLEST, gap=_GAP)
+    figure = draw_rows(rows, title, lines, above=above, gap=_GAP)
     with plain_settings():
         _draw_charts(figure, plot, above)
     return figure
