@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -41,7 +40,7 @@ from hookscope.models import LoadedModel
 
 # in inches
 _BARS = 3.2
-_CELL, _CELL_GAP, _UNDER = 1.7, 0.15, 0.34
+_CELL, _ACROSS, _UNDER = 1.7, 1.85, 0.34
 _COLUMNS, _PIXELS = 4, 320  # maps in a row; width of a map in pixels
 _LONGEST_LABEL, _LONGEST_CAPTION, _MOST_BARS = 40, 26, 100
 _TWO_COLOURS = "RdBu_r"
@@ -58,73 +57,36 @@ def draw_ablation(
 ) -> Figure:
     """Draw the score that each channel is worth as bars, and beside them the kept maps over the photograph.
 
-    The channel that is worth most stands first. Where another class wins without the channel, its name stands beside
-    the bar. Each map has a scale of its own, from a transparent 0, or about it if one of the maps has negative values.
-
-    Args:
-        ablation: What `ablate_each` returns; ``keep=`` keeps the maps of the first channels.
-        photograph: The photograph that the input was made of; None for bars alone.
-        net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
-            preprocessing.
-        top: Largest number of bars, at most 100.
-        cmap: A colour map of matplotlib; None for inferno, and for maps with values below 0 RdBu_r.
-
-    Raises:
-        UsageError: for an unknown colour map, or no bars.
-
-    Example:
-        >>> import hookscope, torch
-        >>> from PIL import Image
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-        >>> ablation = hookscope.ablate_each(net, torch.ones(1, 3, 8, 8), 0, target=1, keep=2)
-        >>> figure = draw_ablation(ablation, Image.new("RGB", (64, 64)), net)
-        >>> len(figure.axes)  # bars, their numbers, the photograph and two maps
-        5
+    At most ``top`` channels are drawn, the one that is worth most first; 100 is the most. Where another class wins
+    without the channel, its name stands beside the bar. Each map has a scale of its own, from a transparent 0, or
+    about it if one of the maps has negative values. Without a photograph there are bars alone.
     """
     if top < 1:
         raise UsageError(f"{top} bars", do="give a number from 1")
     shown = ablation.channels[: min(top, _MOST_BARS)]
-    pictures = _Pictures([], 0.0) if photograph is None else _pictures(shown, photograph, net, cmap)
     prediction = ablation.prediction
     name = f"{prediction.label} ({prediction.index})" if prediction.label else f"class {prediction.index}"
     title = f"Score of {name} that is lost when a channel is set to 0"
     plot = _ablation_plot(ablation, shown, Origin.of(net, photograph))
-    figure = draw_rows(plot, title, beside=(pictures.width, pictures.height))
-    with plain_settings():
-        pictures.draw(figure)
+    pictures = [] if photograph is None else _pictures(shown, photograph, net, cmap)
+    cell = max((_CELL * image.height / image.width for image, _ in pictures), default=0.0)
+    width, height = min(_COLUMNS, len(pictures)) * _ACROSS, -(-len(pictures) // _COLUMNS) * (cell + _UNDER)
+    figure = draw_rows(plot, title, beside=(width, height))
+    page_width, page_height = figure.get_size_inches()
+    head = (1 - figure.axes[0].get_position().y1) * page_height
+    for at, (image, words) in enumerate(pictures):
+        row, column = divmod(at, _COLUMNS)
+        _draw_picture(figure, page_width - width + column * _ACROSS, head + row * (cell + _UNDER), cell, image, words)
     return figure
 
 
-@dataclass(frozen=True)
-class _Pictures:
-    """The photograph and the maps over it, each with two lines of words; ``high`` is their height in inches."""
-
-    cells: Sequence[tuple[Image.Image, tuple[str, str]]]
-    high: float
-
-    @property
-    def width(self) -> float:
-        """In inches."""
-        return min(_COLUMNS, len(self.cells)) * (_CELL + _CELL_GAP)
-
-    @property
-    def height(self) -> float:
-        """In inches."""
-        return -(-len(self.cells) // _COLUMNS) * (self.high + _UNDER)
-
-    def draw(self, figure: Figure) -> None:
-        """Draw at the right of the rows, which begin at the same height."""
-        width, height = figure.get_size_inches()
-        x, y = width - self.width, (1 - figure.axes[0].get_position().y1) * height
-        for at, (image, words) in enumerate(self.cells):
-            row, column = divmod(at, _COLUMNS)
-            left, top = x + column * (_CELL + _CELL_GAP), y + row * (self.high + _UNDER)
-            axes = add_panel(figure, left, top, _CELL, self.high)
-            axes.imshow(np.asarray(image))
-            axes.set_axis_off()
-            for line, text in enumerate(words):
-                below = top + self.high + 0.08 + 0.13 * line
-                write_at(figure, left, below, fitting(text, _CELL, SMALL), fontsize=SMALL)
+@plain_settings()
+def _draw_picture(figure: Figure, x: float, y: float, high: float, image: Image.Image, words: Sequence[str]) -> None:
+    axes = add_panel(figure, x, y, _CELL, high)
+    axes.imshow(np.asarray(image))
+    axes.set_axis_off()
+    for line, text in enumerate(words):
+        write_at(figure, x, y + high + 0.08 + 0.13 * line, fitting(text, _CELL, SMALL), fontsize=SMALL)
 
 
 def _pictures(
@@ -132,8 +94,8 @@ def _pictures(
     photograph: Image.Image | InputImage,
     net: LoadedModel | nn.Module | None,
     cmap: str | None,
-) -> _Pictures:
-    """The photograph, then the kept maps of ``shown``, in two colours if one of them has negative values."""
+) -> list[tuple[Image.Image, tuple[str, str]]]:
+    """The photograph and the kept maps of ``shown`` with their words, in two colours if one has values below 0."""
     picture, box = seen_part(photograph, net)
     kept = [(_label(channel, _LONGEST_CAPTION), channel.values) for channel in shown]
     maps = [(label, np.nan_to_num(values, posinf=0, neginf=0)) for label, values in kept if values is not None]
@@ -147,7 +109,7 @@ def _pictures(
         scale = f"{-top:.3g}{ends[0]} to {top:.3g}{ends[1]}" if signed else f"0 to {top:.3g}"
         image = draw_heat(picture, Heat(values, box, top, None, signed), _PIXELS, cmap, ground)
         cells.append((image, (label, scale)))
-    return _Pictures(cells, _CELL * picture.height / picture.width)
+    return cells
 
 
 def _label(channel: ChannelWorth, most: int = _LONGEST_LABEL) -> str:

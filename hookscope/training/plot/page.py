@@ -84,27 +84,7 @@ def plot_training(
     values is left out, such as dead channels of a run that has none. The figure is outside pyplot: nothing has to be
     closed, and no setting of matplotlib changes.
 
-    Args:
-        run: The path of a log, of which the last run is drawn; a run that `read_runs` has read from a log, or the lines
-            that a `Monitor` without a log has kept.
-        findings: The result of `findings_over_time`; None draws none.
-        title: The first line, such as the command.
-        thresholds: The thresholds that are drawn.
-
-    Example:
-        >>> import torch
-        >>> from hookscope import Monitor, Run, findings_over_time
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        >>> with Monitor(net, optimizer, every=1) as monitor:
-        ...     for _ in range(5):
-        ...         optimizer.zero_grad()
-        ...         net(torch.rand(16, 4)).square().mean().backward()
-        ...         optimizer.step()
-        >>> run = Run({}, monitor.rows, facts=monitor.facts)
-        >>> figure = plot_training(run, findings_over_time(run), "five steps")
-        >>> [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")][:2]
-        ['loss', 'learning rate']
+    ``run`` is the path of a log, of which the last run is drawn, or a run. Findings that are None are not mentioned.
     """
     run = last_run(run)
     plot = run_plot(run, findings or (), thresholds)
@@ -116,11 +96,11 @@ def plot_training(
     legend = [*([f"curves: {', '.join(keys)}"] if keys else []), *plot.cells.legend]
     rows = replace(plot.cells, panels=[replace(panel, title="") for panel in plot.cells.panels], legend=legend)
     figure = draw_rows(rows, title, lines, above=above, gap=_GAP)
-    with plain_settings():
-        _draw_charts(figure, plot, above)
+    _draw_charts(figure, plot, above)
     return figure
 
 
+@plain_settings()
 def _draw_charts(figure: Figure, plot: RunPlot, above: float) -> None:
     """Draw the charts above the rows, over the same steps."""
     width, height = figure.get_size_inches()
