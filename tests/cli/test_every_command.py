@@ -280,7 +280,7 @@ def test_a_model_without_classes_has_other_commands(
     assert (status, out, errors.count("Error: ")) == (1, "", 1)
     works = "visualize, stats and `gradients --loss mse` work on it"
     if model.startswith("ssdlite") and command in ("cam", "saliency"):
-        works = "name a box: --target box:0, in Python BoxTarget(0)"
+        works = "name a box: --target box:0"
     message = f"no score for each class; {works}"
     name = "Conv2d" if ":" in model else model
     hint = "; a segmentation model returns {'out': scores}; in cam and saliency naming a class is enough"

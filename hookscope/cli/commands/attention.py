@@ -11,11 +11,11 @@ from typing import Any
 from hookscope import attention, explain, hooks, images
 from hookscope.cli.fields import option
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.array_file import ArrayFile, check_arrays
+from hookscope.cli.shared.array_file import check_arrays
 from hookscope.cli.shared.explain import PEAK
 from hookscope.cli.shared.model import running
 from hookscope.cli.shared.output_paths import file_word, model_word
-from hookscope.cli.shared.picture_run import PictureCommand, PictureRun
+from hookscope.cli.shared.picture_run import PictureCommand
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.hooks import CALL
@@ -60,6 +60,9 @@ class Attention(PictureCommand):
     table has one head of each layer: the one with the fewest positions.
     """
 
+    printed = COLUMNS
+    totals = ("of each layer: the head that looks at the fewest positions; --format tsv has all heads",)
+
     layers: hooks.Selection | None = shared.layer_option(
         f"Calls of attention to draw: {shared.SELECTION}  [default: all]"
     )
@@ -77,56 +80,40 @@ class Attention(PictureCommand):
         "Keep the exact weights too: .npy, .npz or .safetensors with keys IMAGE/LAYER.", writes=check_arrays
     )
 
-    def run(self) -> int:
-        raw, run = self.array_file(), PictureRun.load(self, (), self.layers)
-        with raw:
-            run.print_rows(
-                lambda read: _attention_of(run, read, self, raw),
-                COLUMNS,
-                self.format,
-                shown=_narrowest,
-                totals=["of each layer: the head that looks at the fewest positions; --format tsv has all heads"],
-            )
-        return run.files.status
+    def shown(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Of the heads of each call the one that looks at the fewest positions."""
+        for _, heads in groupby(rows, key=lambda row: (row["image"], row["name"], row["call"])):
+            yield min(heads, key=lambda row: row["effective_positions"])
 
-
-def _narrowest(rows: Iterable[Row]) -> Iterator[Row]:
-    """Of the heads of each call the one that looks at the fewest positions."""
-    for _, heads in groupby(rows, key=lambda row: (row["image"], row["name"], row["call"])):
-        yield min(heads, key=lambda row: row["effective_positions"])
-
-
-def _attention_of(
-    run: PictureRun, read: Sequence[images.InputImage], options: Attention, raw: ArrayFile
-) -> Iterator[Row]:
-    net, image = run.net, read[0]
-    inputs, layers = net.inputs(*map(net.prepare, read)), options.layers
-    source = explain.OverlaySource.of(image, net)
-    with running(net, inputs):
-        maps = attention.attention_maps(net.model, inputs, layers, _in_shares(options.query, source))
-    word = run.files.words[image.name]
-    raw.expect(len(maps))
-    chosen = [str(layers)] * (layers is not None) + [str(options.query)] * (options.query is not None)
-    name = "-".join([word, model_word(net.name), "attention", *map(file_word, chosen)])
-    path = run.path(f"{name}.png", image.name, run.is_single)
-    columns, cell, cmap = options.columns, options.cell, options.cmap
-    run.write(attention.draw_attention(maps, image, net, columns=columns, cell=cell, cmap=cmap), path)
-    for found in maps:
-        raw.keep(f"{word}/{found.call.key}", found.values)
-        about: dict[str, Any] = {
-            "image": image.name,
-            "shape": found.values.shape[1:],
-            "weights": net.weights,
-            "file": path,
-        }
-        for head, still in enumerate(found.stills):
-            x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
-            about |= {"head": head, "max": float(still.max()), "peak_x": x, "peak_y": y}
-            about |= {
-                "effective_positions": float(found.effective_positions[head]),
-                "non_patch_weight": float(found.non_patch_weight[head]),
+    def draw(self, read: Sequence[images.InputImage]) -> Iterator[Row]:
+        net, image = self.net, read[0]
+        inputs, layers = net.inputs(*map(net.prepare, read)), self.layers
+        source = explain.OverlaySource.of(image, net)
+        with running(net, inputs):
+            maps = attention.attention_maps(net.model, inputs, layers, _in_shares(self.query, source))
+        word = self.files.words[image.name]
+        self.arrays.expect(len(maps))
+        chosen = [str(layers)] * (layers is not None) + [str(self.query)] * (self.query is not None)
+        name = "-".join([word, model_word(net.name), "attention", *map(file_word, chosen)])
+        path = self.path(f"{name}.png", image.name, self.is_single)
+        columns, cell, cmap = self.columns, self.cell, self.cmap
+        self.write(attention.draw_attention(maps, image, net, columns=columns, cell=cell, cmap=cmap), path)
+        for found in maps:
+            self.arrays.keep(f"{word}/{found.call.key}", found.values)
+            about: dict[str, Any] = {
+                "image": image.name,
+                "shape": found.values.shape[1:],
+                "weights": net.weights,
+                "file": path,
             }
-            yield COLUMNS.row(found, **about)
+            for head, still in enumerate(found.stills):
+                x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
+                about |= {"head": head, "max": float(still.max()), "peak_x": x, "peak_y": y}
+                about |= {
+                    "effective_positions": float(found.effective_positions[head]),
+                    "non_patch_weight": float(found.non_patch_weight[head]),
+                }
+                yield COLUMNS.row(found, **about)
 
 
 def _in_shares(query: Query, source: explain.OverlaySource) -> Query:

@@ -9,7 +9,7 @@ from hookscope import explain, hooks, scores
 from hookscope.cli.fields import option
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, cam_methods, explain_images
+from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, cam_methods
 from hookscope.cli.shared.model import running
 from hookscope.cli.shared.output_paths import write_picture
 from hookscope.columns import Column, Columns, Row
@@ -71,6 +71,7 @@ class Cam(ExplainCommand):
       {table}
     """
 
+    printed = COLUMNS
     table = cam_methods
 
     method: str = shared.method_option(cam_methods, "gradcam", "How to weight the channels.")
@@ -103,46 +104,41 @@ class Cam(ExplainCommand):
             raise UsageError(f"--sheet has room for {_MOST_CLASSES} classes", exists, "ask for fewer")
         super().check()
 
-    def run(self) -> int:
-        return explain_images(self, COLUMNS, lambda explanation: _draw(explanation, self), self.types, self.layers)
-
-
-def _draw(explanation: Explanation, options: Cam) -> Iterator[Row]:
-    """Write the pages of one image, and yield a row for each map."""
-    computed = maps = _maps(explanation, options, options.layers, explanation.target())
-    # a class that the model does not see is drawn on the scale of the best one
-    unseen = all(result.prediction.low_probability for result in maps)
-    best = _maps(explanation, options, options.layers, explanation.target(scores.Target("top:1"))) if unseen else []
-    if options.fuse:
-        count = len(explain.maps_by_class(maps))
-        if len(maps) == count:
-            exists = f"the selection has one: {maps[0].call.key}"
-            raise UsageError("--fuse needs several layers", exists, "choose several with --layer")
-        joined = explain.fuse_maps([*maps, *best])
-        maps, best = joined[:count], joined[count:]
-    explanation.raw.expect(len(maps))
-    if options.sheet is not None:
-        _write_sheet(explanation, options, options.sheet, computed)
-    groups = explain.maps_by_class(maps)
-    for group in groups:
-        explanation.note_unseen(group[0].prediction)
-        scale_of = [*maps, *best]
-        page = explanation.clip(group, scale_of, options.cmap) or explain.draw_cam(
-            group, explanation.image, explanation.net, scale_of=scale_of, cmap=options.cmap
-        )
-        layers = "+".join(result.call.key for result in group).replace(" + ", "+")
-        how = options.method + "-smooth" * options.smooth + "-fused" * options.fuse
-        what = how + (f"-{layers}" if options.layers else "")
-        path = explanation.write(page, what, group[0].prediction, len(groups) == 1)
-        for result in group:
-            yield _row(explanation, result, path)
+    def explained(self, explanation: Explanation) -> Iterator[Row]:
+        computed = maps = _maps(explanation, self, self.layers, explanation.target())
+        # a class that the model does not see is drawn on the scale of the best one
+        unseen = all(result.prediction.low_probability for result in maps)
+        best = _maps(explanation, self, self.layers, explanation.target(scores.Target("top:1"))) if unseen else []
+        if self.fuse:
+            count = len(explain.maps_by_class(maps))
+            if len(maps) == count:
+                exists = f"the selection has one: {maps[0].call.key}"
+                raise UsageError("--fuse needs several layers", exists, "choose several with --layer")
+            joined = explain.fuse_maps([*maps, *best])
+            maps, best = joined[:count], joined[count:]
+        self.arrays.expect(len(maps))
+        if self.sheet is not None:
+            _write_sheet(explanation, self, self.sheet, computed)
+        groups = explain.maps_by_class(maps)
+        for group in groups:
+            explanation.note_unseen(group[0].prediction)
+            scale_of = [*maps, *best]
+            page = explanation.clip(group, scale_of, self.cmap) or explain.draw_cam(
+                group, explanation.image, explanation.net, scale_of=scale_of, cmap=self.cmap
+            )
+            layers = "+".join(result.call.key for result in group).replace(" + ", "+")
+            how = self.method + "-smooth" * self.smooth + "-fused" * self.fuse
+            what = how + (f"-{layers}" if self.layers else "")
+            path = explanation.write(page, what, group[0].prediction, len(groups) == 1)
+            for result in group:
+                yield _row(explanation, result, path)
 
 
 def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str) -> Row:
     call = result.call
     if reason := explain.why_empty(result) or explain.why_outside(result):
         explanation.note(f"the map of {call.key} for {result.prediction.name}: {reason}")
-    explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.key}", result.values)
+    explanation.run.arrays.keep(f"{explanation.word}/{call.key}/{result.prediction.key}", result.values)
     number = None if result.fused else call.call
     place = {"index": call.index, "order": call.order, "type": call.type}
     return explanation.row(COLUMNS, result, path, layer=call.name or hooks.MODEL, call=number, **place)
@@ -160,7 +156,7 @@ def _maps(
             target,
             options.method,
             types=options.types or None,
-            categories=explanation.categories,
+            categories=explanation.run.names,
             batch_size=options.batch_size,
             ordered=True,
             smooth=options.smooth,
@@ -178,7 +174,7 @@ def _write_sheet(explanation: Explanation, options: Cam, sheet: str, maps: list[
     if layers is None and options.method not in explain.ATTENTION_METHODS:
         net, inputs = explanation.net, explanation.inputs
         with running(net, inputs):
-            layers = explain.landmark_layers(net.model, inputs, explanation.target(), categories=explanation.categories)
+            layers = explain.landmark_layers(net.model, inputs, explanation.target(), categories=explanation.run.names)
     if layers is not options.layers or options.target is None:
         maps = _maps(explanation, options, layers, explanation.target(None if options.target else _SHEET_TARGET))
     page = explain.draw_cam(maps, explanation.image, explanation.net, cmap=options.cmap, width=_CELL)

@@ -6,17 +6,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
-
 from hookscope import explain, faithfulness, hooks
 from hookscope.cli.fields import option
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.table import MOST_WORDS, wrapped
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ExplainCommand, Explanation, cam_methods, explain_images
+from hookscope.cli.shared.explain import ExplainCommand, Explanation, cam_methods
 from hookscope.cli.shared.model import caption_of, running
-from hookscope.cli.shared.picture_run import PictureRun
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import InputError, UsageError, nearest
 from hookscope.findings import counted, listed
@@ -116,27 +113,24 @@ class CompareMaps(ExplainCommand):
         super().check()
 
     def run(self) -> int:
-        rows = list[Row]()
+        with self.arrays:
+            done: list[Any] = list(self.files.rows(self.net, self.draw))
+            if done and self.place.kind != "stdout":
+                found = faithfulness.compare_maps([measured for measured, _ in done])
+                self.print(_report(found, [row for _, rows in done for row in rows], caption_of(self.net)))
+        return self.files.status
 
-        def draw(explanation: Explanation) -> Iterator[Sequence[faithfulness.Faithfulness]]:
-            measured = _measured(explanation, self)
-            answer = measured[0].prediction
-            explanation.note_unseen(answer)
-            explanation.raw.expect(len(measured))
-            for row in measured:
-                explanation.raw.keep(f"{explanation.word}/{row.name}/{answer.key}", row.values)
-            page = faithfulness.draw_faithfulness(measured, explanation.image, explanation.net, cmap=self.cmap)
-            path = explanation.write(page, "compare" + (f"-{self.layers}" if self.layers else ""), answer, True)
-            facts = {"image": explanation.source.origin.image, "weights": explanation.net.weights, "file": path}
-            rows.extend(MAPS.rows(measured, **facts))
-            yield measured
-
-        def together(measured: list[Sequence[faithfulness.Faithfulness]], run: PictureRun) -> Report:
-            if not measured:
-                raise click.exceptions.Exit(1)
-            return _report(faithfulness.compare_maps(measured), rows, caption_of(run.net))
-
-        return explain_images(self, MAPS, draw, self.types, self.layers, together)
+    def explained(self, explanation: Explanation) -> Iterator[tuple[Sequence[faithfulness.Faithfulness], list[Row]]]:
+        measured = _measured(explanation, self)
+        answer = measured[0].prediction
+        explanation.note_unseen(answer)
+        self.arrays.expect(len(measured))
+        for row in measured:
+            self.arrays.keep(f"{explanation.word}/{row.name}/{answer.key}", row.values)
+        page = faithfulness.draw_faithfulness(measured, explanation.image, explanation.net, cmap=self.cmap)
+        path = explanation.write(page, "compare" + (f"-{self.layers}" if self.layers else ""), answer, True)
+        facts = {"image": explanation.source.origin.image, "weights": explanation.net.weights, "file": path}
+        yield measured, list(MAPS.rows(measured, **facts))
 
 
 def _measured(explanation: Explanation, options: CompareMaps) -> Sequence[faithfulness.Faithfulness]:
@@ -158,7 +152,7 @@ def _measured(explanation: Explanation, options: CompareMaps) -> Sequence[faithf
             options.methods,
             maps=maps,
             types=options.types or None,
-            categories=explanation.categories,
+            categories=options.names,
             batch_size=options.batch_size,
             boxes=_boxes(explanation, options.boxes, size),
             on_progress=on_progress,

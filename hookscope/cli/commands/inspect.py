@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from hookscope import exemplars, hooks, inspection, report, scores, system
 from hookscope.cli import process
@@ -16,7 +17,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import caption_of, check_choice
+from hookscope.cli.shared.model import caption_of
 from hookscope.cli.shared.output_paths import OutputPath, page_name, refuse_input
 from hookscope.cli.shared.picture_run import PictureCommand, write_bytes
 from hookscope.cli.shared.written import wrote
@@ -73,10 +74,7 @@ class Inspect(PictureCommand):
         super().check()
 
     def run(self) -> int:
-        files, place = ImageFiles(self._chosen()), self.place
-        files.read_first()
-        net = self.model.load()
-        check_choice(net, self.types, self.layers)
+        net, files, place = self.net, self.files, self.place
         files.groups(net)
         images = files.usable(net.preprocess.frames)
         best = [] if self.exemplars is None else exemplars.read_exemplars_of(self.exemplars, net)
@@ -105,12 +103,13 @@ class Inspect(PictureCommand):
             self.print(Report([place_section(found, file)], in_words=lambda page: in_words(found, caption, page)))
         return files.status
 
-    def _chosen(self) -> list[str]:
+    @cached_property
+    def files(self) -> ImageFiles:
         """The images of the page: without ``--limit`` not more than stand side by side."""
         if self.limit is not None or len(self.images) <= _MOST_IMAGES:
-            return self.images
+            return ImageFiles(self.images)
         output.note(f"Note: the page has the first {_MOST_IMAGES} of {len(self.images):,} images; use --limit for more")
-        return self.images[:_MOST_IMAGES]
+        return ImageFiles(self.images[:_MOST_IMAGES])
 
 
 def _write(found: inspection.Inspection, page: str, file: str, place: OutputPath, inputs: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from hookscope import explain
 from hookscope.cli.fields import option
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, explain_images
+from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation
 from hookscope.cli.shared.model import running
 from hookscope.cli.shared.registries import kept_rows
 from hookscope.columns import Column, Columns, Row
@@ -66,6 +66,7 @@ class Saliency(ExplainCommand):
     --raw keeps the signed values (3, H, W), for each pixel of the model's input.
     """
 
+    printed = COLUMNS
     table = kept_rows("saliency", "explain", _read_methods)
 
     method: str = shared.method_option(table, "gradient", "What to compute.")
@@ -103,35 +104,32 @@ class Saliency(ExplainCommand):
         "Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]"
     )
 
-    def run(self) -> int:
+    def explained(self, explanation: Explanation) -> Iterator[Row]:
         names = ("samples", "noise", "steps", "most_steps", "batch_size", "window", "stride", "layer")
         settings = explain.Settings(seed=self.model.seed, **{name: getattr(self, name) for name in names})
-        return explain_images(self, COLUMNS, lambda explanation: _draw(explanation, self, settings))
-
-
-def _draw(explanation: Explanation, options: Saliency, settings: explain.Settings) -> Iterator[Row]:
-    """Write the pictures of one image, and yield a row for each."""
-    with running(explanation.net, explanation.inputs), pass_progress() as on_progress:
-        maps = explain.saliency_maps(
-            explanation.net.model,
-            explanation.inputs,
-            explanation.target(),
-            options.method,
-            categories=explanation.categories,
-            settings=settings,
-            on_progress=on_progress,
-        )
-    for result in maps:
-        explanation.note_unseen(result.prediction)
-        page = explanation.clip(result, maps, options.cmap)
-        if page is None:
-            page = explain.draw_saliency(
-                result, explanation.image, explanation.net, scale_of=maps, cmap=options.cmap, smooth=options.smooth
+        with running(explanation.net, explanation.inputs), pass_progress() as on_progress:
+            maps = explain.saliency_maps(
+                explanation.net.model,
+                explanation.inputs,
+                explanation.target(),
+                self.method,
+                categories=self.names,
+                settings=settings,
+                on_progress=on_progress,
             )
-        elif options.smooth is not None:
-            raise UsageError("--smooth has no effect on a clip", "its maps are drawn frame by frame", "leave it out")
-        path = explanation.write(page, options.method, result.prediction, len(maps) == 1)
-        yield _row(explanation, result, path, options.steps)
+        for result in maps:
+            explanation.note_unseen(result.prediction)
+            page = explanation.clip(result, maps, self.cmap)
+            if page is None:
+                page = explain.draw_saliency(
+                    result, explanation.image, explanation.net, scale_of=maps, cmap=self.cmap, smooth=self.smooth
+                )
+            elif self.smooth is not None:
+                raise UsageError(
+                    "--smooth has no effect on a clip", "its maps are drawn frame by frame", "leave it out"
+                )
+            path = explanation.write(page, self.method, result.prediction, len(maps) == 1)
+            yield _row(explanation, result, path, self.steps)
 
 
 def _row(explanation: Explanation, result: explain.Saliency, path: str, steps: int) -> Row:
@@ -140,7 +138,7 @@ def _row(explanation: Explanation, result: explain.Saliency, path: str, steps: i
         explanation.note(f"{name} does not depend on any pixel: the map is all zero")
     total = float(result.values.double().sum())
     _note_limits(explanation, result, total, steps)
-    explanation.raw.keep(f"{explanation.word}/{result.prediction.key}", result.values.cpu().float().numpy())
+    explanation.run.arrays.keep(f"{explanation.word}/{result.prediction.key}", result.values.cpu().float().numpy())
     return explanation.row(COLUMNS, result, path, sum=total)
 
 

@@ -11,10 +11,10 @@ from hookscope.cli import process
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.array_file import ArrayFile, as_array, check_arrays
+from hookscope.cli.shared.array_file import as_array, check_arrays
 from hookscope.cli.shared.class_options import categories_of, categories_option
 from hookscope.cli.shared.output_paths import call_names
-from hookscope.cli.shared.picture_run import PictureCommand, PictureRun
+from hookscope.cli.shared.picture_run import PictureCommand
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import listed
 from hookscope.hooks import CALL
@@ -54,7 +54,9 @@ class Visualize(PictureCommand):
     --raw keeps all channels as the layer returned them; bfloat16 becomes float32.
     """
 
-    layers: hooks.Selection = shared.layer_option(
+    printed = COLUMNS
+
+    layers: hooks.Selection | None = shared.layer_option(
         f"Calls to draw: {shared.SELECTION}  [default: 0:, every index]", default="0:"
     )
     types: tuple[str, ...] = shared.type_option()
@@ -88,51 +90,36 @@ class Visualize(PictureCommand):
         writes=check_arrays,
     )
 
-    def run(self) -> int:
+    def draw(self, read: Sequence[images.InputImage]) -> Iterator[Row]:
         scale = self.scale or drawing.Scale.parse("symmetric" if self.overlay else "channel")
         alpha = drawing.ALPHA if self.alpha is None else self.alpha
         overlay = alpha if self.overlay else None
         style = drawing.Style(self.columns, self.cell, self.cmap or scale.cmap, self.plain, overlay)
-        raw, run = self.array_file(), PictureRun.load(self, self.types, self.layers)
-        with raw:
-            run.print_rows(lambda read: _draw(run, read, self, scale, style, raw), COLUMNS, self.format)
-        return run.files.status
-
-
-def _draw(
-    run: PictureRun,
-    read: Sequence[images.InputImage],
-    options: Visualize,
-    scale: drawing.Scale,
-    style: drawing.Style,
-    raw: ArrayFile,
-) -> Iterator[Row]:
-    """Write the sheets of one forward pass, and yield a row for each."""
-    net = replace(run.net, categories=categories_of(run.net, options.categories))
-    tensors, types = [net.prepare(image) for image in read], options.types or None
-    with process.prints_to_standard_error():
-        result = drawing.run_and_reduce(
-            net, tensors, options.layers, types, options.channels, scale, keep=raw.path is not None
-        )
-    raw.expect(sum(len(summary.values) for _, summary in result.summaries))
-    frames = drawing.input_frames(net, tensors)
-    for call, error in result.without_map:
-        output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
-    for name in result.did_not_run:
-        output.note(f"Note: {name} did not run")
-    if beyond := [call.key for call, summary in result.summaries if _is_beyond(summary, options.channels)]:
-        output.note(f"Note: --channels names channels that do not exist in {listed(beyond, 3)}")
-    image = read[0].name
-    names = call_names([call for call, _ in result.summaries], run.files.words[image], net.name)
-    files = [run.path(name, image, run.is_single and len(names) == 1) for name in names]
-    for (call, summary), file in zip(result.summaries, files, strict=True):
-        sheet = drawing.draw_call(summary, call, run.origin(read), style, frames)
-        if sheet.left_out:
-            output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
-        run.write(sheet.image, file)
-        for part, values in summary.values.items():
-            raw.keep("/".join(filter(None, (run.files.words[image], call.key, part))), as_array(values))
-        yield COLUMNS.row(summary, **CALL.row(call), weights=net.weights, file=file)
+        net = replace(self.net, categories=categories_of(self.net, self.categories))
+        tensors, types = [net.prepare(image) for image in read], self.types or None
+        with process.prints_to_standard_error():
+            result = drawing.run_and_reduce(
+                net, tensors, self.layers or "0:", types, self.channels, scale, keep=self.arrays.path is not None
+            )
+        self.arrays.expect(sum(len(summary.values) for _, summary in result.summaries))
+        frames = drawing.input_frames(net, tensors)
+        for call, error in result.without_map:
+            output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
+        for name in result.did_not_run:
+            output.note(f"Note: {name} did not run")
+        if beyond := [call.key for call, summary in result.summaries if _is_beyond(summary, self.channels)]:
+            output.note(f"Note: --channels names channels that do not exist in {listed(beyond, 3)}")
+        image = read[0].name
+        names = call_names([call for call, _ in result.summaries], self.files.words[image], net.name)
+        files = [self.path(name, image, self.is_single and len(names) == 1) for name in names]
+        for (call, summary), file in zip(result.summaries, files, strict=True):
+            sheet = drawing.draw_call(summary, call, drawing.Origin.of(net, *read), style, frames)
+            if sheet.left_out:
+                output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
+            self.write(sheet.image, file)
+            for part, values in summary.values.items():
+                self.arrays.keep("/".join(filter(None, (self.files.words[image], call.key, part))), as_array(values))
+            yield COLUMNS.row(summary, **CALL.row(call), weights=net.weights, file=file)
 
 
 def _is_beyond(summary: Any, choice: drawing.ChannelChoice | None) -> bool:

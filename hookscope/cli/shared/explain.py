@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from hookscope import drawing, explain, hooks, images, models, scores
+from hookscope import drawing, explain, images, models, scores
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report
-from hookscope.cli.shared.array_file import ArrayFile, check_arrays
+from hookscope.cli.shared.array_file import check_arrays
 from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
 from hookscope.cli.shared.images import ImageFiles, with_one_stdin
 from hookscope.cli.shared.options import colour_map_option, in_file, out_file, output_option
 from hookscope.cli.shared.output_paths import file_word, model_word
-from hookscope.cli.shared.picture_run import PictureCommand, PictureRun
+from hookscope.cli.shared.picture_run import PictureCommand
 from hookscope.cli.shared.registries import kept_rows
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
@@ -103,14 +101,38 @@ class ExplainCommand(PictureCommand):
             with_one_stdin([*self.images, *self.similar_to.paths])
         super().check()
         self.place.check_count(len(self.images))
-        if self.place.takes_one and self.choice.count > 1:
-            raise UsageError(f"--target {self.target} makes several pictures", do="give -o a folder, or one target")
-        _ = self.arrays
+        if self.choice.count > 1:
+            self.arrays.expect(self.choice.count)
+            if self.place.takes_one:
+                raise UsageError(f"--target {self.target} makes several pictures", do="give -o a folder, or one target")
+
+    @property
+    def is_animation(self) -> bool:
+        """Whether ``-o`` names an animation."""
+        return self.place.kind == "file" and self.place.path.lower().endswith(tuple(drawing.ANIMATIONS))
 
     @cached_property
-    def arrays(self) -> ArrayFile:
-        """The file of ``--raw``."""
-        return self.array_file(self.choice.count > 1)
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the classes."""
+        return categories_of(self.net, self.categories)
+
+    @cached_property
+    def target_of(self) -> Callable[..., Any]:
+        """What is explained of an image."""
+        if self.is_animation and self.net.preprocess.frames < 2:
+            exists = f"{self.net.name} takes a picture: there are no frames for an animation"
+            raise UsageError(f"cannot write {self.place.path}", exists, "name it .png")
+        return self.choice.for_model(self.net, self.names)
+
+    def draw(self, read: Sequence[images.InputImage]) -> Iterator[Any]:
+        [image] = read
+        source, word = explain.OverlaySource.of(image, self.net), self.files.words[image.name]
+        target = partial(self.target_of, image)
+        return self.explained(Explanation(self, image, self.net.prepare(image), source, word, target))
+
+    def explained(self, explanation: Explanation) -> Iterator[Any]:
+        """Write the pictures of one image, and yield a row for each."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -120,14 +142,12 @@ class Explanation:
     ``target`` returns what is explained; its argument are other classes than those of ``--target``.
     """
 
-    run: PictureRun
-    raw: ArrayFile
+    run: ExplainCommand
     image: images.InputImage
     tensor: Any
     source: explain.OverlaySource
     word: str
     target: Callable[..., Any]
-    categories: tuple[str, ...] | None
 
     @property
     def net(self) -> models.LoadedModel:
@@ -146,16 +166,10 @@ class Explanation:
         if answer.low_probability:
             self.note(f"{answer.name}: {explain.why_unseen(answer)}")
 
-    @property
-    def is_animation(self) -> bool:
-        """Whether ``-o`` names an animation."""
-        output = self.run.output
-        return output.kind == "file" and os.path.splitext(output.path)[1].lower() in drawing.ANIMATIONS
-
     def clip(self, maps: Any, scale_of: Sequence[Any], cmap: str | None) -> Any:
         """The strip or the animation of maps of a clip; None where neither is asked for and the maps have one frame."""
         each = [maps] if isinstance(maps, explain.Saliency) else maps
-        if self.is_animation:
+        if self.run.is_animation:
             return explain.animate_clip(maps, self.image, self.net, scale_of=scale_of, cmap=cmap)
         if self.net.preprocess.frames > 1 and any(len(one.values) > 1 and one.values.ndim > 2 for one in each):
             return explain.draw_clip(maps, self.image, self.net, scale_of=scale_of, cmap=cmap)
@@ -193,39 +207,3 @@ class Explanation:
             file=path,
             **more,
         )
-
-
-def explain_images(
-    options: ExplainCommand,
-    columns: Columns,
-    draw: Callable[[Explanation], Iterator[Any]],
-    types: Sequence[str] = (),
-    layers: hooks.Selection | None = None,
-    together: Callable[[list[Any], PictureRun], Report] | None = None,
-) -> int:
-    """Load the model, ``draw`` each image, print the rows as they come, and write the ``--raw`` file at the end.
-
-    With ``together``, print the report that it makes of all that ``draw`` yields. Returns the exit status.
-    """
-    place, raw = options.place, options.arrays
-    run = PictureRun.load(options, types, layers)
-    net, categories = run.net, categories_of(run.net, options.categories)
-    suffix = os.path.splitext(place.path)[1]
-    if place.kind == "file" and suffix.lower() in drawing.ANIMATIONS and net.preprocess.frames < 2:
-        exists = f"{net.name} takes a picture: there are no frames for an animation"
-        raise UsageError(f"cannot write {place.path}", exists, "name it .png")
-    target_of = options.choice.for_model(net, categories)
-
-    def rows(read: Sequence[images.InputImage]) -> Iterator[Row]:
-        [image] = read
-        source = explain.OverlaySource.of(image, net)
-        word = run.files.words[image.name]
-        target = partial(target_of, image)
-        yield from draw(Explanation(run, raw, image, net.prepare(image), source, word, target, categories))
-
-    with raw:
-        if together is None:
-            run.print_rows(rows, columns, options.format)
-        else:
-            run.print_report(together(list(run.files.rows(net, rows)), run), options.format)
-    return run.files.status

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 from hookscope import drawing, hooks, images, models, system
 from hookscope.cli import process
 from hookscope.cli.command import OfImages
-from hookscope.cli.output import formats
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.images import ImageFiles
@@ -26,8 +24,15 @@ class PictureCommand(OfImages):
     """A command that writes a picture or page for each image to the place of ``-o``."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".png",)
+    printed: ClassVar[Columns]
+    """The columns of a row."""
+    totals: ClassVar[Sequence[str]] = ()
+    """Lines under a table."""
+
     output: str | None = None
     raw: str | None = None
+    layers: hooks.Selection | None = None
+    types: tuple[str, ...] = ()
 
     @cached_property
     def place(self) -> OutputPath:
@@ -38,15 +43,72 @@ class PictureCommand(OfImages):
             raise UsageError(f"-o - would write a {what} to the terminal", do="send it to a file or a pipe")
         return place
 
+    @cached_property
+    def arrays(self) -> ArrayFile:
+        """The file of ``--raw``."""
+        file = ArrayFile(self.raw)
+        file.expect(2 if len(self.images) > 1 else 1)
+        return file
+
+    @cached_property
+    def files(self) -> ImageFiles:
+        """The images of the run."""
+        return ImageFiles(self.images)
+
+    @cached_property
+    def net(self) -> models.LoadedModel:
+        """The model, which must have layers of the ``types``; a single image is read first."""
+        self.files.read_first()
+        net = self.model.load()
+        check_choice(net, self.types, self.layers)
+        return net
+
     def check(self) -> None:
-        _ = self.place
+        _ = self.place, self.arrays
         super().check()
 
-    def array_file(self, several: bool = False) -> ArrayFile:
-        """The file of ``--raw``; ``several`` says that an image makes several arrays."""
-        file = ArrayFile(self.raw)
-        file.expect(2 if several or len(self.images) > 1 else 1)
-        return file
+    def draw(self, read: Sequence[images.InputImage]) -> Iterator[Any]:
+        """Write the pages of one forward pass, and yield a row for each."""
+        raise NotImplementedError
+
+    def shown(self, rows: Iterable[Row]) -> Iterable[Row]:
+        """The rows of a table."""
+        return rows
+
+    def run(self) -> int:
+        """Draw the images of each forward pass, and print the rows as they come.
+
+        No rows are printed if a page goes to standard output. All pages are drawn, even when the reader of the rows
+        leaves.
+        """
+        with self.arrays:
+            self.place.check_count(len(self.files.groups(self.net)))
+            drawn = self.files.rows(self.net, self.draw)
+            if self.place.kind != "stdout":
+                rows = Section(drawn, self.printed, totals=self.totals, shown=self.shown(drawn))
+                self.print(Report([rows], caption=caption_of(self.net)))
+            deque(drawn, maxlen=0)
+        return self.files.status
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is only one forward pass."""
+        return len(self.files.groups(self.net)) == 1
+
+    def path(self, name: str, image: str, is_only: bool) -> str:
+        """The path of the page ``name`` of ``image``; ``is_only`` if the run makes no other page."""
+        path = self.place.path_for(name, self.files.words[image], self.net.name, is_only)
+        refuse_input(path, self.images)
+        return path
+
+    def write(self, page: Any, path: str) -> None:
+        """Write a page with its provenance to ``path``, or to standard output with ``-o -``."""
+        if self.place.kind == "stdout":
+            write_bytes(drawing.encode_png(page))
+            return
+        if folder := os.path.dirname(path):
+            system.make_folder(folder)
+        write_picture(path, page)
 
 
 def write_bytes(data: bytes) -> None:
@@ -54,80 +116,3 @@ def write_bytes(data: bytes) -> None:
     stream = process.standard_output().buffer
     stream.write(data)
     stream.flush()
-
-
-@dataclass(frozen=True)
-class PictureRun:
-    """A model, the images of a run and the place of its pages."""
-
-    net: models.LoadedModel
-    files: ImageFiles
-    output: OutputPath
-
-    @classmethod
-    def load(
-        cls, command: PictureCommand, types: Sequence[str] = (), layers: hooks.Selection | None = None
-    ) -> PictureRun:
-        """Load the model, which must have layers of the ``types``; a single image is read first."""
-        files = ImageFiles(command.images)
-        files.read_first()
-        net = command.model.load()
-        check_choice(net, types, layers)
-        return cls(net, files, command.place)
-
-    def print_rows(
-        self,
-        draw: Callable[[Sequence[images.InputImage]], Iterator[Row]],
-        columns: Columns,
-        format: str,
-        shown: Callable[[Iterable[Row]], Iterable[Row]] = iter,
-        totals: Sequence[str] = (),
-    ) -> None:
-        """Call ``draw`` with the images of each forward pass, and print its rows as they come.
-
-        A table has the rows that ``shown`` takes of them, and ``totals`` under them.
-        No rows are printed if a page goes to standard output. All pages are drawn, even when the reader of the rows
-        leaves.
-        """
-        self.output.check_count(len(self.files.groups(self.net)))
-        drawn = self.files.rows(self.net, draw)
-        with process.reader_may_leave():
-            if self.output.kind == "stdout":
-                deque(drawn, maxlen=0)
-                return
-            rows = Section(drawn, columns, totals=totals, shown=shown(drawn))
-            try:
-                formats.write_report(Report([rows], caption=caption_of(self.net)), format)
-            except BrokenPipeError:
-                deque(drawn, maxlen=0)
-                raise
-
-    def print_report(self, report: Report, format: str) -> None:
-        """Print ``report``, unless a page goes to standard output."""
-        if self.output.kind != "stdout":
-            with process.reader_may_leave():
-                formats.write_report(report, format)
-
-    @property
-    def is_single(self) -> bool:
-        """Whether there is only one forward pass."""
-        return len(self.files.groups(self.net)) == 1
-
-    def origin(self, inputs: Sequence[images.InputImage]) -> drawing.Origin:
-        """Where a page comes from."""
-        return drawing.Origin.of(self.net, *inputs)
-
-    def path(self, name: str, image: str, is_only: bool) -> str:
-        """The path of the page ``name`` of ``image``; ``is_only`` if the run makes no other page."""
-        path = self.output.path_for(name, self.files.words[image], self.net.name, is_only)
-        refuse_input(path, self.files.paths)
-        return path
-
-    def write(self, page: Any, path: str) -> None:
-        """Write a page with its provenance to ``path``, or to standard output with ``-o -``."""
-        if self.output.kind == "stdout":
-            write_bytes(drawing.encode_png(page))
-            return
-        if folder := os.path.dirname(path):
-            system.make_folder(folder)
-        write_picture(path, page)
