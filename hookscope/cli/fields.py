@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, ClassVar, Self, dataclass_transform
 
 import click
@@ -91,7 +92,7 @@ def option(
             about = {"metavar": "N", "type": Count(least), **about}
         if about.get("default") is not None:
             about.setdefault("show_default", True)
-        return [Option([name, *names, *long], **about), *also]
+        return [Option([name, *names, *long], **about), *map(copy, also)]  # each command sets their variables
 
     checks = {"needs": needs, "not_with": not_with, "why": why, "images": images, "writes": writes}
     return dataclasses.field(default=more.get("default"), metadata={"make": make, **checks})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
-from hookscope.cli.main import main
+from hookscope.cli.main import COMMANDS, cli, main, options_by_name
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,12 @@ def test_a_wrong_value_of_a_variable_is_one_line(
     with pytest.raises(SystemExit) as caught:
         main(["predict", "shapes", "samples/shapes/star.png"])
     assert (caught.value.code, capsys.readouterr().err.count("\n")) == (2, 1)
+
+
+def test_every_option_has_a_variable_of_its_command_and_one_of_all() -> None:
+    commands = {name: cli.get_command(click.Context(cli), name) for name in COMMANDS}
+    for name, command in commands.items():
+        assert command is not None
+        for word, option in options_by_name(command).items():
+            names = [f"HOOKSCOPE_{of}{word}".upper().replace("-", "_") for of in (f"{name}_", "")]
+            assert option.envvar == names or len(option.opts) > 1
