@@ -24,17 +24,7 @@ _BANNED = re.compile(rf"(?<!there )\b({'|'.join(BANNED)})\b(?! longer| better| m
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _BOTH = re.compile("‹[^|›]*\\|[^›]*›")
 # folders that still offend; a room leaves this list when it is clean
-LEFT = {
-    "attention",
-    "cli",
-    "comparison",
-    "exemplars",
-    "explain",
-    "extraction",
-    "geometry",
-    "gradients",
-    "hooks",
-}
+LEFT = {"attention", "cli", "comparison", "exemplars", "explain", "extraction", "geometry", "gradients", "hooks"}
 LEFT |= {"images", "interventions", "jobs", "models", "parameters", "planning", "scores", "statistics", "structure"}
 # pages that show texts of these
 LEFT |= {"cli-reference.md", "python-api.md", "findings.md", "compare.md", "deployment.md"}

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.nets import Function
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -45,15 +47,10 @@ class SelfAttention(nn.Module):
         return self.attend(*self.split(x)).transpose(1, 2).flatten(2)
 
 
-class Ours(nn.Module):
+def ours(width: int, heads: int, need_weights: bool) -> nn.Module:
     """nn.MultiheadAttention as self-attention; it may give its weights too, on which another kernel runs."""
-
-    def __init__(self, width: int, heads: int, need_weights: bool) -> None:
-        super().__init__()
-        self.inner, self.need_weights = nn.MultiheadAttention(width, heads, batch_first=True), need_weights
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, x, x, need_weights=self.need_weights)[0]
+    inner = nn.MultiheadAttention(width, heads, batch_first=True)
+    return Function(lambda net, x: net.inner(x, x, x, need_weights=need_weights)[0], inner=inner)
 
 
 class Vit(nn.Module):
@@ -63,7 +60,7 @@ class Vit(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, width, 4, 4)
         self.token = nn.Parameter(torch.randn(1, 1, width)) if class_token else None
-        self.blocks = nn.Sequential(*(Block(attention(), width) for _ in range(2)))
+        self.blocks = nn.Sequential(*(block(attention(), width) for _ in range(2)))
         self.head = nn.Linear(width, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,13 +70,8 @@ class Vit(nn.Module):
         return self.head(self.blocks(torch.cat([self.token.expand(len(x), -1, -1), tokens], 1))[:, 0])
 
 
-class Block(nn.Module):
-    def __init__(self, attention: nn.Module, width: int) -> None:
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(width), attention
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.attention(self.norm(x))
+def block(attention: nn.Module, width: int) -> nn.Module:
+    return Function(lambda net, x: x + net.attention(net.norm(x)), norm=nn.LayerNorm(width), attention=attention)
 
 
 def vit(attend: Attend = fused, **options: Any) -> Vit:
@@ -93,7 +85,7 @@ def vit(attend: Attend = fused, **options: Any) -> Vit:
 
 def vit_of_torch(need_weights: bool, **options: Any) -> Vit:
     torch.manual_seed(0)
-    return Vit(lambda: Ours(8, 2, need_weights), **options).eval()
+    return Vit(lambda: ours(8, 2, need_weights), **options).eval()
 
 
 class Windows(nn.Module):
@@ -113,27 +105,17 @@ class Windows(nn.Module):
         return torch.roll(x, (self.shift, self.shift), (1, 2))[:, :height, :width]
 
 
-class Swin(nn.Module):
+def swin() -> nn.Module:
     """A map of 6x10 positions in shifted windows, merged to 3x5 positions, in windows again."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.first, self.merge, self.second = (
-            nn.Conv2d(3, 8, 2, 2),
-            Windows(2),
-            nn.Linear(32, 8),
-            Windows(0),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(self.patches(x).permute(0, 2, 3, 1))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.first(net.patches(x).permute(0, 2, 3, 1))
         x = torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], -1)
-        return self.second(self.merge(x)).mean((1, 2))
+        return net.second(net.merge(x)).mean((1, 2))
 
-
-def swin() -> Swin:
     torch.manual_seed(0)
-    return Swin().eval()
+    patches, first, merge, second = nn.Conv2d(3, 8, 2, 2), Windows(2), nn.Linear(32, 8), Windows(0)
+    return Function(forward, patches=patches, first=first, merge=merge, second=second).eval()
 
 
 def picture(height: int = 16, width: int = 24) -> Tensor:

@@ -29,18 +29,7 @@ from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.hooks.calls import Call
 from hookscope.scores.logits import Prediction
-from tests.explain.pages import (
-    BOX,
-    SAYS_RANDOM,
-    SAYS_UNSEEN,
-    TABBY,
-    UNSEEN,
-    VALUES,
-    Drawn,
-    net,
-    picture,
-    record_page,
-)
+from tests.explain.pages import BOX, SAYS_RANDOM, SAYS_UNSEEN, TABBY, UNSEEN, VALUES, Drawn, net, picture, record_page
 
 OTHER = Prediction(7, None, -1.5, 0.1)
 
@@ -83,10 +72,7 @@ def test_the_peak_is_the_middle_of_the_highest_cell_in_the_box() -> None:
     values[2, 1] = 0.5
     values[0, 0] = 0.25
     origin = OverlaySource.of(picture()).origin
-    for box, peak in (
-        ((100, 0, 200, 30), (100 + 1.5 * 20, 25)),
-        ((-50, -30, 450, 330), (-50 + 150, -30 + 300)),
-    ):
+    for box, peak in (((100, 0, 200, 30), (100 + 1.5 * 20, 25)), ((-50, -30, 450, 330), (-50 + 150, -30 + 300))):
         assert OverlaySource(picture().image, box, origin).peak_in(values) == peak
     for value in (0.0, -1.0):
         assert OverlaySource.of(picture()).peak_in(np.full((2, 2), value, np.float32)) is None

@@ -123,12 +123,7 @@ def shown(name: str, road: float, prediction: Score = TABBY, increase: bool = Fa
     return Faithfulness(name, prediction, VALUES, 0.25, 0.75, road, 0.125, increase, 0.5, True, {}, 7, 0.0625)
 
 
-MEASURED = [
-    shown("weak", 0.1),
-    shown("good", 0.4, increase=True),
-    shown("level", 0.2004),
-    shown("random", 0.2),
-]
+MEASURED = [shown("weak", 0.1), shown("good", 0.4, increase=True), shown("level", 0.2004), shown("random", 0.2)]
 
 
 def test_the_best_map_is_first_and_what_is_no_better_than_a_baseline_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

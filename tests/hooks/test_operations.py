@@ -35,11 +35,13 @@ def test_facts_about_modules() -> None:
     assert types_in(net) == Counter({"Sequential": 2, "Conv2d": 1, "ReLU": 1, "BatchNorm2d": 1, "Linear": 1})
 
 
-def test_layers_with_weights_are_those_with_a_matrix_or_filters() -> None:
+def test_layers_with_weights_are_those_with_a_matrix_or_filters_whatever_is_in_them() -> None:
     assert layers_with_weights(small()).plain_names == ("0", "2")
     nn.utils.parametrizations.weight_norm((net := small())[2])
     assert layers_with_weights(net).plain_names == ("0", "2")
     assert layers_with_weights(nn.Sequential(nn.ReLU())).plain_names == ("0",)  # every leaf, then
+    inside = layers_with_weights(with_own_parameters()).plain_names
+    assert inside == ("attention", "attention.out_proj", "normed", "padded")
 
 
 def with_own_parameters() -> nn.Sequential:
@@ -59,14 +61,6 @@ def test_a_layer_that_holds_parameters_is_a_layer_and_parametrizations_are_part_
     assert [name for name, module in named_modules if is_single(name, module)] == [
         "", "padded", "padded.pad", "attention", "attention.out_proj", "normed", "scaled", "scaled.0"
     ]  # fmt: skip
-
-
-def test_layers_that_hold_a_matrix_have_weights_whatever_is_in_them() -> None:
-    selection = layers_with_weights(with_own_parameters())
-    assert selection.plain_names == ("attention", "attention.out_proj", "normed", "padded")
-
-
-def test_parameters_belong_to_the_layer_that_is_parametrized() -> None:
     names = ["weight", "a.bias", "a.b.parametrizations.weight.original0", "parametrizations.weight.0.base"]
     assert [holder_of(name) for name in names] == ["", "a", "a.b", ""]
 
@@ -256,13 +250,8 @@ def test_rows_and_events_of_operations() -> None:
     net = seeded(lambda: Function(lambda net, x: net.conv(x).relu_().mul(2).sum(), conv=nn.Conv2d(3, 4, 1)))
     rows = hookscope.list_layers(net, inputs=(X,), types=("all",), ops=True)
     record = hookscope.trace_events(net, X, ops=True, backward=True)
-    assert (
-        [row.name for row in rows]
-        == [call.call.name for call in record.calls]
-        == [
-            *("conv", "::relu_", "::mul", "::sum"),
-        ]
-    )
+    names = ["conv", "::relu_", "::mul", "::sum"]
+    assert [row.name for row in rows] == [call.call.name for call in record.calls] == names
     assert [row.index for row in rows] == [call.call.order for call in record.calls] == [0, 1, 2, 3]
     assert [call.call.index for call in record.calls] == [0, None, None, None]
     assert [row.output_shape for row in rows] == [call.output[""].shape for call in record.calls]

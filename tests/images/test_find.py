@@ -153,11 +153,20 @@ def refusal(*paths: object) -> str:
     return line
 
 
-def test_no_path_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+def test_no_path_an_empty_folder_and_one_that_cannot_be_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="no picture was given; name files or folders, or - for standard input"):
         find_pictures([])
     (tmp_path / "nested").mkdir()
     assert refusal(tmp_path) == f"no pictures in '{tmp_path}': the folder is empty; name a folder with pictures"
+
+    def fail(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    expected = f"folder '{tmp_path}' cannot be read: Permission denied; change its permissions"
+    assert refusal(tmp_path).startswith(expected)
 
 
 def test_a_folder_without_pictures_lists_its_content(tmp_path: Path) -> None:
@@ -168,15 +177,6 @@ def test_a_folder_without_pictures_lists_its_content(tmp_path: Path) -> None:
     assert line.startswith(f"no pictures in '{tmp_path}'; it holds ")
     assert "2 files" in line and "1 hidden name" in line and "such as HEIC (HEIF) in 'IMG_1.heic'" in line
     assert line.endswith("; name a folder with JPEG, PNG or similar files")
-
-
-def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: str) -> None:
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(os, "scandir", fail)
-    expected = f"folder '{tmp_path}' cannot be read: Permission denied; change its permissions"
-    assert refusal(tmp_path).startswith(expected)
 
 
 def test_missing_files_are_an_error_if_all_are_missing(tmp_path: Path) -> None:

@@ -177,8 +177,7 @@ def test_a_named_pipe_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["new\nline.png", "\x1b]0;title\x07.png", "a\u202eb.png", "$x^2$ %s {0}.png", "-", os.fsdecode(b"\xff")],
+    "name", ["new\nline.png", "\x1b]0;title\x07.png", "a\u202eb.png", "$x^2$ %s {0}.png", "-", os.fsdecode(b"\xff")]
 )
 def test_awkward_names_are_read(tmp_path, name):
     path = tmp_path / name

@@ -345,12 +345,7 @@ def test_an_entry_that_fails_half_way_leaves_nothing() -> None:
         ("re:[", Zero(), SelectionError, "bad regular expression '['"),
         ("", Zero(), SelectionError, "empty layer selection"),
         ("b", Zero(channels="2-4"), LayerError, "no channel 4 at 'b'; there are 4: 0 to 3"),
-        (
-            "b",
-            lambda call, x: x[:1],
-            UsageError,
-            "the intervention at 'b' returns shape 1x4x8x8; it got 4x4x8x8",
-        ),
+        ("b", lambda call, x: x[:1], UsageError, "the intervention at 'b' returns shape 1x4x8x8; it got 4x4x8x8"),
         ("b", Zero, UsageError, "'Zero' is a class; give an instance, `Zero(...)`"),
         ("b", "zero", UsageError, "an intervention cannot be a str; give one of hookscope.interventions"),
         ("b", 5, UsageError, "an intervention cannot be an int"),

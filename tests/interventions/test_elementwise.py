@@ -71,8 +71,7 @@ def test_relative_noise_has_the_spread_of_the_changed_values(dtype: torch.dtype)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [Scale(2.5), Zero(channels=1), Clamp(-0.5, 0.5), Noise(0.3, channels="0,2"), Permute(), Permute("images")],
+    "change", [Scale(2.5), Zero(channels=1), Clamp(-0.5, 0.5), Noise(0.3, channels="0,2"), Permute(), Permute("images")]
 )
 def test_gradients_are_those_of_finite_differences(change: Intervention) -> None:
     tensor = torch.randn(2, 3, 3, 3, dtype=torch.float64, requires_grad=True)

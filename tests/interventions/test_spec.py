@@ -17,7 +17,7 @@ from hookscope.interventions.spec import read_direction
 from tests.helpers import refused
 
 
-def test_a_direction_in_each_kind_of_file(tmp_path: Path) -> None:
+def test_a_direction_is_a_single_finite_tensor_in_each_kind_of_file(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     direction = torch.tensor([1.0, -2.0])
@@ -27,16 +27,18 @@ def test_a_direction_in_each_kind_of_file(tmp_path: Path) -> None:
     save_file({"direction": direction}, tmp_path / "a.safetensors")
     for path in tmp_path.iterdir():
         assert torch.equal(read_direction(str(path)), direction)
+    torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "two.pt")
+    torch.save(torch.tensor([torch.nan]), tmp_path / "nan.pt")
+    with pytest.raises(WeightsError, match="is not a single tensor; it holds 2: a, b"):
+        read_direction(str(tmp_path / "two.pt"))
+    with pytest.raises(WeightsError, match="holds NaN or Inf"):
+        read_direction(str(tmp_path / "nan.pt"))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        (
-            "photo.png",
-            b"no picture",
-            "no direction in photo.png; give a .npy, .pt or .safetensors file",
-        ),
+        ("photo.png", b"no picture", "no direction in photo.png; give a .npy, .pt or .safetensors file"),
         ("notes", b"", "no direction in notes; give a .npy,"),
         ("a.pt", b"damaged, as it seems", "cannot read weights a.pt: damaged, incomplete or not a checkpoint"),
         ("a.npz", b"PK\x03\x04 cut off", "a.npz is not a NumPy file of numbers; save one with numpy.save"),
@@ -54,15 +56,6 @@ def test_files_without_a_direction_are_refused(
         Path(name).write_bytes(content)
     with refused(WeightsError, says):
         read_direction(name)
-
-
-def test_several_tensors_and_values_that_are_not_finite(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "two.pt")
-    torch.save(torch.tensor([torch.nan]), tmp_path / "nan.pt")
-    with pytest.raises(WeightsError, match="is not a single tensor; it holds 2: a, b"):
-        read_direction(str(tmp_path / "two.pt"))
-    with pytest.raises(WeightsError, match="holds NaN or Inf"):
-        read_direction(str(tmp_path / "nan.pt"))
 
 
 EXAMPLES: dict[str, tuple[str, Any]] = {

@@ -13,13 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from hookscope.errors import LayerError, ModelError, UsageError
 from hookscope.models import load_model
 from hookscope.parameters import ParameterStatistics, ParameterThresholds, parameter_statistics, statistics as module
-from hookscope.parameters.statistics import (
-    dead_filters,
-    duplicate_filters,
-    filter_norms,
-    filters_of,
-    is_convolution,
-)
+from hookscope.parameters.statistics import dead_filters, duplicate_filters, filter_norms, filters_of, is_convolution
 
 
 def duplicates(layer: nn.Module, cosine: float = 0.9999) -> tuple[tuple[int, ...], ...] | None:

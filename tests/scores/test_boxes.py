@@ -142,12 +142,7 @@ def test_ultralytics_models_without_overlaps_are_read() -> None:
 @pytest.mark.parametrize(
     ("index", "output", "error", "says"),
     [
-        (
-            3,
-            STREET,
-            TargetError,
-            "finds 3 boxes: box:0 cat (0.9), box:1 dog (0.4), box:2 cat (0.3)",
-        ),
+        (3, STREET, TargetError, "finds 3 boxes: box:0 cat (0.9), box:1 dog (0.4), box:2 cat (0.3)"),
         (-1, STREET, TargetError, "no box -1; the detector finds 3 boxes: box:0 cat (0.9)"),
         (1, [found((7, 0.5, 0, 0, 1, 1))], TargetError, "no box 1; the detector finds 1 box: box:0 class 7 (0.5)"),
         (6, [found(*[(1, 0.5, 0, 0, 1, 1)] * 6)], TargetError, "box:4 cat (0.5), ..."),

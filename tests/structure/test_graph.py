@@ -28,13 +28,8 @@ def edges(model: nn.Module, depth: int | None = 1, size: tuple[int, ...] = (1, 4
     return {(names[edge.source], names[edge.target]) for edge in graph.edges}
 
 
-class Layer(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = conv(width)
-
-    def forward(self, *kept: Tensor) -> Tensor:
-        return self.conv(torch.cat(kept, 1))
+def joins(width: int) -> nn.Module:
+    return Function(lambda net, *kept: net.conv(torch.cat(kept, 1)), conv=conv(width))
 
 
 def dense(net: nn.Module, x: Tensor) -> Tensor:
@@ -86,7 +81,7 @@ CASES: list[tuple[nn.Module, set[tuple[str, str]]]] = [
     ),
     # lines to several readers meet
     (
-        Function(dense, a=Layer(4), b=Layer(8), c=Layer(12)),
+        Function(dense, a=joins(4), b=joins(8), c=joins(12)),
         {
             ("input", "a"), ("input", "(a input)"), ("a", "(a input)"), ("(a input)", "b"),
             ("(a input)", "((a input) b)"), ("b", "((a input) b)"), ("((a input) b)", "c"),

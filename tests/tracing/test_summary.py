@@ -158,16 +158,6 @@ def test_the_real_pass_of_every_model(name: str) -> None:
     judged_by_plain_hooks(model, inputs, trace(model, inputs))
 
 
-def note_of(model: nn.Module, name: str, types: tuple[str, ...] = ("all",)) -> str:
-    (row,) = [row for row in list_layers(model, (8, 8), types) if row.name == name]
-    return row.note
-
-
-def test_overwritten_names_the_layer_that_writes() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1), nn.ReLU())
-    assert [row.note for row in list_layers(net, (8, 8))] == ["overwritten by 1", ""]
-
-
 def test_a_model_that_turns_inference_mode_on() -> None:
     def forward(net: Any, x: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -188,16 +178,31 @@ def add() -> nn.Module:
     return Function(forward, conv=nn.Conv2d(3, 3, 1))
 
 
-def test_a_write_of_the_model_itself_and_of_a_block() -> None:
-    assert note_of(add(), "conv") == "overwritten by the model"
-    outer = Function(lambda net, x: net.inner(out := net.conv(x)) + out, conv=nn.Conv2d(3, 3, 1), inner=add())
-    assert (note_of(outer, "inner.conv"), note_of(outer, "conv")) == ("overwritten by inner", "")
+CONV, BLOCK = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+WRITES: dict[str, tuple[nn.Module, list[tuple[str, str]]]] = {
+    "a layer": (nn.Sequential(CONV, nn.ReLU(inplace=True), BLOCK, nn.ReLU()), [("0", "overwritten by 1"), ("2", "")]),
+    "a view": (nn.Sequential(CONV, nn.Flatten(), nn.ReLU(inplace=True)), [("0", "overwritten by 2")]),
+    "a copy": (Function(lambda net, x: net.conv(x).clone().relu_(), conv=CONV), [("conv", "")]),
+    "the model": (add(), [("conv", "overwritten by the model")]),
+    "a block": (
+        Function(lambda net, x: net.inner(out := net.conv(x)) + out, conv=CONV, inner=add()),
+        [("conv", ""), ("inner.conv", "overwritten by inner")],
+    ),
+    "one module under two names": (
+        nn.Sequential(CONV, nn.ReLU(), CONV),
+        [("0", f"call {n} of 2; shared with 2") for n in (1, 2)],
+    ),
+    "another order than that of execution": (
+        Function(lambda net, x: net.second(net.first(x)), second=CONV, first=BLOCK),
+        [("first", ""), ("second", "")],
+    ),
+}
 
 
-def test_a_write_through_a_view_counts_and_one_to_a_copy_does_not() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.ReLU(inplace=True))
-    assert note_of(net, "0") == "overwritten by 2"
-    assert note_of(Function(lambda net, x: net.conv(x).clone().relu_(), conv=nn.Conv2d(3, 4, 1)), "conv") == ""
+@pytest.mark.parametrize("case", WRITES)
+def test_notes_say_who_overwrites_and_shares_in_the_order_of_execution(case: str) -> None:
+    net, notes = WRITES[case]
+    assert [(row.name, row.note) for row in list_layers(net, (8, 8))] == notes
 
 
 def thrice() -> nn.Module:
@@ -212,12 +217,8 @@ def test_a_layer_that_runs_thrice_and_one_that_does_not() -> None:
         (None, "idle", None, "did not run"),
     ]  # fmt: skip
     assert (rows[3].input_shape, rows[3].output_shape, rows[3].params, rows[3].macs) == (None, None, 20, 0)
-
-
-def test_one_module_under_two_names() -> None:
-    conv = nn.Conv2d(3, 3, 1)
-    rows = list_layers(nn.Sequential(conv, nn.ReLU(), conv), (8, 8))
-    assert [(row.name, row.note) for row in rows] == [("0", f"call {n} of 2; shared with 2") for n in (1, 2)]
+    (container,) = list_layers(nn.Sequential(nn.Sequential(thrice())), (8, 8), ("Function",))
+    assert (container.macs, container.params) == (3 * 12 * 64, 12 + 20)
 
 
 def test_tied_weights_share_and_count_once() -> None:
@@ -227,6 +228,11 @@ def test_tied_weights_share_and_count_once() -> None:
     assert [row.note for row in rows_of_type(summary)] == ["shared with 1", "shared with 0"]
     assert summary.params == 9 + 3 + 3
     assert not summary.real
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    rows = list_layers(net, inputs=(torch.zeros(1, 4),), types=("all",))
+    assert [(row.params, row.note) for row in rows] == [(20, "shared with 1"), (20, "shared with 0")]
+    assert layer_totals(net, inputs=(torch.zeros(1, 4),), types=("Linear",)).type_params == 24
 
 
 def test_a_real_pass_records_the_same() -> None:
@@ -243,11 +249,6 @@ def test_googlenets_auxiliary_heads_did_not_run() -> None:
         ("aux2.conv.conv", "did not run"),
     ]
     assert [row.index for row in rows[:-2]] == list(range(57))
-
-
-def test_order_is_that_of_execution() -> None:
-    net = Function(lambda net, x: net.second(net.first(x)), second=nn.Conv2d(4, 5, 1), first=nn.Conv2d(3, 4, 1))
-    assert [row.name for row in list_layers(net, (8, 8))] == ["first", "second"]
 
 
 def attention() -> nn.Module:
@@ -347,14 +348,6 @@ def test_a_parametrised_layer_counts_as_one_layer(norm: str) -> None:
     assert [(row.name, row.macs) for row in list_layers(net, (5, 5), ("all",))] == [("0.pad", 0), ("0", judge.macs)]
 
 
-def test_tied_weights_count_once() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    net[1].weight = net[0].weight
-    rows = list_layers(net, inputs=(torch.zeros(1, 4),), types=("all",))
-    assert [(row.params, row.note) for row in rows] == [(20, "shared with 1"), (20, "shared with 0")]
-    assert layer_totals(net, inputs=(torch.zeros(1, 4),), types=("Linear",)).type_params == 24
-
-
 def test_input_shapes_by_position_and_keyword() -> None:
     summary = trace(attention(), (torch.zeros(2, 5, 8),))
     (call,) = [call for call in summary.calls if summary.layers[call.layer].name == "attention"]
@@ -372,11 +365,6 @@ def test_a_pruned_layer_counts_what_the_mask_leaves() -> None:
     assert row.macs == (54 + 4) * 9
     assert row.output_shape == (1, 4, 3, 3)
     assert len(net[0]._forward_pre_hooks) == 1
-
-
-def test_macs_of_a_container_are_those_of_what_ran_in_it() -> None:
-    (row,) = list_layers(nn.Sequential(nn.Sequential(thrice())), (8, 8), ("Function",))
-    assert (row.macs, row.params) == (3 * 12 * 64, 12 + 20)
 
 
 def test_a_failure_that_the_model_catches_misplaces_nothing() -> None:
@@ -470,18 +458,13 @@ def test_models_of_grey_pictures_and_whole_shapes() -> None:
     assert list_layers(nn.Conv1d(7, 2, 3), (2, 7, 9), ("Conv1d",))[0].output_shape == (2, 2, 7)
 
 
-def test_given_inputs() -> None:
-    net = Function(lambda net, x, scale: net.conv(x) * scale, conv=nn.Conv2d(3, 4, 1))
-    assert list_layers(net, inputs=(torch.zeros(2, 3, 4, 5), 2.0))[0].output_shape == (2, 4, 4, 5)
-
-
-def test_keywords_and_dictionaries() -> None:
+def test_given_inputs_keywords_and_dictionaries() -> None:
     net = Function(lambda net, picture, scale=1.0: net.conv(picture) * scale, conv=nn.Conv2d(3, 4, 1))
-    (row,) = list_layers(net, inputs={"picture": torch.zeros(2, 3, 4, 5), "scale": 2.0})
-    assert row.output_shape == (2, 4, 4, 5)
+    x = torch.zeros(2, 3, 4, 5)
+    for inputs in ((x, 2.0), {"picture": x, "scale": 2.0}):
+        assert list_layers(net, inputs=inputs)[0].output_shape == (2, 4, 4, 5)
     batches = Function(lambda net, batch: net.conv(batch["image"]), conv=nn.Conv2d(3, 4, 1))
-    (row,) = list_layers(batches, inputs=({"image": torch.zeros(2, 3, 4, 5)},))
-    assert row.output_shape == (2, 4, 4, 5)
+    assert list_layers(batches, inputs=({"image": x},))[0].output_shape == (2, 4, 4, 5)
 
 
 def test_the_first_convolution_says_how_many_channels_there_are() -> None:

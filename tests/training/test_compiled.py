@@ -58,11 +58,8 @@ class Loop:
         self.facts = stats["unique_graphs"], stats["calls_captured"], error, weights, torch.rand(1).item()
 
     def compiled(self, fullgraph: bool) -> Any:
-        net, optimizer, options = (
-            self.net,
-            self.optimizer,
-            {"backend": self.backend or self.counter, "fullgraph": fullgraph},
-        )
+        net, optimizer = self.net, self.optimizer
+        options = {"backend": self.backend or self.counter, "fullgraph": fullgraph}
         forward, update = net, optimizer.step
         if self.part == "model":
             forward = torch.compile(net, **options)
@@ -138,10 +135,8 @@ def test_a_model_that_was_compiled_before_is_not_compiled_again() -> None:
 
     torch._dynamo.reset()
     counter, model = CompileCounter(), net()
-    compiled, optimizer = (
-        torch.compile(model, backend=counter, fullgraph=True),
-        torch.optim.SGD(model.parameters(), 0.1),
-    )
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for watching in (nullcontext(), Monitor(every=2), Monitor(model, optimizer, every=2), nullcontext()):
         with watching:
             for _ in range(3):
@@ -159,11 +154,8 @@ def test_a_function_that_is_not_to_be_compiled_is_seen_within_one_that_is() -> N
     with Monitor(every=1, on_trouble=lambda text: None) as monitor:
         forward(torch.ones(2, 1, 6, 6)).sum().backward()
         optimizer.step()
-    assert {row["layer"] for row in monitor.rows if row["activation_mean"] is not None} == {
-        "block.0",
-        "block.1",
-        "block.2",
-    }
+    seen = {row["layer"] for row in monitor.rows if row["activation_mean"] is not None}
+    assert seen == {"block.0", "block.1", "block.2"}
 
 
 @pytest.mark.parametrize(("is_compiled", "most"), [(False, 25), (True, 45)])

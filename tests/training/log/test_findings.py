@@ -105,9 +105,7 @@ def test_a_rate_next_to_0_is_one_finding_for_all_layers(optimizer: Any) -> None:
 def test_zeros_that_a_function_puts_out_are_seen_at_the_layer_behind_it() -> None:
     """The bias of that layer gets a gradient, the weight one of 0; the optimizer is not to blame."""
     model = Function(
-        lambda self, x: self.head(torch.relu(self.body(x.flatten(1)))),
-        body=nn.Linear(192, 8),
-        head=nn.Linear(8, 4),
+        lambda self, x: self.head(torch.relu(self.body(x.flatten(1)))), body=nn.Linear(192, 8), head=nn.Linear(8, 4)
     )
     nn.init.constant_(model.body.bias, -100)
     findings = findings_over_time(train(model, sgd(model)))

@@ -208,11 +208,7 @@ def test_moments_show_whether_a_function_is_at_its_bounds(
 
 @pytest.mark.parametrize(
     ("mean", "std", "name"),
-    [
-        (3.0, 1e-7, "constant-output"),
-        (1e-6, 1e-6, "vanishing-activations"),
-        (0.0, 1e6, "exploding-activations"),
-    ],
+    [(3.0, 1e-7, "constant-output"), (1e-6, 1e-6, "vanishing-activations"), (0.0, 1e6, "exploding-activations")],
 )
 def test_the_size_of_an_activation(mean: float, std: float, name: str) -> None:
     [finding] = findings_of(activation_mean=mean, activation_std=std)
@@ -221,8 +217,7 @@ def test_the_size_of_an_activation(mean: float, std: float, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "dead", "layers"),
-    [(32, 50, []), (32, 60, ["b"]), (200, 30, []), (200, 40, ["b"]), (4096, 30, ["b"])],
+    ("values", "dead", "layers"), [(32, 50, []), (32, 60, ["b"]), (200, 30, []), (200, 40, ["b"]), (4096, 30, ["b"])]
 )
 def test_channels_with_few_values_may_be_0(values: int, dead: int, layers: list[str]) -> None:
     findings = findings_of(in_layer("b", {"dead_channels": dead, "channel_values": values}))
