@@ -51,7 +51,7 @@ from .hooks import (
     SaveOutput as SaveOutput,
     capture as capture,
 )
-from .images import open_image as open_image
+from .images import Listener as Listener, open_image as open_image
 from .inspection import (
     inspect as inspect,
 )
@@ -61,7 +61,7 @@ from .interventions import (
     intervene as intervene,
     intervention_effect as intervention_effect,
 )
-from .jobs import RayEngine as RayEngine
+from .jobs import RayEngine as RayEngine, RunSettings as RunSettings
 from .models import (
     LoadedModel as LoadedModel,
     find_models as find_models,

@@ -10,6 +10,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from hookscope.images import Listener
+from hookscope.jobs import RunSettings
+
 HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
 
 
@@ -101,3 +104,12 @@ def same_bits(values: Tensor, other: Tensor) -> bool:
         return False
     whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[values.element_size()]
     return torch.equal(values.detach().contiguous().view(whole), other.detach().contiguous().view(whole))
+
+
+def settings(batch_size: int | None = None, workers: int = 0, engine: Any = None, **calls: Any) -> RunSettings:
+    """Settings of a run, and what its listener calls."""
+    return RunSettings(batch_size, workers, engine, Listener(**calls))
+
+
+def ignore(*arguments: Any) -> None:
+    """A call of a listener that does nothing."""

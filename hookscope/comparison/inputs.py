@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -19,8 +19,8 @@ from torch import Tensor
 from hookscope.drawing import input_size_of
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.hooks import InputSize, map_tensors, tensors_in
-from hookscope.images import InputImage
-from hookscope.models import Batch, LoadedModel, OnLost, OnNote, as_batch, load_batches
+from hookscope.images import InputImage, Listener
+from hookscope.models import Batch, LoadedModel, as_batch, load_batches
 
 Floats = NDArray[np.float64]
 
@@ -157,44 +157,42 @@ def paired_batches(
     images_b: Pictures | None,
     batch_size: int,
     workers: int,
-    on_lost: OnLost,
-    on_note: OnNote,
+    listener: Listener,
 ) -> Generator[PairedBatch, None, None]:
     """Batches of at most ``batch_size`` images that both sides could read, those of one size on both sides together."""
-    options = batch_size, workers
-    of_a = _batches(a, images, *options, on_lost, on_note)
     if images_b is None and a.preprocess == b.preprocess and a.family == b.family:
-        for batch in of_a:
+        for batch in _batches(a, images, batch_size, workers, listener):
             yield PairedBatch(batch.positions, batch.names, batch.sha256, batch.inputs, batch.inputs)
         return
-    same = images_b is None
-    nothing: Callable[..., None] = lambda *args: None  # noqa: E731
     known: set[int] = set()
 
-    def lost_in_a(position: int, name: str, error: HookscopeError) -> None:
+    def skipped_in_a(position: int, name: str, error: HookscopeError) -> None:
         known.add(position)
-        on_lost(position, name, error)
+        listener.skipped(position, name, error)
 
-    def lost_in_b(position: int, name: str, error: HookscopeError) -> None:
-        if not same or position not in known:  # else both sides fail on the same file
-            on_lost(position, name, error)
+    def skipped_in_b(position: int, name: str, error: HookscopeError) -> None:
+        if position not in known:  # else both sides fail on the same file
+            listener.skipped(position, name, error)
 
-    of_a = _batches(a, images, *options, lost_in_a, on_note)
-    of_b = _batches(b, images if images_b is None else images_b, *options, lost_in_b, nothing if same else on_note)
+    of_a = _batches(a, images, batch_size, workers, replace(listener, skipped=skipped_in_a))
+    if images_b is None:
+        of_b = _batches(b, images, batch_size, workers, Listener(skipped=skipped_in_b, note=lambda name, text: None))
+    else:
+        of_b = _batches(b, images_b, batch_size, workers, listener)
     with closing(of_a), closing(of_b):
         yield from _common(of_a, of_b)
 
 
 def _batches(
-    net: LoadedModel, images: Pictures, batch_size: int, workers: int, on_lost: OnLost, on_note: OnNote
+    net: LoadedModel, images: Pictures, batch_size: int, workers: int, listener: Listener
 ) -> Generator[Batch, None, None]:
     if not isinstance(images, Tensor) and all(isinstance(image, str | os.PathLike) for image in images):
         paths = [os.fspath(image) for image in images]  # type: ignore[arg-type]
-        return load_batches(net, paths, batch_size, workers, on_lost, on_note)
-    return _in_memory(net, images, batch_size, on_lost)
+        return load_batches(net, paths, batch_size, workers, listener)
+    return _in_memory(net, images, batch_size, listener)
 
 
-def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, on_lost: OnLost) -> Generator[Batch, None, None]:
+def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, listener: Listener) -> Generator[Batch, None, None]:
     """Batches of a tensor, or of PIL images."""
     stacks = net.family != "detection"
     for first in range(0, len(images), batch_size):
@@ -211,7 +209,7 @@ def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, on_lost: OnL
             try:
                 usable.append((position, image, net.prepare(_opened(image)).to(net.device)))
             except InputError as error:
-                on_lost(position, _name(image, position), error)
+                listener.skipped(position, _name(image, position), error)
         for _, run in itertools.groupby(usable, lambda each: each[2].shape if stacks else None):
             members = list(run)
             yield Batch(

@@ -24,7 +24,9 @@ from hookscope.comparison.side import Side
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
 from hookscope.findings import counted
 from hookscope.hooks import MODEL, Call, Layers, Selection, check_hookable, maps_or_vectors, named_inputs
-from hookscope.models import LoadedModel, OnLost, OnNote, package_versions, raise_lost, warn_of_image
+from hookscope.images import Listener
+from hookscope.jobs import RunSettings
+from hookscope.models import LoadedModel, package_versions
 from hookscope.scores import class_label, class_scores, probabilities, without_scores
 
 _CHANNELS = 16  # of a pair, whose maps are kept
@@ -143,11 +145,7 @@ def compare(
     matrix: bool = False,
     keep: Layers | bool | None = None,
     categories: Sequence[str] | None = None,
-    batch_size: int | None = None,
-    workers: int = 0,
-    on_lost: OnLost = raise_lost,
-    on_note: OnNote = warn_of_image,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    run: RunSettings = RunSettings(),
 ) -> Comparison:
     """Where two models, or two ways to run one, begin to differ: call by call over the same images.
 
@@ -170,11 +168,7 @@ def compare(
         keep: Calls of A whose maps of the first image are kept; True for the first call that differs and the one that
             adds most, which takes further passes of one image.
         categories: Names of the classes; None for those of each side.
-        batch_size: Images in a pass; None for as many as fit, from 4 to 16.
-        workers: Number of processes that read and prepare images.
-        on_lost: Called with position, name and error of an image that cannot be used; raises by default.
-        on_note: Called with name and text of a note about an image; warns by default.
-        on_progress: Called as ``on_progress(done, total)`` after each batch.
+        run: How the run is done, in this process; its usual batch size is as many images as fit, from 4 to 16.
 
     Returns:
         The `Comparison`: the answer, a row for each pair of calls, and the agreement of the best classes.
@@ -199,8 +193,8 @@ def compare(
     if others is not None and len(others) != len(pictures):
         asked = f"B has {counted(len(others), 'image')} and A has {len(pictures)}"
         raise UsageError(asked, do="give as many to both, in the same order")
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"batch size must be at least 1, not {batch_size}")
+    if run.engine is not None:
+        raise UsageError("a comparison runs in this process", do="leave the engine out")
     sides = Side.of(a), Side.of(b)
     for side in sides:
         check_hookable(side.net.model)
@@ -216,25 +210,28 @@ def compare(
         matrix,
         None if keep is None or isinstance(keep, bool) else Selection.of(keep),
     )
-    run = _Run(*sides, wanted, categories, InputChange(others is not None))
+    sums = ComparisonRun(*sides, wanted, categories, InputChange(others is not None))
     # so that the last batch is not much smaller than the others
-    size = batch_size or -(-len(pictures) // -(-len(pictures) // _MOST))
+    size = run.batch_size or -(-len(pictures) // -(-len(pictures) // _MOST))
 
-    def lost(position: int, name: str, error: HookscopeError) -> None:
-        run.lost += 1
-        on_lost(position, name, error)
+    def skipped(position: int, name: str, error: HookscopeError) -> None:
+        sums.skipped += 1
+        run.listener.skipped(position, name, error)
 
-    batches = paired_batches(run.a.net, run.b.net, pictures, others, size, workers, lost, on_note)
+    listener, done = replace(run.listener, skipped=skipped), 0
+    listener.start(0)
+    batches = paired_batches(sums.a.net, sums.b.net, pictures, others, size, run.workers, listener)
     with torch.inference_mode(False), closing(batches):
         for batch in batches:
-            for part in run.cut(batch, batch_size is None):
-                run.add(part)
-                on_progress(len(run.names) + run.lost, len(pictures))
-    if not run.names:
-        raise InputError("no image could be used", f"{run.lost} were tried", "see the errors above")
-    found = run.comparison()
+            for part in sums.cut(batch, run.batch_size is None):
+                sums.add(part)
+                listener.progress(len(sums.names) + sums.skipped - done)
+                done = len(sums.names) + sums.skipped
+    if not sums.names:
+        raise InputError("no image could be used", f"{sums.skipped} were tried", "see the errors above")
+    found = sums.comparison()
     if keep is True and (calls := calls_to_draw(found)):
-        chosen, first = Selection.of_calls(calls), slice(run.first, run.first + 1)
+        chosen, first = Selection.of_calls(calls), slice(sums.first, sums.first + 1)
         found_of_one = compare(
             *sides,
             pictures[first],
@@ -245,13 +242,13 @@ def compare(
             names=names,
             alone=False,
             keep=chosen,
-            on_note=lambda name, text: None,
+            run=RunSettings(listener=Listener(note=lambda name, text: None)),
         )
         found = replace(found, maps=found_of_one.maps)
     return found
 
 
-class _Run:
+class ComparisonRun:
     """One comparison: what is added up so far."""
 
     calls: ComparedCalls
@@ -262,7 +259,7 @@ class _Run:
         self.a, self.b, self.wanted = a, b, wanted
         self.names: list[str] = []
         self.sha256: list[str] = []
-        self.lost = 0
+        self.skipped = 0
         self.input_change = change
         self.agreement = AgreementSums(a.net, b.net, categories)
         self.matrix: CkaSums | None = None
@@ -344,8 +341,8 @@ class _Run:
             if count:
                 self.notes[f"{side} is in training mode: {counted(count, 'layer')}"] = None
         self.notes |= dict.fromkeys((*self.a.notes, *self.b.notes))
-        if self.lost:
-            self.notes[f"{counted(self.lost, 'image')} could not be used"] = None
+        if self.skipped:
+            self.notes[f"{counted(self.skipped, 'image')} could not be used"] = None
         matrix = None if self.matrix is None else self.matrix.matrix(len(self.names))
         provenance = {
             **package_versions(),

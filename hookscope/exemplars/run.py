@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,11 +13,9 @@ from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.exemplars.facts import LayerExemplars
 from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars
 from hookscope.exemplars.storage import (
-    AGAIN,
     ExemplarsSource,
     SavedExemplars,
     SynthesizedImages,
-    check_same_run,
     load_exemplars,
     save_exemplars,
 )
@@ -25,17 +23,16 @@ from hookscope.geometry import ReceptiveField, receptive_fields
 from hookscope.hooks import AnyModel, Layers, Selection, select_types
 from hookscope.images import find_pictures
 from hookscope.jobs import (
-    Engine,
-    LocalEngine,
+    AGAIN,
     Part,
     Progress,
+    RunSettings,
     SavedRun,
-    fingerprint_of,
     layers_in_words,
     picture_of,
     pictures_in,
 )
-from hookscope.models import OnLost, OnNote, as_loaded, raise_lost, warn_of_image
+from hookscope.models import as_loaded
 from hookscope.system import StrPath
 
 
@@ -50,16 +47,9 @@ def find_exemplars(
     least: bool = False,
     measure: str = "max",
     folders: Iterable[str] | None = None,
-    batch_size: int = 16,
-    workers: int = 0,
-    engine: Engine | None = None,
     save: StrPath | None = None,
     resume: bool = False,
-    on_start: Callable[[int], None] = lambda done: None,
-    on_progress: Callable[[int], None] = lambda count: None,
-    on_lost: OnLost = raise_lost,
-    on_note: OnNote = warn_of_image,
-    on_interrupt: Callable[[int], None] = lambda done: None,
+    run: RunSettings = RunSettings(),
 ) -> list[LayerExemplars]:
     """Find the images, and the places in them, that excite each channel of the chosen layers most.
 
@@ -86,17 +76,10 @@ def find_exemplars(
         least: Whether to find the images that excite each channel least, too.
         measure: ``max``, ``mean`` or ``abs``.
         folders: Folders that were named, if ``paths`` lists the files in them.
-        batch_size: Images in one forward pass.
-        workers: Processes that read and prepare images; 0 reads them in this process.
-        engine: What runs the passes, by default this process.
         save: A file that is written about every ten seconds and whenever the run ends, also by an exception or a
             signal; `read_exemplars` reads it.
         resume: Use only the images that are missing in ``save``.
-        on_start: Gets the number of images already done.
-        on_progress: Gets the number of images in each batch, lost ones included.
-        on_lost: Gets position, name and error of an image that cannot be used, and raises by default.
-        on_note: Gets the name of an image and a note on it, and warns by default.
-        on_interrupt: Gets the number of images in ``save`` when an exception ends the run.
+        run: How the run is done.
 
     Returns:
         The exemplars of each call, and of each tensor that it returns, in order of execution.
@@ -123,24 +106,20 @@ def find_exemplars(
         folders = [path for path in paths if os.path.isdir(path)]
         paths = find_pictures(paths) if folders else paths
     below = tuple(map(os.path.normpath, folders))
-    job = ExemplarsJob(layers, classes, wanted, top, least, measure, below, batch_size, workers)
-    source = ExemplarsSource(
-        net.name,
-        net.weights,
-        "" if save is None else fingerprint_of(net.model),
-        net.preprocess.describe(),
+    job = ExemplarsJob(layers, classes, wanted, top, least, measure, below, run.images_in_pass, run.workers)
+    source = ExemplarsSource.of(
+        net,
         layers_in_words(layers, classes),
-        "all" if wanted is None else ", ".join(map(str, wanted)),
-        measure,
-        top,
-        least,
-        ", ".join(below),
+        save is not None,
+        channels="all" if wanted is None else ", ".join(map(str, wanted)),
+        measure=measure,
+        top=top,
+        least=least,
+        folders=", ".join(below),
     )
-    run = _Run(net, paths, job, save, on_lost, on_progress, on_note, source=source)
-    run.do(engine or LocalEngine(), resume, on_start, on_interrupt)
-    run.add_fields(classes)
-    run.save()
-    return run.state().layers()
+    search = ExemplarsRun(net, paths, job, run, save, source, classes)
+    search.do(resume)
+    return search.state().layers()
 
 
 def _check(top: int, measure: str, channels: tuple[int, ...] | None) -> None:
@@ -153,10 +132,11 @@ def _check(top: int, measure: str, channels: tuple[int, ...] | None) -> None:
 
 
 @dataclass
-class _Run(SavedRun[FoundExemplars]):
+class ExemplarsRun(SavedRun[FoundExemplars]):
     """One run over the images: what is found, done and lost so far."""
 
-    source: ExemplarsSource = field(kw_only=True)
+    source: ExemplarsSource
+    types: tuple[str, ...] | None
     found: FoundExemplars = field(default_factory=FoundExemplars)
     fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
     synthesized: SynthesizedImages = field(default_factory=dict)
@@ -167,9 +147,9 @@ class _Run(SavedRun[FoundExemplars]):
 
     def load(self, file: StrPath) -> Progress:
         name, saved = str(os.fspath(file)), load_exemplars(file)
-        check_same_run(saved.source, self.source, name)
+        saved.source.check_resumed_by(self.source, name)
         progress = saved.progress
-        if Progress.after(self.paths, progress.done, progress.lost) != progress or progress.done > len(self.paths):
+        if Progress.after(self.paths, progress.done, progress.skipped) != progress or progress.done > len(self.paths):
             exists = f"its first {progress.done} are not those of this run"
             raise InputError(f"cannot resume '{name}'", exists, AGAIN)
         kept = list(saved.found.seen.values())
@@ -186,18 +166,21 @@ class _Run(SavedRun[FoundExemplars]):
     def merge(self, part: Part[FoundExemplars], value: FoundExemplars) -> None:
         self.found.merge(value)
 
-    def add_fields(self, types: Iterable[str] | None) -> None:
+    def finish(self) -> None:
+        if self.found.seen:  # else all values are NaN or Inf
+            self._add_fields()
+        super().finish()
+
+    def _add_fields(self) -> None:
         """Find out what a unit of each layer sees, on noise of the size of an image."""
-        if not self.found.seen:  # all values are NaN or Inf
-            return
         height, width = next(iter(self.found.seen.values())).size
         noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
         inputs = self.net.inputs(self.net.prepare(Image.fromarray(noise)))
         calls = Selection.of_calls({layer.call for layer in self.found.layers.values()})
         try:
-            self.fields = receptive_fields(self.net, inputs, calls, types)
+            self.fields = receptive_fields(self.net, inputs, calls, self.types)
         except (InputError, LayerError) as error:  # a layer that runs only for some images
-            self.on_note(self.net.name, f"what a unit sees is not known: {error}")
+            self.settings.listener.note(self.net.name, f"what a unit sees is not known: {error}")
 
     def state(self) -> SavedExemplars:
         return SavedExemplars(self.source, self.found, self.progress, self.fields, self.synthesized)

@@ -18,31 +18,22 @@ from hookscope.exemplars.job import FoundExemplars, FoundInLayer, SeenImage
 from hookscope.exemplars.top import Candidates
 from hookscope.geometry import ReceptiveField
 from hookscope.images import open_image
-from hookscope.jobs import Progress, StateKind, fingerprint_of, read_state, write_state
+from hookscope.jobs import Progress, RunIdentity, StateKind, fingerprint_of, read_state, write_state
 from hookscope.models import LoadedModel
 from hookscope.system import StrPath
 
 _KIND = StateKind("saved exemplars", "give the exemplars.json of `hookscope exemplars -o FOLDER`", name="exemplars")
 _FIND = "run `hookscope exemplars` again"
-AGAIN = "give what it was made with, or start again with ‹overwrite=True|--overwrite›"
 SynthesizedImages = Mapping[str, Mapping[int, tuple[SynthesizedImage, ...]]]
 """By the key of a layer and the channel; none for a channel that no gradient reaches."""
 
 _WHOLE = ReceptiveField("whole", (0.0, 0.0), reason="it was not computed")
 
 
-@dataclass(frozen=True, slots=True)
-class ExemplarsSource:
-    """What exemplars were found in, and how; a run resumes only one of the same source.
+@dataclass(frozen=True)
+class ExemplarsSource(RunIdentity):
+    """What exemplars were found in, and how; a label is a folder inside one of ``folders``."""
 
-    ``fingerprint`` is that of `fingerprint_of`; a label is a folder inside one of ``folders``.
-    """
-
-    model: str
-    weights: str
-    fingerprint: str
-    preprocess: str
-    layers: str
     channels: str
     measure: str
     top: int
@@ -119,7 +110,12 @@ def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
         "print": padded.view(np.int64),
         "print_size": prints.shape[1],
     }
-    content = {"source": asdict(saved.source), "progress": asdict(saved.progress), "images": images, "layers": layers}
+    content = {
+        "source": asdict(saved.source),
+        "progress": saved.progress.state_dict(),
+        "images": images,
+        "layers": layers,
+    }
     fields = {key: asdict(seen) for key, seen in saved.receptive_fields.items()}
     made = {
         key: {channel: [_packed(image) for image in images] for channel, images in by_channel.items()}
@@ -176,7 +172,8 @@ def _restored(content: dict[str, Any]) -> SavedExemplars:
         key: {int(channel): tuple(_unpacked(*image) for image in images) for channel, images in by_channel.items()}
         for key, by_channel in content.get("synthesized", {}).items()
     }
-    return SavedExemplars(ExemplarsSource(**content["source"]), found, Progress(**content["progress"]), fields, made)
+    progress = Progress.from_state(content["progress"])
+    return SavedExemplars(ExemplarsSource(**content["source"]), found, progress, fields, made)
 
 
 def _field(parts: Mapping[str, Any]) -> ReceptiveField:
@@ -221,19 +218,3 @@ def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
         exists = f"{saved.source.preprocess}, here {here['preprocess']}"
         raise InputError(f"the exemplars in '{name}' had another preprocessing", exists, _FIND)
     return saved.layers()
-
-
-def check_same_run(saved: ExemplarsSource, here: ExemplarsSource, name: str) -> None:
-    """Refuse to resume a run of another model, weights, preprocessing, layers or settings.
-
-    Raises:
-        InputError: The sources differ; the error says in what.
-    """
-    asked = f"cannot resume '{name}'"
-    for part, value in asdict(saved).items():
-        other = getattr(here, part)
-        if value != other and part == "fingerprint":
-            raise InputError(asked, f"it was made with other weights of {saved.model}", AGAIN)
-        if value != other:
-            old, new = ("none" if each == "" else each for each in (value, other))
-            raise InputError(asked, f"it was made with {part} {old}, not {new}", AGAIN)

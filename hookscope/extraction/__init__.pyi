@@ -1,10 +1,9 @@
 from .facts import (
     POOLS as POOLS,
     FeatureBatch as FeatureBatch,
-    FeatureSource as FeatureSource,
     WrittenFeatures as WrittenFeatures,
 )
-from .files import write_features as write_features
+from .files import FeatureRun as FeatureRun, FeatureSource as FeatureSource
 from .formats import FORMATS as FORMATS
 from .job import ExtractionJob as ExtractionJob
 from .output import check_output as check_output

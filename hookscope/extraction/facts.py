@@ -41,52 +41,25 @@ class FeatureBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureSource:
-    """What features were made from; files of features carry it, and a run resumes only one of the same source.
-
-    Attributes:
-        model: The model.
-        weights: Its weights.
-        fingerprint: SHA-256 of all parameters and buffers.
-        preprocess: The preprocessing in words.
-        layers: The selection of layers.
-        pool: One of `POOLS`.
-        dtype: Data type of the features; empty for that of the layer.
-        targets: Classes whose probabilities are columns.
-        logits: Whether the logits are a column.
-    """
-
-    model: str
-    weights: str
-    fingerprint: str
-    preprocess: str
-    layers: str
-    pool: str = "none"
-    dtype: str = ""
-    targets: tuple[str, ...] = ()
-    logits: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class WrittenFeatures:
     """What `Extraction.save` wrote.
 
     Attributes:
         path: The file, or the folder of parts.
         rows: Number of images in it, over all runs.
-        lost: Number of images that could not be used.
+        skipped: Number of images that could not be used.
         columns: Shape of the features of one image, by column.
-        earlier: Number of images that an earlier run had done, used or lost.
+        earlier: Number of images that an earlier run had done, used or skipped.
         was_complete: Whether there was nothing left to do.
         dtypes: Data type of the features, by column.
-        lost_file: The file that names the lost images; empty if there are none.
+        skipped_file: The file that names the skipped images; empty if there are none.
     """
 
     path: str
     rows: int
-    lost: int
+    skipped: int
     columns: Mapping[str, tuple[int, ...]]
     earlier: int = 0
     was_complete: bool = False
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    lost_file: str = ""
+    skipped_file: str = ""

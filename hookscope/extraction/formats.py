@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import itertools
 import json
 import math
 import os
-import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -25,7 +25,9 @@ ROW_FIELDS = ("position", "path", "sha256", "label")
 
 RESERVED = (*ROW_FIELDS, "metadata")
 
-_BLOCK = 1 << 24  # bytes of features that are held at once
+BLOCK_BYTES = 1 << 24
+"""Bytes of features that are held at once."""
+
 _BLOCK_ROWS = 1 << 14  # their paths take memory too
 _SAFETENSORS = {
     "bool": "BOOL",
@@ -43,15 +45,8 @@ _SAFETENSORS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Features of one column in a file of raw values, row after row.
+    """Data type and shape of the values of one row."""
 
-    Attributes:
-        file: The file.
-        dtype: Their data type.
-        shape: Shape of the values of one row.
-    """
-
-    file: str
     dtype: str
     shape: tuple[int, ...]
 
@@ -62,34 +57,45 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FeatureTable:
-    """Rows to assemble: columns of raw values, the file of `ROW_FIELDS` with its header, and metadata."""
+    """Rows to assemble, and metadata.
 
-    rows: int
+    Attributes:
+        parts: Files of `write_part` with their numbers of rows.
+        columns: The columns, in the order of the arrays in a part.
+        metadata: The metadata.
+    """
+
+    parts: Sequence[tuple[str, int]]
     columns: Mapping[str, Column]
-    row_file: str
     metadata: Mapping[str, Any]
 
     @property
+    def rows(self) -> int:
+        return sum(rows for _, rows in self.parts)
+
+    @property
     def block_rows(self) -> int:
-        """Rows of all columns that are held at once."""
-        rows = _BLOCK // sum(column.row_bytes for column in self.columns.values())
+        """Rows of all columns that make a block."""
+        rows = BLOCK_BYTES // sum(column.row_bytes for column in self.columns.values())
         return max(1, min(self.rows, rows, _BLOCK_ROWS))
 
-    def blocks(self, column: Column) -> Iterator[Array]:
-        """The values of a column, ``(block_rows, ...)`` and the rest."""
-        with open(column.file, "rb") as stream:
-            for first in range(0, self.rows, self.block_rows):
-                count = min(self.block_rows, self.rows - first)
-                values = np.fromfile(stream, column.dtype, count * math.prod(column.shape))
-                yield values.reshape(count, *column.shape)
+    def blocks(self, name: str) -> Iterator[Array]:
+        """The values of a column or of one of `ROW_FIELDS`; a block has the same rows of every column."""
+        key = name if name in ROW_FIELDS else str(list(self.columns).index(name))
+        held: list[Array] = []
+        for path, _ in self.parts:
+            with np.load(path) as part:
+                held.append(part[key])
+            while sum(map(len, held)) >= self.block_rows:
+                whole = np.concatenate(held)
+                yield whole[: self.block_rows]
+                held = [whole[self.block_rows :]]
+        if sum(map(len, held)):
+            yield np.concatenate(held)
 
-    def fields(self) -> Iterator[list[Array]]:
+    def fields(self) -> Iterator[tuple[Array, ...]]:
         """An array for each of `ROW_FIELDS`, of the rows of each block."""
-        with open(self.row_file, encoding="utf-8", newline="") as stream:
-            records = itertools.islice(csv.reader(stream, csv.excel_tab), 1, self.rows + 1)
-            while block := list(itertools.islice(records, self.block_rows)):
-                positions, *texts = zip(*block, strict=True)
-                yield [np.array(positions, np.int64), *(np.array(text, object) for text in texts)]
+        return zip(*map(self.blocks, ROW_FIELDS), strict=True)
 
     @property
     def text(self) -> str:
@@ -97,10 +103,49 @@ class FeatureTable:
         return json.dumps(self.metadata)
 
 
-def _write_npy(path: str, table: FeatureTable) -> None:
-    (column,) = table.columns.values()
+def write_part(stream: IO[bytes], columns: Iterable[Array], fields: Sequence[Sequence[Any]]) -> None:
+    """Write some rows: the values of each column, and of each of `ROW_FIELDS`."""
+    position, *texts = fields
+    named = {str(number): column for number, column in enumerate(columns)} | {"position": np.array(position, np.int64)}
+    named |= {name: np.array(list(map(as_text, text))) for name, text in zip(ROW_FIELDS[1:], texts, strict=True)}
+    np.savez(stream, **named)  # type: ignore[arg-type]
+    os.fsync(stream.fileno())
+
+
+def check_part(path: str) -> None:
+    """Raise an error if a file of `write_part` is cut short: its list of arrays is at its end."""
+    with open(path, "rb") as stream, zipfile.ZipFile(stream):
+        pass
+
+
+def as_text(value: Any) -> str:
+    """A text that UTF-8 can hold; names of files may be any bytes."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def tsv(rows: Iterable[Iterable[Any]]) -> bytes:
+    """Lines of a table."""
+    text, rows = io.StringIO(), [[as_text(value) for value in row] for row in rows]
+    # csv does not quote \r where lines end with \n.
+    has_returns = any("\r" in value for row in rows for value in row)
+    csv.writer(
+        text, csv.excel_tab, lineterminator="\n", quoting=csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL
+    ).writerows(rows)
+    return text.getvalue().encode()
+
+
+def write_rows(path: str, table: FeatureTable) -> None:
+    """Write a table of `ROW_FIELDS`."""
     with open(path, "wb") as stream:
-        _write_array(stream, np.dtype(column.dtype), (table.rows, *column.shape), table.blocks(column))
+        stream.write(tsv([ROW_FIELDS]))
+        for fields in table.fields():
+            stream.write(tsv(zip(*fields, strict=True)))
+
+
+def _write_npy(path: str, table: FeatureTable) -> None:
+    ((name, column),) = table.columns.items()
+    with open(path, "wb") as stream:
+        _write_array(stream, np.dtype(column.dtype), (table.rows, *column.shape), table.blocks(name))
 
 
 def _write_array(stream: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], blocks: Iterator[Array]) -> None:
@@ -117,9 +162,6 @@ def _npy_metadata(path: str) -> Any:
 
 
 def _write_npz(path: str, table: FeatureTable) -> None:
-    widths = [1] * len(ROW_FIELDS)
-    for _, *texts in table.fields():
-        widths[1:] = [max(width, *map(len, text)) for width, text in zip(widths[1:], texts, strict=True)]
     with zipfile.ZipFile(path, "w") as archive:
 
         def add(name: str, dtype: Any, shape: tuple[int, ...], blocks: Iterator[Array], kind: int) -> None:
@@ -128,11 +170,11 @@ def _write_npz(path: str, table: FeatureTable) -> None:
             with archive.open(member, "w", force_zip64=True) as stream:
                 _write_array(stream, np.dtype(dtype), shape, blocks)
 
-        for number, name in enumerate(ROW_FIELDS):
-            blocks = (fields[number] for fields in table.fields())
-            add(name, f"<U{widths[number]}" if number else "<i8", (table.rows,), blocks, zipfile.ZIP_DEFLATED)
+        for name in ROW_FIELDS:
+            dtype = max((block.dtype for block in table.blocks(name)), key=lambda dtype: dtype.itemsize)
+            add(name, dtype, (table.rows,), table.blocks(name), zipfile.ZIP_DEFLATED)
         for name, column in table.columns.items():
-            add(name, column.dtype, (table.rows, *column.shape), table.blocks(column), zipfile.ZIP_STORED)
+            add(name, column.dtype, (table.rows, *column.shape), table.blocks(name), zipfile.ZIP_STORED)
         text = np.array(table.text)
         add("metadata", text.dtype, (), iter([text]), zipfile.ZIP_STORED)
 
@@ -153,9 +195,8 @@ def _write_safetensors(path: str, table: FeatureTable) -> None:
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for column in table.columns.values():
-            with open(column.file, "rb") as values:
-                shutil.copyfileobj(values, stream, _BLOCK)
+        for block in itertools.chain.from_iterable(map(table.blocks, table.columns)):
+            stream.write(block.tobytes())
 
 
 def _safetensors_metadata(path: str) -> Any:
@@ -177,12 +218,12 @@ def _write_parquet(path: str, table: FeatureTable) -> None:
         kind = pa.list_(value, math.prod(column.shape)) if column.shape else value
         fields.append(pa.field(name, kind, metadata={"shape": json.dumps(column.shape)}))
     schema = pa.schema(fields, {"hookscope": table.text})
-    blocks = [table.blocks(column) for column in table.columns.values()]
+    blocks = map(table.blocks, table.columns)
     # A dictionary or a range of values helps where values repeat, and features do not.
     settings = {"use_dictionary": ["label"], "write_statistics": list(ROW_FIELDS)}
     with open(path, "wb") as stream, parquet.ParquetWriter(stream, schema, **settings) as writer:
         for texts, *features in zip(table.fields(), *blocks, strict=True):
-            arrays = [pa.array(text) for text in texts]
+            arrays = [pa.array(text.astype(object) if number else text) for number, text in enumerate(texts)]
             for block in features:
                 flat = pa.array(block.reshape(-1))
                 size = math.prod(block.shape[1:])
@@ -200,24 +241,21 @@ def _write_zarr(path: str, table: FeatureTable) -> None:
     import zarr
 
     group = zarr.create_group(path, attributes={"hookscope": dict(table.metadata)})
-    size = table.block_rows
-    arrays = [
-        group.create_array(name, shape=(table.rows,), chunks=(size,), dtype=str if number else "int64")
-        for number, name in enumerate(ROW_FIELDS)
-    ]
-    for number, fields in enumerate(table.fields()):
-        for array, values in zip(arrays, fields, strict=True):
-            array[number * size : number * size + len(values)] = values
-    for name, column in table.columns.items():
+    arrays: dict[str, tuple[Any, tuple[int, ...], Any]]
+    arrays = {name: ("int64" if name == "position" else str, (), None) for name in ROW_FIELDS}
+    arrays |= {name: (column.dtype, column.shape, {"layer": name}) for name, column in table.columns.items()}
+    for name, (dtype, shape, attributes) in arrays.items():
         array = group.create_array(
             name.replace("/", "%2F"),  # which would make a group
-            shape=(table.rows, *column.shape),
-            chunks=(size, *column.shape),
-            dtype=column.dtype,
-            attributes={"layer": name},
+            shape=(table.rows, *shape),
+            chunks=(table.block_rows, *shape),
+            dtype=dtype,
+            attributes=attributes,
         )
-        for number, block in enumerate(table.blocks(column)):
-            array[number * size : number * size + len(block)] = block
+        first = 0
+        for block in table.blocks(name):
+            array[first : first + len(block)] = block.astype(object) if dtype is str else block
+            first += len(block)
 
 
 def _zarr_metadata(path: str) -> Any:

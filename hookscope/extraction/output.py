@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import os
 import re
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hookscope.errors import InputError, UsageError, WriteError, printable
-from hookscope.extraction.formats import FORMATS, Column, FeatureFormat, format_of
+from hookscope.extraction.formats import FORMATS, Column, FeatureFormat, FeatureTable, format_of
 from hookscope.findings import counted
 from hookscope.jobs import StateKind, read_state, write_state
 from hookscope.system import StrPath, check_folder, check_writable
-
-
-def append_to(name: str, data: Any) -> None:
-    with open(name, "ab") as stream:  # not kept open: there may be more columns than a process may have files
-        stream.write(data)
-
-
-def sync(name: str) -> None:
-    with open(name, "rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def tsv(rows: Iterable[Iterable[Any]]) -> bytes:
-    text, rows = io.StringIO(), [[str(value) for value in row] for row in rows]
-    # csv does not quote \r where lines end with \n.
-    has_returns = any("\r" in value for row in rows for value in row)
-    lines = csv.writer(
-        text, csv.excel_tab, lineterminator="\n", quoting=csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL
-    )
-    lines.writerows(rows)
-    return text.getvalue().encode("utf-8", "backslashreplace")
 
 
 def remove(path: str) -> None:
@@ -52,10 +28,10 @@ def remove(path: str) -> None:
 DEFAULT_SHARD = 10_000
 """Rows of each file in a folder."""
 
-_PROGRESS = "_progress.json"  # readers of folders leave out what begins with _
-_PART = re.compile(r"part-(\d{5,})\.parquet")
-_WORK = re.compile(r"\d+\.bin|old|whole\.\w+|_progress\.json|\.(lock|json|spare|rows\.tsv|lost\.tsv)|\.hookscope-.*")
-_KIND = StateKind("progress of an extraction", "give the output of `extract`", name="features")
+_STATE = "_progress.json"  # readers of folders leave out what begins with _
+_SHARD = re.compile(r"part-(\d{5,})\.parquet")
+_WORK = re.compile(r"\d+\.npz|old|whole\.\w+|_progress\.json|\.(lock|json|rows\.tsv|lost\.tsv)|\.hookscope-.*")
+_KIND = StateKind("progress of an extraction", "give the output of `extract`", 2, "features")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +62,45 @@ class Output:
         return os.path.join(os.path.dirname(self.target), f".{os.path.basename(self.target)}.parts")
 
     @property
-    def progress(self) -> str:
-        return os.path.join(self.target if self.shard else self.work, _PROGRESS)
+    def state(self) -> str:
+        return os.path.join(self.target if self.shard else self.work, _STATE)
 
     @property
-    def lost(self) -> str:
-        """The file of lost images during the run."""
-        return os.path.join(self.target, "_lost.tsv") if self.shard else os.path.join(self.work, ".lost.tsv")
+    def skipped(self) -> str:
+        """The file of skipped images."""
+        return os.path.join(self.target, "_lost.tsv") if self.shard else f"{self.target}.lost.tsv"
 
     def begun(self) -> bool:
-        return os.path.isfile(self.progress)
+        return os.path.isfile(self.state)
 
     def endings(self) -> list[str]:
         """What is added to the name of the file for the files beside it."""
         beside = self.format.rows_beside
         return [".lost.tsv", *([".rows.tsv"] if beside else []), *([".json"] if self.suffix == ".npy" else [])]
 
-    def part(self, number: int) -> str:
+    def shard_file(self, number: int) -> str:
         return os.path.join(self.target, f"part-{number:05}{self.suffix}")
+
+    def shard_numbers(self) -> list[int]:
+        """The shards that are there."""
+        return sorted(int(found[1]) for name in os.listdir(self.target) if (found := _SHARD.fullmatch(name)))
+
+    def work_file(self, name: str) -> str:
+        return os.path.join(self.work, name)
+
+    def clear_work(self) -> None:
+        """Remove what a run left in the folder of rows, but its lock and files of others."""
+        for name in os.listdir(self.work) if os.path.isdir(self.work) else ():
+            if name != ".lock" and _WORK.fullmatch(name):
+                remove(self.work_file(name))
+
+    def leave_work(self) -> None:
+        """Remove the lock, and the folders that nothing is in."""
+        remove(self.work_file(".lock"))
+        with contextlib.suppress(OSError):  # it holds parts, or files of others
+            os.rmdir(self.work)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.target)
 
 
 def check_output(
@@ -142,7 +139,7 @@ def check_output(
     suffix = ".parquet" if folder else suffix
     output = Output(name, os.path.realpath(name), suffix, (shard or DEFAULT_SHARD) if folder else 0)
     if resume and folder and shard is None and output.begun():
-        output = replace(output, shard=Progress.load(output).about["shard"])
+        output = replace(output, shard=FeatureState.load(output).about["shard"])
     check_columns(output, columns, format_of(suffix, name))
     if folder:
         check_folder(name)
@@ -152,20 +149,6 @@ def check_output(
             raise WriteError(f"cannot write {name}: it holds no features of hookscope", do="name another file")
     _check_nothing_there(output, overwrite, resume)
     return output
-
-
-def part_numbers(output: Output) -> list[int]:
-    return sorted(int(found[1]) for name in os.listdir(output.target) if (found := _PART.fullmatch(name)))
-
-
-def _check_parts(output: Output) -> None:
-    """Refuse files of others that have the names of parts: they would be replaced, or read as rows of the run."""
-    if not output.shard or not (numbers := part_numbers(output)):
-        return
-    with contextlib.suppress(InputError):  # nobody knows which files belong to a run whose progress is damaged
-        if numbers[-1] > len(Progress.load(output).shards):  # a killed run may have made one that it did not count
-            name = os.path.basename(output.part(numbers[-1]))
-            raise WriteError(f"'{name}' in '{output.path}' is no file of its run", do="move it, or name a new folder")
 
 
 def check_columns(output: Output, columns: int, format: FeatureFormat) -> None:
@@ -182,24 +165,19 @@ def _is_ours(output: Output) -> bool:
 
 
 def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
-    work = os.listdir(output.work) if os.path.isdir(output.work) else []
-    if others := [name for name in work if not _WORK.fullmatch(name)]:
-        raise WriteError(
-            f"the folder '{output.work}' is no folder of a run", f"it holds {others[0]}", "name another output"
-        )
     if output.begun():
-        _check_parts(output)
+        _check_shards(output)
         if resume or overwrite:
             return
-        progress = Progress.load(output)
-        if not progress.complete:
-            asked = f"'{output.path}' is the output of a run that did not end: {progress.done_words()} are done"
+        state = FeatureState.load(output)
+        if not state.complete:
+            asked = f"'{output.path}' is the output of a run that did not end: {state.done_words()} are done"
             raise WriteError(
                 asked, do="continue it with ‹resume=True|--resume›, or start again with ‹overwrite=True|--overwrite›"
             )
     elif output.shard:
         others = os.listdir(output.target) if os.path.isdir(output.target) else []
-        others = [name for name in others if name[0] != "." and name != os.path.basename(output.lost)]
+        others = [name for name in others if name[0] != "." and name != os.path.basename(output.skipped)]
         if others:
             asked = f"the folder '{output.path}' holds other files"
             raise WriteError(asked, f"{sorted(others)[0]} is one of {len(others)}", "name a new folder")
@@ -213,20 +191,29 @@ def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
             )
 
 
+def _check_shards(output: Output) -> None:
+    """Refuse files of others that have the names of shards: they would be replaced, or read as rows of the run."""
+    if not output.shard or not (numbers := output.shard_numbers()):
+        return
+    with contextlib.suppress(InputError):  # nobody knows which files belong to a run whose state is damaged
+        if numbers[-1] > len(FeatureState.load(output).shards):  # a killed run may have made one that it did not count
+            name = os.path.basename(output.shard_file(numbers[-1]))
+            raise WriteError(f"'{name}' in '{output.path}' is no file of its run", do="move it, or name a new folder")
+
+
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is.
+class FeatureState:
+    """What a run has saved.
 
     Attributes:
-        about: What the run does: the source, the list of images, and the versions and the time when it began.
-        done: Number of images from the beginning of the list that are used or lost.
+        about: What the run does: its identity, the list of images, and the versions and the time when it began.
+        done: Number of images from the beginning of the list that are used or skipped.
         rows: Number of images used.
-        lost: Number of images lost.
-        pending: Number of rows that are in no file yet.
+        skipped: Position, name and error of each skipped image.
         columns: Data type and shape of each column.
-        row_bytes: Bytes of the file of pending rows.
-        lost_bytes: Bytes of the file of lost images.
-        shards: Rows and bytes of each file in the folder.
+        made: Number of parts that were ever written.
+        parts: Number and rows of each part that is in no file yet.
+        shards: Bytes of each file in the folder.
         last: Name and SHA-256 of the last image used.
         complete: Whether all rows are in their files.
     """
@@ -234,40 +221,44 @@ class Progress:
     about: dict[str, Any]
     done: int = 0
     rows: int = 0
-    lost: int = 0
-    pending: int = 0
-    columns: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    row_bytes: int = 0
-    lost_bytes: int = 0
-    shards: tuple[tuple[int, int], ...] = ()
+    skipped: tuple[tuple[int, str, str], ...] = ()
+    columns: dict[str, Column] = field(default_factory=dict)
+    made: int = 0
+    parts: tuple[tuple[int, int], ...] = ()
+    shards: tuple[int, ...] = ()
     last: tuple[str, str] = ("", "")
     complete: bool = False
 
     @classmethod
-    def load(cls, output: Output) -> Progress:
-        def restored(content: dict[str, Any]) -> Progress:
-            columns = {name: (dtype, tuple(shape)) for name, (dtype, shape) in content.pop("columns").items()}
-            shards = tuple((rows, size) for rows, size in content.pop("shards"))
-            name, sha256 = content.pop("last")
-            return cls(columns=columns, shards=shards, last=(name, sha256), **content)
+    def load(cls, output: Output) -> FeatureState:
+        def restored(content: dict[str, Any]) -> FeatureState:
+            columns = {name: Column(dtype, tuple(shape)) for name, (dtype, shape) in content.pop("columns").items()}
+            lists: dict[str, Any] = {name: tuple(map(tuple, content.pop(name))) for name in ("skipped", "parts")}
+            lists |= {name: tuple(content.pop(name)) for name in ("shards", "last")}
+            return cls(columns=columns, **lists, **content)
 
-        return read_state(output.progress, _KIND, restored)
+        return read_state(output.state, _KIND, restored)
 
     def save(self, output: Output) -> None:
-        write_state(output.progress, _KIND, {name: getattr(self, name) for name in self.__slots__})
+        columns = {name: (column.dtype, column.shape) for name, column in self.columns.items()}
+        write_state(output.state, _KIND, {name: getattr(self, name) for name in self.__slots__} | {"columns": columns})
+
+    @property
+    def pending(self) -> int:
+        """Number of rows that are in no file yet."""
+        return sum(rows for _, rows in self.parts)
 
     def done_words(self) -> str:
         total = self.about["images"]
         return counted(self.done, "image") if total is None else f"{self.done} of {counted(total, 'image')}"
 
-    def column(self, output: Output, number: int) -> Column:
-        dtype, shape = list(self.columns.values())[number]
-        return Column(os.path.join(output.work, f"{number}.bin"), dtype, shape)
-
-    def metadata(self, rows: int) -> dict[str, Any]:
-        """The metadata of a file of ``rows`` rows."""
-        columns = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.columns.items()}
-        return {**self.about, "columns": columns, "rows": rows}
+    def table(self, output: Output) -> FeatureTable:
+        """The rows that are in no file yet."""
+        columns = {name: asdict(column) for name, column in self.columns.items()}
+        metadata = {**self.about, "columns": columns, "rows": self.pending}
+        if not output.shard:
+            metadata["lost"] = len(self.skipped)
+        return FeatureTable([(output.work_file(f"{at}.npz"), rows) for at, rows in self.parts], self.columns, metadata)
 
 
 def metadata_of(output: Output) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -17,23 +16,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hookscope.errors import UsageError
-from hookscope.extraction.facts import POOLS, FeatureBatch, FeatureSource, WrittenFeatures
-from hookscope.extraction.files import write_features
-from hookscope.extraction.job import ExtractionJob, check_alike, shapes_of
+from hookscope.extraction.facts import POOLS, FeatureBatch, WrittenFeatures
+from hookscope.extraction.files import FeatureRun, FeatureSource
+from hookscope.extraction.job import ExtractionJob
+from hookscope.extraction.output import Output, check_output
 from hookscope.hooks import Layers, Selection
 from hookscope.images import find_pictures
-from hookscope.jobs import Engine, LocalEngine, Part, fingerprint_of, layers_in_words
+from hookscope.jobs import Job, Part, RunSettings, layers_in_words
 from hookscope.models import (
     FILE_DTYPES,
     Batch,
     LoadedModel,
-    OnLost,
-    OnNote,
     as_batch,
     as_loaded,
     model_errors_as_input_errors,
-    raise_lost,
-    warn_of_image,
 )
 from hookscope.scores import Target, check_family
 from hookscope.system import StrPath
@@ -49,15 +45,10 @@ def extract(
     *,
     pool: str = "none",
     dtype: str | torch.dtype | None = None,
-    batch_size: int = 16,
-    workers: int = 0,
     targets: Iterable[Any] = (),
     logits: bool = False,
     folders: Sequence[str] | None = None,
-    engine: Engine | None = None,
-    on_progress: Callable[[int], None] = lambda count: None,
-    on_lost: OnLost = raise_lost,
-    on_note: OnNote = warn_of_image,
+    run: RunSettings = RunSettings(),
 ) -> Extraction:
     """The features of many images: what chosen layers put out, in one pass for all layers, batch by batch.
 
@@ -84,15 +75,10 @@ def extract(
         types: Class names that indices and ``all`` count, as in `capture`.
         pool: ``none``, ``mean``, ``max``, ``cls`` or ``flatten``.
         dtype: ``float16``, ``float32`` or ``float64``; None for that of the layer (float32 for bfloat16).
-        batch_size: Images in one pass.
-        workers: Processes that read and prepare images, 0 for none but this one.
         targets: Classes, by number or name, whose probabilities are columns.
         logits: Whether the scores of all classes are a column.
         folders: Folders that were named, if ``images`` lists the files in them: a folder inside one is a label.
-        engine: Runs the passes on files; None for this process.
-        on_progress: Called with the number of images after each batch.
-        on_lost: Called with position, name and error of an image that cannot be used; raises by default.
-        on_note: Called with a name and a note on it; warns by default.
+        run: How the run is done; an engine runs passes on files only.
 
     Returns:
         An `Extraction`: iterate over its `FeatureBatch`\\ es, or save it.
@@ -116,10 +102,6 @@ def extract(
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
     if name and name not in FILE_DTYPES:
         raise UsageError(f"no dtype '{name}'", f"there are {', '.join(FILE_DTYPES)}")
-    if batch_size < 1:
-        raise UsageError(f"batch size must be at least 1, not {batch_size}")
-    if workers < 0:
-        raise UsageError(f"workers must be at least 0, not {workers}")
     if layers is None and types is not None:
         layers = "all"
     wanted = tuple(str(Target.of(target)) for target in targets)
@@ -130,13 +112,13 @@ def extract(
     if folders is None:
         folders = [path for path in paths or () if os.path.isdir(path)]
         paths = find_pictures(paths) if paths is not None and folders else paths
-    if paths is None and engine is not None:
+    if paths is None and run.engine is not None:
         raise UsageError("an engine reads files, not tensors", do="give paths, or leave the engine out")
     chosen = None if layers is None else Selection.of(layers)
-    job = ExtractionJob(
-        chosen, tuple(types) if types else None, pool, name, batch_size, workers, wanted, logits, tuple(folders)
-    )
-    return Extraction(net, paths, items, job, engine or LocalEngine(), on_progress, on_lost, on_note)
+    kinds, size = tuple(types) if types else None, run.images_in_pass
+    job = ExtractionJob(chosen, kinds, pool, name, size, run.workers, wanted, logits, tuple(folders))
+    run = run if paths is not None else replace(run, engine=TensorEngine(items))
+    return Extraction(net, paths, items, job, run)
 
 
 def _check_scores(net: LoadedModel, targets: Sequence[str], logits: bool) -> None:
@@ -172,10 +154,7 @@ class Extraction:
         paths: The files; None for tensors.
         items: What gives tensors; None for files.
         job: What is done with a batch.
-        engine: What runs the passes.
-        on_progress: Called with the number of images after each batch.
-        on_lost: Called with position, name and error of an image that cannot be used.
-        on_note: Called with a name and a note on it.
+        run: How the run is done.
 
     Example:
         >>> import os, tempfile, numpy, torch
@@ -191,26 +170,16 @@ class Extraction:
     paths: Sequence[str] | None
     items: Any
     job: ExtractionJob
-    engine: Engine
-    on_progress: Callable[[int], None]
-    on_lost: OnLost
-    on_note: OnNote
+    run: RunSettings
 
     @cached_property
     def source(self) -> FeatureSource:
         """What the features are made from."""
-        net, job = self.net, self.job
-        return FeatureSource(
-            net.name,
-            net.weights,
-            fingerprint_of(net.model),
-            "none: tensors were given" if self.paths is None else net.preprocess.describe(),
-            "" if job.layers is None else layers_in_words(job.layers, job.types),
-            job.pool,
-            job.dtype,
-            job.targets,
-            job.logits,
-        )
+        job = self.job
+        given: dict[str, Any] = {"preprocess": "none: tensors were given"} if self.paths is None else {}
+        layers = "" if job.layers is None else layers_in_words(job.layers, job.types)
+        settings: dict[str, Any] = {"pool": job.pool, "dtype": job.dtype, "targets": job.targets, "logits": job.logits}
+        return FeatureSource.of(self.net, layers, **settings, **given)
 
     @property
     def count(self) -> int | None:
@@ -222,54 +191,28 @@ class Extraction:
             return None
 
     def __iter__(self) -> Iterator[FeatureBatch]:
-        with contextlib.closing(self._parts()) as parts:
+        with contextlib.closing(self._run(None).parts()) as parts:
             for part in parts:
                 if part.value is not None:
                     yield part.value
 
-    def _parts(self, first: int = 0) -> Generator[Part[FeatureBatch]]:
-        """The part of each batch, from position ``first`` of the images on; every image comes once, in order.
-
-        Raises:
-            LayerError: Images have rows of different shapes.
-        """
-        shapes: dict[str, tuple[int, ...]] = {}
-        overflowed = Counter[str]()
-        begin = first - first % self.job.batch_size  # the batches are the same, wherever a run goes on
-        parts = self._from_tensors(begin) if self.paths is None else self._from_files(begin)
-        with contextlib.closing(parts):
-            for part in (_from(first, part) for part in parts if part.done > first):
-                part.report(self.on_lost, self.on_note)
-                if part.value is not None:
-                    shapes = shapes or shapes_of(part.value)
-                    check_alike(shapes, part.value.features, part.value.names[0])
-                    overflowed.update(part.value.overflowed)
-                yield part
-                self.on_progress(len(part.positions) + len(part.lost))
-        for column, number in overflowed.items():
-            self.on_note(column, f"{number:,} finite values are too large for {self.job.dtype} and became Inf")
+    def _run(self, output: Output | None) -> FeatureRun:
+        file, source = (None, None) if output is None else (output.state, self.source)
+        return FeatureRun(self.net, self.paths or (), self.job, self.run, file, output, source, self.count)
 
     def save(
-        self,
-        path: StrPath,
-        shard: int | None = None,
-        *,
-        overwrite: bool = False,
-        resume: bool = False,
-        on_start: Callable[[int], None] = lambda done: None,
-        on_interrupt: Callable[[int], None] = lambda done: None,
+        self, path: StrPath, shard: int | None = None, *, overwrite: bool = False, resume: bool = False
     ) -> WrittenFeatures:
         """Write the features to a ``.npy``, ``.npz``, ``.safetensors``, ``.parquet`` or ``.zarr`` file, or to a folder.
 
-        A row for each image, in constant memory. A run that ends early, for whatever reason, continues with ``resume``.
+        A row for each image, in constant memory. Rows wait in the folder ``.NAME.parts`` beside the file, from which a
+        later run with ``resume`` continues. The file appears whole when the last row is done.
 
         Args:
             path: The file, whose suffix names the format, or a folder of ``.parquet`` files.
             shard: Rows of each file in a folder, 10,000 by default.
             overwrite: Replace an output that exists.
             resume: Go on where an earlier run of the same model, images and settings stopped.
-            on_start: Called with the number of images that an earlier run has done.
-            on_interrupt: Called with the number of images that are saved, 0 for none, when an exception ends the run.
 
         Raises:
             InputError: No image could be used, or the output belongs to another run or is damaged.
@@ -280,19 +223,9 @@ class Extraction:
         """
         job = self.job
         named = 0 if job.layers is None else max(1, len(set(Selection.of(job.layers).plain_names)))
-        return write_features(
-            self.source,
-            self._parts,
-            path,
-            self.paths,
-            count=self.count,
-            shard=shard,
-            overwrite=overwrite,
-            resume=resume,
-            columns=named + job.logits + len(set(job.targets)),
-            on_start=on_start,
-            on_interrupt=on_interrupt,
-        )
+        columns = named + job.logits + len(set(job.targets))
+        output = check_output(path, shard, overwrite=overwrite, resume=resume, columns=columns)
+        return self._run(output).written(resume)
 
     def to_parquet(self, path: StrPath, **options: Any) -> WrittenFeatures:
         """Write a ``.parquet`` file, or a folder of them, with the arguments of `save`."""
@@ -300,15 +233,17 @@ class Extraction:
             raise UsageError(f"'{os.fspath(path)}' is no .parquet file", do="use save() for other formats")
         return self.save(path, **options)
 
-    def _from_files(self, first: int) -> Generator[Part[FeatureBatch]]:
-        assert self.paths is not None
-        return self.engine.run(self.job, self.net, self.paths, first)
 
-    def _from_tensors(self, first: int) -> Generator[Part[FeatureBatch]]:
-        """Batches of tensors, which go through the model here."""
-        net = self.net
-        with self.job.open(net) as measure:
-            for position, images, labels in _batches_of(self.items, self.job, first):
+@dataclass(frozen=True)
+class TensorEngine:
+    """Runs a job in this process on tensors that ``items`` gives."""
+
+    items: Any
+
+    def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
+        """Do ``job`` on the tensors from position ``first`` on; ``paths`` are not used."""
+        with job.open(net) as measure:
+            for position, images, labels in _batches_of(self.items, job, first):
                 inputs = (images,) if isinstance(images, Tensor) else as_batch(net.family, images)
                 inputs = tuple(_on(net.device, each) for each in inputs)
                 positions = tuple(range(position, position + len(labels)))
@@ -318,25 +253,12 @@ class Extraction:
                 yield Part(value, position + len(labels), positions, batch.names, batch.sha256)
 
 
-def _from(first: int, part: Part[FeatureBatch]) -> Part[FeatureBatch]:
-    """``part`` without the images before position ``first``."""
-    value, skip = part.value, sum(position < first for position in part.positions)
-    lost = tuple(each for each in part.lost if each.position >= first)
-    if value is None or not skip:
-        return replace(part, lost=lost)
-    rows = {key: rows[skip:] for key, rows in value.features.items()}
-    names = ("positions", "names", "sha256")
-    shared = {name: getattr(part, name)[skip:] for name in names}
-    value = replace(value, labels=value.labels[skip:], features=rows, **shared) if skip < value.count else None
-    return replace(part, value=value, lost=lost, **shared)
-
-
 def _on(device: str, images: Any) -> Any:
     return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
 
 
-def _batches_of(items: Any, job: ExtractionJob, first: int) -> Iterator[tuple[int, Any, tuple[str, ...]]]:
-    """Position, images and labels for each pass, from the batch with position ``first`` on."""
+def _batches_of(items: Any, job: Job[Any], first: int) -> Iterator[tuple[int, Any, tuple[str, ...]]]:
+    """Position, images and labels for each pass, from position ``first`` on."""
     if isinstance(items, DataLoader):
         done = 0
         for item in items:
@@ -345,7 +267,8 @@ def _batches_of(items: Any, job: ExtractionJob, first: int) -> Iterator[tuple[in
             if isinstance(labels, Mapping) or labels is None or len(labels) != len(images):
                 labels = [None] * len(images)
             if done > first:
-                yield done - len(images), images, tuple(map(_label, labels))
+                begin = max(0, first - done + len(images))  # an earlier run may have had other batches
+                yield done - len(images[begin:]), images[begin:], tuple(map(_label, labels[begin:]))
         return
     for item in _lists_of(items, job, first):
         pairs = [_split(each) for each in item]
@@ -355,22 +278,24 @@ def _batches_of(items: Any, job: ExtractionJob, first: int) -> Iterator[tuple[in
             first += len(members)
 
 
-def _lists_of(items: Any, job: ExtractionJob, first: int) -> Iterator[list[Any]]:
-    """The items for each pass, from position ``first`` on."""
+def _lists_of(items: Any, job: Job[Any], first: int) -> Iterator[list[Any]]:
+    """The items for each pass, from position ``first`` on; the batches are the same, wherever a run goes on."""
+    done, room = 0, job.batch_size - first % job.batch_size
     if isinstance(items, Dataset):
         if not isinstance(items, IterableDataset):
-            items, first = Subset(items, range(first, len(items))), 0  # type: ignore[arg-type]
+            items, done = Subset(items, range(first, len(items))), first  # type: ignore[arg-type]
         loader: DataLoader[Any] = DataLoader(
             items,
-            batch_size=job.batch_size,
+            batch_size=job.batch_size,  # of a worker
             num_workers=job.workers,
             collate_fn=list,
             generator=torch.Generator(),  # else it draws its seed from the global random state
         )
         items = itertools.chain.from_iterable(loader)
-    rest = itertools.islice(items, first, None)
-    while some := list(itertools.islice(rest, job.batch_size)):
+    rest = itertools.islice(items, first - done, None)
+    while some := list(itertools.islice(rest, room)):
         yield some
+        room = job.batch_size
 
 
 def _split(item: Any) -> tuple[Any, Any]:

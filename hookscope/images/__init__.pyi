@@ -3,6 +3,7 @@ from .find import (
     label_of as label_of,
     read_names as read_names,
 )
+from .listener import Listener as Listener, warn_of_image as warn_of_image
 from .reader import (
     MAX_BYTES as MAX_BYTES,
     ImageWarning as ImageWarning,

@@ -35,7 +35,7 @@ from hookscope.hooks import (
     passed_on,
     types_of,
 )
-from hookscope.images import InputImage, read_picture
+from hookscope.images import InputImage, read_picture, warn_of_image
 from hookscope.inspection.facts import (
     CallFacts,
     ImageMaps,
@@ -48,12 +48,10 @@ from hookscope.inspection.places import find_places
 from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
 from hookscope.models import (
     LoadedModel,
-    OnNote,
     as_loaded,
     describe_error,
     model_errors_as_input_errors,
     package_versions,
-    warn_of_image,
 )
 from hookscope.parameters import drawable_filters, parameter_findings, parameter_statistics
 from hookscope.scores import (
@@ -86,7 +84,7 @@ def inspect(
     target: Any = "top:1",
     categories: Sequence[str] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    on_note: OnNote = warn_of_image,
+    on_note: Callable[[str, str], None] = warn_of_image,
 ) -> Inspection:
     """What a model did with some images, and where to look first.
 
@@ -147,7 +145,7 @@ def _read(image: GivenImage, net: LoadedModel) -> InputImage:
     return read_picture(image, frames=net.preprocess.frames)
 
 
-def _distinct(input_images: Sequence[InputImage], on_note: OnNote) -> Iterator[InputImage]:
+def _distinct(input_images: Sequence[InputImage], on_note: Callable[[str, str], None]) -> Iterator[InputImage]:
     """Each image once: equal images would look like a network that does not depend on its input."""
     known: set[str] = set()
     for image in input_images:

@@ -2,13 +2,16 @@ from .job import (
     Engine as Engine,
     Job as Job,
     LocalEngine as LocalEngine,
-    LostImage as LostImage,
     Part as Part,
+    SkippedImage as SkippedImage,
     parts_of as parts_of,
 )
 from .ray_engine import RayEngine as RayEngine
 from .run import (
+    AGAIN as AGAIN,
     Progress as Progress,
+    RunIdentity as RunIdentity,
+    RunSettings as RunSettings,
     SavedRun as SavedRun,
     SaveTimer as SaveTimer,
     fingerprint_of as fingerprint_of,

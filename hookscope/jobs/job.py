@@ -6,25 +6,18 @@ import contextlib
 import pickle
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from hookscope.errors import HookscopeError, InputError, InstallationError, UsageError, is_out_of_memory
-from hookscope.models import (
-    Batch,
-    LoadedModel,
-    OnLost,
-    OnNote,
-    describe_error,
-    load_batches,
-    model_errors_as_input_errors,
-)
+from hookscope.images import Listener
+from hookscope.models import Batch, LoadedModel, describe_error, load_batches, model_errors_as_input_errors
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class LostImage:
+class SkippedImage:
     """An image that could not be used, by its position in the list of images."""
 
     position: int
@@ -38,11 +31,11 @@ class Part(Generic[Value]):
 
     Attributes:
         value: The result; None if no image of the part could be used.
-        done: Number of images from the beginning of the list that are finished, used or lost.
+        done: Number of images from the beginning of the list that are finished, used or skipped.
         positions: Positions of the used images in the list.
         names: Their names.
         sha256: Hexadecimal SHA-256 of the bytes of their files.
-        lost: The images that could not be used.
+        skipped: The images that could not be used.
         notes: Names of images, each with a note on it.
     """
 
@@ -51,15 +44,15 @@ class Part(Generic[Value]):
     positions: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     sha256: tuple[str, ...] = ()
-    lost: tuple[LostImage, ...] = ()
+    skipped: tuple[SkippedImage, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
 
-    def report(self, on_lost: OnLost, on_note: OnNote) -> None:
-        """Tell the notes and the lost images."""
+    def report(self, listener: Listener) -> None:
+        """Tell the notes and the skipped images."""
         for name, text in self.notes:
-            on_note(name, text)
-        for each in self.lost:
-            on_lost(each.position, each.name, each.error)
+            listener.note(name, text)
+        for image in self.skipped:
+            listener.skipped(image.position, image.name, image.error)
 
 
 class Job(Protocol[Value]):
@@ -103,21 +96,16 @@ class LocalEngine:
 def parts_of(
     job: Job[Value], net: LoadedModel, paths: Sequence[str], first: int, measure: Callable[[Batch], Value]
 ) -> Iterator[Part[Value]]:
-    """A part for each batch of ``paths``, which begin at position ``first`` of the list; errors of an image lose it."""
-    lost: list[LostImage] = []
+    """A part for each batch of ``paths``, which begin at position ``first`` of the list; others are skipped."""
+    skipped: list[SkippedImage] = []
     notes: list[tuple[str, str]] = []
-
-    def on_lost(position: int, name: str, error: HookscopeError) -> None:
-        lost.append(LostImage(first + position, name, error))
-
-    def on_note(name: str, text: str) -> None:
-        notes.append((name, text))
-
+    listener = Listener(
+        skipped=lambda *image: skipped.append(SkippedImage(*image)), note=lambda *note: notes.append(note)
+    )
     works = first > 0
-    batches = load_batches(net, paths, job.batch_size, job.workers, on_lost, on_note)
+    batches = load_batches(net, paths, job.batch_size, job.workers, listener, first)
     with contextlib.closing(batches):
         for batch in batches:
-            batch = replace(batch, positions=tuple(first + position for position in batch.positions))
             done, value = batch.positions[-1] + 1, None
             try:
                 with model_errors_as_input_errors(net.name, batch.inputs):
@@ -127,17 +115,17 @@ def parts_of(
                 if not works and not net.preprocess.any_size:
                     raise  # the model will refuse all other images too
                 for position, name in zip(batch.positions, batch.names, strict=True):
-                    each = InputError(f"{name}: {error.asked}", error.exists, error.do)
-                    lost.append(LostImage(position, name, each))
+                    of_image = InputError(f"{name}: {error.asked}", error.exists, error.do)
+                    skipped.append(SkippedImage(position, name, of_image))
             used = (batch.positions, batch.names, batch.sha256) if value is not None else ((), (), ())
-            while any(each.position == done for each in lost):
+            while any(image.position == done for image in skipped):
                 done += 1
-            before = tuple(each for each in lost if each.position < done)  # others were read ahead
+            before = tuple(image for image in skipped if image.position < done)  # others were read ahead
             yield Part(value, done, *used, before, tuple(notes))
-            lost = [each for each in lost if each.position >= done]
+            skipped[:] = [image for image in skipped if image.position >= done]
             notes.clear()
-    if lost or notes:
-        yield Part(None, first + len(paths), lost=tuple(lost), notes=tuple(notes))
+    if skipped or notes:
+        yield Part(None, first + len(paths), skipped=tuple(skipped), notes=tuple(notes))
 
 
 BATCHES = 4
@@ -153,8 +141,11 @@ class Block:
 
 
 def blocks_of(paths: Sequence[str], first: int, size: int) -> Iterator[Block]:
-    """The images from position ``first`` on, ``size`` in each block."""
-    return (Block(at, tuple(paths[at : at + size])) for at in range(first, len(paths), size))
+    """The images from position ``first`` on; blocks end at multiples of ``size``, wherever a run goes on."""
+    while first < len(paths):
+        end = first - first % size + size
+        yield Block(first, tuple(paths[first:end]))
+        first = end
 
 
 def refuse_own_files(paths: Sequence[str]) -> None:
@@ -185,7 +176,7 @@ def _joined(job: Job[Any], parts: Sequence[Part[Any]]) -> Part[Any]:
     return Part(job.merge(values) if values else None, parts[-1].done, *joined)
 
 
-_JOINED = ("positions", "names", "sha256", "lost", "notes")
+_JOINED = ("positions", "names", "sha256", "skipped", "notes")
 
 
 def packed_error(error: Exception) -> bytes:

@@ -7,17 +7,18 @@ import hashlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import nn
 
-from hookscope.errors import InputError
+from hookscope.errors import InputError, UsageError, WriteError
 from hookscope.hooks import Layers, Selection, tensors_in
-from hookscope.jobs.job import Engine, Job, Part
-from hookscope.models import LoadedModel, OnLost, OnNote
+from hookscope.images import Listener
+from hookscope.jobs.job import Engine, Job, LocalEngine, Part
+from hookscope.models import LoadedModel
 from hookscope.system import StrPath, signals_held
 
 
@@ -56,6 +57,97 @@ def pictures_in(paths: Iterable[str]) -> list[int | None]:
     return pictures
 
 
+AGAIN = "give what it was made with, or start again with ‹overwrite=True|--overwrite›"
+"""The advice where a run of something else is resumed."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a run over images is done.
+
+    Attributes:
+        batch_size: Images in one forward pass; None for 16, and in `compare` for as many as fit.
+        workers: Processes that read and prepare images; 0 reads them in this process.
+        engine: What runs the passes on files; None for this process.
+        listener: What is called while the run goes on.
+
+    Raises:
+        UsageError: ``batch_size`` or ``workers`` is too small.
+
+    Example:
+        >>> RunSettings(workers=4, listener=Listener(skipped=lambda position, name, error: print(error))).workers
+        4
+    """
+
+    batch_size: int | None = None
+    workers: int = 0
+    engine: Engine | None = None
+    listener: Listener = field(default=Listener(), repr=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"batch size must be at least 1, not {self.batch_size}")
+        if self.workers < 0:
+            raise UsageError(f"workers must be at least 0, not {self.workers}")
+
+    @property
+    def images_in_pass(self) -> int:
+        """The batch size, or the usual one."""
+        return self.batch_size or 16
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run measures; a saved run is resumed or merged only by a run of the same.
+
+    Attributes:
+        model: The model.
+        weights: Its weights.
+        fingerprint: SHA-256 of all parameters and buffers, see `fingerprint_of`; empty if nothing is saved.
+        preprocess: The preprocessing in words.
+        layers: The selection of layers.
+    """
+
+    model: str
+    weights: str
+    fingerprint: str
+    preprocess: str
+    layers: str
+
+    @classmethod
+    def of(cls, net: LoadedModel, layers: str, saved: bool = True, **settings: Any) -> Self:
+        """The identity of a run with ``net``."""
+        fingerprint = fingerprint_of(net.model) if saved else ""
+        return cls(
+            net.name, net.weights, fingerprint, **{"preprocess": net.preprocess.describe(), **settings}, layers=layers
+        )
+
+    def difference(self, other: RunIdentity) -> str:
+        """The first difference in words, such as ``model a, not b``; empty if there is none."""
+        here = asdict(other)
+        for name, value in asdict(self).items():
+            old, new = (_in_words(each) for each in (value, here[name]))
+            if old.replace(", ", ",") == new.replace(", ", ","):
+                continue  # version 0.1.0 wrote several selections with a space
+            if name == "fingerprint":
+                return f"other weights of {self.model}"
+            return f"{'preprocessing' if name == 'preprocess' else name} {old}, not {new}"
+        return ""
+
+    def check_resumed_by(self, other: RunIdentity, name: str, do: str = AGAIN) -> None:
+        """Refuse to resume the run in the file ``name`` with a run of something else.
+
+        Raises:
+            InputError: They differ; the error says in what.
+        """
+        if difference := self.difference(other):
+            raise InputError(f"cannot resume '{name}'", f"it was made with {difference}", do)
+
+
+def _in_words(value: Any) -> str:
+    return (", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)) or "none"
+
+
 _SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
 _SAVE_SHARE = 20.0  # save at most this share of the time: the covariance of every layer is large
 
@@ -91,32 +183,41 @@ def hash_of_names(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: the number of images measured or lost, SHA-256 of their names, and the number of lost ones."""
+    """How far a run is: the number of images that are done, SHA-256 of their names, and how many were skipped."""
 
     done: int
     names: str
-    lost: int = 0
+    skipped: int = 0
 
     @classmethod
-    def after(cls, paths: Sequence[str], done: int, lost: int = 0) -> Progress:
+    def after(cls, paths: Sequence[str], done: int, skipped: int = 0) -> Progress:
         """The progress of a run after the first ``done`` of ``paths``."""
-        return cls(done, hash_of_names(paths[:done]), lost)
+        return cls(done, hash_of_names(paths[:done]), skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its fields, as files hold them."""
+        return {"done": self.done, "names": self.names, "lost": self.skipped}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Progress:
+        """Restore what `state_dict` returned."""
+        return cls(state["done"], state["names"], state["lost"])
 
 
 @dataclass
 class SavedRun(ABC, Generic[Value]):
-    """One run over the images: what is found, done and lost so far."""
+    """One run over the images: what is found, done and saved so far."""
 
     net: LoadedModel
     paths: Sequence[str]
     job: Job[Value]
+    settings: RunSettings
     file: StrPath | None
-    on_lost: OnLost
-    on_progress: Callable[[int], None]
-    on_note: OnNote
-    done: int = 0
-    lost: int = 0
-    timer: SaveTimer = field(default_factory=SaveTimer)
+    done: int = field(default=0, init=False)
+    skipped: int = field(default=0, init=False)
+    saved: int = field(default=0, init=False)  # images that are done in the file
+    earlier: int = field(default=0, init=False)  # images that an earlier run has done
+    timer: SaveTimer = field(default_factory=SaveTimer, init=False)
 
     @property
     @abstractmethod
@@ -135,53 +236,72 @@ class SavedRun(ABC, Generic[Value]):
     def write(self, file: StrPath) -> None:
         """Write what was found so far."""
 
-    def do(
-        self, engine: Engine, resume: bool, on_start: Callable[[int], None], on_interrupt: Callable[[int], None]
-    ) -> None:
+    def finish(self) -> None:
+        """Complete what was found."""
+        self.save()
+
+    def do(self, resume: bool = False) -> None:
         """Do the images that are not done yet.
 
         Raises:
             InputError: No image could be used.
         """
+        with contextlib.closing(self.parts(resume)) as parts:
+            for _ in parts:
+                pass
+
+    def parts(self, resume: bool = False) -> Generator[Part[Value]]:
+        """Do the images that are not done yet; gives each part after it was added."""
+        listener, engine = self.settings.listener, self.settings.engine or LocalEngine()
         if resume and self.file is not None and os.path.exists(self.file):
             progress = self.load(self.file)
-            self.done, self.lost = progress.done, progress.lost
-        on_start(self.done)
+            self.done, self.skipped = progress.done, progress.skipped
+            self.saved = self.earlier = self.done
+        listener.start(self.done)
         try:
             with contextlib.closing(engine.run(self.job, self.net, self.paths, self.done)) as parts:
                 for part in parts:
                     self._add(part)
-                    self.on_progress(len(part.names) + len(part.lost))
-                    if self.timer.is_due:
+                    listener.progress(len(part.names) + len(part.skipped))
+                    if self.is_save_due:
                         self.save()
-            self.done = len(self.paths)
+                    yield part
+            self.done = max(self.done, len(self.paths))
+            if not self.images:
+                raise InputError("no image could be used", f"{self.skipped} were tried", "see the errors above")
+            self.finish()
         except BaseException:
-            self.save()
-            if self.file is not None and self.images:
-                on_interrupt(self.done)
+            with contextlib.suppress(WriteError):  # the error that ends the run is the one to report
+                self.save()
+            if self.file is not None:
+                listener.interrupt(self.saved)
             raise
-        if not self.images:
-            raise InputError("no image could be used", f"{self.lost} were tried", "see the errors above")
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether it is time to save."""
+        return self.timer.is_due
 
     def _add(self, part: Part[Value]) -> None:
         self.report(part)
         with signals_held():  # what is merged in part, or merged and not marked as done, would count twice
             if part.value is not None:
                 self.merge(part, part.value)
-            self.lost += len(part.lost)
+            self.skipped += len(part.skipped)
             self.done = part.done
 
     def report(self, part: Part[Value]) -> None:
-        """Tell the notes and the lost images of ``part``."""
-        part.report(self.on_lost, self.on_note)
+        """Tell the notes and the skipped images of ``part``."""
+        part.report(self.settings.listener)
 
     @property
     def progress(self) -> Progress:
         """How far the run is."""
-        return Progress.after(self.paths, self.done, self.lost)
+        return Progress.after(self.paths, self.done, self.skipped)
 
     def save(self) -> None:
-        """Write the file; a run that found nothing does not overwrite that of an earlier run."""
+        """Write the file; a run that found nothing does not overwrite the file of an earlier run."""
         if self.file is not None and self.images:
             with self.timer.saving():
                 self.write(self.file)
+            self.saved = self.done

@@ -1,10 +1,6 @@
 from .batches import (
     Batch as Batch,
-    OnLost as OnLost,
-    OnNote as OnNote,
     load_batches as load_batches,
-    raise_lost as raise_lost,
-    warn_of_image as warn_of_image,
 )
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoint_files import load_content as load_content

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,15 +22,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hookscope.errors import HookscopeError, ImageError, UsageError, printable
+from hookscope.errors import HookscopeError, ImageError, UsageError
 from hookscope.hooks import one_thread
-from hookscope.images import ImageWarning, read_picture, read_pipe
+from hookscope.images import Listener, read_picture, read_pipe
 from hookscope.models.inputs import as_batch
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
-
-OnLost = Callable[[int, str, HookscopeError], None]
-OnNote = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,23 +51,13 @@ class Batch:
         return len(self.names)
 
 
-def raise_lost(position: int, name: str, error: HookscopeError) -> None:
-    """The ``on_lost`` that raises the error."""
-    raise error
-
-
-def warn_of_image(name: str, text: str) -> None:
-    """The ``on_note`` that issues an `ImageWarning`."""
-    warnings.warn(f"{printable(name)}: {text}", ImageWarning, stacklevel=2)
-
-
 def load_batches(
     net: LoadedModel,
     paths: Sequence[str],
     batch_size: int = 16,
     workers: int = 0,
-    on_lost: OnLost = raise_lost,
-    on_note: OnNote = warn_of_image,
+    listener: Listener = Listener(),
+    first: int = 0,
 ) -> Generator[Batch, None, None]:
     """Read, prepare and batch pictures on demand; order and values do not depend on the number of workers.
 
@@ -83,8 +70,9 @@ def load_batches(
         paths: Files, pipes, ``-`` for standard input, as `find_pictures` lists them.
         batch_size: The largest number of pictures in a batch.
         workers: Number of processes that read and prepare, each with one thread; 0 is this process.
-        on_lost: Called in order with position, name and error of each picture that cannot be used; raises by default.
-        on_note: Called with name and text of each note about a picture; warns by default.
+        listener: Gets in order the pictures that cannot be used, and the notes.
+        first: Position of the first path in a list of which only the rest is wanted. Batches and positions are those
+            of the whole list.
 
     Raises:
         HookscopeError: a worker was killed.
@@ -93,32 +81,34 @@ def load_batches(
         raise UsageError(f"batch size must be at least 1, not {batch_size}")
     if workers < 0:
         raise UsageError(f"workers must be at least 0, not {workers}")
-    return _batches(net, _prepared(net.preprocess, paths, batch_size, workers), batch_size, on_lost, on_note)
+    return _batches(net, _prepared(net.preprocess, paths, batch_size, workers, first), batch_size, listener, first)
 
 
 def _batches(
-    net: LoadedModel, results: Generator[_Result, None, None], size: int, on_lost: OnLost, on_note: OnNote
+    net: LoadedModel, results: Generator[_Result, None, None], size: int, listener: Listener, first: int
 ) -> Generator[Batch, None, None]:
+    room = size - first % size
     with contextlib.closing(results):
-        while (taken := _take(results, size, on_lost, on_note)) is not None:
+        while (taken := _take(results, room, listener)) is not None:
+            room = size
             ready = deque(_runs(net, taken))
             del taken
             while ready:
                 yield ready.popleft()  # keeps no reference while the model works on it
 
 
-def _take(results: Iterator[_Result], size: int, on_lost: OnLost, on_note: OnNote) -> list[_Result] | None:
+def _take(results: Iterator[_Result], size: int, listener: Listener) -> list[_Result] | None:
     """The usable ones of the next ``size`` pictures; None at the end.
 
-    Others do not take the place of a lost one: so a batch is the same whoever works on that part of the list.
+    Others do not take the place of a skipped one: so a batch is the same whoever works on that part of the list.
     """
     usable: list[_Result] = []
     result = None
     for result in itertools.islice(results, size):
         for text in result.notes:
-            on_note(result.name, text)
+            listener.note(result.name, text)
         if result.error is not None:
-            on_lost(result.position, result.name, result.error)
+            listener.skipped(result.position, result.name, result.error)
         else:
             usable.append(result)
     return None if result is None else usable
@@ -217,13 +207,13 @@ def _task(position: int, path: str) -> _Task:
 
 
 def _prepared(
-    preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int
+    preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int, first: int
 ) -> Generator[_Result, None, None]:
     workers = min(workers, len(paths))
     iterator: Any = None
     try:
         with _torch_handler_removed():
-            iterator = _iterator(dataclasses.replace(preprocess, device="cpu"), paths, batch_size, workers)
+            iterator = _iterator(dataclasses.replace(preprocess, device="cpu"), paths, batch_size, workers, first)
         while (result := _next(iterator)) is not None:
             yield result
     except RuntimeError as error:
@@ -277,7 +267,9 @@ def _next(iterator: Iterator[_Result]) -> _Result | None:
         signal.signal(number, before)
 
 
-def _iterator(preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int) -> Iterator[_Result]:
+def _iterator(
+    preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int, first: int
+) -> Iterator[_Result]:
     more: dict[str, Any] = {}
     if workers:
         importlib.import_module("torchvision.transforms.functional")  # once, not in each worker
@@ -290,7 +282,7 @@ def _iterator(preprocess: Preprocess, paths: Sequence[str], batch_size: int, wor
         loader: DataLoader[Any] = DataLoader(
             cast(Any, _Reader(preprocess)),  # the DataLoader uses __getitem__ only
             batch_size=None,
-            sampler=cast(Any, itertools.starmap(_task, enumerate(paths))),  # in this process, on demand
+            sampler=cast(Any, itertools.starmap(_task, enumerate(paths, first))),  # in this process, on demand
             num_workers=workers,
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # else it draws its seed from the global random state

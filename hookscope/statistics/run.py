@@ -14,22 +14,21 @@ import torch
 from hookscope.errors import InputError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import Layers
-from hookscope.images import is_remote
+from hookscope.images import is_remote, warn_of_image
 from hookscope.jobs import (
-    Engine,
-    LocalEngine,
     Part,
     Progress,
+    RunIdentity,
+    RunSettings,
     SavedRun,
     StateKind,
-    fingerprint_of,
     layers_in_words,
     picture_of,
     pictures_in,
     read_state,
     write_state,
 )
-from hookscope.models import Batch, LoadedModel, OnLost, OnNote, raise_lost, warn_of_image
+from hookscope.models import Batch, LoadedModel
 from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.totals import Coverage, RunningStatistics
 from hookscope.system import StrPath
@@ -38,18 +37,13 @@ _GIVE = "give what ‹save_statistics|`stats --save`› wrote"
 _KIND = StateKind("saved statistics", _GIVE)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What was measured, see `fingerprint_of`; only running statistics of the same source can be merged.
+@dataclass(frozen=True)
+class Source(RunIdentity):
+    """What was measured; only running statistics of the same source can be merged.
 
     ``assumed`` says that nobody has said the mean and the standard deviation of ``preprocess``.
     """
 
-    model: str
-    weights: str
-    fingerprint: str
-    preprocess: str
-    layers: str
     rank: bool = False
     assumed: bool = False
 
@@ -73,7 +67,7 @@ def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
     Raises:
         WriteError: The file cannot be written; an earlier file is unchanged.
     """
-    progress = None if saved.progress is None else asdict(saved.progress)
+    progress = None if saved.progress is None else saved.progress.state_dict()
     write_state(path, _KIND, {"source": asdict(saved.source), "progress": progress, "tally": saved.totals.state_dict()})
 
 
@@ -87,12 +81,12 @@ def load_statistics(path: StrPath) -> SavedStatistics:
     def restored(content: dict[str, Any]) -> SavedStatistics:
         progress = content["progress"]
         source, totals = Source(**content["source"]), RunningStatistics.from_state(content["tally"])
-        return SavedStatistics(source, totals, None if progress is None else Progress(**progress))
+        return SavedStatistics(source, totals, None if progress is None else Progress.from_state(progress))
 
     return read_state(path, _KIND, restored)
 
 
-def merge_statistics(paths: Sequence[StrPath], on_note: OnNote = warn_of_image) -> SavedStatistics:
+def merge_statistics(paths: Sequence[StrPath], on_note: Callable[[str, str], None] = warn_of_image) -> SavedStatistics:
     """Merge the running statistics of several files.
 
     ``on_note`` gets a file that does not know all its images, which may count twice, and that as text; it warns by
@@ -109,8 +103,8 @@ def merge_statistics(paths: Sequence[StrPath], on_note: OnNote = warn_of_image) 
     for path in paths:
         saved = load_statistics(path)
         pictures = saved.totals.pictures
-        if whole is not None:
-            check_same_source(whole.source, saved.source, str(paths[0]), str(path))
+        if whole is not None and (difference := whole.source.difference(saved.source)):
+            raise InputError(f"'{paths[0]}' and '{path}' do not match", f"the first has {difference}")
         if common := [number for number, picture in enumerate(pictures, 1) if picture in owners]:
             exists = f"{counted(len(common), 'image')} would count twice, the first is number {common[0]} of '{path}'"
             raise _same_images(owners[pictures[common[0] - 1]], path, exists)
@@ -135,22 +129,6 @@ def _same_images(first: StrPath, second: StrPath, exists: str) -> InputError:
     return InputError(f"'{first}' and '{second}' hold the same images", exists, "leave one of them out")
 
 
-def check_same_source(first: Source, second: Source, first_name: str, second_name: str) -> None:
-    """Refuse to merge statistics of different models, weights, preprocessings or layers.
-
-    Raises:
-        InputError: The sources differ; the error says in what.
-    """
-    for name, value in asdict(first).items():
-        other = getattr(second, name)
-        if name == "layers" and value.replace(", ", ",") == other.replace(", ", ","):
-            continue  # version 0.1.0 wrote several selections with a space
-        if value != other and name == "fingerprint":
-            raise InputError(f"'{first_name}' and '{second_name}' were measured on different weights of {first.model}")
-        if value != other:
-            raise InputError(f"'{first_name}' and '{second_name}' do not match", f"{name} {value} and {other}")
-
-
 def measure_images(
     loaded: LoadedModel,
     paths: Sequence[str],
@@ -160,16 +138,9 @@ def measure_images(
     rank: bool = False,
     ops: bool = False,
     every: bool = False,
-    batch_size: int = 16,
-    workers: int = 0,
-    engine: Engine | None = None,
     save: StrPath | None = None,
     resume: bool = False,
-    on_start: Callable[[int], None] = lambda done: None,
-    on_progress: Callable[[int], None] = lambda count: None,
-    on_lost: OnLost = raise_lost,
-    on_note: OnNote = warn_of_image,
-    on_interrupt: Callable[[int], None] = lambda done: None,
+    run: RunSettings = RunSettings(),
 ) -> SavedStatistics:
     """Measure every image with a `StatisticsCollector`; images that cannot be used are counted and left out.
 
@@ -177,11 +148,8 @@ def measure_images(
     signal. A later run with ``resume`` measures only the images that are missing in the file.
 
     ``paths`` keep their order between runs; ``layers``, ``types`` and ``ops`` are those of the collector. ``every``
-    stands for every call of every module but those that hand on what another returned. ``workers`` processes read the
-    images, 0 reads them in this process. ``engine`` runs the passes, by default in this process. ``on_start`` gets the
-    number of images already done, ``on_progress`` the number in each batch and of lost images. ``on_lost`` gets
-    position, name and error of a lost image, and raises by default; ``on_note`` gets the name of an image and a note
-    on it, and warns by default. ``on_interrupt`` gets the number of images in ``save`` when an exception ends the run.
+    stands for every call of every module but those that hand on what another returned. ``run`` says how the run is
+    done.
 
     Raises:
         InputError: No image could be used, or ``save`` holds statistics of another model or of other images.
@@ -189,22 +157,19 @@ def measure_images(
         LayerError: ``layers`` or ``types`` name a layer that the model does not have.
     """
     default = "every convolution, Linear layer, activation function and output"
-    source = Source(
-        loaded.name,
-        loaded.weights,
-        "" if save is None else fingerprint_of(loaded.model),
-        loaded.preprocess.describe(),
+    source = Source.of(
+        loaded,
         layers_in_words(default if layers is None else layers, types) + (", with operations" if ops else ""),
-        rank,
-        "values" in loaded.preprocess.assumed,
+        save is not None,
+        rank=rank,
+        assumed="values" in loaded.preprocess.assumed,
     )
     job = StatisticsJob(
-        "*" if every else layers, tuple(types) if types else None, rank, ops, not every, batch_size, workers
+        "*" if every else layers, tuple(types) if types else None, rank, ops, not every, run.images_in_pass, run.workers
     )
-    run = _Run(loaded, paths, job, save, on_lost, on_progress, on_note, source=source)
-    run.do(engine or LocalEngine(), resume, on_start, on_interrupt)
-    run.save()
-    return run.state()
+    measured = StatisticsRun(loaded, paths, job, run, save, source)
+    measured.do(resume)
+    return measured.state()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +218,10 @@ class StatisticsJob:
 
 
 @dataclass
-class _Run(SavedRun[MeasuredImages]):
+class StatisticsRun(SavedRun[MeasuredImages]):
     """One run over the images: what is measured, done and lost so far."""
 
-    source: Source = field(kw_only=True)
+    source: Source
     totals: RunningStatistics = field(default_factory=RunningStatistics)
     coverage: Coverage = field(default_factory=Coverage)
     pictures: set[int] = field(default_factory=set)
@@ -267,7 +232,7 @@ class _Run(SavedRun[MeasuredImages]):
 
     def load(self, file: StrPath) -> Progress:
         name, saved = str(os.fspath(file)), load_statistics(file)
-        check_same_source(saved.source, self.source, name, "this run")
+        saved.source.check_resumed_by(self.source, name, "give what it was made with, or save to another file")
         progress = saved.progress
         if progress is None:
             raise UsageError(f"'{name}' was merged from several runs", do="measure the rest and merge again")
@@ -280,15 +245,15 @@ class _Run(SavedRun[MeasuredImages]):
         """Refuse to resume a run over other images: by their files, or by their names if the file knows no more."""
         exists = f"its first {progress.done} are not those of this run"
         remote = any(map(is_remote, self.paths[: progress.done]))  # to read them all again may take hours
-        if len(totals.pictures) == progress.done - progress.lost and not remote:
+        if len(totals.pictures) == progress.done - progress.skipped and not remote:
             here = pictures_in(self.paths[: progress.done])
             others = (Counter(totals.pictures) - Counter(picture for picture in here if picture is not None)).total()
             same = len(here) == progress.done and others <= here.count(None)  # a pipe cannot be read again
             exists = f"{others} of the first {progress.done} are not those of this run" if others else exists
         else:
-            same = Progress.after(self.paths, progress.done, progress.lost) == progress
+            same = Progress.after(self.paths, progress.done, progress.skipped) == progress
             why = "its images are remote" if remote else "it was saved without the identity of its images"
-            self.on_note(name, f"{why}: only their names are compared")
+            self.settings.listener.note(name, f"{why}: only their names are compared")
         if not same:
             do = "name the same images in the same order"
             raise InputError(f"'{name}' was measured on other images", exists, do)
@@ -297,7 +262,7 @@ class _Run(SavedRun[MeasuredImages]):
         super().report(part)
         for name, picture in zip(part.names, map(picture_of, part.sha256), strict=True):
             if picture in self.pictures:
-                self.on_note(name, "counted twice: an earlier image has the same content")
+                self.settings.listener.note(name, "counted twice: an earlier image has the same content")
             self.pictures.add(picture)
 
     def merge(self, part: Part[MeasuredImages], value: MeasuredImages) -> None:

@@ -83,14 +83,14 @@ def plain(model, layer, paths, workers, batch_size):
 def hookscope(model, layer, paths, workers, batch_size):
     from dataclasses import replace
 
-    from hookscope import extract, load_model
+    from hookscope import RunSettings, extract, load_model
     from hookscope.models import as_loaded
 
     net = load_model(model, weights="none" if model != "shapes" else "auto")
     net = replace(as_loaded(model_of(model)), preprocess=net.preprocess)
 
     def run():
-        batches = extract(net, paths, layer, pool="flatten", workers=workers, batch_size=batch_size)
+        batches = extract(net, paths, layer, pool="flatten", run=RunSettings(batch_size, workers))
         return sum(len(batch.features[layer].numpy()) for batch in batches)
 
     return run
@@ -113,13 +113,13 @@ def thingsvision(model, layer, paths, workers, batch_size):
 def small_images(model, layer, paths, workers, batch_size):
     from torch import nn
 
-    from hookscope import extract
+    from hookscope import RunSettings, extract
     from tests.nets import named
 
     net = named(conv=nn.Conv2d(3, 16, 3, 4), pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(16, 10))
 
     def run():
-        return sum(batch.count for batch in extract(net, paths, layer, workers=workers, batch_size=batch_size))
+        return sum(batch.count for batch in extract(net, paths, layer, run=RunSettings(batch_size, workers)))
 
     return run
 

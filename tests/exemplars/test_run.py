@@ -26,7 +26,7 @@ from hookscope.hooks import InputSize
 from hookscope.images import read_picture
 from hookscope.jobs import LocalEngine, Part
 from hookscope.models import LoadedModel, WeightsMetadata, load_model
-from tests.helpers import hooks_on
+from tests.helpers import hooks_on, ignore, settings
 from tests.nets import Function
 
 NETS = """
@@ -103,7 +103,7 @@ MEASURED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def test_values_places_and_order_are_those_of_a_loop_over_capture(measure: str) -> None:
     net = small()
     outputs = on_paper(net, PATHS)
-    found = find_exemplars(net, PATHS, "all", measure=measure, top=5, least=True, batch_size=7)
+    found = find_exemplars(net, PATHS, "all", measure=measure, top=5, least=True, run=settings(7))
     assert [layer.call.key for layer in found] == list(outputs)
     for layer in found:
         maps = outputs[layer.call.key]
@@ -129,8 +129,8 @@ def test_values_places_and_order_are_those_of_a_loop_over_capture(measure: str) 
 @pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (5, 0), (24, 2)])
 def test_batches_and_workers_do_not_matter(batch_size: int, workers: int) -> None:
     net = small()
-    expected = find_exemplars(net, PATHS, "all", least=True, folders=["."], batch_size=16)
-    found = find_exemplars(net, PATHS, "all", least=True, folders=["."], batch_size=batch_size, workers=workers)
+    expected = find_exemplars(net, PATHS, "all", least=True, folders=["."])
+    found = find_exemplars(net, PATHS, "all", least=True, folders=["."], run=settings(batch_size, workers))
     for one, other in zip(found, expected, strict=True):
         for mine, theirs in zip(one.channels, other.channels, strict=True):
             for best, same in ((mine.most, theirs.most), (mine.least, theirs.least)):
@@ -152,13 +152,13 @@ class InParts:
 
 def test_parts_that_workers_merged_give_the_same() -> None:
     net = small()
-    expected = find_exemplars(net, PATHS, "0,name:4", batch_size=5, top=4)
-    assert facts(find_exemplars(net, PATHS, "0,name:4", batch_size=5, top=4, engine=InParts())) == facts(expected)
+    expected = find_exemplars(net, PATHS, "0,name:4", top=4, run=settings(5))
+    assert facts(find_exemplars(net, PATHS, "0,name:4", top=4, run=settings(5, 0, InParts()))) == facts(expected)
 
 
 def test_labels_give_classes_and_selectivity() -> None:
     net = small()
-    [layer] = find_exemplars(net, ["."], "0", top=6, measure="abs", on_lost=lambda *lost: None)
+    [layer] = find_exemplars(net, ["."], "0", top=6, measure="abs", run=settings(skipped=ignore))
     outputs = np.stack([np.abs(maps).max((1, 2)) for maps in on_paper(net, PATHS)["0"]])
     means = np.stack([outputs[at::3].mean(0) for at in range(3)])
     for channel in layer.channels:
@@ -262,8 +262,8 @@ def test_rows_that_are_not_images_need_a_batch_size_of_one() -> None:
 
     net = of(Function(windows, last=nn.Conv2d(3, 2, 1)))
     with pytest.raises(InputError, match=r"last has 8 rows for 4 images; .*; use a batch size of 1"):
-        find_exemplars(net, PATHS, "last", batch_size=4)
-    found = find_exemplars(net, PATHS, "last", batch_size=1, top=1)
+        find_exemplars(net, PATHS, "last", run=settings(4))
+    found = find_exemplars(net, PATHS, "last", top=1, run=settings(1))
     assert found[0].images == COUNT
     assert found[0].channels[0].most[0].place is None
 
@@ -271,7 +271,7 @@ def test_rows_that_are_not_images_need_a_batch_size_of_one() -> None:
 def test_the_pass_ends_after_the_last_wanted_call() -> None:
     passes = []
     net = of(nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), Function(lambda x: passes.append(len(x)) or x)))
-    find_exemplars(net, PATHS, "0", batch_size=8)
+    find_exemplars(net, PATHS, "0", run=settings(8))
     assert passes == [8, 1], "the first pass, and the one that finds out what a unit sees"
 
 
@@ -296,7 +296,10 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Except
 def test_a_lost_image_is_named_and_left_out() -> None:
     lost: list[tuple[int, str]] = []
     found = find_exemplars(
-        small(), [*PATHS[:2], "bad.png", *PATHS[2:4]], "0", on_lost=lambda at, name, error: lost.append((at, name))
+        small(),
+        [*PATHS[:2], "bad.png", *PATHS[2:4]],
+        "0",
+        run=settings(skipped=lambda at, name, error: lost.append((at, name))),
     )
     assert lost == [(2, "bad.png")]
     assert found[0].images == 4
@@ -305,8 +308,8 @@ def test_a_lost_image_is_named_and_left_out() -> None:
 
 @pytest.mark.parametrize("after", [1, 5])
 def test_an_interrupted_run_goes_on_where_it_stopped(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, options = small(), {"batch_size": 4, "least": True, "top": 3, "save": "state.json"}
-    expected = find_exemplars(net, PATHS, "all", **options)
+    net, options = small(), {"least": True, "top": 3, "save": "state.json"}
+    expected = find_exemplars(net, PATHS, "all", **options, run=settings(4))
     stored = read_exemplars("state.json")
     assert facts(stored, 12) == facts(expected, 12)
     Path("state.json").unlink()
@@ -320,11 +323,12 @@ def test_an_interrupted_run_goes_on_where_it_stopped(after: int, monkeypatch: py
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        find_exemplars(net, PATHS, "all", **options, on_progress=stop, on_interrupt=done.append)
+        find_exemplars(net, PATHS, "all", **options, run=settings(4, progress=stop, interrupt=done.append))
     assert done == [4 * after]
     assert read_exemplars("state.json")[0].images == 4 * after
     counts: list[int] = []
-    found = find_exemplars(net, PATHS, "all", **options, resume=True, on_start=done.append, on_progress=counts.append)
+    run = settings(4, start=done.append, progress=counts.append)
+    found = find_exemplars(net, PATHS, "all", **options, resume=True, run=run)
     assert (done[-1], sum(counts)) == (4 * after, COUNT - 4 * after)
     assert facts(found, 12) == facts(expected, 12)
     assert facts(read_exemplars("state.json"), 12) == facts(expected, 12)
@@ -398,7 +402,7 @@ def test_a_run_that_was_killed_ten_times_gives_the_same_file(monkeypatch: pytest
     monkeypatch.setattr("hookscope.jobs.run._SAVE_EVERY", -1.0)
     monkeypatch.setattr("hookscope.jobs.run._SAVE_SHARE", 0.0)
     net, paths, rng = small(), PATHS * 8, random.Random(0)
-    options: dict[str, Any] = {"layers": "all", "least": True, "batch_size": 2}
+    options: dict[str, Any] = {"layers": "all", "least": True, "run": settings(2)}
     began = time.monotonic()
     find_exemplars(net, paths, **options, save="whole.json")
     longest = (time.monotonic() - began) / 6

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hookscope
+from tests.helpers import settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def test_most_channels_of_a_late_layer_belong_to_one_or_two_shapes(tmp_path: Pat
         re.MULTILINE,
     )
     net = hookscope.load_model("shapes")
-    found = hookscope.find_exemplars(net, [str(tmp_path)], layers=[row[0] for row in rows], batch_size=32)
+    found = hookscope.find_exemplars(net, [str(tmp_path)], layers=[row[0] for row in rows], run=settings(32))
     for layer, (name, field, channels, two, one, median) in zip(found, rows, strict=True):
         shapes = [len(channel.classes) for channel in layer.channels]
         assert (layer.call.name, layer.field.size[0], len(shapes)) == (name, int(field), int(channels))

@@ -19,6 +19,7 @@ from hookscope.hooks import ModelSnapshot
 from hookscope.models import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.transforms import Normalisation, Resize, Transforms
+from tests.helpers import settings
 
 ROOT = Path(__file__).parents[2]
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -190,6 +191,6 @@ def test_nine_of_ten_channels_of_shapes_are_excited_more_than_by_any_drawn_pictu
 ) -> None:
     runpy.run_path(str(ROOT / "samples/shapes/draw.py"))["write"](tmp_path, 5, range(500))
     some = range(0, 120, 3)
-    [found] = hookscope.find_exemplars(shapes, [str(tmp_path)], layers=layer, channels=some, top=1, batch_size=32)
+    [found] = hookscope.find_exemplars(shapes, [str(tmp_path)], layers=layer, channels=some, top=1, run=settings(32))
     made = [each for each in add_synthesized(shapes, found).channels if not each.unreached]
     assert sum(each.synthesized[0].is_enough for each in made) >= 0.9 * len(made) > 30

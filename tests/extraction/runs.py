@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import ImageError
-from hookscope.extraction import FeatureBatch, FeatureSource, WrittenFeatures, write_features
-from hookscope.jobs import LostImage, Part
+from hookscope.extraction import (
+    ExtractionJob,
+    FeatureBatch,
+    FeatureRun,
+    FeatureSource,
+    WrittenFeatures,
+    check_output,
+)
+from hookscope.images import Listener
+from hookscope.jobs import Part, RunSettings, SkippedImage
 
 SOURCE = FeatureSource("net", "random (seed 0)", "f" * 64, "resize 8", "a, b", "mean", "", ("cat",), False)
 NAMES = [f"{'cat' if number % 2 else 'dög'}/{number}.png" for number in range(23)]
@@ -43,10 +51,10 @@ def parts(
             raise KeyboardInterrupt
         used = [position for position in range(begin, end) if position not in lost]
         errors = tuple(
-            LostImage(p, names[p], ImageError(f"{names[p]}: bad\tfile")) for p in range(begin, end) if p in lost
+            SkippedImage(p, names[p], ImageError(f"{names[p]}: bad\tfile")) for p in range(begin, end) if p in lost
         )
         if not used:
-            yield Part(None, end, lost=errors)
+            yield Part(None, end, skipped=errors)
             continue
         texts = tuple(names[p] for p in used)
         digests = tuple(hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest() for name in texts)
@@ -56,9 +64,30 @@ def parts(
         yield Part(batch, end, batch.positions, batch.names, batch.sha256, errors)
 
 
-def write(path: str | Path, first_parts: dict[str, Any] | None = None, **options: Any) -> WrittenFeatures:
-    """Write the features of `parts` with these arguments."""
-    arguments = first_parts or {}
-    source = replace(SOURCE, **options.pop("source", {}))
-    names = options.pop("names", arguments.get("names", NAMES))
-    return write_features(source, lambda first: parts(first, **arguments), path, names, **options)
+class Parts:
+    """An engine whose parts are made by hand, by a function of the first position."""
+
+    def __init__(self, parts: Callable[[int], Iterator[Part[FeatureBatch]]]) -> None:
+        self.parts = parts
+
+    def run(self, job: Any, net: Any, paths: Any, first: int = 0) -> Generator[Part[FeatureBatch]]:
+        yield from self.parts(first)
+
+
+def write(
+    path: str | Path,
+    first_parts: dict[str, Any] | Callable[[int], Iterator[Part[FeatureBatch]]] | None = None,
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> WrittenFeatures:
+    """Write the features of `parts` with these arguments, or of the parts that a function gives."""
+    source, resume = replace(SOURCE, **options.pop("source", {})), options.get("resume", False)
+    listener = replace(Listener(skipped=lambda *image: None), **options.pop("listener", {}))
+    arguments = first_parts if isinstance(first_parts, dict) else {}
+    names = arguments.get("names", NAMES) if names is None else names
+    count = options.pop("count", len(names))
+    output = check_output(path, **options)
+    engine = Parts(first_parts if callable(first_parts) else lambda first: parts(first, **arguments))
+    job, settings = ExtractionJob("a, b", None, "mean", "", 4, 0), RunSettings(engine=engine, listener=listener)
+    net: Any = None
+    return FeatureRun(net, names, job, settings, output.state, output, source, count).written(resume)

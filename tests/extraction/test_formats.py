@@ -175,7 +175,7 @@ def test_complex_features_are_written_where_the_format_has_them(suffix: str) -> 
     write("a" + suffix, {"of": lambda p: {"x": torch.tensor([p + 1j])}})
     read = {".npy": np.load, ".npz": lambda name: np.load(name)["x"], ".zarr": lambda name: zarr.open_group(name)["x"]}
     assert list(read[suffix]("a" + suffix)[:, 0]) == [p + 1j for p in USED]
-    with pytest.raises(InputError, match=r"^\.parquet cannot hold x, which is complex64; choose another --dtype"):
+    with pytest.raises(InputError, match=r"^\.parquet cannot hold x, which is complex64; choose another dtype"):
         write("a.parquet", {"of": lambda p: {"x": torch.tensor([p + 1j])}})
     assert not Path("a.parquet").exists() and not Path(".a.parquet.parts").exists()
 
@@ -215,7 +215,7 @@ def test_odd_names_of_files_are_written_as_text(suffix: str) -> None:
 
 
 def test_a_large_table_is_written_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.extraction.formats._BLOCK", 200)
+    monkeypatch.setattr("hookscope.extraction.formats.BLOCK_BYTES", 200)
     for name in ("a.npz", "a.safetensors", "a.parquet", "a.zarr"):
         write(name)
     assert parquet.read_metadata("a.parquet").num_row_groups == 4

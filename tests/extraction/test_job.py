@@ -63,7 +63,7 @@ def test_maps_and_vectors_have_no_class_token(tensor: Tensor) -> None:
 
 @pytest.mark.parametrize("tensor", [torch.randn(7, 4), torch.tensor(1.0)])
 def test_an_output_without_a_row_for_each_image_is_refused_with_advice(tensor: Tensor) -> None:
-    with pytest.raises(LayerError, match=r"heads has no row for each image; its output is .* for 3 images; .*size 1"):
+    with pytest.raises(LayerError, match=r"heads has no row for each image; its output is .* for 3 images; .*size=1"):
         pooled(tensor, 3, "mean", None, SQUARE, "heads")
 
 

@@ -22,11 +22,18 @@ from hookscope import capture, extract, load_model
 from hookscope.errors import HookscopeError, InputError, LayerError, TargetError, UsageError
 from hookscope.extraction import Extraction, ExtractionJob, FeatureBatch
 from hookscope.hooks import ModelSnapshot
+from hookscope.jobs import LocalEngine
 from hookscope.models import LoadedModel, as_loaded
-from tests.helpers import hooks_on, same_bits, seeded
+from tests.helpers import hooks_on, ignore, same_bits, seeded, settings
 from tests.nets import Fails, Function, Twice, chain, named
 
 IMAGES = torch.randn(7, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def engine_parts(extraction: Extraction, first: int = 0) -> Iterator[Any]:
+    """The parts from a position on."""
+    engine = extraction.run.engine or LocalEngine()
+    return engine.run(extraction.job, extraction.net, extraction.paths or (), first)
 
 
 def joined(extraction: Extraction, key: str) -> Tensor:
@@ -52,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 def test_files_become_rows_in_order_and_a_bad_file_shifts_none(shapes: LoadedModel, folder: Path) -> None:
     lost: list[Any] = []
     batches = list(
-        extract(shapes, folder, "features.10", pool="mean", batch_size=2, on_lost=lambda *each: lost.append(each))
+        extract(shapes, folder, "features.10", pool="mean", run=settings(2, skipped=lambda *image: lost.append(image)))
     )
     rows = [
         (position, Path(name).relative_to(folder).as_posix(), label, sha256)
@@ -78,7 +85,7 @@ def test_a_bad_file_raises_by_default(shapes: LoadedModel, folder: Path) -> None
 @pytest.mark.parametrize("layers", ["all", "-1", "0:2", ["name:1", "name:3"]])
 def test_batches_of_one_image_equal_capture_bit_for_bit(layers: Any) -> None:
     net = seeded(chain)
-    for batch, image in zip(extract(net, IMAGES, layers, batch_size=1), IMAGES, strict=True):
+    for batch, image in zip(extract(net, IMAGES, layers, run=settings(1)), IMAGES, strict=True):
         with capture(net, layers) as activations, torch.no_grad():
             net(image[None])
         assert list(batch.features) == list(activations)
@@ -97,7 +104,7 @@ def test_values_equal_those_of_torchvisions_feature_extractor() -> None:
 
 def test_each_call_of_a_layer_is_a_column() -> None:
     net = Twice()
-    for batch in extract(net, IMAGES, "layer", batch_size=3):
+    for batch in extract(net, IMAGES, "layer", run=settings(3)):
         images = IMAGES[list(batch.positions)]
         assert list(batch.features) == ["layer", "layer#1"]
         torch.testing.assert_close(batch.features["layer#1"], 9 * images)
@@ -135,9 +142,9 @@ def test_logits_and_probabilities_are_columns(shapes: LoadedModel) -> None:
 
 def test_passes_stop_after_the_last_wanted_layer_once_the_calls_are_known() -> None:
     net = named(first=nn.ReLU(), last=Fails(at=99))
-    assert sum(batch.count for batch in extract(net, IMAGES, "first", batch_size=2)) == 7
+    assert sum(batch.count for batch in extract(net, IMAGES, "first", run=settings(2))) == 7
     assert net.last.passes == 1
-    list(extract(net, IMAGES, "last", batch_size=2))
+    list(extract(net, IMAGES, "last", run=settings(2)))
     assert net.last.passes == 5
 
 
@@ -145,7 +152,7 @@ def test_passes_stop_after_the_last_wanted_layer_once_the_calls_are_known() -> N
 def test_the_model_is_as_before_between_batches_and_after_a_break(training: bool) -> None:
     net = seeded(lambda: named(norm=nn.BatchNorm2d(1), drop=nn.Dropout(0.5), relu=nn.ReLU())).train(training)
     snapshot = ModelSnapshot(net)
-    batches = iter(extract(net, IMAGES, "drop", batch_size=2))
+    batches = iter(extract(net, IMAGES, "drop", run=settings(2)))
     first = next(batches)
     assert torch.is_grad_enabled() and not hooks_on(net) and not snapshot.changes()
     torch.testing.assert_close(first.features["drop"], IMAGES[:2] / (1 + 1e-5) ** 0.5)
@@ -159,7 +166,7 @@ def test_the_model_is_as_before_between_batches_and_after_a_break(training: bool
 def test_an_exception_leaves_no_hook() -> None:
     net = named(relu=nn.ReLU(), fails=Fails(at=2)).train()
     with pytest.raises(InputError, match="as planned"):
-        list(extract(net, IMAGES, "relu,fails", batch_size=2))
+        list(extract(net, IMAGES, "relu,fails", run=settings(2)))
     assert not hooks_on(net) and net.fails.training and torch.is_grad_enabled()
 
 
@@ -167,7 +174,7 @@ def test_values_too_large_for_float16_are_noted_with_their_number() -> None:
     notes: list[Any] = []
     net = Function(lambda x: x.flatten(1) * torch.tensor([1.0, 1e6] * 8))
     extraction = extract(
-        net, torch.ones(5, 1, 4, 4), "(model)", dtype="float16", batch_size=2, on_note=lambda *each: notes.append(each)
+        net, torch.ones(5, 1, 4, 4), "(model)", dtype="float16", run=settings(2, note=lambda *note: notes.append(note))
     )
     rows = joined(extraction, "(model)")
     assert rows.dtype == torch.float16 and rows.isinf().sum() == 40
@@ -217,8 +224,8 @@ def test_tensors_from_anywhere_give_the_same_rows_from_any_position(source: str,
     with torch.no_grad():
         expected = net(IMAGES)[first:]
     state = torch.get_rng_state()
-    extraction = extract(net, SOURCES[source](), "-1", batch_size=3, workers=2 * (source == "workers"))
-    parts = list(extraction._parts(first))
+    extraction = extract(net, SOURCES[source](), "-1", run=settings(3, 2 * (source == "workers")))
+    parts = list(engine_parts(extraction, first))
     torch.testing.assert_close(torch.cat([part.value.features["4"] for part in parts]), expected)
     assert [name for part in parts for name in part.names] == [str(at) for at in range(first, 7)]
     assert parts[-1].done == 7
@@ -228,16 +235,16 @@ def test_tensors_from_anywhere_give_the_same_rows_from_any_position(source: str,
 def batch_sizes(extraction: Extraction, first: int = 0) -> list[tuple[int, float, str]]:
     """Position, images in the same pass, and label of each row and lost image from position ``first`` on."""
     rows = list[tuple[int, float, str]]()
-    for part in extraction._parts(first):
+    for part in engine_parts(extraction, first):
         if part.value is not None:
             rows += zip(part.positions, part.value.features["size"].flatten().tolist(), part.value.labels, strict=True)
             value = part.value
             assert (value.positions, value.names, value.sha256) == (part.positions, part.names, part.sha256)
-        rows += [(each.position, 0.0, "lost") for each in part.lost]
+        rows += [(each.position, 0.0, "lost") for each in part.skipped]
     return sorted(rows)
 
 
-def test_a_run_that_goes_on_has_the_same_batches_from_any_position(shapes: LoadedModel, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_has_the_same_batches_from_where_a_part_ends(shapes: LoadedModel, tmp_path: Path) -> None:
     """Also where images of several sizes make several passes of one batch, and images are lost."""
     net = named(size=Function(lambda x: x.new_full((len(x), 1), len(x))))
     widths = [4, 4, 6, 6, 6, 4, 4, 4, 4, 4, 6]
@@ -249,14 +256,14 @@ def test_a_run_that_goes_on_has_the_same_batches_from_any_position(shapes: Loade
         files[at].write_text("no image")
     loaded = replace(shapes, model=net, preprocess=as_loaded(net).preprocess)
     runs = [
-        extract(net, images, "size", batch_size=4),
-        extract(net, DataLoader(images[5:10], batch_size=3), "size", batch_size=2),
-        extract(loaded, files, "size", batch_size=4, on_lost=lambda *error: None),
+        extract(net, images, "size", run=settings(4)),
+        extract(net, DataLoader(images[5:10], batch_size=3), "size", run=settings(2)),
+        extract(loaded, files, "size", run=settings(4, skipped=ignore)),
     ]
     for run in runs:
         whole = batch_sizes(run)
         assert len(whole) == run.count and len({size for _, size, _ in whole}) > 1
-        for first in range(1, len(whole) + 1):
+        for first in [part.done for part in engine_parts(run)]:
             assert batch_sizes(run, first) == whole[first:]
 
 
@@ -285,7 +292,7 @@ def test_images_of_several_sizes_can_only_be_pooled() -> None:
 def test_the_job_is_picklable_and_its_values_merge(shapes: LoadedModel) -> None:
     job = pickle.loads(pickle.dumps(ExtractionJob("features.10", None, "mean", "", 2, 0)))
     assert job == ExtractionJob("features.10", None, "mean", "", 2, 0)
-    whole, [*parts] = [list(extract(chain(), IMAGES, 0, batch_size=size)) for size in (7, 3)]
+    whole, [*parts] = [list(extract(chain(), IMAGES, 0, run=settings(size))) for size in (7, 3)]
     merged = job.merge([pickle.loads(pickle.dumps(part)) for part in parts])
     assert isinstance(merged, FeatureBatch) and merged.positions == whole[0].positions
     torch.testing.assert_close(merged.features["0"], whole[0].features["0"])
@@ -294,12 +301,10 @@ def test_the_job_is_picklable_and_its_values_merge(shapes: LoadedModel) -> None:
 NOT_ASKED = {
     "no layer is chosen": {"layers": None},
     "no pool 'avg'; there are none": {"pool": "avg"},
-    "batch size must be at least 1, not 0": {"batch_size": 0},
-    "workers must be at least 0, not -1": {"workers": -1},
     "no dtype 'int8'; there are float16": {"dtype": "int8"},
     "no column for target 'top:1'": {"targets": ["top:1"]},
     "there is no image": {"images": []},
-    "an engine reads files, not tensors": {"engine": object()},
+    "an engine reads files, not tensors": {"run": settings(engine=object())},
 }
 
 

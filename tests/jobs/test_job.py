@@ -35,10 +35,10 @@ def test_blocks_cover_the_list_from_its_first_image_on(first: int, size: int) ->
     paths = [str(number) for number in range(10)]
     blocks = list(blocks_of(paths, first, size))
     assert [path for block in blocks for path in block.paths] == paths[first:]
-    assert [block.first for block in blocks] == list(range(first, 10, size))
+    assert [block.first for block in blocks] == [first, *range(first - first % size + size, 10, size)]
 
 
-def test_a_block_is_one_part_with_its_lost_images(tmp_path: Path) -> None:
+def test_a_block_is_one_part_with_its_skipped_images(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"{number}.png") for number in range(5)]
     for path in paths:
         Image.new("RGB", (64, 64)).save(path)
@@ -47,7 +47,7 @@ def test_a_block_is_one_part_with_its_lost_images(tmp_path: Path) -> None:
     part = unpacked(done_packed(Names(), load_model("shapes"), Block(30, tuple(paths)), names_of))  # type: ignore[arg-type]
     assert part.value == [paths[0], paths[2], paths[3]]
     assert (part.positions, part.done) == ((30, 32, 33), 35)
-    assert [each.position for each in part.lost] == [31, 34]
+    assert [each.position for each in part.skipped] == [31, 34]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_block_is_one_part_with_its_lost_images(tmp_path: Path) -> None:
     [
         (InputError("it is too small", do="crop it"), InputError, "it is too small; crop it"),
         (LayerError("no layer 'a'", kind="layer", name="a"), LayerError, "no layer 'a'"),
-        (MemoryError(), HookscopeError, "a worker is out of memory; use a smaller --batch-size, or fewer workers"),
+        (MemoryError(), HookscopeError, "a worker is out of memory; use a smaller batch_size, or fewer workers"),
         (ZeroDivisionError("by zero"), HookscopeError, "a worker cannot continue: ZeroDivisionError: by zero"),
     ],
 )
@@ -117,20 +117,20 @@ def test_parts_cover_the_list_in_order(paths: list[str], batch_size: int, first:
     parts = list(LocalEngine().run(Positions(batch_size), net, paths, first))
     used = [n for n in range(first, 9) if n not in (2, 8)]
     assert [position for part in parts for position in part.positions] == used
-    assert [each.position for part in parts for each in part.lost] == [n for n in (2, 8) if n >= first]
+    assert [each.position for part in parts for each in part.skipped] == [n for n in (2, 8) if n >= first]
     finished = first
     for part in parts:
-        here = sorted([*part.positions, *(each.position for each in part.lost)])
+        here = sorted([*part.positions, *(each.position for each in part.skipped)])
         assert here == list(range(finished, part.done))
         assert part.value == (list(part.positions) or None)
         finished = part.done
     assert not parts or finished == 9
 
 
-def test_a_batch_that_the_model_refuses_is_lost(paths: list[str]) -> None:
+def test_a_batch_that_the_model_refuses_is_skipped(paths: list[str]) -> None:
     net = load_model("shapes", preprocess="none")
     parts = list(LocalEngine().run(Positions(2, refuse=[3]), net, paths))
-    assert [each.position for part in parts for each in part.lost] == [2, 3, 8]  # image 4 has another size
+    assert [each.position for part in parts for each in part.skipped] == [2, 3, 8]  # image 4 has another size
     net = load_model("shapes")
     with pytest.raises(InputError, match="refused"):  # all images have one size: it would refuse every other one
         list(LocalEngine().run(Positions(2, refuse=[0]), net, paths))

@@ -23,6 +23,7 @@ from hookscope.jobs import RayEngine, ray_engine, ray_worker
 from hookscope.jobs.job import unpacked
 from hookscope.models import package_versions
 from hookscope.statistics import SavedStatistics, load_statistics, measure_images
+from tests.helpers import ignore, settings
 
 NETS = """
 import os
@@ -81,11 +82,12 @@ def forget_files() -> Iterator[None]:
 
 def measure(names: list[str], engine: Any = None, **options: Any) -> SavedStatistics:
     net = load_model("nets.py:net", preprocess="none")
-    lost: list[int] = []
+    skipped: list[int] = []
+    calls = options.pop("calls", {})
     saved = measure_images(
-        net, names, batch_size=2, engine=engine, on_lost=lambda position, *rest: lost.append(position), **options
+        net, names, run=settings(2, 0, engine, skipped=lambda at, *rest: skipped.append(at), **calls), **options
     )
-    assert saved.progress is not None and (saved.progress.lost, lost) == (1, [5])
+    assert saved.progress is not None and (saved.progress.skipped, skipped) == (1, [5])
     return saved
 
 
@@ -254,7 +256,7 @@ def test_a_worker_that_ends_again_and_again_is_one_line_soon(
     net = load_model("ending.py:net", preprocess="none")
     began = time.monotonic()
     with pytest.raises(HookscopeError, match=words):
-        measure_images(net, names[6:], batch_size=2, engine=RayEngine(workers=1))
+        measure_images(net, names[6:], run=settings(2, 0, RayEngine(workers=1)))
     assert time.monotonic() - began < 120, "a minute on a machine that does nothing else"
 
 
@@ -287,12 +289,12 @@ def test_nothing_is_lost_or_counted_twice_when_a_part_of_the_cluster_dies(
             hit.append(2)
 
     net = load_model("nets.py:net", preprocess="none")
-    options: dict[str, Any] = {"batch_size": 2, "on_lost": lambda *lost: None, "on_note": lambda *note: None}
-    saved = measure_images(net, names, engine=RayEngine(cluster.address), on_progress=on_progress, **options)
+    calls: dict[str, Any] = {"skipped": ignore, "note": ignore}
+    saved = measure_images(net, names, run=settings(2, 0, RayEngine(cluster.address), progress=on_progress, **calls))
     assert hit or lost == "nothing"
-    assert saved.progress is not None and saved.progress.lost == 4
+    assert saved.progress is not None and saved.progress.skipped == 4
     os.environ.pop("SECONDS_OF_A_PASS")
-    assert_equal(saved, measure_images(net, names, **options))
+    assert_equal(saved, measure_images(net, names, run=settings(2, **calls)))
 
 
 @pytest.mark.slow
@@ -303,13 +305,14 @@ def test_a_run_goes_on_with_another_engine_after_an_interrupt(names: list[str], 
 
     engine = RayEngine(cluster.address)
     with pytest.raises(KeyboardInterrupt):
-        measure(names, engine, save="a.json", on_progress=interrupt)
+        measure(names, engine, save="a.json", calls={"progress": interrupt})
     done = load_statistics("a.json").progress
     assert done is not None and 0 < done.done < 40
     os.environ.pop("SECONDS_OF_A_PASS")
     whole = measure(names)
-    net, more = load_model("nets.py:net", preprocess="none"), {"on_lost": lambda *lost: None, "resume": True}
-    assert_equal(measure_images(net, names, batch_size=2, save="a.json", **more), whole)  # type: ignore[arg-type]
+    net = load_model("nets.py:net", preprocess="none")
+    resumed = measure_images(net, names, save="a.json", resume=True, run=settings(2, skipped=ignore))
+    assert_equal(resumed, whole)
 
 
 @pytest.mark.slow
@@ -317,14 +320,14 @@ def test_a_run_goes_on_with_another_engine_after_an_interrupt(names: list[str], 
 def test_features_and_exemplars_are_those_of_this_process(names: list[str], cluster: Any) -> None:
     os.environ.pop("SECONDS_OF_A_PASS")
     net = load_model("nets.py:net", preprocess="none")
-    options: dict[str, Any] = {"layers": ["conv"], "pool": "mean", "batch_size": 2, "on_lost": lambda *lost: None}
-    here = list(extract(net, names, **options))
-    there = list(extract(net, names, engine=RayEngine(cluster.address), **options))
+    options: dict[str, Any] = {"layers": ["conv"], "pool": "mean"}
+    here = list(extract(net, names, **options, run=settings(2, skipped=ignore)))
+    there = list(extract(net, names, **options, run=settings(2, 0, RayEngine(cluster.address), skipped=ignore)))
     for field in ("positions", "names", "sha256", "labels"):
         assert [e for b in here for e in getattr(b, field)] == [e for b in there for e in getattr(b, field)]
     assert torch.equal(*(torch.cat([batch.features["conv"] for batch in each]) for each in (here, there)))
     found = [
-        find_exemplars(net, names, layers=["conv"], top=3, batch_size=2, engine=engine, on_lost=lambda *lost: None)
+        find_exemplars(net, names, layers=["conv"], top=3, run=settings(2, 0, engine, skipped=ignore))
         for engine in (None, RayEngine(cluster.address))
     ]
     for channel, same in zip(found[0][0].channels, found[1][0].channels, strict=True):

@@ -7,7 +7,7 @@ from hookscope.jobs import Progress, SaveTimer, run
 
 def test_progress_identifies_images_by_name() -> None:
     paths = ["a.jpg", "b\n.jpg", "caf\udce9.jpg", "d.jpg"]
-    assert Progress.after(paths, 3, lost=1) == Progress.after([*paths[:3], "other.jpg"], 3, lost=1)
+    assert Progress.after(paths, 3, skipped=1) == Progress.after([*paths[:3], "other.jpg"], 3, skipped=1)
     assert Progress.after(paths, 3) != Progress.after(paths[::-1], 3)
     assert Progress.after(["a", "b"], 2).names != Progress.after(["ab", ""], 2).names
     assert Progress.after(paths, 0) == Progress.after([], 0)

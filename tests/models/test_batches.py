@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, ImageError, UsageError
-from hookscope.images.reader import ImageWarning, read_picture
+from hookscope.images import ImageWarning, Listener, read_picture
 from hookscope.models import batches as loading
 from hookscope.models.batches import Batch, load_batches
 from hookscope.models.loaded import LoadedModel
@@ -87,14 +87,15 @@ class Log:
     """The errors and notes of loading."""
 
     def __init__(self) -> None:
-        self.lost: list[tuple[int, str, str]] = []
+        self.skipped: list[tuple[int, str, str]] = []
         self.notes: list[tuple[str, str]] = []
 
     def load(self, *arguments: Any, **more: Any) -> list[Batch]:
-        def lost(position: int, name: str, error: HookscopeError) -> None:
-            self.lost.append((position, name, str(error)))
-
-        return list(load_batches(*arguments, on_lost=lost, on_note=lambda *note: self.notes.append(note), **more))
+        listener = Listener(
+            skipped=lambda position, name, error: self.skipped.append((position, name, str(error))),
+            note=lambda *note: self.notes.append(note),
+        )
+        return list(load_batches(*arguments, listener=listener, **more))
 
 
 def stacked(batches: list[Batch]) -> Tensor:
@@ -171,11 +172,11 @@ def test_unusable_pictures_are_reported_in_order_with_and_without_workers(tmp_pa
     here, there = Log(), Log()
     first, second = (log.load(net(), paths, 4, workers) for log, workers in ((here, 0), (there, 2)))
     assert [batch.positions for batch in first] == [(1, 2), (5, 6, 7), (8,)]
-    assert [(position, name) for position, name, _ in here.lost] == [(n, paths[n]) for n in (0, 3, 4, 9)]
+    assert [(position, name) for position, name, _ in here.skipped] == [(n, paths[n]) for n in (0, 3, 4, 9)]
     words = ["cannot be decoded", "is not a picture", "no picture", "is a folder, not a picture"]
-    for (_, name, line), word in zip(here.lost, words, strict=True):
+    for (_, name, line), word in zip(here.skipped, words, strict=True):
         assert name in line and word in line
-    assert (here.lost, here.notes) == (there.lost, there.notes)
+    assert (here.skipped, here.notes) == (there.skipped, there.notes)
     assert [(batch.names, batch.positions) for batch in first] == [(batch.names, batch.positions) for batch in second]
     assert torch.equal(stacked(first), stacked(second))
 
@@ -192,7 +193,7 @@ def test_a_full_memory_loses_the_picture_and_a_bug_in_the_transforms_is_raised(t
     log = Log()
     (batch,) = log.load(loaded, paths, workers=workers)
     assert batch.positions == (0,)
-    assert [(position, name) for position, name, _ in log.lost] == [(1, paths[1])]
+    assert [(position, name) for position, name, _ in log.skipped] == [(1, paths[1])]
     with pytest.raises(KeyError, match="mean"):
         log.load(loaded, [*paths, photograph(tmp_path / "c.png", 3, (6, 6))], workers=workers)
 
@@ -204,7 +205,7 @@ def test_memory_that_ends_while_reading_loses_the_picture(tmp_path: Path, monkey
     monkeypatch.setattr(loading, "read_picture", fail)
     log = Log()
     assert log.load(net(), photographs(tmp_path, 1)) == []
-    assert [line.partition("' ")[2] for _, _, line in log.lost] == ["does not fit into memory; give a smaller file"]
+    assert [line.partition("' ")[2] for _, _, line in log.skipped] == ["does not fit into memory; give a smaller file"]
 
 
 @WORKERS
@@ -238,7 +239,7 @@ def test_no_standard_input(tmp_path: Path, workers: int, monkeypatch: pytest.Mon
         log = Log()
         (batch,) = log.load(net(), ["-", *photographs(tmp_path, 1)], workers=workers)
         assert batch.positions == (1,)
-        assert log.lost[0][2] == f"no picture on standard input: it is {word}; give a file, or pipe one in"
+        assert log.skipped[0][2] == f"no picture on standard input: it is {word}; give a file, or pipe one in"
 
 
 @WORKERS
@@ -295,7 +296,7 @@ def test_workers_end_when_a_listener_raises(tmp_path: Path, error: BaseException
 
     paths = [*photographs(tmp_path, 4), "missing", *photographs(tmp_path, 20)]
     with pytest.raises(type(error)) as caught:
-        list(load_batches(net(), paths, 2, 2, stop))
+        list(load_batches(net(), paths, 2, 2, Listener(skipped=stop)))
     assert caught.value is error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from array import array
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ from hookscope.statistics import (
     run,
     save_statistics,
 )
-from hookscope.statistics.run import check_same_source
+from tests.helpers import ignore, settings
 from tests.statistics import judge
 from tests.statistics.judge import check_same
 
@@ -121,7 +122,7 @@ def test_a_truncated_file(tmp_path: Path, share: float) -> None:
     path = saved(tmp_path / "a.json", 0, 1)
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
-    assert "a.json' holds no saved statistics, or is damaged; give what `stats --save` wrote" in refusal(path)
+    assert "a.json' holds no saved statistics, or is damaged; give what save_statistics wrote" in refusal(path)
 
 
 OTHERS = [b"[]", b"null", b"3", b'"text"', b"{}", b'{"hookscope": "1"}', b'{"content": 1}', b"[" * 99_999]
@@ -191,21 +192,21 @@ def test_damaged_parts_with_the_right_digest(tmp_path: Path, key: str, value: An
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("model", "other", "model tiny and other"),
-        ("weights", "DEFAULT", "weights random (seed 0) and DEFAULT"),
-        ("fingerprint", "ff00", "were measured on different weights of tiny"),
-        ("preprocess", "resize 9", "preprocess resize 8 and resize 9"),
-        ("layers", "conv1", "layers every convolution and conv1"),
-        ("rank", False, "rank True and False"),
+        ("model", "other", "model tiny, not other"),
+        ("weights", "DEFAULT", "weights random (seed 0), not DEFAULT"),
+        ("fingerprint", "ff00", "other weights of tiny"),
+        ("preprocess", "resize 9", "preprocessing resize 8, not resize 9"),
+        ("layers", "conv1", "layers every convolution, not conv1"),
+        ("rank", False, "rank True, not False"),
     ],
 )
 def test_other_sources_are_refused(tmp_path: Path, field: str, value: Any, text: str) -> None:
     paths = saved(tmp_path / "a.json", 0, 1), saved(tmp_path / "b.json", 1, 2, **{field: value})
     error = refusal(*paths)
     assert text in error and "a.json" in error and "b.json" in error
-    with pytest.raises(InputError, match="this run"):
-        check_same_source(SOURCE, replace(SOURCE, **{field: value}), "a.json", "this run")
-    check_same_source(SOURCE, replace(SOURCE), "a.json", "this run")
+    with pytest.raises(InputError, match=f"^cannot resume 'a.json'; it was made with {re.escape(text)}"):
+        SOURCE.check_resumed_by(replace(SOURCE, **{field: value}), "a.json")
+    SOURCE.check_resumed_by(replace(SOURCE), "a.json")
 
 
 def test_a_fingerprint_covers_every_parameter_and_buffer() -> None:
@@ -305,16 +306,17 @@ PATHS = [f"{number}.png" for number in range(7)]
 
 
 def measure(*paths: str, preprocess: str = "none", input_size: Any = None, **options: Any) -> SavedStatistics:
-    """Measure with batches of 2; lost images are left out unless ``on_lost`` says otherwise."""
+    """Measure with batches of 2; images are skipped unless ``skipped`` says otherwise."""
     model = load_model("nets.py:net", preprocess=preprocess, input_size=input_size)
-    options = {"batch_size": 2, "on_lost": lambda position, name, error: None, **options}
-    return measure_images(model, list(paths) or PATHS, **options)
+    files = {name: options.pop(name) for name in ("save", "resume") if name in options}
+    run = settings(**{"batch_size": 2, "skipped": ignore, **options})
+    return measure_images(model, list(paths) or PATHS, **files, run=run)
 
 
 def progress_of(saved: SavedStatistics) -> tuple[int, int, int]:
     """Images measured, images done, images lost."""
     assert saved.progress is not None
-    return saved.totals.images, saved.progress.done, saved.progress.lost
+    return saved.totals.images, saved.progress.done, saved.progress.skipped
 
 
 def counts(saved: SavedStatistics) -> list[tuple[int, float | None, float | None]]:
@@ -332,9 +334,7 @@ def test_a_file_that_cannot_be_read_is_counted_and_named_and_raises_by_default()
     paths = ["0.png", "bad.png", "1.png", "missing.png"]
     lost: list[tuple[int, str]] = []
     steps: list[int] = []
-    saved = measure(
-        *paths, on_lost=lambda position, name, error: lost.append((position, name)), on_progress=steps.append
-    )
+    saved = measure(*paths, skipped=lambda position, name, error: lost.append((position, name)), progress=steps.append)
     assert (progress_of(saved), sum(steps)) == ((2, 4, 2), 4)
     assert lost == [(1, "bad.png"), (3, "missing.png")]
     with pytest.raises(HookscopeError, match="bad\\.png"):
@@ -350,7 +350,7 @@ def test_no_readable_image_is_an_error() -> None:
 @pytest.mark.parametrize("paths", [["tiny.png", "0.png", "1.png"], ["0.png", "tiny.png", "1.png"]])
 def test_an_image_that_the_model_refuses_is_lost_alone(paths: list[str]) -> None:
     errors: list[str] = []
-    saved = measure(*paths, batch_size=16, on_lost=lambda position, name, error: errors.append(str(error)))
+    saved = measure(*paths, batch_size=16, skipped=lambda position, name, error: errors.append(str(error)))
     assert progress_of(saved) == (2, 3, 1)
     assert errors[0].startswith(
         "tiny.png: nets.py:net: layer '0' (Conv2d) needs a larger input; forward() failed on 1x3x5x5: "
@@ -360,7 +360,7 @@ def test_an_image_that_the_model_refuses_is_lost_alone(paths: list[str]) -> None
 
 def test_a_model_that_refuses_the_first_image_of_a_fixed_size_is_an_error() -> None:
     with pytest.raises(InputError, match=r"forward\(\) failed on 2x3x5x5"):
-        measure(preprocess="stretch", input_size=(5, 5), on_lost=lambda *lost: pytest.fail(f"{lost}"))
+        measure(preprocess="stretch", input_size=(5, 5), skipped=lambda *lost: pytest.fail(f"{lost}"))
 
 
 def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
@@ -385,9 +385,9 @@ def test_an_interrupted_run_is_resumed(monkeypatch: pytest.MonkeyPatch, after: i
     with monkeypatch.context() as patch:
         stopping(patch, after)
         with pytest.raises(KeyboardInterrupt):
-            measure(*paths, save="s.json", on_interrupt=interrupted.append)
+            measure(*paths, save="s.json", interrupt=interrupted.append)
     assert progress_of(load_statistics("s.json")) == (images, done, 1)
-    resumed = measure(*paths, save="s.json", resume=True, on_start=started.append)
+    resumed = measure(*paths, save="s.json", resume=True, start=started.append)
     assert interrupted == started == [done]
     assert progress_of(whole) == progress_of(resumed) == (6, 8, 2)
     assert counts(resumed) == counts(whole)
@@ -487,7 +487,7 @@ def test_an_image_is_the_same_under_another_name() -> None:
         os.replace(name, f"moved/{name}")
     notes: list[tuple[str, str]] = []
     paths = [f"moved/{name}" for name in ("0.png", "bad.png", "1.png", "2.png", "0.png")]
-    saved = measure(*paths, save="s.json", resume=True, on_note=lambda *note: notes.append(note))
+    saved = measure(*paths, save="s.json", resume=True, note=lambda *note: notes.append(note))
     assert notes == [("moved/0.png", "counted twice: an earlier image has the same content")]
     assert progress_of(saved) == (4, 5, 1) and len(set(saved.totals.pictures)) == 3
 
@@ -500,7 +500,7 @@ def test_a_file_without_identities_is_resumed_by_names(names: list[str]) -> None
     notes: list[str] = []
 
     def resume() -> SavedStatistics:
-        return measure(*names, "2.png", save="s.json", resume=True, on_note=lambda name, text: notes.append(text))
+        return measure(*names, "2.png", save="s.json", resume=True, note=lambda name, text: notes.append(text))
 
     if names == ["0.png", "1.png"]:
         assert progress_of(resume()) == progress_of(resume()) == (3, 3, 0), "the file knows one image of three"
@@ -514,7 +514,7 @@ def test_a_resumed_run_compares_remote_images_by_name(here: Path) -> None:
     remote = [f"file://{here}/{name}" for name in PATHS]
     measure(*remote[:4], save="s.json")
     notes: list[str] = []
-    resumed = measure(*remote, save="s.json", resume=True, on_note=lambda name, text: notes.append(text))
+    resumed = measure(*remote, save="s.json", resume=True, note=lambda name, text: notes.append(text))
     assert (progress_of(resumed), notes) == ((7, 7, 0), ["its images are remote: only their names are compared"])
     with pytest.raises(InputError, match="measured on other images"):
-        measure(*reversed(remote), save="s.json", resume=True, on_note=lambda *note: None)
+        measure(*reversed(remote), save="s.json", resume=True, note=lambda *note: None)

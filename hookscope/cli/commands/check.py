@@ -72,7 +72,7 @@ class Check(Measuring):
             do = "give --max-dead, --max-saturated, --no-nan, --max-abs or --min-rank"
             raise UsageError("no limit was given", do=do)
         every, allow = self.layers is None and not self.types, self.allow
-        saved, lost = self.measured("min-rank" in limits.names, every=every, allow=allow)
+        saved, skipped = self.measured("min-rank" in limits.names, every=every, allow=allow)
         layers = saved.totals.statistics()
         result = statistics.check_limits(
             layers, limits, saved.coverage, allow or (), every=every, allow_unmeasured=self.allow_unmeasured
@@ -83,8 +83,8 @@ class Check(Measuring):
         with self.printed_after(_report(saved, result)):
             if self.junit is not None:
                 suite = f"hookscope check {self.model.model}"
-                system.write_atomically(self.junit, statistics.junit_xml(suite, result, lost))
-        return 3 if result.broken else min(lost, 1)
+                system.write_atomically(self.junit, statistics.junit_xml(suite, result, skipped))
+        return 3 if result.broken else min(skipped, 1)
 
 
 def _report(saved: statistics.SavedStatistics, result: statistics.LimitsResult) -> Report:

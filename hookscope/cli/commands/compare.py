@@ -7,17 +7,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from hookscope import comparison, hooks, report, statistics, system
+from hookscope import comparison, hooks, jobs, report, statistics, system
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import group, option
 from hookscope.cli.output.comparison_rows import comparison_report
 from hookscope.cli.output.formats import note
-from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option
 from hookscope.cli.shared.image_options import BatchOptions, ImageList, image_list
-from hookscope.cli.shared.image_run import LostImages
+from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import check_choice
 from hookscope.cli.shared.output_paths import check_plot, write_html, write_picture, write_plot
@@ -112,8 +111,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
         pictures: Sequence[Any] = self.images
         if "-" in pictures:  # standard input can be read once, and each side prepares it
             pictures = ImageFiles(self.images).usable(side_a.net.preprocess.frames)
-        lost = LostImages(self.strict or len(pictures) == 1)
-        with process.prints_to_standard_error(), pass_progress("images") as on_progress:
+        with image_run(len(pictures), None, self.strict) as run:
             found = comparison.compare(
                 side_a,
                 side_b,
@@ -127,13 +125,8 @@ class Compare(RowCommand, ImageList, BatchOptions):
                 matrix=self.matrix is not None or (self.html is not None and len(pictures) >= _CKA_IMAGES),
                 keep=(self.grid is not None or self.html is not None) and (self.layers or True),
                 categories=categories_of(side_a.net, self.categories),
-                batch_size=self.batch_size,
-                workers=self.workers,
-                on_lost=lost.lost,
-                on_note=lost.note,
-                on_progress=on_progress or (lambda done, total: None),
+                run=jobs.RunSettings(self.batch_size, self.workers, None, run.listener),
             )
-        lost.finish()
         for text in dict.fromkeys(found.notes):
             if text not in (*side_a.net.notes, *side_b.net.notes):  # printed when they were loaded
                 note(f"Note: {text}")
@@ -141,10 +134,10 @@ class Compare(RowCommand, ImageList, BatchOptions):
         result = comparison.check_comparison(found, limits) if limits.names else None
         found = replace(found, provenance={**found.provenance, "command": process.command_line()})
         with self.printed_after(comparison_report(found, self.top, self.sort, result)):
-            self._write(found, result, lost.count)
-        return 3 if result is not None and result.broken else min(lost.count, 1)
+            self._write(found, result, run.skipped)
+        return 3 if result is not None and result.broken else min(run.skipped, 1)
 
-    def _write(self, found: comparison.Comparison, result: statistics.LimitsResult | None, lost: int) -> None:
+    def _write(self, found: comparison.Comparison, result: statistics.LimitsResult | None, skipped: int) -> None:
         if self.plot is not None:
             write_plot(self.plot, report.plot(found), found.provenance)
         if self.matrix is not None and found.matrix is not None:
@@ -158,7 +151,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
             write_html(self.html, report.draw_comparison_page(found))
         if self.junit is not None and result is not None:
             suite = f"hookscope compare {found.a.model} {found.b.model}"
-            system.write_atomically(self.junit, statistics.junit_xml(suite, result, lost))
+            system.write_atomically(self.junit, statistics.junit_xml(suite, result, skipped))
 
 
 def _read_map(path: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hookscope import drawing, exemplars, hooks, models, report, system
+from hookscope import drawing, exemplars, hooks, jobs, models, report, system
 from hookscope.cli import process
 from hookscope.cli.command import OfManyImages
 from hookscope.cli.fields import option
@@ -128,17 +128,17 @@ class Exemplars(OfManyImages):
     def run(self) -> int:
         engine, net = self.engine.make(), self.model.load()
         check_choice(net, self.types, self.layers)
-        layers, lost = _found(self, net, engine)
+        layers, skipped = _found(self, net, engine)
         if self.synthesize:
             layers = _synthesized(net, layers, self.synthesize, self.state)
         with self.printed_after(_report(layers, net)):
             if self.output is not None or self.html is not None:
                 _draw(self, net, layers)
-        return min(lost, 1)
+        return min(skipped, 1)
 
 
 def _found(options: Exemplars, net: models.LoadedModel, engine: Any) -> tuple[list[exemplars.LayerExemplars], int]:
-    """The exemplars, and the number of lost images."""
+    """The exemplars, and the number of skipped images."""
     if options.output is not None:
         system.make_folder(options.output)
     with image_run(len(options.images), options.state, options.strict) as run:
@@ -152,20 +152,13 @@ def _found(options: Exemplars, net: models.LoadedModel, engine: Any) -> tuple[li
             least=options.bottom,
             measure=options.rank_by,
             folders=options.folders,
-            batch_size=options.batch_size,
-            workers=options.workers,
-            engine=engine,
             save=options.state,
             resume=options.resume,
-            on_start=run.started,
-            on_progress=run.advance,
-            on_lost=run.lost,
-            on_note=run.note,
-            on_interrupt=run.interrupted,
+            run=jobs.RunSettings(options.batch_size, options.workers, engine, run.listener),
         )
-    if run.count:
-        output.note(f"Note: {run.count:,} of {run.total} skipped")
-    return list(layers), run.count
+    if run.skipped:
+        output.note(f"Note: {run.skipped:,} of {run.total} skipped")
+    return list(layers), run.skipped
 
 
 def _synthesized(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hookscope import extraction, hooks, models, scores
+from hookscope import extraction, hooks, jobs, models, scores
 from hookscope.cli.command import OfManyImages
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
@@ -92,23 +92,16 @@ class Extract(OfManyImages):
                 self.types or None,
                 pool=self.pool,
                 dtype=self.dtype,
-                batch_size=self.batch_size,
-                workers=self.workers,
                 targets=() if self.target is None else (self.target,),
                 logits=self.logits,
                 folders=self.folders,
-                engine=engine,
-                on_progress=run.advance,
-                on_lost=run.lost,
-                on_note=run.note,
+                run=jobs.RunSettings(self.batch_size, self.workers, engine, run.listener),
             )
             written = features.save(
                 path,
                 self.shard,
                 overwrite=self.overwrite,
                 resume=self.resume,
-                on_start=run.started,
-                on_interrupt=run.interrupted,
             )
         counts = {"images": written.rows, "weights": net.weights}
         rows = [
@@ -119,7 +112,7 @@ class Extract(OfManyImages):
             output.note(f"Note: {path} was complete; nothing was left to do")
         else:
             wrote_arrays(path)
-        if written.lost:
-            output.note(f"Note: {written.lost:,} of {run.total} skipped: {written.lost_file} names them")
+        if written.skipped:
+            output.note(f"Note: {written.skipped:,} of {run.total} skipped: {written.skipped_file} names them")
         self.print(Report([Section(rows, COLUMNS)], caption=caption_of(net)))
-        return 1 if written.lost and not written.was_complete else 0
+        return 1 if written.skipped and not written.was_complete else 0

@@ -45,6 +45,6 @@ class Stats(StatisticsCommand, Measuring):
     )
 
     def run(self) -> int:
-        saved, lost = self.measured(self.rank, self.save, self.resume)
+        saved, skipped = self.measured(self.rank, self.save, self.resume)
         self.report(saved)
-        return min(lost, 1)
+        return min(skipped, 1)

@@ -1,4 +1,4 @@
-"""What a long run over images shows: its bar, the images that it loses, and how many its file holds."""
+"""What a long run over images shows: its bar, the images that it skips, and how many its file holds."""
 
 from __future__ import annotations
 
@@ -12,28 +12,42 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.progress import image_progress
 from hookscope.errors import HookscopeError, LayerError
 from hookscope.findings import counted
+from hookscope.images import Listener
 
 _NOTES_SHOWN = 3
 _KINDS_SHOWN = 3
 
 
-class LostImages:
-    """Prints an error for each lost image, and the first notes on others."""
+class ImageRun:
+    """What a run over ``count`` images shows, which it saves in ``file``; see `image_run`.
 
-    def __init__(self, strict: bool = False) -> None:
-        self._strict = strict
-        self.count = 0
+    Attributes:
+        listener: What the run calls.
+        skipped: Number of images that could not be used.
+        total: Number of images in words.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, count: int, file: str | None, strict: bool) -> None:
+        self._stack, self._count, self._file = stack, count, file
+        self._strict = strict or count == 1  # the error of a single image ends the run
+        self.total = counted(count, "image")
+        self.skipped = 0
         self._noted = 0
         self._rest: Counter[str] = Counter()
+        self._advance: Callable[[int], None] = lambda count: None
 
-    def lost(self, position: int, name: str, error: HookscopeError) -> None:
-        """Report a lost image; with ``strict`` its error ends the run."""
+    @property
+    def listener(self) -> Listener:
+        return Listener(self._start, lambda count: self._advance(count), self._skip, self._note, self._interrupt)
+
+    def _skip(self, position: int, name: str, error: HookscopeError) -> None:
+        """Report an image; with ``strict`` its error ends the run."""
         if self._strict:
             raise error
-        self.count += 1
+        self.skipped += 1
         output.note(f"Error: {error}", always=True)
 
-    def note(self, name: str, text: str) -> None:
+    def _note(self, name: str, text: str) -> None:
         """Print the first three notes; a folder may hold thousands of images with the same note."""
         self._noted += 1
         if self._noted <= _NOTES_SHOWN:
@@ -51,28 +65,14 @@ class LostImages:
         kinds += [f"others ({others})"] if others else []
         output.note(f"Note: {counted(total, 'more note')}: {', '.join(kinds)}")
 
-
-class ImageRun(LostImages):
-    """The callbacks of a run over ``count`` images that saves them in ``file``; see `image_run`."""
-
-    def __init__(self, stack: contextlib.ExitStack, count: int, file: str | None, strict: bool) -> None:
-        super().__init__(strict or count == 1)  # the error of a single image ends the run
-        self._stack, self._count, self._file = stack, count, file
-        self.total = counted(count, "image")
-        self._advance: Callable[[int], None] = lambda count: None
-
-    def started(self, done: int) -> None:
+    def _start(self, done: int) -> None:
         """Show the bar of the images that an earlier run has not done."""
         if done:
             output.note(f"Note: {self._file} holds {done:,} of {self.total}")
         self._advance = self._stack.enter_context(image_progress(self._count - done))
         self._stack.enter_context(process.prints_to_standard_error())
 
-    def advance(self, count: int) -> None:
-        """Move the bar on."""
-        self._advance(count)
-
-    def interrupted(self, done: int) -> None:
+    def _interrupt(self, done: int) -> None:
         """Say how many images the file holds, and what to do."""
         error = sys.exception()
         if done:

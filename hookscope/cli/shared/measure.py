@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookscope import hooks, statistics
+from hookscope import hooks, jobs, statistics
 from hookscope.cli.command import OfManyImages
 from hookscope.cli.output import formats as output
 from hookscope.cli.shared.engine_options import torchrun_rank
@@ -33,7 +33,7 @@ class Measuring(OfManyImages):
         every: bool = False,
         allow: hooks.Selection | None = None,
     ) -> tuple[statistics.SavedStatistics, int]:
-        """Run every image through the model; returns the statistics and the number of lost images."""
+        """Run every image through the model; returns the statistics and the number of skipped images."""
         engine, net = self.engine.make(divides=True), self.model.load()
         ops = every if self.ops is None else self.ops
         check_choice(net, self.types, self.layers, allow)
@@ -48,20 +48,13 @@ class Measuring(OfManyImages):
                 rank=rank,
                 ops=ops,
                 every=every,
-                batch_size=self.batch_size,
-                workers=self.workers,
-                engine=engine,
                 save=save,
                 resume=resume,
-                on_start=run.started,
-                on_progress=run.advance,
-                on_lost=run.lost,
-                on_note=run.note,
-                on_interrupt=run.interrupted,
+                run=jobs.RunSettings(self.batch_size, self.workers, engine, run.listener),
             )
         if self.layers is None and (words := operations_in_words(saved.coverage.operations)):
             output.note(f"Note: not measured: {words}; --ops measures them")
-        lost = saved.progress.lost if saved.progress is not None else 0
-        if lost:
-            output.note(f"Note: {lost:,} of {run.total} skipped")
-        return saved, lost
+        skipped = saved.progress.skipped if saved.progress is not None else 0
+        if skipped:
+            output.note(f"Note: {skipped:,} of {run.total} skipped")
+        return saved, skipped
