@@ -31,7 +31,7 @@ def three_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
     monkeypatch.setattr(catalogue, "_from_torchvision", lambda: MODELS)
     monkeypatch.setattr(catalogue, "BUNDLED", {})
-    monkeypatch.setattr(catalogue.EfficientNetLiteSource, "names", lambda source: ())
+    monkeypatch.setattr(catalogue.EfficientNetLiteSource, "names", lambda: ())
 
 
 def command_line(*words: str, format: str = "json") -> list[str]:
