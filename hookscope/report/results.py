@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from hookscope.gradients import (
     gradient_rows,
     gradients_plot,
 )
+from hookscope.hooks import call_key
 from hookscope.parameters import (
     WEIGHTS,
     ParameterStatistics,
@@ -33,6 +33,7 @@ from hookscope.report.tables import Distribution, ResultPage, ResultTable, RowVi
 from hookscope.statistics import STATISTICS, LayerStatistics, in_intervals, statistics_plot, statistics_rows
 from hookscope.system import StrPath
 from hookscope.training import (
+    LayerSeries,
     Run,
     TimedFinding,
     findings_over_time,
@@ -126,22 +127,24 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
     run = drawn[-1]
     findings = findings_over_time(run) if findings is None else findings
     names = [_run_name(number, each, len(drawn)) for number, each in enumerate(drawn)]
-    steps = [_steps_of(each) for each in drawn]
+    series = [series_of(each) for each in drawn]
+    layers = [{(layer.model, layer.name, layer.call): layer for layer in each.layers} for each in series]
     views = []
     for row in last_rows(run):
-        key = _layer_key(row)
-        own = [(n, of_run[key]) for n, of_run in enumerate(steps) if key in of_run]
+        key = row.get("model") or 0, row.get("layer") or "", row.get("call") or 0
+        own = [(n, of_run[key]) for n, of_run in enumerate(layers) if key in of_run]
         charts = [
-            Chart(words, [_curve(names[n], rows, metric, n) for n, rows in own], axis=axis)
+            Chart(words, [_curve(names[n], layer, metric, n) for n, layer in own], axis=axis)
             for metric, (words, axis) in _TRAINING.items()
         ]
         named = {"name": row.get("layer"), **{name: value for name, value in row.items() if name != "layer"}}
-        views.append(RowView(named, _label(row), charts=[chart for chart in charts if chart.values]))
+        shown = [chart for chart in charts if chart.values]
+        views.append(RowView(named, call_key(str(row.get("layer")), row.get("call") or 0), charts=shown))
     columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))
     facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
     tables = [ResultTable("Layers at the last step", "calls", columns, views)]
     plot = run_plot(run, findings)
-    losses = [(name, loss) for name, each in zip(names, drawn, strict=True) for loss in series_of(each).losses]
+    losses = [(name, loss) for name, each in zip(names, series, strict=True) for loss in each.losses]
     charts = [loss_chart(losses, findings) if len(drawn) > 1 else plot.loss, plot.rates, *plot.metrics]
     charts = [replace(chart, edges=None) for chart in charts if chart.values]
     cells = plot.cells if plot.cells.panels else None
@@ -183,14 +186,6 @@ def _size(norm: float | None) -> float | None:
     return norm if norm and math.isfinite(norm) else None
 
 
-def _layer_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row.get("model") or 0, row.get("layer"), row.get("call") or 0
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    return f"{row.get('layer')}#{row['call']}" if row.get("call") else str(row.get("layer"))
-
-
 def _run_name(number: int, run: Run, count: int) -> str:
     return (
         f"run {number + 1}"
@@ -199,18 +194,6 @@ def _run_name(number: int, run: Run, count: int) -> str:
     )
 
 
-def _steps_of(run: Run) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
-    """The lines of each layer call, by their steps."""
-    lines: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in run.rows:
-        if isinstance(row.get("step"), int):
-            lines.setdefault(_layer_key(row), []).append(row)
-    return {key: sorted(rows, key=lambda row: row["step"]) for key, rows in lines.items()}
-
-
-def _curve(name: str, rows: Sequence[Mapping[str, Any]], metric: str, colour: int) -> Curve:
-    return Curve(name, [row["step"] for row in rows], [_value(row.get(metric)) for row in rows], colour)
-
-
-def _value(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _curve(name: str, layer: LayerSeries, metric: str, colour: int) -> Curve:
+    values = [None if math.isnan(value) else value for value in layer.values[metric].tolist()]
+    return Curve(name, layer.steps.tolist(), values, colour)
