@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem
@@ -74,14 +74,15 @@ def _topic(context: click.Context, program: click.Group, topic: str) -> str:
     return formatter.getvalue().strip("\n")
 
 
-def _records(context: click.Context, program: click.Group, topic: str) -> Iterator[tuple[str, str]]:
-    """Each option of a topic once, as the first command explains it that has it."""
-    told = set[str]()
+def _records(context: click.Context, program: click.Group, topic: str) -> Iterable[tuple[str, str]]:
+    """Each option of a topic once, as ``compare`` explains it, else the first command that has it."""
+    records: dict[str | None, tuple[str, str]] = {}
     for name in program.list_commands(context):
         command = program.get_command(context, name)
         assert command is not None
         own = click.Context(command, parent=context, info_name=name)
         for option in shared_options(command.get_params(own)).get(topic, ()):
-            if option.name not in told and (record := option.get_help_record(own)):
-                told.add(option.name or "")
-                yield record
+            record = option.get_help_record(own)
+            if record and (name == "compare" or option.name not in records):
+                records[option.name] = record
+    return records.values()

@@ -14,7 +14,10 @@ from hookscope.cli.shared.registries import Rows
 
 TOPICS = {
     "images": ("Images", "Which images are read, and how many at a time."),
-    "model": ("Model and preprocessing", "How MODEL is loaded, and how an image becomes its input."),
+    "model": (
+        "Model and preprocessing",
+        "How MODEL is loaded, and how an image becomes its input. In compare, -a or -b after a name sets one side.",
+    ),
     "run": ("Run", "Where the work runs, and how the result is printed and shown."),
 }
 """Topic of `hookscope help` -> title, and what it is about."""
