@@ -291,7 +291,7 @@ def test_the_layer_that_adds_most_is_the_one_that_differs_most_alone() -> None:
 
 
 def test_nan_that_no_layer_gives_comes_from_an_operation() -> None:
-    assert find_answer([pair("fc"), pair("(model)", nonfinite_b=1)], FLOAT, FLOAT).advice.endswith("with --ops.")
+    assert find_answer([pair("fc"), pair("(model)", nonfinite_b=1)], FLOAT, FLOAT).advice.endswith("with ops=True.")
 
 
 def test_only_the_input_adds_a_difference_when_no_layer_alone_does() -> None:

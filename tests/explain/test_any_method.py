@@ -78,7 +78,7 @@ def test_a_model_without_classes_is_refused_with_what_works_on_it(output: Any, t
     net = seeded(lambda: Gives(output))
     options = {"layers": "conv"} if method == "gradcam" else {}
     refuses(method, net, picture(), ModelError, text, **options)
-    works = "name a box: --target box:0" if "boxes" in text else "visualize, stats and `gradients --loss mse`"
+    works = "name a box: BoxTarget(0)" if "boxes" in text else "capture, measure_images and layer_gradients(loss='mse')"
     refuses(method, net, picture(), ModelError, works, **options)
 
 
@@ -88,7 +88,7 @@ def test_scores_that_are_not_finite_are_refused(method: str) -> None:
         net = small()
         with torch.no_grad():
             net.get_submodule(layer).weight.view(-1)[0] = bad
-        refuses(method, net, picture(), InputError, "is not finite; see gradients --detect-anomaly", target=target)
+        refuses(method, net, picture(), InputError, "is not finite; see examine_gradients(detect_anomaly=True)", target=target)
 
 
 def test_weights_made_in_inference_mode_are_refused() -> None:

@@ -45,7 +45,7 @@ def test_a_missing_file_is_an_error_with_a_cure(places: tuple[Path, Path]) -> No
     assert str(caught.value) == (
         "the weights of shapes are missing from the installation;"
         f" no shapes.safetensors in {installed.parent} or {checkout.parent};"
-        " reinstall hookscope, or use --weights none"
+        " reinstall hookscope, or use weights='none'"
     )
 
 

@@ -184,7 +184,7 @@ def test_a_host_that_is_unknown_hangs_or_refuses(monkeypatch: pytest.MonkeyPatch
     hold = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: hold.wait(20) and [])
     start = time.monotonic()
-    with pytest.raises(WeightsError, match=r"no answer within 0\.3 seconds; use --weights none"):
+    with pytest.raises(WeightsError, match=r"no answer within 0\.3 seconds; use weights='none'"):
         fetch(url)
     hold.set()
     assert time.monotonic() - start < 5

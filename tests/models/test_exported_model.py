@@ -51,7 +51,7 @@ def test_a_pass_that_ended_early_does_not_spoil_the_next(file: str) -> None:
 
 def test_another_input_and_other_weights_are_refused(file: str, tmp_path: Path) -> None:
     net = load_model(file).model
-    with pytest.raises(InputError, match=r"net\.pt2 takes anyx3x16x16; the input is 1x3x8x8; give that --input-size"):
+    with pytest.raises(InputError, match=r"net\.pt2 takes anyx3x16x16; the input is 1x3x8x8; give that input_size"):
         net(torch.rand(1, 3, 8, 8))
     with pytest.raises(UsageError, match="holds its own weights"):
         load_model(file, weights="other.pth")

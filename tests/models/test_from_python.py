@@ -261,14 +261,14 @@ REFUSED = {
     "{net}:mak": "no 'mak' in {net}; nearest: make",
     "{net}:ful": "no 'ful' in {net}; nearest: full, gpu_full, fails",
     "{net}:number": "{net}:number returned int; return an nn.Module",
-    "{net}:fails": "{net}:fails failed: ValueError: no width at all, at {net}:25 in fails; --traceback shows all",
-    "{net}:leaves": "{net}:leaves failed: SystemExit: 4, at {net}:26 in leaves; --traceback shows all",
+    "{net}:fails": "{net}:fails failed: ValueError: no width at all, at {net}:25 in fails; its cause shows all",
+    "{net}:leaves": "{net}:leaves failed: SystemExit: 4, at {net}:26 in leaves; its cause shows all",
     "{net}:needs": "{net}:needs: missing a required argument: 'width'; it is needs(width); "
     'write "{net}:needs(width=8)"',
     "{net}s.py:make": "no file '{net}s.py' for {net}s.py:make; nearest: net.py",
     "{syntax}:make": "cannot import {syntax} for {syntax}:make: SyntaxError: '(' was never closed (syntax.py, line 1)",
     "{leaves}:make": "cannot import {leaves} for {leaves}:make: SystemExit, at {leaves}:1 in <module>; "
-    "--traceback shows all",
+    "its cause shows all",
     "no_such_x:make": "cannot import no_such_x for no_such_x:make: ModuleNotFoundError: No module named 'no_such_x'",
 }
 
@@ -347,7 +347,7 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert net.weights == "random (seed 2)"
     assert net.notes == ("weights of timm:tiny are random (seed 2): no network",)
     assert net.preprocess.describe() == "resize 128 bicubic, crop 96, mean 0.5, std 0.25"
-    with pytest.raises(WeightsError, match="no weights for timm:tiny: no network; use --weights none"):
+    with pytest.raises(WeightsError, match="no weights for timm:tiny: no network; use weights='none'"):
         load_model("timm:tiny", weights="default")
     tuned = nn.Conv2d(3, 7, 1)
     torch.save({f"module.{key}": value for key, value in tuned.state_dict().items()}, tmp_path / "tuned.pth")

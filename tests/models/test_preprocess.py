@@ -157,8 +157,8 @@ WRONG_CHOICES = [
     ),
     ({"mean": "0", "std": "0"}, "--std '0' is not a list of numbers above 0"),
     ({"mean": "nan", "std": "1"}, "--mean 'nan' is not a list of numbers"),
-    ({"range": "1..0"}, "--range '1..0' is no range; write LOW..HIGH, such as 0..1, -1..1 or 0..255"),
-    ({"range": "255"}, "--range '255' is no range"),
+    ({"range": "1..0"}, "range '1..0' is no range; write LOW..HIGH, such as 0..1, -1..1 or 0..255"),
+    ({"range": "255"}, "range '255' is no range"),
     ({"resize": "crop"}, "no resize 'crop'; there are shorter, stretch, pad and shorter:PIXELS"),
     ({"resize": "shorter:0"}, "no resize 'shorter:0'"),
     ({"preprocess": "imagnet"}, "no preprocessing 'imagnet'; there are weights, imagenet, half, stretch, none and"),
@@ -178,10 +178,10 @@ def test_contradictions_are_refused() -> None:
         (
             {"preprocess": "none", "resize": "pad"},
             None,
-            "--preprocess none keeps the picture's own size; leave --resize",
+            "preprocess='none' keeps the picture's own size; leave resize",
         ),
-        ({"preprocess": "none"}, (8, 8), "--preprocess none keeps the picture's own size; leave an input size out"),
-        ({"preprocess": "stretch", "resize": "pad"}, None, "--preprocess stretch contradicts --resize pad"),
+        ({"preprocess": "none"}, (8, 8), "preprocess='none' keeps the picture's own size; leave an input size out"),
+        ({"preprocess": "stretch", "resize": "pad"}, None, "preprocess='stretch' contradicts resize pad"),
     ]:
         with pytest.raises(UsageError) as error:
             PreprocessChoice.parse(**choice).check(size)

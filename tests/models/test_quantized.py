@@ -88,6 +88,6 @@ def test_a_model_that_torchvision_cannot_quantize_is_an_error(name: str, nearest
 def test_it_runs_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UsageError, match="cannot run on 'cuda'; it runs on the CPU only; give --device cpu"):
+    with pytest.raises(UsageError, match="cannot run on 'cuda'; it runs on the CPU only; give device='cpu'"):
         load_model(f"quantized:{NAME}", weights="none", device="cuda")
     assert load_model(f"quantized:{NAME}", weights="none", input_size=(32, 32)).device == "cpu"

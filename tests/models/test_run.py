@@ -112,19 +112,19 @@ def broken(): return double(3)
 REFUSED = {
     "narrow": (
         "layer 'inner.3' (Linear) takes 9 features and got 4; forward() failed on 1x3x224x224: RuntimeError: ",
-        ", at {file}:12 in forward; try another --input-size, or set input_size",
+        ", at {file}:12 in forward; try another input_size, or set input_size",
     ),
     "five": (
         "layer 'inner.0' (Conv2d) takes 5 channels and got 3; forward() failed on 1x3x224x224: RuntimeError: Given ",
         ", at {file}:12 in forward; ",
     ),
-    "small": ("layer 'inner.0' (Conv2d) needs a larger input; forward() failed", "try another --input-size, or set"),
+    "small": ("layer 'inner.0' (Conv2d) needs a larger input; forward() failed", "try another input_size, or set"),
     "Own": (
         "forward() failed on 1x3x224x224: TypeError: no number: a Tensor",
         ", at {beside}:2 in double; set input_size",
     ),
     "Key": (
-        "forward() failed on 1x3x224x224: RuntimeError: my own mistake, at {file}:20 in forward; --traceback shows",
+        "forward() failed on 1x3x224x224: RuntimeError: my own mistake, at {file}:20 in forward; its cause shows",
         "",
     ),
 }
@@ -149,7 +149,7 @@ def test_an_error_of_forward_says_cause_type_message_and_line(nets: Path, factor
     first, second = (text.format(file=nets, beside=nets.with_name("helpers_beside.py")) for text in REFUSED[factory])
     assert str(caught.value).startswith(f"{nets}:{factory}: {first}")
     assert second in str(caught.value)
-    assert str(caught.value).endswith("; --traceback shows all")
+    assert str(caught.value).endswith("; its cause shows all")
 
 
 def test_a_file_of_the_current_folder_is_named_without_its_folder(nets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_factory_that_raises_in_another_file_names_that_file(nets: Path) -> No
     with pytest.raises(ModelError) as caught:
         load_model(f"{nets}:broken")
     beside = nets.with_name("helpers_beside.py")
-    said = f"{nets}:broken failed: TypeError: no number: a int, at {beside}:2 in double; --traceback shows all"
+    said = f"{nets}:broken failed: TypeError: no number: a int, at {beside}:2 in double; its cause shows all"
     assert str(caught.value) == said
 
 
@@ -172,7 +172,7 @@ def test_a_model_of_torchvision_has_no_line_of_a_user() -> None:
     net = load_model("squeezenet1_1", weights="none")
     with pytest.raises(InputError) as caught:
         predict(net, [torch.zeros(3, 2, 2)])
-    assert " at " not in str(caught.value) and str(caught.value).endswith("; try another --input-size")
+    assert " at " not in str(caught.value) and str(caught.value).endswith("; try another input_size")
 
 
 def test_a_layer_without_a_kernel_for_the_data_type_is_named() -> None:

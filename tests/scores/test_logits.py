@@ -182,7 +182,7 @@ def test_outputs_without_scores(output: Any, words: str) -> None:
         class_scores(output, "mynet")
     assert caught.value.asked.startswith(f"mynet gives {words}")
     assert caught.value.asked.endswith(", no score for each class")
-    assert caught.value.do.startswith("visualize, stats and `gradients --loss mse` work on it")
+    assert caught.value.do.startswith("capture, measure_images and layer_gradients(loss='mse') work on it")
 
 
 def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:

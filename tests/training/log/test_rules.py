@@ -289,7 +289,7 @@ def test_of_few_steps_all_must_show_it(steps: list[int]) -> None:
     ("steps", "end", "header", "words"),
     [
         ([0], {"step": 14}, {"command": ["a.py"]}, "1 sampled step of 15: too few for a trend; sample more often,"
-         " --every 1"),
+         " every 1"),
         ([0, 50], {"step": 99}, {}, "2 sampled steps of 100: too few for a trend; sample more often, every=5"),
         ([0, 1], {"step": 1}, {}, "2 sampled steps of 2: too few for a trend; there were no more"),
         ([0], None, {}, "1 sampled step so far: too few for a trend"),
@@ -315,7 +315,7 @@ def test_of_values_that_are_not_finite_the_first_place_is_named() -> None:
 
     [finding] = findings_of(spoil)
     assert (finding.layer, finding.layers, finding.lasts) == ("b", ("a", "b", "c"), True)
-    assert finding.meaning.endswith("To name the operation, run watch --stop-on non-finite.")
+    assert finding.meaning.endswith("To name the operation, run Monitor(stop_on='non-finite').")
     assert finding.evidence == (
         "from step 200 (20 s) to the end: 7 values of its activation are NaN or Inf; 2 more layers too; the loss is not"
         " finite either; at step 150 everything was finite"
