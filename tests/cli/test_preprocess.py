@@ -156,7 +156,7 @@ REFUSED = [
     ("bright --mean 0.5", 2, "--mean needs --std; add --std 1"),
     ("bright --mean 1,2 --std 1", 2, "--mean has 2 numbers, and the input has 3 channels"),
     ("grey --mean 1,2,3 --std 1", 2, "--mean has 3 numbers, and the input has 1 channel"),
-    ("bright --range 255", 2, "--range '255' is no range; write LOW..HIGH, such as 0..1, -1..1 or 0..255"),
+    ("bright --range 255", 2, "--range '255' is not a range; write LOW..HIGH, such as 0..1, -1..1 or 0..255"),
     ("bright --resize crop", 2, "no resize 'crop'; there are shorter, stretch, pad and shorter:PIXELS"),
     ("bright --preprocess imagnet", 2, "no preprocessing 'imagnet'; there are weights, imagenet...(nearest: imagenet)"),
     ("bright --preprocess none --size 9", 2, "--preprocess none keeps the picture's own size; leave an input size out"),

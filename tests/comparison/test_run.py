@@ -289,8 +289,8 @@ def test_a_block_runs_alone_only_if_its_layers_have_no_parameters(batch: Any) ->
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 1), NormAct(8), Scaled()).eval()
     rows = rows_of(compare(model, scaled(model, "1.weight", 1.5), batch))
-    assert rows["1"].alone > 0.1 and rows["1.act"].alone == 0
-    assert rows["2"].alone is None and rows["2.inner"].alone == 0
+    assert rows["1"].isolated_l2 > 0.1 and rows["1.act"].isolated_l2 == 0
+    assert rows["2"].isolated_l2 is None and rows["2.inner"].isolated_l2 == 0
 
 
 def test_kept_maps_are_those_of_the_channels_that_changed_most(batch: Any) -> None:

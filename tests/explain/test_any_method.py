@@ -88,7 +88,14 @@ def test_scores_that_are_not_finite_are_refused(method: str) -> None:
         net = small()
         with torch.no_grad():
             net.get_submodule(layer).weight.view(-1)[0] = bad
-        refuses(method, net, picture(), InputError, "is not finite; see examine_gradients(detect_anomaly=True)", target=target)
+        refuses(
+            method,
+            net,
+            picture(),
+            InputError,
+            "is not finite; see examine_gradients(detect_anomaly=True)",
+            target=target,
+        )
 
 
 def test_weights_made_in_inference_mode_are_refused() -> None:

@@ -140,14 +140,14 @@ def test_nan_is_one_finding_at_the_gradient_nearest_to_the_loss() -> None:
     (found,) = findings_of(net)
     assert (found.finding, found.layer) == ("exploding-gradient", "4")
     assert found.evidence == "8 NaN in the gradient of '4.bias', and in those of 5 parameters before it"
-    assert "--detect-anomaly" in found.meaning
+    assert "detect_anomaly" in found.meaning
     (found,) = findings_of(net, looked_for_anomaly=True)
-    assert "--detect-anomaly" not in found.meaning
+    assert "detect_anomaly" not in found.meaning
     (found,) = findings_of(net, anomaly=first_anomaly(net, picture()))
     assert (found.finding, found.layer) == ("exploding-gradient", "5")
     assert re.fullmatch(r"SqrtBackward0 of sqrt at \S+:\d+ makes the first NaN of the backward pass", found.evidence)
     assert found.numbers["operation"] == found.numbers["nan_operation"] == "SqrtBackward0"
-    assert "--detect-anomaly" not in found.meaning
+    assert "detect_anomaly" not in found.meaning
 
 
 def inf_of_both_signs(x: Tensor, bias: Tensor) -> Tensor:

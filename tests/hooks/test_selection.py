@@ -139,7 +139,7 @@ def test_selections_that_cannot_be_parsed_are_refused(layers: Any, says: str) ->
     [
         (
             "layer1.0.conv3",
-            r"no layer 'layer1.0.conv3' in Net; nearest: layer1.0.conv\d, .*; list them with list-layers",
+            r"no layer 'layer1.0.conv3' in Net; nearest: layer1.0.conv\d, .*; list them with list_layers",
         ),
         ("0,con1", r"no layer 'con1' in Net; nearest: conv1"),
         ("con1#1", r"no layer 'con1' in Net; nearest: conv1"),

@@ -247,7 +247,7 @@ def test_an_error_names_what_the_file_should_declare(declare, lines, message):
 
 def test_a_photograph_does_not_become_five_channels_by_itself(declare):
     net = load_model(declare("def make(): return net(5)\ninput_size = (5, 24, 24)"), device="cpu")
-    with pytest.raises(HookscopeError, match="takes 5 channels, and a picture has 3; give --preprocess"):
+    with pytest.raises(HookscopeError, match="takes 5 channels, and a picture has 3; give preprocess=function"):
         net.prepare(read_picture(str(CAT)))
     own = "def make(): return net(5)\npreprocess = lambda p: T.functional.to_tensor(p.resize((9, 9)))[[0, 1, 2, 0, 1]]"
     net = load_model(declare(own), device="cpu")

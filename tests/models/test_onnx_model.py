@@ -222,7 +222,7 @@ def test_bad_files_are_an_error_of_one_line(tmp_path: Path, write: Callable[[Pat
 
 
 def test_other_weights_are_refused(file: str) -> None:
-    with pytest.raises(UsageError, match="holds its own weights and takes no others; leave weights= out"):
+    with pytest.raises(UsageError, match="holds its own weights and takes no others; leave weights out"):
         load_model(file, weights="IMAGENET1K_V1")
     with pytest.raises(ModelError, match=r"^no file 'none.onnx'$"):
         load_model("none.onnx")
@@ -257,7 +257,7 @@ def test_commands_take_a_file(file: str, tmp_path: Path) -> None:
     rows = [line.split("\t") for line in layers.stdout.splitlines()]
     assert [row[1] for row in rows[1:]] == ["conv1", "conv2", "head.0"]
     assert {row[rows[0].index("receptive_field")] for row in rows[1:]} == {""}  # the runtime does not say
-    stats = run.invoke(cli, ["stats", file, str(tmp_path / "plain.png"), "layers", "Add", "--format", "tsv"])
+    stats = run.invoke(cli, ["stats", file, str(tmp_path / "plain.png"), "--layer", "Add", "--format", "tsv"])
     assert re.search(r"^\S*\tAdd\tAdd\t", stats.stdout.splitlines()[1])
     cam = run.invoke(cli, ["cam", file, str(tmp_path / "plain.png"), "-o", str(tmp_path / "cam.png")])
     assert isinstance(cam.exception, NoMapError) or "no gradient reaches a map" in cam.stderr

@@ -160,5 +160,5 @@ def test_a_box_that_is_not_there_is_one_line(index: int, output: Any, error: typ
 
 
 def test_a_detector_asked_for_a_class_says_how_to_ask_for_a_box() -> None:
-    with pytest.raises(ModelError, match="name a box: BoxTarget(0), in Python BoxTarget"):
+    with pytest.raises(ModelError, match="name a box: BoxTarget\\(0\\)"):
         objectives("top:1", STREET, NAMES)

@@ -60,11 +60,11 @@ def test_a_file_without_one_function_is_refused(text: str) -> None:
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"target a.py:f takes no against; leave one of them out"):
+    with pytest.raises(UsageError, match=r"target=a.py:f takes no against; leave one of them out"):
         TargetChoice("a.py:f", against=Target("cat"))
-    with pytest.raises(UsageError, match=r"target a.py:f takes no region"):
+    with pytest.raises(UsageError, match=r"target=a.py:f takes no region"):
         TargetChoice("a.py:f", region=Region.parse("1,1"))
-    with pytest.raises(UsageError, match="against top:1 is not one class"):
+    with pytest.raises(UsageError, match="against=top:1 is not one class"):
         TargetChoice(against=Target("top:1"))
 
 
@@ -84,7 +84,7 @@ def test_boxes_are_named_by_number(text: str, indices: tuple[int, ...], fit: boo
         ("box:", "bad target 'box:' for a box; write box:K with K from 0, or box:K:class"),
         ("box:-1", "bad target 'box:-1' for a box"),
         ("box:0,cat", "bad target 'cat' for a box"),
-        ("box:0,box:1:class", "BoxTarget(0),box:1:class mixes box:K and box:K:class; write one of them"),
+        ("box:0,box:1:class", "the target box:0,box:1:class mixes box:K and box:K:class; write one of them"),
     ],
 )
 def test_boxes_that_cannot_be_read_are_one_line(text: str, says: str) -> None:
@@ -93,5 +93,5 @@ def test_boxes_that_cannot_be_read_are_one_line(text: str, says: str) -> None:
 
 
 def test_a_box_takes_no_other_option() -> None:
-    with pytest.raises(UsageError, match="BoxTarget(0) takes no region; leave one of them out"):
+    with pytest.raises(UsageError, match="target=box:0 takes no region; leave one of them out"):
         TargetChoice(parse_target("box:0"), region=Region.parse("1,1"))

@@ -73,11 +73,11 @@ def test_a_picture_or_a_model_that_does_not_fit_is_refused(net: LoadedModel, pic
     with pytest.raises(CategoriesError, match="1 class name for 1,000 classes"):
         predict(net, [picture], categories=["a"])
     flow = dataclasses.replace(net, family="optical_flow", name="raft")
-    with pytest.raises(ModelError, match="raft gives the flow of pixels, no score for each class; visualize"):
+    with pytest.raises(ModelError, match="raft gives the flow of pixels, no score for each class; capture"):
         predict(flow, [picture])
     with pytest.raises(UsageError, match="expected one picture, got 2"):
         predict(dataclasses.replace(net, model=Function(lambda x: x.new_zeros(2, 3)), categories=None), [picture])
-    with pytest.raises(ModelError, match="the model has no classes: its scores are empty; visualize, stats"):
+    with pytest.raises(ModelError, match="the model has no classes: its scores are empty; capture, measure_images"):
         predict(dataclasses.replace(net, model=Function(lambda x: x.new_zeros(1, 0)), categories=None), [picture])
 
 
@@ -194,7 +194,9 @@ def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
             UsageError, match=f"^expected one picture, got {count}; call it for each picture; a model that"
         ):
             one_picture(torch.zeros(count, 3))
-    with pytest.raises(ModelError, match="has no classes: its scores are empty; visualize, stats and `gradients"):
+    with pytest.raises(
+        ModelError, match="has no classes: its scores are empty; capture, measure_images and layer_gradients"
+    ):
         one_picture(torch.zeros(1, 0))
 
 
@@ -236,7 +238,7 @@ def test_class_names_of_another_model_and_outputs_without_scores_are_named() -> 
     ("family", "gives"), [("detection", "boxes, labels and scores of objects"), ("optical_flow", "the flow of pixels")]
 )
 def test_families_without_scores_are_refused_before_a_pass(family: str, gives: str) -> None:
-    with pytest.raises(ModelError, match=f"mynet gives {gives}, no score for each class; visualize, stats and"):
+    with pytest.raises(ModelError, match=f"mynet gives {gives}, no score for each class; capture, measure_images and"):
         check_family(family, "mynet")
     for other in ("classification", "segmentation", "video"):
         check_family(other)

@@ -289,7 +289,7 @@ def test_of_few_steps_all_must_show_it(steps: list[int]) -> None:
     ("steps", "end", "header", "words"),
     [
         ([0], {"step": 14}, {"command": ["a.py"]}, "1 sampled step of 15: too few for a trend; sample more often,"
-         " every 1"),
+         " every=1"),
         ([0, 50], {"step": 99}, {}, "2 sampled steps of 100: too few for a trend; sample more often, every=5"),
         ([0, 1], {"step": 1}, {}, "2 sampled steps of 2: too few for a trend; there were no more"),
         ([0], None, {}, "1 sampled step so far: too few for a trend"),
