@@ -271,10 +271,10 @@ def _summary(name: str) -> str:
 
 @functools.cache
 def _made(module: ModuleType, name: str) -> click.Command:
-    """The click command of the `Command` in ``module``, with the common options."""
+    """The click command of the last `Command` in ``module``, with the common options."""
     own = (kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__)
-    kind: Any = next(kind for kind in own if issubclass(kind, Options))
-    command: click.Command = kind.made(name)
+    *_, kind = [kind for kind in own if issubclass(kind, Options)]
+    command: click.Command = kind.made(name)  # type: ignore[attr-defined]
     command.params += _common_options()
     name_variables(command, f"{_PROGRAM}_{name}", _PROGRAM)
     return command

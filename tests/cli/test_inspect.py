@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hookscope import inspection
+from hookscope.cli.commands.inspect import PLACES, in_words
 from hookscope.cli.main import cli
-from hookscope.cli.output.place_rows import PLACES, in_words
 from hookscope.cli.output.table import Page
 from hookscope.errors import WriteError
 from hookscope.models import load_model

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hookscope.cli.output.plan_rows import plan_report, size_in_words, time_in_words, verdict
+from hookscope.cli.commands.plan import plan_report, size_in_words, time_in_words, verdict
 from hookscope.hooks import Call
 from hookscope.planning import CallCost, Measured, MemoryPlan, Plan, Timing
 from tests.cli.helpers import Run, one_error

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hookscope.cli.output.trace_rows import CALLS
+from hookscope.cli.commands.trace import CALLS
 from tests.cli.helpers import Run, one_error
 
 NETS = """

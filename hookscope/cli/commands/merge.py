@@ -7,9 +7,9 @@ import os
 import click
 
 from hookscope import statistics
+from hookscope.cli.commands.stats import StatisticsCommand
 from hookscope.cli.fields import argument
 from hookscope.cli.output.formats import note
-from hookscope.cli.shared.statistics_report import StatisticsCommand
 from hookscope.errors import UsageError
 
 

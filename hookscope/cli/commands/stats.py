@@ -2,11 +2,68 @@
 
 from __future__ import annotations
 
-from hookscope import hooks
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hookscope import hooks, jobs, models, report, statistics, system
+from hookscope.cli import process
+from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
+from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.measure import Measuring
-from hookscope.cli.shared.statistics_report import StatisticsCommand
+from hookscope.cli.shared.output_paths import write_html, write_plot
+from hookscope.cli.shared.threshold_options import threshold_option
+from hookscope.errors import UsageError
+from hookscope.findings import Finding, counted, listed, single
+from hookscope.statistics import StatisticsThresholds  # its file registers the findings whose thresholds help shows
+
+
+class StatisticsCommand(RowCommand):
+    """A command that reports statistics."""
+
+    plot: str | None = shared.plot_file("Draw distributions, and shares of dead and saturated channels")
+    html: str | None = shared.html_file("findings, layers and their channels")
+    per_channel: bool = option("Print a row for each channel.")
+    save: str | None = shared.out_file("Save the statistics, for `merge` and --resume.")
+    tensorboard: str | None = shared.in_file(
+        "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR", section="Output"
+    )
+    thresholds: dict[str, Any] = threshold_option("activations")
+
+    def check(self) -> None:
+        super().check()
+        if self.tensorboard is not None:
+            statistics.check_installed()
+            system.check_folder(self.tensorboard)
+        if self.save is not None and not getattr(self, "resume", False):  # the run checks a file to resume
+            _refuse_foreign(self.save)
+
+    def report(self, saved: statistics.SavedStatistics) -> None:
+        """Print the statistics and their findings, and write the files."""
+        thresholds, source = StatisticsThresholds.of(self.thresholds), saved.source
+        layers = saved.totals.statistics(thresholds.correlation)
+        findings = statistics.find_problems(
+            layers, saved.totals.drifts(), saved.totals.images, thresholds, source.assumed
+        )
+        about = {name: getattr(source, name) for name in ("model", "weights", "preprocess")}
+        title = f"{source.model}, {counted(saved.totals.images, 'image')}"
+        with self.printed_after(_report(saved, layers, findings, self.per_channel)):
+            if self.plot is not None:
+                lines = [f"preprocessing: {source.preprocess}"]
+                figure = report.plot(layers, findings=findings, title=title, weights=source.weights, lines=lines)
+                write_plot(self.plot, figure)
+            if self.html is not None:
+                facts = {**models.package_versions(), **about, "command": process.command_line()}
+                lines = _totals(saved, layers)
+                page = report.draw_statistics_page(
+                    layers, findings, title=title, weights=source.weights, lines=lines, provenance=facts
+                )
+                write_html(self.html, page)
+            if self.tensorboard is not None:
+                of = {"model": source.model, "weights": source.weights}
+                statistics.write_events(self.tensorboard, layers, step=0, about=of)
 
 
 class Stats(StatisticsCommand, Measuring):
@@ -48,3 +105,42 @@ class Stats(StatisticsCommand, Measuring):
         saved, skipped = self.measured(self.rank, self.save, self.resume)
         self.report(saved)
         return min(skipped, 1)
+
+
+def _refuse_foreign(save: str) -> None:
+    """Refuse to replace a file that does not hold saved statistics, such as an image or the weights."""
+    if not os.path.isfile(save) or not os.path.getsize(save):
+        return
+    with open(save, "rb") as stream:
+        beginning = stream.read(len(jobs.BEGINNING))
+    if beginning != jobs.BEGINNING:
+        raise UsageError(f"--save {save} would replace a file that holds no statistics", do="name another file")
+
+
+def _report(
+    saved: statistics.SavedStatistics,
+    layers: Sequence[statistics.LayerStatistics],
+    findings: Sequence[Finding],
+    per_channel: bool,
+) -> Report:
+    weights = saved.source.weights
+    section = Section(statistics.statistics_rows(layers, findings, weights), statistics.STATISTICS, "layer")
+    # findings that no row names, such as those of a BatchNorm
+    keys = set() if per_channel else {layer.key for layer in layers}
+    rest = [f"{finding.finding} {finding.layer}".strip() for finding in single(findings) if finding.layer not in keys]
+    flat_note = f"Note: not in TSV or CSV: {listed(rest, 4)}; see --format table or json" if rest else ""
+    about = {"layers": section.rows} if per_channel else {}
+    if per_channel:
+        section = Section(statistics.channel_rows(layers, weights), statistics.CHANNELS, "channel")
+    source = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
+    caption = source | {"images": saved.totals.images}
+    return Report([section], findings, about, _totals(saved, layers), flat_note, caption)
+
+
+def _totals(saved: statistics.SavedStatistics, layers: Sequence[statistics.LayerStatistics]) -> list[str]:
+    values = sum(layer.values for layer in layers)
+    totals = [
+        f"{counted(len(layers), 'call')}, {counted(values, 'value')}; zeros and saturated are shares, dead and"
+        " duplicate count channels",
+    ]
+    return totals + ([words] if (words := saved.coverage.words()) else [])

@@ -1,4 +1,4 @@
-"""``hookscope watch SCRIPT``: a watched script from its first line to its end."""
+"""``hookscope watch SCRIPT``: a watched script from its first line to its end, and the processes that it starts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import process, util
 from typing import Any
 
 from hookscope.cli.output.formats import Output
 from hookscope.errors import HookscopeError, NonFiniteError
 from hookscope.findings import counted, verdict
 from hookscope.system import InChildren, Script, after_import, before_termination
-from hookscope.training import RunLog, Sink, SinkChoice
+from hookscope.training import LateLog, RunLog, Sink, SinkChoice
 
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
 _OWN_OPTIONS = ("--log", "--every", "--layer", "--to", "--tensorboard", "--histograms", "--stop-on", "--show", "--plot")
@@ -74,7 +75,7 @@ class WatchRun:
         atexit.register(self._end)  # registered first, so called last, after the threads of the script have ended
         settings = {name: value for name, value in self._settings.items() if name != "on_trouble"}
         InChildren(
-            "hookscope.cli.shared.watch_child", "watch_child", (self._path, self._name, settings, self._output.quiet)
+            "hookscope.cli.shared.watch_run", "watch_child", (self._path, self._name, settings, self._output.quiet)
         ).wait()
         after_import("torch", self._enter)
         try:
@@ -198,3 +199,56 @@ class WatchRun:
             if text and self._stderr is not None:
                 with contextlib.redirect_stderr(self._stderr):
                     self._output.note(text, always)
+
+
+class _WatchedChild(WatchRun):
+    """A process that a watched script has started; its log has ``.process1``, ``.process2``... in the name."""
+
+    def __init__(self, path: str, script: str, settings: Mapping[str, Any], quiet: bool) -> None:
+        self._output = Output(quiet=quiet)
+        self._name, self._path = script, path
+        self._settings = {
+            **settings,
+            "on_trouble": lambda text: self._say(f"Note: {self._name}: {text}"),
+        }
+        self._pid, self._stderr = os.getpid(), sys.stderr
+        self._monitor: Any = None
+        self._error: BaseException | None = None
+        self._sinks = []
+        self._opened: Any = LateLog(self._own_log, _loads_data)
+
+    def _own_log(self) -> str:
+        number = "-".join(map(str, process.current_process()._identity))
+        begin, suffix = os.path.splitext(self._path)
+        self._name = f"process {number} of {self._name}"
+        self._path = self._log = f"{begin}.process{number}{suffix}"
+        return self._path
+
+    def begin(self) -> None:
+        after_import("torch", self._enter)
+
+    def leave(self) -> None:
+        error = sys.exc_info()[1]
+        self._error = SystemExit(error.code) if isinstance(error, SystemExit) else error
+        note = self._close()
+        if self._monitor is not None and self._monitor.steps and not _loads_data():
+            self._say(note)
+
+
+def _loads_data() -> bool:
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+_here: _WatchedChild | None = None
+
+
+def watch_child(settings: tuple[str, str, Mapping[str, Any], bool]) -> None:
+    """Watch this process, which a watched script has started."""
+    global _here
+    if _here is None or _here._pid != os.getpid():
+        if WatchRun.of_script is not None:  # forked off: take the hooks of the parent away
+            WatchRun.of_script.forget()
+        _here = _WatchedChild(*settings)
+        _here.begin()
+    util.Finalize(None, _here.leave, exitpriority=-1)
