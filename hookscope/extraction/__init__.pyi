@@ -3,7 +3,7 @@ from .facts import (
     FeatureBatch as FeatureBatch,
     WrittenFeatures as WrittenFeatures,
 )
-from .files import FeatureRun as FeatureRun, FeatureSource as FeatureSource
+from .files import FeatureSource as FeatureSource, WritingRun as WritingRun
 from .formats import FORMATS as FORMATS
 from .job import ExtractionJob as ExtractionJob
 from .output import check_output as check_output

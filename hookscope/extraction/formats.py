@@ -9,9 +9,10 @@ import itertools
 import json
 import math
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
@@ -62,16 +63,18 @@ class FeatureTable:
     Attributes:
         parts: Files of `write_part` with their numbers of rows.
         columns: The columns, in the order of the arrays in a part.
-        metadata: The metadata.
+        metadata: The metadata, with the number of rows.
+        first: The first row in the parts.
     """
 
     parts: Sequence[tuple[str, int]]
     columns: Mapping[str, Column]
     metadata: Mapping[str, Any]
+    first: int = 0
 
     @property
     def rows(self) -> int:
-        return sum(rows for _, rows in self.parts)
+        return int(self.metadata["rows"])
 
     @property
     def block_rows(self) -> int:
@@ -82,10 +85,13 @@ class FeatureTable:
     def blocks(self, name: str) -> Iterator[Array]:
         """The values of a column or of one of `ROW_FIELDS`; a block has the same rows of every column."""
         key = name if name in ROW_FIELDS else str(list(self.columns).index(name))
-        held: list[Array] = []
-        for path, _ in self.parts:
+        held, at = list[Array](), 0
+        for path, rows in self.parts:
+            begin, end, at = max(0, self.first - at), min(rows, self.first + self.rows - at), at + rows
+            if begin >= end:
+                continue
             with np.load(path) as part:
-                held.append(part[key])
+                held.append(part[key][begin:end])
             while sum(map(len, held)) >= self.block_rows:
                 whole = np.concatenate(held)
                 yield whole[: self.block_rows]
@@ -231,6 +237,24 @@ def _write_parquet(path: str, table: FeatureTable) -> None:
             writer.write_table(pa.table(arrays, schema=schema))
 
 
+def _write_folder(path: str, table: FeatureTable) -> None:
+    os.mkdir(path)
+    shard = table.metadata["shard"]
+    for number, first in enumerate(range(0, table.rows, shard)):
+        metadata = {**table.metadata, "rows": min(shard, table.rows - first)}
+        _write_parquet(os.path.join(path, f"part-{number:05}.parquet"), replace(table, metadata=metadata, first=first))
+
+
+def shards_in(path: str) -> list[str]:
+    """The names of the files in a folder that are named as the files of a run."""
+    return sorted(filter(re.compile(r"part-\d{5,}\.parquet").fullmatch, os.listdir(path)))
+
+
+def _folder_metadata(path: str) -> Any:
+    each = [_parquet_metadata(os.path.join(path, name)) for name in shards_in(path)]
+    return {**each[0], "rows": sum(metadata["rows"] for metadata in each)}
+
+
 def _parquet_metadata(path: str) -> Any:
     from pyarrow import parquet
 
@@ -297,6 +321,9 @@ FORMATS = {
     ".zarr": FeatureFormat(_write_zarr, _zarr_metadata, "zarr", "zarr"),
 }
 """The formats by the suffix of their files."""
+
+FOLDER = replace(FORMATS[".parquet"], write=_write_folder, metadata=_folder_metadata)
+"""A folder of .parquet files."""
 
 
 def format_of(suffix: str, name: str) -> FeatureFormat:

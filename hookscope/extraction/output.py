@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hookscope.errors import InputError, UsageError, WriteError, printable
-from hookscope.extraction.formats import FORMATS, Column, FeatureFormat, FeatureTable, format_of
+from hookscope.extraction.formats import FOLDER, FORMATS, Column, FeatureFormat, FeatureTable, format_of, shards_in
 from hookscope.findings import counted
 from hookscope.jobs import StateKind, read_state, write_state
 from hookscope.system import StrPath, check_folder, check_writable
@@ -28,9 +28,7 @@ def remove(path: str) -> None:
 DEFAULT_SHARD = 10_000
 """Rows of each file in a folder."""
 
-_STATE = "_progress.json"  # readers of folders leave out what begins with _
-_SHARD = re.compile(r"part-(\d{5,})\.parquet")
-_WORK = re.compile(r"\d+\.npz|old|whole\.\w+|_progress\.json|\.(lock|json|rows\.tsv|lost\.tsv)|\.hookscope-.*")
+_WORK = re.compile(r"\d+\.npz|old|whole(\.\w+)?|_progress\.json|\.(json|rows\.tsv|lost\.tsv)|\.hookscope-.*")
 _KIND = StateKind("progress of an extraction", "give the output of `extract`", 2, "features")
 
 
@@ -52,55 +50,69 @@ class Output:
 
     @property
     def format(self) -> FeatureFormat:
-        return FORMATS[self.suffix]
+        return FOLDER if self.shard else FORMATS[self.suffix]
 
     @property
     def work(self) -> str:
-        """The folder of rows that are in no file yet."""
-        if self.shard:
-            return os.path.join(self.target, ".parts")
+        """The folder of parts."""
         return os.path.join(os.path.dirname(self.target), f".{os.path.basename(self.target)}.parts")
 
     @property
     def state(self) -> str:
-        return os.path.join(self.target if self.shard else self.work, _STATE)
-
-    @property
-    def skipped(self) -> str:
-        """The file of skipped images."""
-        return os.path.join(self.target, "_lost.tsv") if self.shard else f"{self.target}.lost.tsv"
-
-    def begun(self) -> bool:
-        return os.path.isfile(self.state)
-
-    def endings(self) -> list[str]:
-        """What is added to the name of the file for the files beside it."""
-        beside = self.format.rows_beside
-        return [".lost.tsv", *([".rows.tsv"] if beside else []), *([".json"] if self.suffix == ".npy" else [])]
-
-    def shard_file(self, number: int) -> str:
-        return os.path.join(self.target, f"part-{number:05}{self.suffix}")
-
-    def shard_numbers(self) -> list[int]:
-        """The shards that are there."""
-        return sorted(int(found[1]) for name in os.listdir(self.target) if (found := _SHARD.fullmatch(name)))
+        return self.work_file("_progress.json")
 
     def work_file(self, name: str) -> str:
         return os.path.join(self.work, name)
 
+    def begun(self) -> bool:
+        return os.path.isfile(self.state)
+
+    def beside(self, ending: str, path: str = "") -> str:
+        """The path of a file beside the output, or in its folder, where readers leave out what begins with _."""
+        path = path or self.path
+        return os.path.join(path, "_" + ending[1:]) if self.shard else path + ending
+
+    def endings(self) -> list[str]:
+        """The files beside the output."""
+        beside = self.format.rows_beside
+        return [".lost.tsv", *([".rows.tsv"] if beside else []), *([".json"] if self.suffix == ".npy" else [])]
+
     def clear_work(self) -> None:
-        """Remove what a run left in the folder of rows, but its lock and files of others."""
+        """Remove what a run left in the folder of parts, but its lock and files of others."""
         for name in os.listdir(self.work) if os.path.isdir(self.work) else ():
-            if name != ".lock" and _WORK.fullmatch(name):
+            if _WORK.fullmatch(name):
                 remove(self.work_file(name))
 
+    def is_there(self) -> bool:
+        """Whether the file is there, or a file of the folder."""
+        if self.shard:
+            return os.path.isdir(self.target) and bool(shards_in(self.target))
+        return os.path.exists(self.target)
+
+    def publish(self, whole: str, old: str) -> None:
+        """Give the assembled files in the folder of parts their names."""
+        if self.shard:
+            os.makedirs(self.target, exist_ok=True)
+            for name in shards_in(self.target):
+                remove(os.path.join(self.target, name))
+            for name in shards_in(whole):
+                os.replace(os.path.join(whole, name), os.path.join(self.target, name))
+        elif os.path.lexists(self.target):
+            os.replace(self.target, old)  # it must not stand beside the files of another run
+        for ending in self.endings():
+            remove(self.beside(ending, self.target))
+            if os.path.exists(made := self.work_file(ending)):
+                os.replace(made, self.beside(ending, self.target))
+        if not self.shard:
+            os.replace(whole, self.target)
+        os.unlink(self.state)  # first: a folder without it is what a complete run left
+        self.clear_work()
+
     def leave_work(self) -> None:
-        """Remove the lock, and the folders that nothing is in."""
+        """Remove the lock, and the folder of parts if it is empty."""
         remove(self.work_file(".lock"))
         with contextlib.suppress(OSError):  # it holds parts, or files of others
             os.rmdir(self.work)
-        with contextlib.suppress(OSError):
-            os.rmdir(self.target)
 
 
 def check_output(
@@ -138,12 +150,14 @@ def check_output(
         raise UsageError(f"‹shard|--shard› must be at least 1, not {shard}")
     suffix = ".parquet" if folder else suffix
     output = Output(name, os.path.realpath(name), suffix, (shard or DEFAULT_SHARD) if folder else 0)
-    if resume and folder and shard is None and output.begun():
-        output = replace(output, shard=FeatureState.load(output).about["shard"])
     check_columns(output, columns, format_of(suffix, name))
     if folder:
         check_folder(name)
-    else:
+        _check_files_in(output)
+    if resume and folder and shard is None and (output.begun() or output.is_there()):
+        about = FeatureState.load(output).about if output.begun() else metadata_of(output)
+        output = replace(output, shard=about["shard"])
+    if not folder:
         check_writable(output.target + ".lost.tsv" if is_folder else output.target)
         if is_folder and not _is_ours(output):
             raise WriteError(f"cannot write {name}: it holds no features of hookscope", do="name another file")
@@ -165,40 +179,31 @@ def _is_ours(output: Output) -> bool:
 
 
 def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
+    if resume or overwrite:
+        return
     if output.begun():
-        _check_shards(output)
-        if resume or overwrite:
-            return
         state = FeatureState.load(output)
-        if not state.complete:
-            asked = f"'{output.path}' is the output of a run that did not end: {state.done_words()} are done"
-            raise WriteError(
-                asked, do="continue it with ‹resume=True|--resume›, or start again with ‹overwrite=True|--overwrite›"
-            )
-    elif output.shard:
-        others = os.listdir(output.target) if os.path.isdir(output.target) else []
-        others = [name for name in others if name[0] != "." and name != os.path.basename(output.skipped)]
-        if others:
-            asked = f"the folder '{output.path}' holds other files"
-            raise WriteError(asked, f"{sorted(others)[0]} is one of {len(others)}", "name a new folder")
-        return
-    if overwrite or resume:
-        return
-    for ending in ("", *output.endings()) if not output.shard else ("",):
-        if os.path.lexists(output.target + ending):
-            raise WriteError(
-                f"'{output.path}{ending}' exists", do="add ‹overwrite=True|--overwrite›, or name another output"
-            )
+        asked = f"'{output.path}' is the output of a run that did not end: {state.done_words()} are done"
+        raise WriteError(
+            asked, do="continue it with ‹resume=True|--resume›, or start again with ‹overwrite=True|--overwrite›"
+        )
+    beside = [] if output.shard else list(map(output.beside, output.endings()))
+    for path in [output.path] * output.is_there() + list(filter(os.path.lexists, beside)):
+        raise WriteError(f"'{path}' exists", do="add ‹overwrite=True|--overwrite›, or name another output")
 
 
-def _check_shards(output: Output) -> None:
-    """Refuse files of others that have the names of shards: they would be replaced, or read as rows of the run."""
-    if not output.shard or not (numbers := output.shard_numbers()):
-        return
-    with contextlib.suppress(InputError):  # nobody knows which files belong to a run whose state is damaged
-        if numbers[-1] > len(FeatureState.load(output).shards):  # a killed run may have made one that it did not count
-            name = os.path.basename(output.shard_file(numbers[-1]))
-            raise WriteError(f"'{name}' in '{output.path}' is no file of its run", do="move it, or name a new folder")
+def _check_files_in(output: Output) -> None:
+    """Refuse files of others: they would be replaced, or read as rows of the run."""
+    names = os.listdir(output.target) if os.path.isdir(output.target) else []
+    names = sorted(name for name in names if name[0] not in "._")
+    shards = shards_in(output.target) if names else []
+    others = [
+        name for name in shards if not _is_ours(replace(output, target=os.path.join(output.target, name), shard=0))
+    ]
+    if others or (names and not shards):
+        others = others or names
+        asked = f"the folder '{output.path}' holds other files"
+        raise WriteError(asked, f"{others[0]} is one of {len(others)}", "name a new folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +216,8 @@ class FeatureState:
         rows: Number of images used.
         skipped: Position, name and error of each skipped image.
         columns: Data type and shape of each column.
-        made: Number of parts that were ever written.
-        parts: Number and rows of each part that is in no file yet.
-        shards: Bytes of each file in the folder.
+        parts: Number of rows of each part.
         last: Name and SHA-256 of the last image used.
-        complete: Whether all rows are in their files.
     """
 
     about: dict[str, Any]
@@ -223,19 +225,15 @@ class FeatureState:
     rows: int = 0
     skipped: tuple[tuple[int, str, str], ...] = ()
     columns: dict[str, Column] = field(default_factory=dict)
-    made: int = 0
-    parts: tuple[tuple[int, int], ...] = ()
-    shards: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
     last: tuple[str, str] = ("", "")
-    complete: bool = False
 
     @classmethod
     def load(cls, output: Output) -> FeatureState:
         def restored(content: dict[str, Any]) -> FeatureState:
             columns = {name: Column(dtype, tuple(shape)) for name, (dtype, shape) in content.pop("columns").items()}
-            lists: dict[str, Any] = {name: tuple(map(tuple, content.pop(name))) for name in ("skipped", "parts")}
-            lists |= {name: tuple(content.pop(name)) for name in ("shards", "last")}
-            return cls(columns=columns, **lists, **content)
+            lists: dict[str, Any] = {name: tuple(content.pop(name)) for name in ("parts", "last")}
+            return cls(columns=columns, skipped=tuple(map(tuple, content.pop("skipped"))), **lists, **content)
 
         return read_state(output.state, _KIND, restored)
 
@@ -243,22 +241,16 @@ class FeatureState:
         columns = {name: (column.dtype, column.shape) for name, column in self.columns.items()}
         write_state(output.state, _KIND, {name: getattr(self, name) for name in self.__slots__} | {"columns": columns})
 
-    @property
-    def pending(self) -> int:
-        """Number of rows that are in no file yet."""
-        return sum(rows for _, rows in self.parts)
-
     def done_words(self) -> str:
         total = self.about["images"]
         return counted(self.done, "image") if total is None else f"{self.done} of {counted(total, 'image')}"
 
     def table(self, output: Output) -> FeatureTable:
-        """The rows that are in no file yet."""
+        """The rows of all parts."""
         columns = {name: asdict(column) for name, column in self.columns.items()}
-        metadata = {**self.about, "columns": columns, "rows": self.pending}
-        if not output.shard:
-            metadata["lost"] = len(self.skipped)
-        return FeatureTable([(output.work_file(f"{at}.npz"), rows) for at, rows in self.parts], self.columns, metadata)
+        metadata = {**self.about, "columns": columns, "rows": self.rows, "lost": len(self.skipped)}
+        parts = [(output.work_file(f"{number}.npz"), rows) for number, rows in enumerate(self.parts)]
+        return FeatureTable(parts, self.columns, metadata)
 
 
 def metadata_of(output: Output) -> dict[str, Any]:

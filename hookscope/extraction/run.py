@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hookscope.errors import UsageError
 from hookscope.extraction.facts import POOLS, FeatureBatch, WrittenFeatures
-from hookscope.extraction.files import FeatureRun, FeatureSource
+from hookscope.extraction.files import FeatureRun, FeatureSource, WritingRun
 from hookscope.extraction.job import ExtractionJob
-from hookscope.extraction.output import Output, check_output
+from hookscope.extraction.output import check_output
 from hookscope.hooks import Layers, Selection
 from hookscope.images import find_pictures
 from hookscope.jobs import Job, Part, RunSettings, layers_in_words
@@ -191,14 +191,11 @@ class Extraction:
             return None
 
     def __iter__(self) -> Iterator[FeatureBatch]:
-        with contextlib.closing(self._run(None).parts()) as parts:
+        run = FeatureRun(self.net, self.paths or (), self.job, self.run, None)
+        with contextlib.closing(run.parts()) as parts:
             for part in parts:
                 if part.value is not None:
                     yield part.value
-
-    def _run(self, output: Output | None) -> FeatureRun:
-        file, source = (None, None) if output is None else (output.state, self.source)
-        return FeatureRun(self.net, self.paths or (), self.job, self.run, file, output, source, self.count)
 
     def save(
         self, path: StrPath, shard: int | None = None, *, overwrite: bool = False, resume: bool = False
@@ -225,7 +222,9 @@ class Extraction:
         named = 0 if job.layers is None else max(1, len(set(Selection.of(job.layers).plain_names)))
         columns = named + job.logits + len(set(job.targets))
         output = check_output(path, shard, overwrite=overwrite, resume=resume, columns=columns)
-        return self._run(output).written(resume)
+        paths = self.paths or ()
+        run = WritingRun(self.net, paths, self.job, self.run, output.state, output, self.source, self.count)
+        return run.written(resume)
 
     def to_parquet(self, path: StrPath, **options: Any) -> WrittenFeatures:
         """Write a ``.parquet`` file, or a folder of them, with the arguments of `save`."""

@@ -224,15 +224,14 @@ class SavedRun(ABC, Generic[Value]):
     def images(self) -> int:
         """The number of images used."""
 
-    @abstractmethod
     def load(self, file: StrPath) -> Progress:
-        """Load what an earlier run has saved, if it was a run of the same."""
+        """Load what an earlier run has saved, if it was a run of the same; a run without a file has nothing to load."""
+        return self.progress
 
     @abstractmethod
     def merge(self, part: Part[Value], value: Value) -> None:
         """Add the value of ``part``."""
 
-    @abstractmethod
     def write(self, file: StrPath) -> None:
         """Write what was found so far."""
 

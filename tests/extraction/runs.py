@@ -15,8 +15,8 @@ from hookscope.errors import ImageError
 from hookscope.extraction import (
     ExtractionJob,
     FeatureBatch,
-    FeatureRun,
     FeatureSource,
+    WritingRun,
     WrittenFeatures,
     check_output,
 )
@@ -90,4 +90,4 @@ def write(
     engine = Parts(first_parts if callable(first_parts) else lambda first: parts(first, **arguments))
     job, settings = ExtractionJob("a, b", None, "mean", "", 4, 0), RunSettings(engine=engine, listener=listener)
     net: Any = None
-    return FeatureRun(net, names, job, settings, output.state, output, source, count).written(resume)
+    return WritingRun(net, names, job, settings, output.state, output, source, count).written(resume)

@@ -75,7 +75,7 @@ def test_an_interrupted_run_is_resumed_without_a_row_lost_or_twice(name: str) ->
     told: list[int] = []
     with pytest.raises(KeyboardInterrupt):
         write(name, arguments(name, stop=14), **CASES[name], listener={"interrupt": told.append})
-    assert told == [12] and Path(name).exists() == name.endswith("/")
+    assert told == [12] and not Path(name).exists()
     with pytest.raises(WriteError, match=r"did not end: 12 of 23 images are done; continue it with resume=True"):
         write(name, arguments(name), **CASES[name])
     with pytest.raises(KeyboardInterrupt):
@@ -262,20 +262,13 @@ def test_an_image_that_has_changed_since_is_noticed() -> None:
         write("a.npz", {"names": names, "lost": ()}, resume=True)
 
 
-FILES_OF_A_RUN = {
-    "a.npz": [".a.npz.parts/0.npz", ".a.npz.parts/_progress.json"],
-    "out/": ["out/.parts/*.npz", "out/_progress.json", "out/part-00000.parquet"],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "file"), [(name, Path(file)) for name in FILES_OF_A_RUN for file in FILES_OF_A_RUN[name]]
-)
-def test_a_file_cut_short_is_noticed(name: str, file: Path) -> None:
+@pytest.mark.parametrize("file", ["0.npz", "_progress.json"])
+@pytest.mark.parametrize("name", ["a.npz", "out/"])
+def test_a_file_cut_short_is_noticed(name: str, file: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         write(name, {"stop": 14}, **CASES[name])
-    [file] = Path().glob(str(file))
-    os.truncate(file, file.stat().st_size - 9)
+    path = Path(f".{name.strip('/')}.parts", file)
+    os.truncate(path, path.stat().st_size - 9)
     with pytest.raises(InputError) as error:
         write(name, resume=True)
     assert "damaged" in str(error.value) and "\n" not in str(error.value)
@@ -378,7 +371,7 @@ def test_files_of_others_in_the_folder_of_a_run_stay() -> None:
 def test_files_of_others_that_are_named_as_those_of_a_run_are_not_replaced(options: dict[str, bool]) -> None:
     write("out", shard=5)
     Path("out/part-00007.parquet").write_text("mine")
-    with pytest.raises(WriteError, match=r"^'part-00007\.parquet' in 'out' is no file of its run; move it"):
+    with pytest.raises(WriteError, match=r"^the folder 'out' holds other files; part-00007\.parquet is one of 1"):
         write("out", shard=5, **options)
     for work, name in ((".a.npz.parts", "a.npz"), ("new/.parts", "new/")):
         Path(work).mkdir(parents=True)

@@ -126,7 +126,6 @@ def test_a_folder_holds_parts_of_the_wanted_number_of_rows() -> None:
     write("out", {"size": 8}, shard=6)
     assert sorted(path.name for path in Path("out").iterdir()) == [
         "_lost.tsv",
-        "_progress.json",
         *(f"part-0000{number}.parquet" for number in range(4)),
     ]
     assert [parquet.read_metadata(f"out/part-0000{number}.parquet").num_rows for number in range(4)] == [6, 6, 6, 1]
