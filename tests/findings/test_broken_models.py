@@ -102,21 +102,32 @@ def scaled(factor: float) -> Break:
     return scale
 
 
+def entry(name: str, place: Any, value: float) -> Break:
+    """Set a part of a parameter."""
+
+    def change(net: Any) -> None:
+        net.get_parameter(name).data[place] = value
+
+    return change
+
+
+def replaced(function: Callable[[Tensor], Tensor]) -> Break:
+    """Put a function in the place of the pooling."""
+
+    def replace(net: Any) -> None:
+        net[4] = Function(lambda x: function(nn.functional.max_pool2d(x, 2)))
+
+    return replace
+
+
+def put_first(function: Callable[[Tensor], Tensor]) -> Break:
+    """Change the pictures."""
+    return lambda net: net.insert(0, Function(function))
+
+
 def copied(net: Any) -> None:
     weight = net[3].conv1.weight.data
     weight[8:12] = weight[:4]
-
-
-def one_nan(net: Any) -> None:
-    net[3].conv2.weight.data[2, 1, 0, 0] = math.nan
-
-
-def one_inf(net: Any) -> None:
-    net[5].conv1.bias.data[3] = math.inf
-
-
-def most_dead(net: Any) -> None:
-    net[4].bias.data[:10] = -1e3
 
 
 def diverged(net: Any) -> None:
@@ -134,40 +145,8 @@ def without_buffers(net: Any) -> None:
             module.reset_running_stats()
 
 
-def shortcut_only(net: Any) -> None:
-    filled("3.bn1.bias", -1e3)(net)
-
-
-def detached(net: Any) -> None:
-    net[4] = Function(lambda x: nn.functional.max_pool2d(x.detach(), 2))
-
-
-def step(net: Any) -> None:
-    net[4] = Function(lambda x: nn.functional.max_pool2d(x, 2).sign())
-
-
-def without_graph(net: Any) -> None:
-    net[4] = Function(lambda x: (nn.functional.max_pool2d(x, 2) > 0.5).float())
-
-
 def unused(net: Any) -> None:
     net[3].forward = lambda x: net[3].relu2(x + net[3].conv2.bias[:, None, None])
-
-
-def root_of_zero(net: Any) -> None:
-    net[4] = Function(lambda x: nn.functional.max_pool2d((x - x.detach()).abs().sqrt() + x, 2))
-
-
-def unscaled(net: Any) -> None:
-    net.insert(0, Function(lambda x: 127 + 60 * x))
-
-
-def not_normalised(net: Any) -> None:
-    net.insert(0, Function(lambda x: 0.45 + 0.02 * x))
-
-
-def equal_images(net: Any) -> None:
-    net.insert(0, Function(lambda x: x[:1].expand_as(x)))
 
 
 BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str, str, str]]]] = {
@@ -175,8 +154,10 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str
         plain, filled("4.bias", -1e3), 3,
         {"stats": ("error", "constant-output", "5"), "gradients": ("error", "vanishing-gradient", "6")},
     ),
-    "a dead ReLU in a branch": (residual, shortcut_only, 3, {"stats": ("warning", "constant-output", "3.relu1")}),
-    "most of a ReLU dead": (plain, most_dead, 20, {"stats": ("warning", "dead-channels", "5")}),
+    "a dead ReLU in a branch": (
+        residual, filled("3.bn1.bias", -1e3), 3, {"stats": ("warning", "constant-output", "3.relu1")}
+    ),
+    "most of a ReLU dead": (plain, entry("4.bias", slice(10), -1e3), 20, {"stats": ("warning", "dead-channels", "5")}),
     "copied filters": (
         residual, copied, 3,
         {
@@ -189,11 +170,11 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str
         {"weights": ("warning", "constant-weights", "2.weight"), "stats": ("warning", "duplicate-channels", "2")},
     ),
     "one NaN": (
-        residual, one_nan, 3,
+        residual, entry("3.conv2.weight", (2, 1, 0, 0), math.nan), 3,
         {"weights": ("error", "non-finite", "3.conv2.weight"), "stats": ("error", "non-finite", "3.conv2")},
     ),
     "one Inf": (
-        residual, one_inf, 3,
+        residual, entry("5.conv1.bias", 3, math.inf), 3,
         {"weights": ("error", "non-finite", "5.conv1.bias"), "stats": ("error", "non-finite", "5.conv1")},
     ),
     "a large initialisation": (
@@ -221,9 +202,15 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str
         lambda: plain(nn.Sigmoid), scaled(300), 3, {"stats": ("warning", "saturated", "1")},
     ),
     "saturated tangents": (lambda: plain(nn.Tanh), scaled(300), 3, {"stats": ("warning", "saturated", "1")}),
-    "pictures of 0..255": (residual, unscaled, 3, {"stats": ("warning", "batchnorm-drift", "2")}),
-    "pictures that are not normalised": (residual, not_normalised, 20, {"stats": ("warning", "batchnorm-drift", "2")}),
-    "equal pictures": (residual, equal_images, 20, {"stats": ("error", "constant-output", "1")}),
+    "pictures of 0..255": (
+        residual, put_first(lambda x: 127 + 60 * x), 3, {"stats": ("warning", "batchnorm-drift", "2")}
+    ),
+    "pictures that are not normalised": (
+        residual, put_first(lambda x: 0.45 + 0.02 * x), 20, {"stats": ("warning", "batchnorm-drift", "2")}
+    ),
+    "equal pictures": (
+        residual, put_first(lambda x: x[:1].expand_as(x)), 20, {"stats": ("error", "constant-output", "1")}
+    ),
     "a zeroed head": (
         plain, filled("14.weight", 0.0), 3,
         {"stats": ("error", "constant-output", "14"), "weights": ("warning", "constant-weights", "14.weight")},
@@ -236,10 +223,13 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str
         residual, without_buffers, 3,
         {"weights": ("warning", "never-updated", ""), "stats": ("warning", "never-updated", "")},
     ),
-    "a detached backbone": (residual, detached, 3, {"gradients": ("error", "no-gradient", "4")}),
-    "a step function": (residual, step, 3, {"gradients": ("error", "vanishing-gradient", "3.conv2")}),
-    "a hard choice": (residual, without_graph, 3, {"gradients": ("error", "no-gradient", "4")}),
-    "a root of 0": (residual, root_of_zero, 3, {"gradients": ("error", "exploding-gradient", "3.bn2")}),
+    "a detached backbone": (residual, replaced(Tensor.detach), 3, {"gradients": ("error", "no-gradient", "4")}),
+    "a step function": (residual, replaced(Tensor.sign), 3, {"gradients": ("error", "vanishing-gradient", "3.conv2")}),
+    "a hard choice": (residual, replaced(lambda x: (x > 0.5).float()), 3, {"gradients": ("error", "no-gradient", "4")}),
+    "a root of 0": (
+        residual, replaced(lambda x: (x - x.detach()).abs().sqrt() + x), 3,
+        {"gradients": ("error", "exploding-gradient", "3.bn2")},
+    ),
     "an unused layer": (residual, unused, 3, {"gradients": ("warning", "no-gradient", "3.bn2")}),
 }  # fmt: skip
 
