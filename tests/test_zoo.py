@@ -17,7 +17,7 @@ from hookscope.interventions.ablation import ablate_each
 from hookscope.interventions.effect import Effect, intervention_effect
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
-from hookscope.tracing.events import CallRecord, trace_events
+from hookscope.tracing.events import trace_events
 from tests.helpers import hooked
 
 # the side of a picture that a model runs on and is quick with; 64 unless it says otherwise
@@ -201,13 +201,9 @@ def gradients_of_the_score(subject: Subject) -> None:
     trace = trace_events(subject.model, subject.inputs, backward=True)
     records = [record for record in trace.calls if len(record.output) == 1]
     assert trace.loss == "score" and len(records) == len(gradients)
-    assert [range_of(record) for record in records] == [
+    assert [next(((part.min, part.max) for part in record.gradient.values()), None) for record in records] == [
         None if gradient is None else (gradient.min().item(), gradient.max().item()) for gradient in gradients
     ]
-
-
-def range_of(record: CallRecord) -> tuple[float | None, float | None] | None:
-    return next(((part.min, part.max) for part in record.gradient.values()), None)
 
 
 def channels_without_weights(subject: Subject) -> None:

@@ -50,11 +50,6 @@ def test_a_map_is_shown_with_the_frames_that_it_is_made_of(kernel: int, padding:
         assert np.array_equal(shown, own[frame // stride])
 
 
-def shares(panel: Image.Image) -> float:
-    """The brightness of a map, which grows with its value."""
-    return float(np.asarray(panel.convert("L"), float).mean())
-
-
 def test_every_frame_stands_beside_its_map_on_one_scale() -> None:
     model = net(2, 0)
     with torch.no_grad():
@@ -69,7 +64,7 @@ def test_every_frame_stands_beside_its_map_on_one_scale() -> None:
         row = next(y for y in range(page.height) if page.getpixel((14, y)) == (0, 12 * at, 100))
         assert page.getpixel((14 + SIDE - 1, row + SIDE - 1)) == (0, 12 * at, 100)
     maps = [page.crop((14 + SIDE + 12, row, 14 + 2 * SIDE + 12, row + SIDE)) for page in pages]
-    brightness = [shares(panel) for panel in maps]
+    brightness = [float(np.asarray(panel.convert("L"), float).mean()) for panel in maps]  # grows with the value
     assert brightness[6] > brightness[2] + 20 > brightness[0] + 40
     assert max(abs(brightness[at] - brightness[at + 1]) for at in (0, 2, 4, 6)) < 10  # two frames have one map
     facts = json.loads(pages[5].info["hookscope"])

@@ -65,15 +65,11 @@ def of_stats(net: nn.Module, images: Tensor) -> list[Finding]:
     return diagnose(collector.totals)
 
 
-def of_weights(net: nn.Module, images: Tensor) -> list[Finding]:
-    return parameter_findings(parameter_statistics(net))
-
-
-def of_gradients(net: nn.Module, images: Tensor) -> list[Finding]:
-    return examine_gradients(net, images[:1])[1]
-
-
-COMMANDS = {"stats": of_stats, "weights": of_weights, "gradients": of_gradients}
+COMMANDS: dict[str, Callable[[nn.Module, Tensor], list[Finding]]] = {
+    "stats": of_stats,
+    "weights": lambda net, images: parameter_findings(parameter_statistics(net)),
+    "gradients": lambda net, images: examine_gradients(net, images[:1])[1],
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

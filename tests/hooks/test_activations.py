@@ -361,12 +361,11 @@ def test_kept_tensors_are_in_the_graph_where_there_is_one_and_else_the_network_g
     assert arrived[0] is returned[0] and activations[0] is not returned[0]
 
 
-def shares(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    return y, y.detach()
-
-
-@pytest.mark.parametrize("function", [shares, lambda x: (x * 2, (x * 2).detach())], ids=["one memory", "two memories"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: (y := x * 2, y.detach()), lambda x: (x * 2, (x * 2).detach())],
+    ids=["one memory", "two memories"],
+)
 def test_a_graph_and_its_detached_double_in_one_output(function: Callable[..., Any]) -> None:
     net = nn.Sequential(Function(function))
     x = row(1, -2).requires_grad_()

@@ -26,11 +26,6 @@ NAMES = list(dict.fromkeys(name for name, _, _ in CALLS))
 TOTAL = 7
 
 
-def chosen(layers: Any) -> list[str]:
-    selection = Selection(layers)
-    return [call_key(name, call) for name, call, index in CALLS if selection.wants(name, call, index, TOTAL)]
-
-
 CONVS = ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer10.conv1", "head.conv", "head.conv#1", "head.conv#2"]
 
 
@@ -82,7 +77,9 @@ CONVS = ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer10.conv1", "head.con
     ],
 )
 def test_what_a_selection_selects(layers: Any, wanted: list[str]) -> None:
-    assert chosen(layers) == wanted
+    selection = Selection(layers)
+    chosen = [call_key(name, call) for name, call, index in CALLS if selection.wants(name, call, index, TOTAL)]
+    assert chosen == wanted
 
 
 @pytest.mark.parametrize("layers", ["all", "3", "0:2", "5:", "0:7:3", "1::3", "conv1", "head.conv#1", "layer1.*"])

@@ -96,15 +96,10 @@ class Planted:
     @property
     def partner(self) -> str:
         """The BatchNorm behind a layer with weights, or the layer before a BatchNorm: on activations they are one."""
-        names = with_weights(self.net)
+        names = [name for name, module in self.net.named_modules() if getattr(module, "weight", None) is not None]
         at, norms = names.index(self.layer), batch_norms(self.net)
         beside = names[at - 1 : at] if self.layer in norms else names[at + 1 : at + 2]
         return next((name for name in beside if (name in norms) != (self.layer in norms)), self.layer)
-
-
-def with_weights(net: nn.Module) -> list[str]:
-    """Names of the layers with weights, in order of registration."""
-    return [name for name, module in net.named_modules() if getattr(module, "weight", None) is not None]
 
 
 def batch_norms(net: nn.Module) -> list[str]:

@@ -192,11 +192,6 @@ SLOW = ["densenet121", "vgg11", "vit_b_16", "mobilenet_v3_small", "googlenet"]
 MODELS = ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
-def small_swin() -> nn.Module:
-    kind = torchvision.models.SwinTransformer
-    return kind([4, 4], 16, depths=[1, 1], num_heads=[2, 2], window_size=[4, 4], num_classes=3).eval()
-
-
 @pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -222,7 +217,8 @@ def test_neutral_interventions_change_no_bit(name: str, layout: torch.memory_for
 
 
 def test_tokens_and_maps_with_their_channels_last() -> None:
-    vit, swin = torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=3).eval(), small_swin()
+    vit = torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=3).eval()
+    swin = torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4], num_classes=3).eval()
     places = [
         (vit, "encoder.layers.encoder_layer_0", torch.randn(2, 3, 32, 32), "1-16", (slice(None), slice(1, 17), [3])),
         (swin, "features.1", torch.randn(1, 3, 64, 64), "0-3x2", (slice(None), slice(0, 4), slice(2, 3), [3])),

@@ -36,10 +36,6 @@ def slow_end(step: int, layer: str) -> Row:
     return {"learning_rate": rate, "update_to_weight": 1e-9 if rate < 1e-3 else 1e-3}
 
 
-def learned(step: int, layer: str) -> Row:
-    return {"loss": 1e-6, "gradient_norm": 1e-9, "update_to_weight": 1e-9} if step > 200 else {}
-
-
 def layer_scale(step: int, layer: str) -> Row:
     """A block whose layer scale grows from 1e-6."""
     if layer == "block":
@@ -52,6 +48,7 @@ def not_always_used(step: int, layer: str) -> Row:
     return NO_GRADIENT | {"index": None} if layer == "b" and step % 500 else {}
 
 
+LEARNED = {"loss": 1e-6, "gradient_norm": 1e-9, "update_to_weight": 1e-9}
 SOUND = {
     "a dropout that drops channels": log(in_layer("b", {"dead_channels": 40, "type": "Dropout"})),
     "a pooling behind dead channels": log(in_layer("b", DEAD | {"type": "MaxPool2d"})),
@@ -65,7 +62,7 @@ SOUND = {
     "empty": Run({}),
     "a weight that grows from 0": log(lambda step, layer: {"weight_norm": 1e-4 * step}, update_to_weight=1.0),
     "a schedule": log(slow_end),
-    "a loss of almost 0": log(learned),
+    "a loss of almost 0": log(lambda step, layer: LEARNED if step > 200 else {}),
     "a normalisation with a small gradient": log(in_layer("b", {"gradient_norm": 1e-12}), type="BatchNorm2d"),
     "a teacher beside the model": log(in_layer("teacher", NO_GRADIENT | {"model": 1}), layers=["a", "teacher"]),
     "three sampled steps": log(steps=[0, 50, 100]),
