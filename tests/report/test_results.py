@@ -154,7 +154,7 @@ def test_the_histogram_of_weights_is_that_of_numpy() -> None:
     ("words", "message"),
     [
         (["--html", "page.png"], "cannot write page.png; the page is an HTML file; name it .html"),
-        (["--html", "p.html", "--kernels", "p.html"], "kernels are drawn as PNG files"),
+        (["--html", "p.html", "--kernels", "p.html"], "sheets are PNG files"),
         (["--html", "p.svg", "--plot", "p.svg"], "name it .html"),
         (["--html", "no/such/p.html"], "no/such"),
     ],
