@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -27,7 +26,7 @@ from hookscope.models import is_random
 from hookscope.report.network import ModuleRow, module_rows
 from hookscope.report.page import MAX_SIZE, added_sections, fit_page, items_that_fit, render
 from hookscope.report.pictures import MAPS, png_address
-from hookscope.report.tables import share_of_bar, sortable
+from hookscope.report.tables import sortable
 
 _SIGNED = "RdBu_r"
 _DIGITS = 4  # of the CKA that the page holds
@@ -36,23 +35,11 @@ _DIGITS = 4  # of the CKA that the page holds
 def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_SIZE) -> str:
     """The page of a comparison: one self-contained file of HTML.
 
-    Args:
-        comparison: What `compare` returns.
-        max_size: The largest size of the page in bytes, None for any. A larger page keeps the channels that changed
-            most, and says how many it left out.
-
-    Raises:
-        WriteError: the page does not fit even without maps.
-
-    Example:
-        >>> import hookscope, torch
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> draw_comparison_page(hookscope.compare(net, net, torch.rand(4, 3, 8, 8))).startswith("<!doctype html>")
-        True
+    A page larger than ``max_size`` bytes (None for any) keeps the channels that changed most, and says how many it left
+    out. If it does not fit even without maps, there is a WriteError.
     """
     maps = [MapsView.of(comparison, kept) for kept in comparison.maps]
     rows = _pair_rows(comparison)
-    distances = [row.relative_l2 for row in rows if row.relative_l2 and math.isfinite(row.relative_l2)]
     untrained = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if is_random(side.weights)]
     facts = {
         "kind": "Comparison",
@@ -67,9 +54,7 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
         "plot": differences_plot(comparison),
         "rows": rows,
         "columns": _columns(comparison),
-        "sizes": (min(distances), max(distances)) if distances else None,
         "matrix": None if comparison.matrix is None else MatrixView(comparison.matrix),
-        "share": share_of_bar,
         "sortable": sortable,
         "percent": percent,
         "file_name": os.path.basename,
@@ -110,10 +95,6 @@ def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
     return [row for row in rows if row[1] or row[2]]
 
 
-def _distance(pair: PairedCall) -> float | None:
-    return pair.difference.relative_l2 if pair.difference else None
-
-
 @dataclass
 class PairRow(ModuleRow[tuple[int, PairedCall]]):
     """A line of the list of pairs; ``facts`` are the position of a pair, and the pair itself.
@@ -143,10 +124,6 @@ class PairRow(ModuleRow[tuple[int, PairedCall]]):
     def pair(self) -> PairedCall:
         """The pair, of a module the last one in it."""
         return (self.facts or self.parts[-1])[1]
-
-    @property
-    def relative_l2(self) -> float | None:
-        return _distance(self.pair)
 
     @property
     def cells(self) -> Mapping[str, Any]:

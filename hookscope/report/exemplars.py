@@ -49,27 +49,9 @@ def draw_exemplars_page(
 ) -> str:
     """A page of HTML with a table for each layer: the exemplars of each channel, their values, classes and histograms.
 
-    A table can be sorted by selectivity, and filtered by class.
-
-    Args:
-        layers: The result of `find_exemplars`.
-        net: The model that they were found with.
-        crops: The crops if they are known; by default they are cut from the files.
-        title: The first line; by default the model and the number of images.
-        provenance: Facts at the end of the page; JSON.
-        max_size: The largest size of the page in bytes, None for any. A larger page has the first channels of each
-            layer, and says how many.
-
-    Raises:
-        UsageError: there is no layer.
-        WriteError: not even one channel of each layer fits.
-
-    Example:
-        >>> import hookscope
-        >>> net = hookscope.load_model("shapes")
-        >>> layers = hookscope.find_exemplars(net, ["samples/shapes/star.png"], layers="features.10", channels=[0])
-        >>> draw_exemplars_page(layers, net).startswith("<!doctype html>")
-        True
+    A table can be sorted by selectivity, and filtered by class. ``crops`` are cut from the files if they are not given.
+    A page larger than ``max_size`` bytes (None for any) has the first channels of each layer, and says how many; if not
+    even one channel fits, there is a WriteError.
     """
     if not layers:
         raise UsageError("there is no layer to draw", do="give the result of find_exemplars")

@@ -37,24 +37,9 @@ def draw_page(
 ) -> str:
     """The page of an inspection: one self-contained file of HTML.
 
-    Args:
-        inspection: What `inspect` returns.
-        exemplars: Exemplars of layers of the inspection, from `find_exemplars`, for the views of these layers. They
-            take at most half of ``max_size``, else only the first channels have them.
-        crops: The crops of the exemplars, from `cut_crops`.
-        max_size: The largest size of the page in bytes, None for any. A larger page keeps the best channels of each
-            layer, those with the largest share in the answer, and says how many it left out.
-
-    Raises:
-        WriteError: not even one channel of each layer fits.
-
-    Example:
-        >>> from PIL import Image
-        >>> from torch import nn
-        >>> from hookscope import inspect
-        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        >>> draw_page(inspect(net, Image.new("RGB", (32, 32)))).startswith("<!doctype html>")
-        True
+    ``exemplars`` of layers of the inspection, and their ``crops``, stand in the views of these layers; they take at
+    most half of ``max_size``. A page larger than ``max_size`` bytes (None for any) keeps the channels with
+    the largest share in the answer, and says how many it left out; if not even one fits, there is a WriteError.
     """
     rows = network_rows(inspection)
     facts = {

@@ -104,10 +104,10 @@ def draw_gradients_page(
     """The findings on gradients, their sizes in order of execution, and tables of them."""
     layers, parameters = gradient_rows(report, thresholds, weights)
     keys = [layer.call.key or row["name"] for layer, row in zip(report.layers, layers, strict=True)]
-    sizes = [RowView(row, key, size=_size(row["grad_output_norm"])) for row, key in zip(layers, keys, strict=True)]
-    own = [RowView(row, row["name"], size=_size(row["norm"])) for row in parameters]
+    calls = [RowView(row, key) for row, key in zip(layers, keys, strict=True)]
+    own = [RowView(row, row["name"]) for row in parameters]
     tables = [
-        ResultTable("Layers", "calls", GRADIENTS.page, sizes),
+        ResultTable("Layers", "calls", GRADIENTS.page, calls),
         ResultTable("Parameters", "parameters", PARAMETER_GRADIENTS.page, own),
     ]
     summary = {"weights": weights, "loss": f"{report.loss} {report.value:.4g}", "total norm": report.total_norm}
@@ -180,10 +180,6 @@ def _of_parameter(row: ParameterStatistics) -> Distribution | None:
     if row.min is None or row.max is None or row.mean is None or not row.histogram:
         return None
     return Distribution(row.min, row.mean, row.max, row.histogram)
-
-
-def _size(norm: float | None) -> float | None:
-    return norm if norm and math.isfinite(norm) else None
 
 
 def _run_name(number: int, run: Run, count: int) -> str:

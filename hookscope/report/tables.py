@@ -36,14 +36,12 @@ class RowView:
         row: The fields, as the command prints them.
         key: What findings on it name.
         values: Its values in equal intervals.
-        size: A number for a bar on the axis that all rows of the table share; above 0.
         charts: Curves of its channels, or over the steps of a run.
     """
 
     row: Mapping[str, Any]
     key: str
     values: Distribution | None = None
-    size: float | None = None
     charts: Sequence[Chart] = ()
 
 
@@ -70,12 +68,6 @@ class ResultTable:
     def rows_with(self, findings: Container[str]) -> bool:
         """Whether a row has findings."""
         return any(view.key in findings for view in self.rows)
-
-    @property
-    def sizes(self) -> tuple[float, float] | None:
-        """The least and the largest size."""
-        sizes = [view.size for view in self.rows if view.size]
-        return (min(sizes), max(sizes)) if sizes else None
 
 
 @dataclass(frozen=True)
@@ -146,15 +138,8 @@ def _drawn_page(page: ResultPage, provenance: Mapping[str, Any]) -> str:
         places=places,
         about=about,
         outline=outline,
-        share=share_of_bar,
         sortable=sortable,
     )
-
-
-def share_of_bar(size: float, sizes: tuple[float, float]) -> str:
-    """How long the bar of a size is, in percent, on a logarithmic axis of a table."""
-    low, high = map(math.log10, sizes)
-    return f"{2 + 98 * (math.log10(size) - low) / (high - low):.3g}" if high > low else "100"
 
 
 def sortable(value: Any) -> str:

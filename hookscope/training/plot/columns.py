@@ -286,7 +286,9 @@ def cell_colours(grid: LayerStepGrid) -> NDArray[np.uint8]:
 
 def step_ticks(edges: tuple[float, float], most: int) -> list[tuple[float, str]]:
     """About ``most`` whole steps with labels as short as ``10k``."""
-    steps = sorted({round(step) for step in plain_ticks(edges, most + 1)[0] if max(edges[0], 0) <= round(step) <= edges[1]})
+    steps = sorted(
+        {round(step) for step in plain_ticks(edges, most + 1)[0] if max(edges[0], 0) <= round(step) <= edges[1]}
+    )
     return [
         (step, f"{step / 1e6:g}M" if step >= 10**6 else f"{step / 1000:g}k" if step >= 10**4 else f"{step:,}")
         for step in steps
