@@ -2,7 +2,7 @@
 
 The coordinates of a tensor are tensors of its own shape, one for each of ``(t,) y, x``, as shares 0..1 of the input:
 NaN for values that come from no place, such as a class token, and `OUTSIDE` for padding. The logits of attention have
-them twice: those of the query, then those of the key. Functions that move values move the coordinates too, so that
+them twice: the coordinates of the query, then of the key. Functions that move values move the coordinates too, so that
 windows find back to their place, whoever cut and shifted them.
 """
 
@@ -50,17 +50,17 @@ class Positions:
                 self._of[picture] = _even(picture, self.axes)
 
     def of(self, tensor: Tensor) -> Coordinates:
-        """Those of ``tensor``; empty if it has none."""
+        """The coordinates of ``tensor``; empty if it has none."""
         found: Coordinates = self._of.get(tensor, ())
         return found
 
     def of_queries(self, logits: Tensor) -> Coordinates:
-        """Those of the queries, ``(..., L)``, of the logits or weights ``(..., L, S)`` of attention."""
+        """The coordinates of the queries, ``(..., L)``, of the logits or weights ``(..., L, S)`` of attention."""
         found = self.of(logits)
         return tuple(each[..., 0] for each in found[: self.axes]) if len(found) > self.axes else ()
 
     def of_keys(self, logits: Tensor) -> Coordinates:
-        """Those of the keys, ``(..., S)``, of the logits or weights ``(..., L, S)`` of attention."""
+        """The coordinates of the keys, ``(..., S)``, of the logits or weights ``(..., L, S)`` of attention."""
         return tuple(each[..., 0, :] for each in self.of(logits)[self.axes :])
 
     @torch.no_grad()
@@ -107,7 +107,7 @@ class Positions:
         return own[axis] if axis < len(own) else _nowhere(tensor)
 
     def _passed_on(self, name: str, given: list[Tensor], output: Tensor) -> Coordinates:
-        """Those of the first of ``given`` that fits: same shape, other channels, or another resolution."""
+        """The coordinates of the first of ``given`` that fits: same shape, other channels, or another resolution."""
         if _RESAMPLES.search(name):
             own = self.of(given[0])
             fits = given[0].dim() == output.dim() == self.axes + 2 and len(own) == self.axes
@@ -121,7 +121,7 @@ class Positions:
         return ()
 
     def _product(self, name: str, args: Any) -> Coordinates:
-        """Those of a product of two tensors: logits of queries and keys, weighted values, or other channels."""
+        """The coordinates of a product of two: logits of queries and keys, weighted values, or other channels."""
         operands = [value for value in args if isinstance(value, Tensor)]
         if name == "einsum" and (len(operands) != 2 or not _LETTERS.fullmatch(str(args[0]).replace(" ", ""))):
             return ()
@@ -155,7 +155,7 @@ def _nowhere(tensor: Tensor) -> Tensor:
 
 
 def _of_rows(coordinates: Tensor, output: Tensor) -> Tensor:
-    """Those of the rows ``(..., C)``, the mean over their values, for rows of another length."""
+    """The coordinates of the rows ``(..., C)``, the mean over their values, for rows of another length."""
     if coordinates.stride(-1) == 0:
         return coordinates[..., :1].expand(output.shape)
     inside = coordinates >= 0
@@ -165,7 +165,7 @@ def _of_rows(coordinates: Tensor, output: Tensor) -> Tensor:
 
 
 def _resampled(coordinates: Tensor, output: Tensor, axis: int) -> Tensor:
-    """Those of a grid ``(N, 1, ..., H, W)``, linear along each axis, for a grid of another resolution."""
+    """The coordinates of a grid ``(N, 1, ..., H, W)``, linear along each axis, for a grid of another resolution."""
     if len(coordinates) != len(output):
         return coordinates.new_full((), math.nan).expand(output.shape)
     if bool((coordinates < 0).any()):  # a convolution after a border

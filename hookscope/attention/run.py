@@ -102,7 +102,7 @@ def attention_maps(
 ) -> list[AttentionMap]:
     """Compute what each head of each layer of attention looks at in one image, the layers in order of execution.
 
-    The weights are ``softmax(Q K^T / sqrt(d))``, with the scale, bias and mask of the model. They are those of the pass
+    The weights are ``softmax(Q K^T / sqrt(d))``, with the scale, bias and mask of the model. They come from the pass
     itself, or computed from its queries and keys where a fused kernel hides them: attention of torch, torchvision, timm
     and transformers, and any that weighs values with a softmax. Windows stand in their place in the picture, whatever
     their shift and padding. The model runs in eval mode, and stays as it is.
@@ -190,7 +190,7 @@ class TokenGrid:
 
 
 def grid_of(attention: Attention, shown: InputSize) -> TokenGrid:
-    """The grid of a call of attention; where the pass did not show it, that of the tokens in a row.
+    """The grid of a call of attention; where the pass did not show it, the tokens in a row.
 
     Raises:
         NoMapError: for keys that form no grid.

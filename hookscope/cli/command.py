@@ -115,7 +115,7 @@ class RowCommand(Command):
 
     @contextlib.contextmanager
     def printed_after(self, report: Report) -> Iterator[None]:
-        """Print a report after the block that writes files: a full disk is no reason to lose the rows."""
+        """Print a report after the block that writes files: a full disk does not lose the rows."""
         try:
             yield
         finally:

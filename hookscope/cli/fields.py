@@ -67,7 +67,7 @@ def option(
 
     Args:
         help: What the option says of itself.
-        names: Its names; the first is that of the field if there are none.
+        names: Its names; the first is the field's name if there are none.
         parse: Turns the text into the value, before a model or torch is loaded.
         least: The smallest number.
         needs: Another field that has to have a value when this one is given.
@@ -146,7 +146,7 @@ class Options:
 
     @classmethod
     def metadata(cls) -> dict[str, Mapping[str, Any]]:
-        """What `option` was told of each field, those of groups too."""
+        """What `option` was told of each field, fields of groups too."""
         found: dict[str, Mapping[str, Any]] = {}
         for field in dataclasses.fields(cls):
             if "group" in field.metadata:

@@ -35,7 +35,7 @@ _FOLDER = os.path.join(os.path.dirname(__file__), "commands")
 
 
 def _grouped() -> dict[str, tuple[str, ...]]:
-    """The commands by the question that they answer: each file of the folder is one; those of no group come last."""
+    """The commands, one a file, by the question that they answer; commands without a group come last."""
     files = (name.removesuffix(".py").replace("_", "-") for name in os.listdir(_FOLDER) if name[0].isalpha())
     more = sorted(set(files).difference(*_GROUPS.values()))
     return _GROUPS | ({"More": tuple(more)} if more else {})
@@ -85,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     put_back = [process.streams_as_now()]
     if argv is None:
         put_back.append(process.start_quickly())
-    backend = os.environ.pop("MPLBACKEND", None)  # that of a Jupyter kernel makes `import matplotlib` fail in a shell
+    backend = os.environ.pop(
+        "MPLBACKEND", None
+    )  # the one of a Jupyter kernel makes `import matplotlib` fail in a shell
     with Output(words) as output:
         status, then = _run(output)
     if then is not None:

@@ -105,7 +105,7 @@ def image_progress(
 
 
 class _ImageBar:
-    """A bar that can be hidden. A terminal that is closed meanwhile is no reason to lose a result."""
+    """A bar that can be hidden. A terminal that closes meanwhile does not lose a result."""
 
     def __init__(self, total: int, stream: TextIO, unit: str, start: float) -> None:
         self._stream, self._unit = stream, unit

@@ -140,7 +140,7 @@ def _not_finite(facts: _Facts) -> tuple[str, str, str] | None:
         sentence += f"; before it, {_name(earlier)} is the first that differs: {_distance(earlier)}"
     advice = "Look at the inputs and parameters of this layer: `hookscope trace` and `hookscope weights`."
     if facts.first.a.name == MODEL:  # no layer gives them
-        advice = "An operation that is no module gives them: compare with ‹ops=True|--ops›."
+        advice = "An operation that is not a module gives them: compare with ‹ops=True|--ops›."
     if "float16" in _types(facts.a if side == "A" else facts.b):
         advice = "The largest float16 is 65,504: use bfloat16 or autocast, or keep this layer in float32."
     return "nonfinite", sentence, advice
@@ -199,7 +199,7 @@ def _parameters(facts: _Facts) -> tuple[str, str, str] | None:
         advice = "Look whether training went on after one of them was saved, or a BatchNorm was folded."
         name = f"The buffers of {_name(first)}, such as its running mean and variance"
         return what, f"{name}, differ by {change:.2g}; its parameters do not", advice
-    share = f"the parameters of {_share(facts.changed, facts.trained)} differ, first those of {by}"
+    share = f"the parameters of {_share(facts.changed, facts.trained)} differ, first in {by}"
     if len(facts.changed) > _MOST * len(facts.trained) > 1:
         return what, f"A and B have different weights: {share}", ""
     return what, f"T{share[1:]}", ""
@@ -238,13 +238,13 @@ def _layer(facts: _Facts) -> tuple[str, str, str]:
     other = functions_of(first.a.type) != functions_of(first.b.type)
     types = f"; it is {first.a.type} in A and {first.b.type} in B" if other else ""
     if first.isolated_l2 is not None and not first.is_beyond_noise(first.isolated_l2):
-        advice = "" if special else "An operation that is no module lies before it: compare with ‹ops=True|--ops›."
+        advice = "" if special else "An operation that is not a module lies before it: compare with ‹ops=True|--ops›."
         return "layer", f"{because}{facts.where}, but on the same inputs it gives the same{types}", advice
     advice = ""
     if first.paired_by == "folded":
         types = f"; {first.b.key} of B does the work of several layers of A"
         if not special:
-            advice = "Compare its weights and arguments with those of A: a BatchNorm may be folded wrongly."
+            advice = "Compare its weights and arguments with A's: a BatchNorm may be folded wrongly."
     parameters = ", with the same parameters" if first.parameters == 0 else ""
     alone = f", {first.isolated_l2:.2g} on the same inputs" if first.is_beyond_noise(first.isolated_l2) else ""
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice

@@ -82,7 +82,7 @@ BROKEN_LIMITS = Columns(
 
 
 def pair_row(pair: PairedCall, names: Sequence[str]) -> Row:
-    """A row of `PAIRS`; ``names`` are those of the images."""
+    """A row of `PAIRS`; ``names`` are the images' names."""
     row = PAIRS.row(pair)
     return {**row, "image": None if row["image"] is None else names[row["image"]]}
 

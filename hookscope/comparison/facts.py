@@ -26,7 +26,7 @@ class LargestDifference:
 
     Attributes:
         value: The difference; inf where one side is Inf, or NaN, and the other is not.
-        image: Position in `Comparison.names`; None where the output is not of single images, as that of proposals.
+        image: Position in `Comparison.names`; None where the output is not of single images, such as proposals.
         place: Index in the output of this image, such as ``(channel, row, column)``.
         a: The value of A there.
         b: The value of B there.
@@ -41,7 +41,7 @@ class LargestDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far the values of B are from those of A, over all images.
+    """How far the values of B are from the values of A, over all images.
 
     Attributes:
         values: Number of compared values.
@@ -51,7 +51,7 @@ class Difference:
         largest: The largest absolute difference; None if all values are the same to the bit.
         cosine: Of A and B, −1 to 1; None if one of them is 0.
         nonfinite_a: Number of values that are NaN or Inf in A and finite in B.
-        nonfinite_b: Likewise in B and not in A.
+        nonfinite_b: Values that are not finite in B but are in A.
     """
 
     values: int
@@ -79,7 +79,7 @@ class PairedCall(Shown):
         paired_by: ``name``, ``order``, ``map``, or ``folded``: one layer of a side does the work of
             several layers of the other, whose last call is in the pair.
         shape_a: Of the output for one image, without the batch axis.
-        shape_b: Likewise of B.
+        shape_b: The same of B.
         difference: Of the outputs; None where shapes differ.
         noise: Relative L2 difference of A from itself, when it runs again and when its input changes by rounding. It
             is at least the unit roundoff of the data type, 6e-8 for float32.
@@ -87,9 +87,9 @@ class PairedCall(Shown):
             measured, inf where NaN or Inf are on one side only.
         similarities: By name, such as ``cka``; None where one is not defined.
         dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.
-        dead_b: Likewise in B and not in A.
+        dead_b: The same in B and not in A.
         parameters: Relative L2 change of the layer's own parameters, from 0; None if they do not pair or are none.
-        buffers: Likewise of its own buffers, such as the running mean and variance of BatchNorm.
+        buffers: The same of its own buffers, such as the running mean and variance of BatchNorm.
     """
 
     a: Call
@@ -134,7 +134,7 @@ class PairedCall(Shown):
 
     @property
     def key_b(self) -> str:
-        """Likewise of B."""
+        """The same of B."""
         return f"{self.b.key} {self.part}" if self.part else self.b.key
 
     def _cells(self) -> Cells:
@@ -220,8 +220,8 @@ class CkaMatrix(Shown):
 
     Attributes:
         names_a: Keys of the calls of A, in order of execution.
-        names_b: Likewise of B.
-        values: ``(len(names_a), len(names_b))`` at most 1; an unbiased estimate, so that of few images it may be below
+        names_b: The same of B.
+        values: ``(len(names_a), len(names_b))`` at most 1; an unbiased estimate, so with few images it may be below
             0. NaN where a layer is constant or not finite.
         images: Number of images.
     """
@@ -244,7 +244,7 @@ class ComparedMaps(Shown):
         image: Position of the image in `Comparison.names`.
         channels: The channels, the one that changed most first.
         a: ``(len(channels), h, w)`` maps of A in float32.
-        b: Likewise of B.
+        b: The same of B.
         changes: ``(len(channels),)`` norm of B − A of each channel.
     """
 
@@ -279,12 +279,12 @@ class Comparison(Shown):
     Attributes:
         a: The first side.
         b: The second side.
-        names: Names of the images that could be used, in their order; those of A where both sides have their own.
+        names: Names of the images that could be used, in their order; A's names where both sides have their own.
         answer: Where the two sides part.
         calls: The pairs of calls in order of execution of A: first the model's input, last its output.
         unpaired_a: Calls of A without a partner.
-        unpaired_b: Likewise of B.
-        agreement: Of the best classes; None where the outputs are no scores of the same classes.
+        unpaired_b: The same of B.
+        agreement: Of the best classes; None where the outputs are not scores of the same classes.
         matrix: CKA of all against all, if it was wanted.
         maps: Maps of the chosen pairs.
         provenance: Versions, both sides, SHA-256 of images and checkpoints; JSON.

@@ -86,7 +86,7 @@ class DifferenceRow:
 
     @property
     def distances(self) -> list[float]:
-        """The finite relative L2 differences; the last one is that of what leaves the module."""
+        """The finite relative L2 differences; the last one is of what leaves the module."""
         known = (pair.difference.relative_l2 for pair in self.pairs if pair.difference)
         return [value for value in known if value is not None and math.isfinite(value)]
 
@@ -238,7 +238,7 @@ def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image
         'P'
     """
     if not comparison.maps:
-        raise NoMapError("the comparison has no feature maps", do="compare keeps those of keep=")
+        raise NoMapError("the comparison has no feature maps", do="compare keeps the maps of keep=")
     many = len(comparison.maps)
     bands = [(maps, draw_difference(map_difference(maps), MOST_PIXELS // many)) for maps in comparison.maps]
     step, page = column_step([drawn for _, drawn in bands]), SheetPage()

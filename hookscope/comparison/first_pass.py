@@ -41,7 +41,7 @@ def may_run_alone(pair: Pair, module: nn.Module | None, holders: Container[str])
 def run_alone(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
     """What ``forward`` of a layer gives on the inputs of another layer.
 
-    ``given`` are the inputs that the layer had in its own pass: those of the other layer get their data type, device
+    ``given`` are the inputs that the layer had in its own pass: inputs of the other layer get their data type, device
     and scale of quantisation.
     """
     like = next(iter(tensors_in(given).values()), None)

@@ -53,7 +53,7 @@ class InputChange:
 
     @property
     def words(self) -> str:
-        """How channels of B follow from those of A; empty if they do not, or are the same but for rounding."""
+        """How channels of B follow from the channels of A; empty if they do not, or are the same but for rounding."""
         lines = self._lines()
         return _words(*lines) if lines else ""
 
@@ -143,7 +143,7 @@ def as_pictures(images: Any) -> Pictures:
     """One image or several as a list; a batch as it is."""
     if isinstance(images, Tensor):
         if images.dim() < 2 or not len(images):
-            raise UsageError(f"a tensor of {tuple(images.shape)} is no batch", do="give (N, C, H, W)")
+            raise UsageError(f"a tensor of {tuple(images.shape)} is not a batch", do="give (N, C, H, W)")
         return images
     if isinstance(images, str | os.PathLike | InputImage | Image.Image):
         return [images]
@@ -159,7 +159,7 @@ def paired_batches(
     workers: int,
     listener: Listener,
 ) -> Generator[PairedBatch, None, None]:
-    """Batches of at most ``batch_size`` images that both sides could read, those of one size on both sides together."""
+    """Batches of at most ``batch_size`` images that both sides could read, of one size on both sides."""
     if images_b is None and a.preprocess == b.preprocess and a.family == b.family:
         for batch in _batches(a, images, batch_size, workers, listener):
             yield PairedBatch(batch.positions, batch.names, batch.sha256, batch.inputs, batch.inputs)

@@ -98,7 +98,7 @@ def _cosine(pair: PairedCall) -> _Measured:
 
 def _agreement(agreement: Agreement | None) -> _Measured:
     if agreement is None:
-        return None, "the outputs are no scores of the same classes"
+        return None, "the outputs are not scores of the same classes"
     changed, images = len(agreement.changed), counted(agreement.images, "image")
     return agreement.top1, f"{changed:,} of {images} changed class: {percent(agreement.top1)} agree"
 

@@ -38,7 +38,7 @@ class Pair:
     Attributes:
         first: The first call of A that a layer of B does the work of, where that is a run of calls that ends with
             ``a``.
-        first_b: Likewise the first call of B, where a layer of A does the work of a run that ends with ``b``.
+        first_b: The first call of B, where a layer of A does the work of a run that ends with ``b``.
     """
 
     a: Call
@@ -85,7 +85,7 @@ class _Side:
             _BLOCK if each.call.name in blocks else "bias" if words == ("add",) and each.parameters else words[0]
             for words, each in zip(self.functions, seen, strict=True)
         ]
-        # calls inside a layer that is no block, such as the activation in a BatchNormAct2d
+        # calls inside a layer that is not a block, such as the activation in a BatchNormAct2d
         layers = {call.name for call in self.calls}.difference(blocks)
         self.inside = {at: names_ & layers for at, names_ in enumerate(outer) if names_ & layers}
         self.free = set(range(len(seen)))
@@ -158,7 +158,7 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
 
     Args:
         a: The calls of A in order of execution.
-        b: Likewise of B.
+        b: The same of B.
         names: Names of layers or keys of calls, A to B; a ``*`` in both stands for the same text.
 
     Raises:
@@ -324,7 +324,7 @@ def _same_start(one: _Side, other: _Side) -> int:
 def _scores(
     one: _Side, other: _Side, rows: Sequence[int], columns: Sequence[int], mapped: Mapping[int, int]
 ) -> Iterator[NDArray[np.float64]]:
-    """For each row how well the calls of the columns agree with it; 0 for those that are no pair."""
+    """For each row how well the calls of the columns agree with it; 0 for calls without a partner."""
 
     def codes(of_a: Sequence[object], of_b: Sequence[object]) -> tuple[list[int], NDArray[np.int_]]:
         table: dict[str, int] = {}

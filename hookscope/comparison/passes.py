@@ -1,4 +1,4 @@
-"""The forward passes of both sides: A keeps copies of what its calls put out, and B meets them call by call."""
+"""The forward passes of both sides: A keeps copies of what its calls return, and B meets them call by call."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ComparedCalls:
         with_alone: Keys of the calls of A on whose inputs the layer of B runs too.
         with_maps: Keys of the calls of A whose maps are kept.
         matrix_a: Calls of A for the CKA of all against all, by key.
-        matrix_b: Likewise of B.
+        matrix_b: The same of B.
         bytes: What is kept of A for one image.
         ops: Whether operations may be among the calls.
     """
@@ -108,7 +108,7 @@ class Copies:
         self.bytes = 0
 
     def of(self, value: Any) -> Any:
-        with torch._C.DisableTorchFunction():  # a copy is no operation of the model
+        with torch._C.DisableTorchFunction():  # a copy is not an operation of the model
             return map_tensors(value, self._copy)
 
     def _copy(self, tensor: Tensor) -> Tensor:

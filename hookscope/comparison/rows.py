@@ -1,4 +1,4 @@
-"""The rows of a comparison: what is added up for each pair of calls, and each part of what they put out."""
+"""The rows of a comparison: what is added up for each pair of calls, and each part of their outputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shape_for_one(tensor: Tensor, images: int) -> tuple[int, ...]:
 
 @dataclass
 class DifferenceSums:
-    """Sums over the values of a pair of outputs; squares are those of the values that are finite on both sides."""
+    """Sums over the values of a pair of outputs; squares are over the values that are finite on both sides."""
 
     values: int = 0
     equal: int = 0
@@ -192,7 +192,7 @@ class RowSums:
     def add(
         self, key: str, modules: tuple[Any, Any], outputs: tuple[Any, Any], batch: PairedBatch, listed: bool = False
     ) -> None:
-        """Add what the modules of A and B put out for a batch; ``listed`` as `parts_of` takes it."""
+        """Add the outputs of the modules of A and B for a batch; ``listed`` as `parts_of` takes it."""
         size = batch.size
         for part, a, b, images in parts_of(*outputs, batch.positions, listed):
             sums = self._sums[key].setdefault(part, PartSums())
@@ -223,7 +223,7 @@ class RowSums:
                 self._sums[key][part].alone.add(a, b, images)
 
     def add_noise(self, key: str, output: Any, again: Any, batch: PairedBatch, listed: bool = False) -> None:
-        """Add what A put out in another pass over the same batch."""
+        """Add what A returned in another pass over the same batch."""
         found: dict[str, DifferenceSums] = {}
         rounding: dict[str, float] = {}
         for part, a, b, images in parts_of(output, again, batch.positions, listed):
@@ -272,7 +272,7 @@ def parts_of(
 ) -> Iterator[tuple[str, Tensor, Tensor, Sequence[int]]]:
     """The tensors of both outputs that belong together, and the images that they are of.
 
-    ``listed`` outputs are lists with an item for each image, such as those of a detector. Parts belong together by
+    ``listed`` outputs are lists with an item for each image, such as a detector's. Parts belong together by
     name, or by position if no name is on both sides.
     """
     if listed and isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == len(positions):

@@ -66,7 +66,7 @@ def calls_to_draw(found: Comparison) -> list[Call]:
 
 @dataclass
 class AgreementSums:
-    """The agreement so far; none once the outputs of a batch are no scores of the same classes."""
+    """The agreement so far; none once the outputs of a batch are not scores of the same classes."""
 
     a: LoadedModel
     b: LoadedModel
@@ -156,7 +156,7 @@ def compare(
 
     Args:
         a: What `load_model` returns, any eager module, or a `Side` with more conditions.
-        b: Likewise; it may be the same object.
+        b: The same for B; it may be the same object.
         images: Paths, PIL images, or a batch ``(N, C, H, W)`` that both sides get as it is.
         images_b: Other images for B, as many as ``images``.
         layers: The calls of A to compare, as `capture` takes them; None for every layer without children.
@@ -167,7 +167,7 @@ def compare(
         matrix: Whether linear CKA of every layer of A against every layer of B is computed.
         keep: Calls of A whose maps of the first image are kept; True for the first call that differs and the one that
             adds most, which takes further passes of one image.
-        categories: Names of the classes; None for those of each side.
+        categories: Names of the classes; None for the names of each side.
         run: How the run is done, in this process; its usual batch size is as many images as fit, from 4 to 16.
 
     Returns:

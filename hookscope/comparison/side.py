@@ -154,7 +154,7 @@ def is_activation(kind: str) -> bool:
 
 
 FUNCTIONAL = ("QFunctional", "FloatFunctional", "FXFloatFunctional")
-"""Classes of torch.ao that add, multiply and concatenate; they are no calls, but the Identity in them is."""
+"""Classes of torch.ao that add, multiply and concatenate; they are not calls, but the Identity in them is."""
 
 
 @dataclass(frozen=True)

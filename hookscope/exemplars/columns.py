@@ -50,7 +50,10 @@ EXEMPLARS = Columns(
     Column("selectivity", help="(best - others) / (best + others) of the means of classes", hide="unknown"),
     Column("best_class", help="the class with the highest mean value", need=5, hide="zero"),
     Column(
-        "synthesized", _synthesized, "value of the best synthesized image over that of the best image", hide="unknown"
+        "synthesized",
+        _synthesized,
+        "value of the best synthesized image over the value of the best image",
+        hide="unknown",
     ),
     Column("images", help="number of images that were used", where="rows"),
     Column("weights", where="rows"),

@@ -44,7 +44,7 @@ class SynthesizedImage:
 
     Attributes:
         image: The image at the size of the network's input.
-        value: The channel's value on it, measured like that of an exemplar.
+        value: The channel's value on it, measured as for an exemplar.
         best: The value of the best exemplar; None without exemplars.
         seed: The seed it was made from.
     """
@@ -56,7 +56,7 @@ class SynthesizedImage:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the value is above that of the best exemplar, or there is none."""
+        """Whether the value is above the best exemplar's, or there is none."""
         return self.best is None or self.value > self.best
 
 

@@ -152,7 +152,7 @@ class ChannelHistograms:
     def shown(self) -> list[tuple[Ints, Floats]]:
         """Counts ``(B,)`` and the ends ``(B + 1,)`` of their intervals, for each channel; none without values.
 
-        A channel of one value has one interval, which is 1 wide, as that of `numpy.histogram`.
+        A channel of one value has one interval, which is 1 wide, as in `numpy.histogram`.
         """
         self._count()
         return [self._shown(channel) for channel in range(len(self.low))]

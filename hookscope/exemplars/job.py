@@ -73,7 +73,7 @@ class FoundInLayer:
     def merge(self, other: FoundInLayer, prints_of: PrintsOf) -> None:
         """Add what was found on other images."""
         if self.channels != other.channels:
-            text = f"{self.key} put out {len(other.channels)} channels after {len(self.channels)}"
+            text = f"{self.key} returned {len(other.channels)} channels after {len(self.channels)}"
             raise InputError(text, do="measure one size at a time")
         self.images += other.images
         for mine, theirs in zip(self.bests, other.bests, strict=True):

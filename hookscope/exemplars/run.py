@@ -150,7 +150,7 @@ class ExemplarsRun(SavedRun[FoundExemplars]):
         saved.source.check_resumed_by(self.source, name)
         progress = saved.progress
         if Progress.after(self.paths, progress.done, progress.skipped) != progress or progress.done > len(self.paths):
-            exists = f"its first {progress.done} are not those of this run"
+            exists = f"its first {progress.done} are not of this run"
             raise InputError(f"cannot resume '{name}'", exists, AGAIN)
         kept = list(saved.found.seen.values())
         for image, picture in zip(kept, pictures_in([image.name for image in kept]), strict=True):

@@ -96,7 +96,7 @@ def measure_words(measure: str) -> str:
 
 
 def times_best(image: SynthesizedImage) -> str:
-    """How the value of a synthesized image compares with that of the best exemplar."""
+    """How the value of a synthesized image compares with the best exemplar's."""
     if image.best is None:
         return "no exemplar"
     if image.best > 0:

@@ -184,7 +184,7 @@ def _field(parts: Mapping[str, Any]) -> ReceptiveField:
 def read_exemplars(path: StrPath) -> list[LayerExemplars]:
     """Read the exemplars that `find_exemplars` saved, without the model and the images.
 
-    Of a run that was interrupted they are those of the images that it has done, with ``field.source`` ``whole``.
+    Of a run that was interrupted they are of the images that it has done, with ``field.source`` ``whole``.
 
     Raises:
         InputError: There is no such file, or it is damaged, of another kind or of another format.

@@ -52,7 +52,7 @@ def synthesize_images(
     https://distill.pub/2017/feature-visualization). Shifts and scales shrink to none in the second half of the steps.
     For ``max`` and ``abs`` the unit in the middle of the map is excited.
 
-    The value is that of the finished image, with 8 bits a colour, as it would be of an exemplar with these pixels. If
+    The value is for the finished image, with 8 bits a colour, as it would be of an exemplar with these pixels. If
     it is not above ``best``, other noise is tried with more steps, and then the strongest unit of the map is excited;
     the strongest image of all tries is returned.
 
@@ -284,7 +284,7 @@ def _moved(images: Tensor, generator: torch.Generator, amount: float) -> Tensor:
 
 
 def _resampling(side: int, zoom: float, shift: float) -> Tensor:
-    """The matrix ``(side, side)`` that interpolates a row of pixels: unlike that of a sampler, its gradient repeats."""
+    """The matrix ``(side, side)`` that interpolates a row of pixels: unlike a sampler's, its gradient repeats."""
     middle = (side - 1) / 2
     place = ((torch.arange(side) - middle) / zoom + middle + shift).remainder(max(2 * (side - 1), 1))
     place = torch.where(place > side - 1, 2 * (side - 1) - place, place)

@@ -31,7 +31,7 @@ def prints_of(images: Any) -> Prints:
     """A block mean value hash of each prepared image: the means of its colours in 12 x 12 blocks, not rounded to bits.
 
     ``images`` are the first input of the model, a tensor or a list of tensors. A clip has 7 x 7 blocks of 3 moments.
-    The hash is that of Yang, Gu and Niu (Block Mean Value Based Image Perceptual Hashing, 2006) before its last step: a
+    The hash is by Yang, Gu and Niu (Block Mean Value Based Image Perceptual Hashing, 2006) before its last step: a
     bit of a smooth background is a matter of chance, its mean is not.
     """
     parts = list(images) if isinstance(images, (list, tuple)) else [images]
@@ -117,7 +117,7 @@ class BestImages:
 
     Of equal values the image that comes first in the list wins. Of near-duplicates the best counts, so copies of one
     image do not push out others. The result does not depend on the order in which candidates come, as long as being
-    near-duplicates is transitive. `Duplicates` is not for images that change little by little, as those of a film.
+    near-duplicates is transitive. `Duplicates` is not for images that change little by little, as in a film.
     """
 
     def __init__(self, channels: int, top: int, least: bool = False) -> None:

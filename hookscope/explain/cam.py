@@ -86,7 +86,7 @@ def class_activation_maps(
             well: ablationcam as `ablate_each`, scorecam 4 on a CPU, else 16, on a GPU doubled while its memory is free.
         ordered: Also count `Call.order`, which takes a hook on every layer, as for `capture`.
         smooth: Average the maps of six variants: the image, its mirror image, and both times 0.9 and 1.1. The scores
-            are those of the image. Takes classes only: a mirror image has its boxes and regions elsewhere.
+            are in the image. Takes classes only: a mirror image has its boxes and regions elsewhere.
         on_progress: Called by these methods with channels done and in all.
         on_skip: Called with calls without a map that a pattern, a range or ``all`` selects; without it they are errors.
 
@@ -159,7 +159,7 @@ def _smoothed(
     target: Any,
     on_progress: Progress | None,
 ) -> list[ClassActivationMap]:
-    """The maps of the image, with the mean values of those of its variants."""
+    """The maps of the image, with the mean values of the maps of its variants."""
     picture = picture_of(inputs)
     if picture is None:
         raise UsageError("smoothing takes one picture (1, C, H, W)", do="leave smoothing out")

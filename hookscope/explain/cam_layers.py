@@ -41,7 +41,7 @@ class MapLayer:
     def is_of_places(self, shown: InputSize) -> bool:
         """Whether the map has about the proportions of the image, and the layer is not inside an attention block.
 
-        Inside attention, queries, keys and weights have shapes such as (1, heads, tokens, channels), which are no maps.
+        Inside attention, queries, keys and weights have shapes such as (1, heads, tokens, channels), not maps.
         A stride of two in one direction alone makes proportions of 2 or 1/2.
         """
         if any(word in type(self.module).__name__ for word in ("Linear", "Dropout", "Identity", "Softmax")):
@@ -158,7 +158,7 @@ def candidates(model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: Inp
 
 
 def before_head(model: nn.Module, layers: list[MapLayer], output: Any) -> list[MapLayer]:
-    """The ``layers``, the last first; of a detector or a segmentation model those of the backbone or the encoder.
+    """The ``layers``, the last first; of a detector or a segmentation model the layers of the backbone or the encoder.
 
     Behind it are the maps of the classes, which are the same whatever pixels are asked about, and tokens of a decoder.
     Without a module of that name, they are those outside of the head, on one position of which a box depends. For a

@@ -99,7 +99,7 @@ def maps_by_class(maps: Iterable[ClassActivationMap]) -> list[list[ClassActivati
 def shared_tops(maps: Iterable[ClassActivationMap]) -> dict[str, float]:
     """The highest value of each layer over all classes: on its own scale, a weak class would look as strong as others.
 
-    Each key is that of a call; the value is 0 where no class has a value above 0.
+    Each key names a call; the value is 0 where no class has a value above 0.
     """
     tops: dict[str, float] = {}
     for cam in maps:

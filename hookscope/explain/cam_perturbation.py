@@ -124,7 +124,7 @@ def first_batch(device: torch.device) -> int:
 def has_room(device: torch.device) -> bool:
     """Whether a batch of twice the images fits: a GPU's free memory is twice what torch took so far; never on a CPU.
 
-    On a CPU larger batches are no faster.
+    On a CPU larger batches are not faster.
     """
     if device.type != "cuda":
         return False

@@ -99,11 +99,11 @@ def draw_clip(
     """Draw maps of a clip as a strip: every frame of the clip beside its map, in the order of time, on one scale.
 
     A layer that merges frames has one map for several of them: `ClassActivationMap.at_frame` says which, and the words
-    under each map too. The scale of a layer ends at its highest value in any frame; that of saliency is clipped at the
+    under each map too. The scale of a layer ends at its highest value in any frame; of saliency it is clipped at the
     99.5th percentile of all frames. The image holds the facts as JSON in ``image.info["hookscope"]``.
 
     Args:
-        maps: Maps of one class, from `class_activation_maps`, or one of those of `saliency_maps`.
+        maps: Maps of one class, from `class_activation_maps`, or from `saliency_maps`.
         photograph: The frames of the clip, of one size; one picture alone is repeated.
         net: The model, as for `draw_cam`.
         scale_of: Further maps that the scale includes.
@@ -144,7 +144,7 @@ def animate_clip(
 ) -> list[Image.Image]:
     """Draw each frame of a clip beside its maps, all on one scale: the pictures of an animation, of one size.
 
-    The arguments, errors and facts are those of `draw_clip`; the width of a panel is that of the clip, at most 480
+    The arguments, errors and facts are as in `draw_clip`; the width of a panel is the clip's, at most 480
     pixels. Pillow writes the animation: ``first.save("clip.gif", save_all=True, append_images=rest, loop=0)``.
 
     Example:

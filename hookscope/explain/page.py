@@ -170,7 +170,7 @@ def draw_saliency(
         photograph: The photograph that the input was made of.
         net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
             preprocessing; with other models the map covers the whole photograph.
-        scale_of: Further maps of the same method that the scale includes, such as those of other classes.
+        scale_of: Further maps of the same method that the scale includes, such as maps of other classes.
         cmap: A colour map of matplotlib; None for inferno, and for two colours RdBu_r: red above 0, blue below.
         smooth: Standard deviation of the Gaussian that smooths, in pixels of the input; None for a 64th of its shorter
             side, 0 for no smoothed map.
@@ -209,7 +209,7 @@ def draw_saliency(
 
 
 def _width(source: OverlaySource, saliency: Saliency) -> int | None:
-    """The width of a panel, at least a pixel for each of the map; None for that of a photograph that is narrow."""
+    """The width of a panel, at least a pixel for each of the map; None for the width of a photograph that is narrow."""
     left, _, right, _ = source.box
     width = max(_WIDTH, math.ceil(saliency.drawn.shape[1] * source.photograph.width / max(right - left, 1.0)))
     return width if source.photograph.width > width else None
@@ -282,9 +282,9 @@ def draw_cam(
         photograph: The photograph that the input was made of.
         net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
             preprocessing; with other models the maps cover the whole photograph.
-        scale_of: Further maps that the scale includes, such as those of classes on other pages.
+        scale_of: Further maps that the scale includes, such as maps of classes on other pages.
         cmap: A colour map of matplotlib; None for inferno.
-        width: Width of a map in pixels; None for that of the photograph, as far as the page has room.
+        width: Width of a map in pixels; None for the photograph's, as far as the page has room.
 
     Raises:
         UsageError: for no maps, an unknown colour map, or a page of more than 200 million pixels.

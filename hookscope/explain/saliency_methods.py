@@ -176,8 +176,8 @@ class SaliencyMethod:
             function of a method without gradient gives the scores ``(N,)`` of pictures ``(N, C, H, W)``.
         summary: What is computed, in a line of the help.
         caption: What a value of the map is, under its picture.
-        signed: Whether the values have signs that mean something, and those of the colours of a pixel are summed.
-        completes: Whether the values sum to the score minus that of an image of zeros.
+        signed: Whether the values have signs that mean something, and the values of the colours of a pixel are summed.
+        completes: Whether the values sum to the score minus the score of an image of zeros.
         guided: Whether negative gradients are set to 0 at every ReLU.
         pictures: From settings and the picture to the number of images that the model runs on.
         gradient: Whether the method needs the gradient.
@@ -249,7 +249,7 @@ SALIENCY_METHODS = {
     "rise": SaliencyMethod(
         rise,
         "score gained where random masks show the pixel; 1,000 passes",
-        "mean score of the masks that show the pixel, minus that of all masks",
+        "mean score of the masks that show the pixel, minus the mean score of all masks",
         signed=True,
         pictures=lambda settings, picture: settings.samples or _MASKS,
         gradient=False,

@@ -40,7 +40,7 @@ def pooled(tensor: Tensor, images: int, pool: str, module: nn.Module | None, sho
     """One row for each of the ``images``, whose axis is the first one, as `extract` describes.
 
     Raises:
-        LayerError: The first axis is not that of the images, or there is no class token.
+        LayerError: The first axis is not the images, or there is no class token.
     """
     if not tensor.dim() or len(tensor) != images:
         text = "x".join(map(str, tensor.shape)) or "one value"
@@ -98,7 +98,7 @@ def _reduced(values: Tensor, pool: str) -> Tensor:
 def converted(tensor: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, int]:
     """A copy on the CPU, floating-point numbers in ``dtype``, and how many finite values became Inf.
 
-    Without ``dtype`` it is that of the tensor, but float32 for bfloat16, which NumPy does not have.
+    Without ``dtype`` it is the tensor's, but float32 for bfloat16, which NumPy does not have.
     """
     if not tensor.is_floating_point():
         dtype = tensor.dtype
@@ -241,7 +241,7 @@ class _Extractor:
     def _checked(
         self, observer: Observer, kept: Mapping[Call, dict[str, Tensor]], batch: Batch
     ) -> dict[Call, dict[str, Tensor]]:
-        """What the wanted calls put out, the same calls in each pass."""
+        """What the wanted calls return, the same calls in each pass."""
         if self.calls is None:
             names = observer.selection.plain_names
             idle = [name for name in observer.progress.did_not_run if name in names]

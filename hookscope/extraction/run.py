@@ -50,7 +50,7 @@ def extract(
     folders: Sequence[str] | None = None,
     run: RunSettings = RunSettings(),
 ) -> Extraction:
-    """The features of many images: what chosen layers put out, in one pass for all layers, batch by batch.
+    """The features of many images: what chosen layers return, in one pass for all layers, batch by batch.
 
     Memory does not grow with the number of images. An output is pooled in the hook of its layer, before a later layer
     can overwrite it. Hooks are on the model only while a batch runs, in eval mode; between batches and after any
@@ -65,7 +65,7 @@ def extract(
     - ``flatten``: all values, ``(C * H * W,)``.
 
     With a batch size of 1 the features equal what `capture` keeps, bit for bit; with others torch may sum in another
-    order. An output without a row for each image, such as that of the heads of a detector, needs a batch size of 1.
+    order. An output without a row for each image, such as the heads of a detector, needs a batch size of 1.
 
     Args:
         net: What `load_model` returns, or any eager module.
@@ -74,7 +74,7 @@ def extract(
         layers: The calls, as `capture` takes them. None for no layer, only scores.
         types: Class names that indices and ``all`` count, as in `capture`.
         pool: ``none``, ``mean``, ``max``, ``cls`` or ``flatten``.
-        dtype: ``float16``, ``float32`` or ``float64``; None for that of the layer (float32 for bfloat16).
+        dtype: ``float16``, ``float32`` or ``float64``; None for the layer's (float32 for bfloat16).
         targets: Classes, by number or name, whose probabilities are columns.
         logits: Whether the scores of all classes are a column.
         folders: Folders that were named, if ``images`` lists the files in them: a folder inside one is a label.
@@ -229,7 +229,7 @@ class Extraction:
     def to_parquet(self, path: StrPath, **options: Any) -> WrittenFeatures:
         """Write a ``.parquet`` file, or a folder of them, with the arguments of `save`."""
         if os.path.splitext(path)[1].lower() not in ("", ".parquet"):
-            raise UsageError(f"'{os.fspath(path)}' is no .parquet file", do="use save() for other formats")
+            raise UsageError(f"'{os.fspath(path)}' is not a .parquet file", do="use save() for other formats")
         return self.save(path, **options)
 
 

@@ -89,7 +89,7 @@ class AxisField:
     def resampled(self, dim: int, length: int, ratio: float, first: Indices, last: Indices, count: int) -> AxisField:
         """Of ``count`` values along ``dim``, each made of the indices ``first`` to ``last`` of ``length``.
 
-        ``first`` and ``last`` are those of each new index, or one number each, to which ``ratio`` times the index is
+        ``first`` and ``last`` are given for each new index, or one number each, to which ``ratio`` times the index is
         added.
         """
         reach = self.as_single_stride(dim, length)

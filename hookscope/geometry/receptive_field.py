@@ -112,9 +112,9 @@ def receptive_fields(
 ) -> dict[str, ReceptiveField]:
     """What the units of each wanted call see of the input: one forward pass, which follows every operation.
 
-    Sizes, steps and starts are those of the operations that run: convolutions, pooling, upsampling, padding, slices,
+    Sizes, steps and starts are of the operations that run: convolutions, pooling, upsampling, padding, slices,
     views, and everything that works on each position alone. Where branches meet, the field is the smallest that
-    contains those of all branches. What reaches every position with the same value is left out, and `reason` says so:
+    holds the fields of all branches. What reaches every position with the same value is left out, and `reason` says so:
     the gate of squeeze-and-excitation, the statistics of group, layer or instance norm, a mean of the image that is
     added everywhere. Strictly, a unit then depends on the whole image, but a crop of it shows nobody what the unit
     reacts to. Where positions themselves are joined, as by attention or a linear layer over positions, the field is
@@ -128,7 +128,7 @@ def receptive_fields(
 
     Returns:
         A field for each tensor that a wanted call puts out, by ``name`` or ``name#call``, followed by a space and the
-        name of the part if it is one of several. Pixels are those of ``inputs``, also where the model resizes its
+        name of the part if it is one of several. Pixels are of ``inputs``, also where the model resizes its
         input, as a detector does.
     """
     fields: dict[str, ReceptiveField] = {}
@@ -186,7 +186,7 @@ def _pair(numbers: Sequence[float]) -> tuple[float, float]:
 def _placed(field: Field, tensor: Tensor, channels: int, shown: InputSize) -> tuple[AxisField, AxisField, int]:
     """Rows and columns with a part for the row and the column of a feature map, and the columns of a frame of a clip.
 
-    Without parts where the positions of the tensor are no rows and columns.
+    Without parts where the positions of the tensor are not rows and columns.
     """
     shape, dims = list(tensor.shape), tensor.dim()
     rows, columns = (reach.without({channels}, "positions are flattened into channels") for reach in field)

@@ -52,7 +52,7 @@ def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anoma
     """The operation behind the first NaN or Inf of one forward and backward pass; None if all values are finite.
 
     It is the first operation or node that makes NaN of values without NaN. Inf alone counts only in the loss or in a
-    gradient, because masks contain Inf. The arguments and errors are those of `layer_gradients`.
+    gradient, because masks contain Inf. The arguments and errors are as in `layer_gradients`.
     """
     loss = as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)

@@ -59,7 +59,7 @@ class GradientChanges:
     """Changes of all parameter gradients, applied in this order: freeze, scale, sign, clip value, clip norm.
 
     ``freeze`` names layers (with their children) or parameters whose gradients become 0; gradients that flow through
-    these layers stay unchanged. The clips are those of `torch.nn.utils`, ``sign`` is that of `ClampGradientSign`.
+    these layers stay unchanged. The clips are as in `torch.nn.utils`, ``sign`` is as in `ClampGradientSign`.
 
     Example:
         >>> import torch

@@ -43,7 +43,7 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tupl
     """Every place where the gradient of ``loss`` stops before layers or parameters that could have one.
 
     Nothing is differentiated. Frozen parameters do not count: gradients flow through their layers. The arguments and
-    errors are those of `layer_gradients`.
+    errors are as in `layer_gradients`.
     """
     loss = as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)

@@ -45,7 +45,7 @@ class GradientThresholds:
     score of the most likely class and, for all but two, its cross-entropy. Where activations keep their size (resnet
     to 50 layers, resnext, vgg, densenet, alexnet, squeezenet, swin, regnet_x) the ratio is 7e-4 to 48, a factor of 20
     below the upper threshold. Near the lower threshold are ConvNeXt's filters beside its layer scale (2.5e-7) and
-    regnet_y's squeeze-and-excitation (2.3e-7); below it are those of shufflenet (from 2e-8) and maxvit (from 2e-9).
+    regnet_y's squeeze-and-excitation (2.3e-7); below it are shufflenet (from 2e-8) and maxvit (from 2e-9).
     Random weights really vanish where activations shrink (mobilenet, efficientnet, mnasnet, googlenet: mostly 1e-36
     to 1e-7) and explode where they grow (resnet152, inception_v3: 7e4 to 7e8). A net of 20 sigmoid layers falls to
     1e-14. Trained torchvision weights were not available; `shapes` has 1.6e-2 to 3.8.
@@ -214,7 +214,7 @@ def _non_finite(report: GradientReport, anomaly: Anomaly | None, searched: bool)
     bad = [p for p in report.parameters if _spoiled(p.gradient)]
     if bad and (size := bad[-1].gradient) is not None:
         text = f"{nonfinite_words(size.nan, size.inf)} in the gradient of '{bad[-1].name}'"
-        text += f", and in those of {counted(len(bad) - 1, 'parameter')} before it" if len(bad) > 1 else ""
+        text += f", and in {counted(len(bad) - 1, 'parameter')} before it" if len(bad) > 1 else ""
         numbers = {"phase": "backward", "nan": size.nan, "inf": size.inf, "parameters": len(bad)}
         yield kind.finding(bad[-1].layer, text, case, numbers=numbers)
         return

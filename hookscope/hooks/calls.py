@@ -104,7 +104,7 @@ CALL = Columns(
 
 
 def key_of(call: Call, part: str) -> str:
-    """The key of one tensor that a call put out."""
+    """The key of one tensor that a call returned."""
     key = call.key or MODEL
     return f"{key} {part}" if part else key
 
@@ -122,12 +122,12 @@ class LayerCall(Shown):
         order: The index that the call has if every layer counts. None for a layer that did not run,
             and for a block of other layers.
         input_shape: Such as ``(N, C, H, W)``; ``{part: shape}`` for several tensors.
-        output_shape: Likewise.
+        output_shape: Shape of the first output tensor, in the same form.
         params: Number of parameters of the layer and of the layers inside it that have no row of their own.
-        macs: Multiply-accumulates of this call, with those of layers inside that have no row: half of torch's FLOPs,
+        macs: Multiply-accumulates of this call, with the MACs of layers inside that have no row: half of torch's FLOPs,
             and the bias of convolutions.
         receptive_field: Height and width in pixels of the part of the input that a unit of the output depends on, which
-            may be more than there are; for a unit that sees all, those of the input. None where it is not known.
+            may be more than there are; for a unit that sees all, the size of the input. None where it is not known.
         stride: Pixels of the input from one unit to the next, down and to the right; None without positions.
         note: ``without the layers inside``, ``call 2 of 3``, ``overwritten by NAME``, ``shared with NAME``, ``did not
             run``.

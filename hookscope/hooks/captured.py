@@ -206,7 +206,7 @@ class _GradientContainer:
         self._marks = map_tensors(output, marked)
 
     def add(self, part: str, gradient: Tensor) -> None:
-        """Keep a gradient; drop those of an earlier backward pass."""
+        """Keep a gradient; drop the gradients of an earlier backward pass."""
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self._gradients, self._backward = {}, backward

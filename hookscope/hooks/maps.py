@@ -27,7 +27,7 @@ class InputSize:
 
     @classmethod
     def of(cls, inputs: Tensor) -> Self:
-        """That of pictures ``(N, C, H, W)`` or clips ``(N, C, T, H, W)``."""
+        """The layout of pictures ``(N, C, H, W)`` or clips ``(N, C, T, H, W)``."""
         height, width = inputs.shape[-2:]
         return cls(int(height), int(width), int(inputs.shape[2]) if inputs.dim() == 5 else 1)
 
@@ -63,7 +63,7 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: InputSize 
 
     Recognised are ``(N, C, H, W)``, channels-last ``(N, H, W, C)``, ``(C, H, W)``, tokens ``(N, L, C)`` (folded to
     their grid, a class token apart), clips ``(N, C, T, H, W)`` and ``(N, T, H, W, C)``, and containers of these. The
-    class of the layer often says where the channels are; the proportions of the network's input are those of a grid.
+    class of the layer often says where the channels are; a grid has the proportions of the network's input.
 
     Raises:
         NoMapError: no part is a map, such as the vector of a classifier.

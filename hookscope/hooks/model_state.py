@@ -127,7 +127,7 @@ class ModelSnapshot:
     """The state of ``model`` and of random numbers that a pass with hooks must leave as it was.
 
     For each layer: hooks, train or eval mode, values of buffers; for each parameter the object, the number of writes,
-    a checksum of the values, ``requires_grad`` and ``.grad``. The random states are those of torch, of its devices, of
+    a checksum of the values, ``requires_grad`` and ``.grad``. The random states are of torch, of its devices, of
     Python and of numpy.
     """
 

@@ -102,7 +102,7 @@ def _first_nonfinite(values: Tensor) -> tuple[int, ...]:
 
 
 def _moments(parts: Sequence[FiniteValues]) -> tuple[float, float, float]:
-    """Mean, population standard deviation and norm; those of float64 in units of the largest absolute value."""
+    """Mean, population standard deviation and norm; float64 in units of the largest absolute value."""
     # no square of a float32 overflows float64
     unit = 1.0 if parts[0].values.dtype == torch.float32 else max(part.largest for part in parts) or 1.0
     moments: Moments = (0, 0.0, 0.0)

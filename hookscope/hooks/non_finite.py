@@ -93,8 +93,8 @@ class Anomaly:
     ``SqrtBackward0`` with ``forward`` ``sqrt``. ``layer`` is the key of the innermost running layer, empty for the
     model. ``place`` is the line of code, ``net.py:17``. ``source`` names the parameter or tensor that already held the
     NaN, empty if the operation made it. ``infinite`` is the origin of the Inf that became NaN. ``deliberate``: an Inf
-    that the code writes as a number, or holds as a constant, such as a mask. ``call`` is that of a layer of torch, else
-    of the operation.
+    that the code writes as a number, or holds as a constant, such as a mask. ``call`` is the call of a layer of torch,
+    else of the operation.
     """
 
     phase: str
@@ -340,7 +340,7 @@ def may_write(name: str, args: Any, kwargs: Any) -> bool:
 
 
 def kinds_of(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
-    """Those of ``tensors`` that hold Inf, and those that hold NaN."""
+    """The tensors that hold Inf, and the tensors that hold NaN."""
     kinds: dict[str, list[Tensor]] = {"Inf": [], "NaN": []}
     with torch.no_grad(), torch._C.DisableTorchFunction():
         for tensor in tensors:

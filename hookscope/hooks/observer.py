@@ -382,7 +382,7 @@ class Observer:
 
 
 def is_recomputing() -> bool:
-    """Whether a backward pass runs: a call that checkpointing computes again in it is no new call."""
+    """Whether a backward pass runs: a call that checkpointing computes again in it is not a new call."""
     return torch._C._current_graph_task_id() != -1
 
 

@@ -45,7 +45,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def is_single(name: str, module: nn.Module) -> bool:
-    """Whether the layer has no children or holds parameters itself, and so is no mere block of other layers.
+    """Whether the layer has no children or holds parameters itself, and so is not a mere block of other layers.
 
     What ``torch.nn.utils.parametrizations`` puts into a layer is part of that layer.
     """
@@ -55,7 +55,7 @@ def is_single(name: str, module: nn.Module) -> bool:
 
 
 def holder_of(parameter: str) -> str:
-    """The name of the layer that holds the parameter; those of ``torch.nn.utils.parametrizations`` are the layer's."""
+    """The layer that holds the parameter; parameters of ``torch.nn.utils.parametrizations`` are the layer's."""
     return f".{parameter.rpartition('.')[0]}.".partition(".parametrizations.")[0].strip(".")
 
 
@@ -109,7 +109,7 @@ class Operation:
         type: Name of the function; in-place functions end with ``_``.
         args: Its positional arguments.
         kwargs: Its keywords.
-        hands_on: Whether the result has the values of an argument, as that of ``view`` or ``getitem``.
+        hands_on: Whether the result has the values of an argument, as with ``view`` or ``getitem``.
         in_place: Whether the function wrote to an argument.
     """
 
@@ -155,7 +155,7 @@ class OpenModules:
 
     @property
     def block(self) -> str | None:
-        """The innermost module that runs and is no layer of torch itself; None outside of the model."""
+        """The innermost module that runs and is not a layer of torch itself; None outside of the model."""
         return next((self._places[module] for module in reversed(self._open) if module not in self._closed), None)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -204,7 +204,7 @@ class Operations(TorchFunctionMode):
         self._paused = False
 
     def paused(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of ``function(*args)``, whose own calculations are no operations of the model."""
+        """The result of ``function(*args)``, whose own calculations are not operations of the model."""
         before, self._paused = self._paused, True
         try:
             return function(*args)
@@ -242,7 +242,7 @@ class OperationCounter(TorchDispatchMode):
         self.used: set[int] = set()
 
     def paused(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of ``function(*args)``, whose own calculations are no operations of the model."""
+        """The result of ``function(*args)``, whose own calculations are not operations of the model."""
         with torch._C._DisableTorchDispatch():
             return function(*args)
 

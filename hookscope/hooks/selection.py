@@ -235,7 +235,7 @@ class Selection:
 
     @property
     def plain_names(self) -> tuple[str, ...]:
-        """The names that are no patterns and mean every call."""
+        """The names that are not patterns and mean every call."""
         plain = [term for term in self._names if term.pattern is None and term.call is None]
         return tuple(name for term in plain for name in sorted(term.exact))
 
@@ -355,7 +355,7 @@ class Selection:
                 kind = "range" if ":" in term.text else "index"
                 have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
                 meant = f"the layer named {term.text} is name:{term.text}" if term.text in named else ""
-                do = meant or "indices are those of list-layers"
+                do = meant or "indices are as in list-layers"
                 asked = f"no {kind} {term.text}"
                 if not (term.from_the_end or term.within(_MANY)):
                     asked, do = f"the range {term.text} is empty", "the start comes first, and the stop is not in it"

@@ -40,7 +40,7 @@ def picture_format(head: bytes) -> str:
 
 
 def is_drawn_by_hookscope(head: bytes) -> bool:
-    """Whether these first bytes are those of a PNG with provenance; it stands before the pixels."""
+    """Whether these first bytes begin a PNG with provenance; it stands before the pixels."""
     if not head.startswith(PNG):
         return False
     at = len(PNG)
@@ -94,7 +94,7 @@ def read_remote(path: str, most: int) -> bytes:
 
 
 def remote_pictures(path: str) -> Iterator[str]:
-    """``path`` itself, or if it is a folder, the files in it and below whose suffix is that of a picture, by name.
+    """``path`` itself, or if it is a folder, the files in it and below whose suffix names a picture, by name.
 
     Raises:
         ImageError: The folder cannot be read, or has no pictures.

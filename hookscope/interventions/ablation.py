@@ -110,7 +110,7 @@ def ablate_each(
 
     Where the model allows it, the layers before the chosen one run once for many channels, with copies of the image in
     one batch. Batch independence is probed once with out-of-range copies, and verified in each pass: the unchanged
-    copy must have the scores of the image, and the most changed copy those of a pass on its own. Models that fail, or
+    copy must have the scores of the image, and the most changed copy of a pass on its own. Models that fail or
     draw random numbers, run once per channel. Channels that are 0 everywhere are worth 0 without a pass.
 
     Args:

@@ -202,7 +202,7 @@ def scores_without(
     """The scores ``(n, K)`` with each of ``n`` groups of channels at 0: a call, the shape of its output, the channels.
 
     ``with_all`` are the scores ``(1, K)`` with all channels. The groups are in the order in which their calls run; one
-    pass does them all where the model allows it. That of the group that changes most is verified on its own.
+    pass does them all where the model allows it. The group that changes most is verified on its own.
     """
     given = Baseline(Passes(model, inputs), with_all, (), (), separate=False)
     changes: list[tuple[AblationSite, Intervention]] = []

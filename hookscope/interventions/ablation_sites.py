@@ -89,7 +89,7 @@ class AblationSite:
 class Passes:
     """Passes of a model on one image, which leave it unchanged; without a seed they continue from the random state.
 
-    ``read`` takes the scores ``(N, K)`` from the model's output: by default those of its classes.
+    ``read`` takes the scores ``(N, K)`` from the model's output: by default the scores of its classes.
     """
 
     model: nn.Module
@@ -229,7 +229,7 @@ def _bytes(value: Any) -> int:
 
 
 def channel_maps(passes: Passes, sites: Sequence[AblationSite]) -> dict[str, Maps]:
-    """The maps of the channels of each site in a pass with all channels; those of vectors are left out."""
+    """The maps of the channels of each site in a pass with all channels; vectors are left out."""
     parts, found = {site.call.key: site.part for site in sites}, dict[str, Maps]()
     picture = next((tensor for tensor in tensors_in(passes.inputs).values() if tensor.dim() >= 4), None)
     shown = None if picture is None else InputSize.of(picture)

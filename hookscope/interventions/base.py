@@ -209,7 +209,7 @@ class Intervention(Spelled):
         return changed
 
     def write_to(self, call: Call, tensor: Tensor, part: str, axis: int) -> None:
-        """Change ``tensor``, which belongs to the caller, in place; arguments and errors are those of a call."""
+        """Change ``tensor``, which belongs to the caller, in place; arguments and errors are as in a call."""
         where, values = self._values(call, tensor, part, axis)
         tensor[... if where is None else where] = values
 
@@ -227,7 +227,7 @@ class Intervention(Spelled):
         return self.neutral is not None and bool(getattr(self, self.neutral[0]) == self.neutral[1])
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """Compute new values for ``part``, of its shape; its axes are those of the whole tensor."""
+        """Compute new values for ``part``, of its shape; its axes are the axes of the whole tensor."""
         raise NotImplementedError
 
     def is_active(self, module: nn.Module) -> bool:

@@ -152,7 +152,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         return f"intervene({type(self._model).__name__}, {{{changes}}})"
 
     def _count_passes(self, stack: ExitStack) -> None:
-        """Count passes until ``stack`` is closed, with hooks behind those of all interventions."""
+        """Count passes until ``stack`` is closed, with hooks behind the hooks of all interventions."""
 
         def on_end() -> None:
             self._passes += 1

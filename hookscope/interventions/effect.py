@@ -73,7 +73,7 @@ class Effect(Shown):
         after: Output with them.
         layers: The chosen calls from the first changed one on, in order of execution.
         changed: How often each call and parameter was changed, by key and name.
-        missing: Keys of chosen calls in only one of the passes, such as those of a head for another number of boxes.
+        missing: Keys of chosen calls in only one of the passes, such as calls of a head for another number of boxes.
     """
 
     before: Any
@@ -102,7 +102,7 @@ def intervention_effect(
 ) -> Effect:
     """Run ``model`` without and with ``changes``, and measure how far the activations of chosen calls moved.
 
-    Both passes draw the same random numbers, apart from those of the interventions. The model and the random state
+    Both passes draw the same random numbers, apart from the interventions' own. The model and the random state
     stay as they are.
 
     Args:
@@ -166,7 +166,7 @@ def from_the_start(
 ) -> Iterator[tuple[str | Selection, Any]]:
     """Replace the indices in ``changes`` that are known only after a pass by the calls that they select in one.
 
-    These are indices from the end, and those of inputs: blocks of the chosen types begin before the layers in them, and
+    These are indices from the end, and calls on inputs: blocks of the chosen types begin before the layers in them, and
     are counted when they end.
     """
     for where, change in changes:
@@ -200,7 +200,7 @@ def _changed_layers(
 
 
 class _Comparison:
-    """Compares calls of the second pass with those of the first, from the first changed call on."""
+    """Compares calls of the second pass with calls of the first, from the first changed call on."""
 
     def __init__(self, model: nn.Module, before: Activations, drawn: Container[str]) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))

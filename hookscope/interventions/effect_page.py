@@ -106,7 +106,7 @@ def draw_effect(
     bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in drawable]
     if effect.layers and not drawable:
         raise NoMapError(
-            "the effect holds no activations", do="intervention_effect keeps those of keep= and keep_changed="
+            "the effect holds no activations", do="intervention_effect keeps the activations of keep= and keep_changed="
         )
     _check_drawn(bands)
     step = column_step([part for band in bands for part in band.parts])

@@ -21,7 +21,7 @@ from hookscope.interventions.base import (
 
 @dataclass(frozen=True)
 class Patch(Intervention):
-    """Replace an activation by that of another image at the same call: activation patching.
+    """Replace an activation by the activation of another image at the same call: activation patching.
 
     Shows which layer carries the difference between two images (Vig et al. 2020, arXiv:2004.12265; Zhang and Nanda
     2023, arXiv:2309.16042).

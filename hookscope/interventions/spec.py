@@ -47,7 +47,7 @@ class _Parameter:
 
     @property
     def example(self) -> str:
-        """A valid value: that of the field, else its default."""
+        """A valid value: the field's, else its default."""
         return str(self.field.metadata.get("example") or _text(self.field.default))
 
     def convert(self, word: str, text: str) -> Any:
@@ -147,7 +147,7 @@ class InterventionSpec:
 
 
 def help_rows() -> Iterator[tuple[str, str]]:
-    """Every intervention with its own parameters, and what it does; those of parameters last."""
+    """Every intervention with its own parameters, and what it does; interventions on parameters last."""
     shared = {field.name for field in dataclasses.fields(Intervention)}
     for word, kind in sorted(WORDS.items(), key=lambda item: (not issubclass(item[1], Intervention), item[0])):
         own = [p for p in _parameters(kind).values() if p.name not in shared and p.name not in kind.one_pass]

@@ -64,7 +64,7 @@ class Job(Protocol[Value]):
 
     @property
     def workers(self) -> int:
-        """Processes that read and prepare images, 0 for none but that of the model."""
+        """Processes that read and prepare images, 0 for none but the model's process."""
 
     def open(self, net: LoadedModel) -> AbstractContextManager[Callable[[Batch], Value]]:
         """A ``with`` block that gives the function of a batch, which runs the model and returns a value."""

@@ -68,7 +68,7 @@ class RayEngine:
             asked = f"{gpus_per_worker:g} GPUs for each worker"
             raise UsageError(asked, "a share of one GPU, or whole GPUs", "give 0.5, 1 or 2")
         if address is not None and address.startswith("ray://"):
-            asked = f"the address {address} is that of a Ray client, which Ray Data does not support"
+            asked = f"the address {address} is of a Ray client, which Ray Data does not support"
             raise UsageError(
                 asked,
                 do="run on a machine of the cluster with ‹address='auto'|--address auto›, or use `ray job submit`",

@@ -46,7 +46,7 @@ class RayWorker:
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Refuse other versions of hookscope, torch and torchvision than those of the driver; builds may differ.
+    """Refuse other versions of hookscope, torch and torchvision than the driver's; builds may differ.
 
     Raises:
         InstallationError: The versions differ.

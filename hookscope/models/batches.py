@@ -61,7 +61,7 @@ def load_batches(
 ) -> Generator[Batch, None, None]:
     """Read, prepare and batch pictures on demand; order and values do not depend on the number of workers.
 
-    Of each ``batch_size`` pictures, those of one shape that follow each other make a batch, see `as_batch`; for
+    Of each ``batch_size`` pictures, neighbours of one shape make a batch, see `as_batch`; for
     detection the shapes may differ. A video model gets clips; a still is repeated. About one batch is prepared ahead.
     The workers end when the generator is closed or collected.
 

@@ -39,7 +39,7 @@ def package_folder() -> str:
 
 
 def weights_path(bundled: BundledModel) -> str:
-    """The weights file of a bundled model: that of the installed package, else that of the checkout."""
+    """The weights file of a bundled model: of the installed package, else of the checkout."""
     package = package_folder()
     folders = [package, os.path.join(os.path.dirname(package), *bundled.folder.split("/"))]
     for folder in folders:

@@ -41,14 +41,14 @@ class ModelInfo:
         task: ``classification``, ``detection``, ``segmentation``, ``video``, ``optical_flow`` or ``quantized``
             (classification with 8-bit integers).
         params: Number of parameters with the default weights, including auxiliary classifiers. For a quantized model,
-            that of its float model. Three vision transformers have more parameters with weights for larger pictures:
+            the float model's. Three vision transformers have more parameters with weights for larger pictures:
             ``vit_h_14`` without weights has 632,045,800, not 633,470,440.
         file_size: Size of the default weights file, in MB of 2**20 bytes.
         gflops: Billions of multiply-adds of one pass, at the input size of the default weights.
         accuracy: The first metric on the first data set that torchvision states for the default weights. For optical
             flow an end-point error in pixels, where less is better. For a bundled model, percent of held-out pictures.
         metric: Data set and metric of ``accuracy``, such as ``"ImageNet-1K acc@1"``.
-        weights: Names of the weights, the default first. Those of a quantized model are 8-bit weights.
+        weights: Names of the weights, the default first. A quantized model has 8-bit weights.
         float_weights: Names of the float weights of a quantized model, in the same order, each once.
 
     A fact that is not stated is ``None`` or an empty text.

@@ -130,9 +130,9 @@ def _read_shards(index: str) -> dict[str, Tensor]:
         with open(index, encoding="utf-8") as file:
             places = json.load(file)["weight_map"]
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-            raise ValueError("weight_map is no object from key to file")
+            raise ValueError("weight_map is not an object from key to file")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WeightsError(f"cannot read weights {index}: it is no index: {first_line(error)}") from error
+        raise WeightsError(f"cannot read weights {index}: it is not an index: {first_line(error)}") from error
     folder, state = os.path.dirname(index), {}
     for name in dict.fromkeys(places.values()):
         if os.path.basename(name) != name or name in ("", ".."):

@@ -27,7 +27,7 @@ def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor],
     """The first state dict of ``checkpoint`` that has all keys of ``model``, and what was done to its keys.
 
     A prefix is taken off or added where this makes all keys of the model fit. Where none has all keys, it is the
-    first state dict as it is. One whose shapes are those of the model goes before the others. Keys that fit as they are
+    first state dict as it is. One with the shapes of the model goes before the others. Keys that fit as they are
     go before a copy of them with a prefix, such as an average.
     """
     own = _shapes(model.state_dict())
@@ -45,7 +45,7 @@ def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor],
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the keys of a checkpoint begin with, ``off``, and those of the model instead, ``on``."""
+    """What the keys of a checkpoint begin with, ``off``, and what the keys of the model begin with instead, ``on``."""
 
     off: str
     on: str

@@ -66,7 +66,7 @@ def preprocess_of(value: Any, name: str) -> Transforms | OwnTransforms | Preproc
         return processor
     if not callable(value):
         do = "make it a function of a picture (a PIL image), or a word for preprocessing"
-        raise ModelError(f"{name} is no function but {type(value).__name__}", do=do)
+        raise ModelError(f"{name} is not a function but {type(value).__name__}", do=do)
     return OwnTransforms(value, name)
 
 
@@ -84,7 +84,7 @@ def _checked_size(size: Any, where: str) -> tuple[int, ...]:
 def _check_callable(name: str, value: Any, of: str, where: str) -> None:
     if not callable(value):
         raise ModelError(
-            f"{name} in {where} is no function but {type(value).__name__}", do=f"make it a function of {of}"
+            f"{name} in {where} is not a function but {type(value).__name__}", do=f"make it a function of {of}"
         )
 
 

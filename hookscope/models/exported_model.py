@@ -109,7 +109,7 @@ def _check(file: Any, path: str) -> None:
     names = file.get_all_records()
     programs = [name for name in names if name.startswith("models/")]
     if "archive_format" not in names or len(programs) != 1 or "version" in names:
-        asked = f"{path} is no file of torch.export.save"
+        asked = f"{path} is not a file of torch.export.save"
         raise ModelError(asked, do="save it again, with the version of torch that is installed")
     reason = "two parts of one name" if len(set(names)) < len(names) else ""
     for name in names:
@@ -126,7 +126,7 @@ def _check(file: Any, path: str) -> None:
             try:
                 torch.load(io.BytesIO(file.get_record(name)), weights_only=True)
             except Exception:
-                reason = "sample inputs that are no tensors"
+                reason = "sample inputs that are not tensors"
     reason = reason or next(_suspicious(json.loads(file.get_record(programs[0]))), "")
     if reason:
         raise ModelError(f"{path} holds {reason}, which could run code: it is not loaded", do="export it without")

@@ -13,7 +13,7 @@ from hookscope.findings import listed
 from hookscope.models.factory_text import FactoryText
 from hookscope.models.run import build_errors_as_model_errors
 
-# Names in a file that are no factories: what `declared` reads, and what starts a script.
+# Names in a file that are not factories: what `declared` reads, and what starts a script.
 _NOT_FACTORIES = ("input_size", "preprocess", "model_inputs", "main")
 _LONGEST_SIGNATURE = 200
 _EXAMPLES = {"int": 8, "float": 0.5, "str": "name", "bool": True, "list": [8, 8], "tuple": (8, 8), "dict": {}}
@@ -32,7 +32,7 @@ def call_factory(factory: Any, text: FactoryText, spec: str) -> nn.Module:
             raise ModelError(f"{spec}: {text.name} is a module already", do=f"write {text.source}:{text.name}")
         return factory
     if not callable(factory):
-        raise ModelError(f"{spec} is no factory but {type(factory).__name__}", do="name a function or class")
+        raise ModelError(f"{spec} is not a factory but {type(factory).__name__}", do="name a function or class")
     _check_arguments(factory, text, spec)
     with build_errors_as_model_errors(f"{spec} failed"):
         model = factory(*text.args, **text.kwargs)

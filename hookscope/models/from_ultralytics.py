@@ -47,7 +47,7 @@ class UltralyticsSource(MadeSource):
             config = _config(self.name, tasks)
             head = config["head"][-1][2]
             if head not in _CLASSES:
-                raise ModelError(f"{self.text} is no detector or segmentation model", f"its head is {head}")
+                raise ModelError(f"{self.text} is not a detector or segmentation model", f"its head is {head}")
             if pretrained:
                 self.missing = f"trained ones are pickled; give a state dict with {give}"
                 return None

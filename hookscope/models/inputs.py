@@ -32,7 +32,7 @@ _TASKS = {
 def family_of(model: nn.Module) -> str:
     """``classification``, ``segmentation``, ``detection``, ``batched_detection``, ``video`` or ``optical_flow``.
 
-    Detectors of torchvision take lists of pictures (``detection``), those of transformers and ultralytics batches.
+    Detectors of torchvision take lists of pictures (``detection``), detectors of transformers and ultralytics batches.
     A model with convolutions of three dimensions alone takes clips or volumes, and counts as ``video``.
     """
     for package, family in _FAMILIES.items():
@@ -111,7 +111,7 @@ def example_inputs(model: nn.Module, input_size: Sequence[int], channels: int | 
     """Zeros in the shape that the family of ``model`` takes, with the model's dtype and device.
 
     ``input_size`` is ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a full shape with batch and
-    channels. ``channels`` are those of a picture, by default 1 or 3; a volume has as many as the first convolution
+    channels. ``channels`` are a picture's, by default 1 or 3; a volume has as many as the first convolution
     takes.
     """
     size = [int(n) for n in ((input_size, input_size) if isinstance(input_size, int) else input_size)]

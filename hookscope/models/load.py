@@ -54,9 +54,9 @@ def load_model(
             ``file.py:function``, or a function from a PIL image to a tensor ``(C, H, W)``, such as transforms of
             torchvision or an image processor of transformers.
         mean: Subtracted from the colours in ``range``: one number, or one for each channel.
-        std: Divides them afterwards, likewise; goes with ``mean``.
+        std: Divides them afterwards, in the same form; goes with ``mean``.
         range: What black and white become, by default ``(0, 1)``; without ``mean`` there is no normalisation.
-        resize: ``shorter`` (the shorter side to the input size, then crop the centre), ``shorter:256`` (likewise with
+        resize: ``shorter`` (the shorter side to the input size, then crop the centre), ``shorter:256`` (the same with
             a larger side), ``stretch`` or ``pad``.
         input_size: ``(H, W)`` of the model's input, ``(D, H, W)`` of a clip or volume.
         progress: Called with bytes done and total during a download.
@@ -123,7 +123,7 @@ def pick_device(device: str) -> str:
 
 
 def parse_dtype(text: str, device: str) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """The type of parameters and inputs, and that of `torch.autocast`; one of them is None.
+    """The type of parameters and inputs, and the type of `torch.autocast`; one of them is None.
 
     ``text`` is one of `DTYPES`, ``autocast`` for the usual type of ``device``, or such as ``autocast:float16``.
 

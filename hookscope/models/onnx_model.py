@@ -36,7 +36,7 @@ _CAUSES = {
 class OnnxLayer(nn.Module):
     """Nodes of an ONNX file that run in a session of their own; the class is named by the operator.
 
-    It takes the values that depend on the image. Values that depend on its shape alone are those of the latest pass.
+    It takes the values that depend on the image. Values that depend on its shape alone come from the latest pass.
     """
 
     def __init__(self, graph: OnnxGraph, part: Part) -> None:
@@ -107,7 +107,7 @@ class OnnxModel(nn.Module):
         return layer
 
     def forward(self, pictures: Tensor) -> Any:
-        with torch._C.DisableTorchFunction():  # what hands tensors to the runtime is no operation of the model
+        with torch._C.DisableTorchFunction():  # what hands tensors to the runtime is not an operation of the model
             return self._computed(pictures)
 
     def _computed(self, pictures: Tensor) -> Any:

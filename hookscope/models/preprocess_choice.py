@@ -23,12 +23,12 @@ class PreprocessChoice:
 
     Attributes:
         base: ``weights``: as the model says; ``imagenet``: resize 256, crop 224, ImageNet's mean and standard
-            deviation; ``half``: likewise with 0.5 and 0.5; ``stretch``: to the input size, range 0..1; ``none``: the
+            deviation; ``half``: the same with 0.5 and 0.5; ``stretch``: to the input size, range 0..1; ``none``: the
             picture's own size, range 0..1; ``file.py:function``, or what that name means.
         mean: What is subtracted, one number or one for each channel.
-        std: What divides afterwards, likewise.
+        std: What divides afterwards, in the same form.
         range: What black and white become before mean and std.
-        resize: ``shorter``, ``stretch`` or ``pad``, and the shorter side before the crop, 0 for that of the input.
+        resize: ``shorter``, ``stretch`` or ``pad``, and the shorter side before the crop, 0 for the side of the input.
         name: How pictures call a function.
     """
 
@@ -89,7 +89,7 @@ def parse_preprocess(text: Any) -> str:
 
 
 def parse_numbers(value: Any, name: str) -> tuple[float, ...]:
-    """``0.5`` or ``0.485,0.456,0.406``; those of ``std`` are above 0."""
+    """``0.5`` or ``0.485,0.456,0.406``; ``std`` is above 0."""
     parts = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else value
     try:
         numbers = tuple(map(_number, parts if isinstance(parts, Sequence) else [parts]))
@@ -133,7 +133,7 @@ def _number(part: Any) -> float:
 
 
 def words_of_mapping(content: Mapping[str, Any]) -> PreprocessChoice:
-    """The choice that a dictionary makes: its keys are those of the options."""
+    """The choice that a dictionary makes: its keys are the names of the options."""
     unknown = [key for key in content if key not in ("preprocess", "mean", "std", "range", "resize")]
     if unknown:
         raise UsageError(f"unknown key '{unknown[0]}'", "there are preprocess, mean, std, range and resize")

@@ -119,7 +119,7 @@ def of_processor(processor: Any, name: str) -> Transforms | OwnTransforms | None
 
 
 class _Processor:
-    """An image processor as a function; ``mean`` and ``std`` are those of its last step."""
+    """An image processor as a function; ``mean`` and ``std`` are in its last step."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor

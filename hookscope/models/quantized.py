@@ -25,8 +25,8 @@ def load_quantized(
 ) -> LoadedModel:
     """The model ``builder`` of torchvision, whose layers compute in 8 bits, under the name ``model``.
 
-    Float weights (random ones, a checkpoint, those of the float model) are quantized here, see `quantize`; ``auto`` and
-    ``default`` mean torchvision's quantized weights, and ``auto`` falls back on those of the float model.
+    Float weights (random, a checkpoint, weights of the float model) are quantized here, see `quantize`; ``auto`` and
+    ``default`` mean torchvision's quantized weights, and ``auto`` falls back on weights of the float model.
     """
     engines = [engine for engine in torch.backends.quantized.supported_engines if engine != "none"]
     if not engines:

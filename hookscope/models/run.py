@@ -54,7 +54,7 @@ def meta_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 # Exit statuses that the commands use for these signals.
 _SIGNAL_EXITS = {128 + int(getattr(signal, name)) for name in ("SIGHUP", "SIGTERM") if hasattr(signal, name)}
-# Packages whose code runs between that of a user and an exception.
+# Packages whose code runs between a user's code and an exception.
 _NOT_OF_USERS = {"hookscope", "torch", "torchvision", "captum", "importlib", "_frozen_importlib"}
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 # What torch says of an input that does not fit a layer.

@@ -163,7 +163,7 @@ def _metadata_of(entry: Any) -> WeightsMetadata:
 
 
 def _default_entry(name: str) -> Any:
-    """Torchvision's default weights, None if it has none; for a quantized model those of its float twin."""
+    """Torchvision's default weights, None if it has none; for a quantized model the weights of its float twin."""
     default = getattr(torchvision_models().get_model_weights(name), "DEFAULT", None)
     return default.meta.get("unquantized", default) if default is not None else None
 
@@ -195,7 +195,7 @@ def _build_with(architecture: Architecture, entry: Any, file: Path) -> nn.Module
     try:
         return architecture.build(entry, **kwargs)
     finally:
-        torch.backends.quantized.engine = engine  # with quantize=True the builder sets that of the whole process
+        torch.backends.quantized.engine = engine  # with quantize=True the builder sets the engine of the whole process
 
 
 def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) -> LoadedModel:

@@ -129,7 +129,7 @@ class Normalisation:
     Attributes:
         range: What black and white become before the normalisation.
         mean: One number for each channel, or one for all.
-        std: Likewise.
+        std: Standard deviation, in the same form.
     """
 
     range: tuple[float, float] = (0.0, 1.0)
@@ -330,6 +330,6 @@ def usual_transforms(family: str) -> Transforms:
 
 
 def imagenet_transforms(crop: int = 224, resize: int = 256, **normalisation: Sequence[float]) -> Transforms:
-    """Resize, centre crop and normalisation, by default that of ImageNet."""
+    """Resize, centre crop and normalisation, by default as for ImageNet."""
     mean, std = normalisation.get("mean", IMAGENET_MEAN), normalisation.get("std", IMAGENET_STD)
     return Transforms(Resize("shorter", (resize,), (crop, crop)), Normalisation(mean=tuple(mean), std=tuple(std)))

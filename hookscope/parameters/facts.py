@@ -85,12 +85,12 @@ class ParameterStatistics(Shown):
     """Statistics of one parameter, or of one buffer of a BatchNorm, computed in float64 from its finite values.
 
     Attributes:
-        name: As in ``named_parameters()``, or that of the buffer or the computed weight. A parameter shared by layers
+        name: As in ``named_parameters()``, or the name of the buffer or the computed weight. A parameter that layers share
             has the first of its names.
         layer: Dotted path of the layer that has the parameter.
         type: Class name of that layer.
         shape: Of the tensor. Quantised values are decoded; of complex values the magnitude counts.
-        buffer: Whether it is no parameter: running statistics, the weights of frozen BatchNorms, and weights that
+        buffer: Whether it is not a parameter: running statistics, the weights of frozen BatchNorms, and weights that
             pruning and parametrizations compute from parameters.
         mean: Mean. If no value is finite, it is None, like all others up to ``norm``.
         std: Population standard deviation.

@@ -55,7 +55,7 @@ def parameter_findings(
     """The findings on all parameters, the most severe first, then in order of registration.
 
     More than three alike are `merged`. If no BatchNorm was ever updated, as with random weights, this is one finding
-    for the whole model. ``thresholds`` are those of the call of `parameter_statistics`; the evidence quotes them.
+    for the whole model. ``thresholds`` come from the call of `parameter_statistics`; the evidence quotes them.
     """
     return ranked(merged(RULES.findings(Measured(rows, thresholds or ParameterThresholds()))))
 

@@ -268,7 +268,7 @@ def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | No
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """Name and tensor of what the layer computes from parameters, of its own parameters, and of buffers that belong to
-    them; and whether it is no parameter."""
+    them; and whether it is not a parameter."""
     for name, tensor in computed_tensors(module).items():
         yield name, tensor, True
     for name, parameter in module._parameters.items():

@@ -25,8 +25,8 @@ class CallCost(Shown):
     Attributes:
         call: The call; an operation outside of modules where its ``name`` has ``::``.
         input_shape: With the batch axis.
-        output_shape: Likewise.
-        params: Parameters that the layer holds itself; those of a layer that is called twice count at its first call.
+        output_shape: Shape of the first output tensor, in the same form.
+        params: Parameters that the layer holds itself; a layer that is called twice counts at its first call.
         macs: Multiply-accumulates.
         bytes_moved: Inputs, outputs and parameters of each operation of torch in the call, without views.
         saved: Bytes that autograd keeps for the backward pass and that no earlier call kept; 0 for inference.
@@ -38,7 +38,7 @@ class CallCost(Shown):
         effective_field: Side in pixels of a square with as many pixels as the middle unit reacts to: those with a
             gradient above 4.55 % of the largest (arXiv:1701.04128). None where it was not measured.
         forward: Measured time of the forward pass of the call; None if it was not measured.
-        backward: Likewise of the backward pass.
+        backward: The same of the backward pass.
     """
 
     call: Call

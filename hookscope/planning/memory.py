@@ -126,7 +126,7 @@ class StorageFollower(MacCounter):
 
     Args:
         count: As `MacCounter` calls it.
-        on_moved: Called with the bytes of the inputs and outputs of each operation that is no view.
+        on_moved: Called with the bytes of the inputs and outputs of each operation that is not a view.
         on_saved: Called with the bytes of each storage that autograd keeps and did not keep before.
     """
 

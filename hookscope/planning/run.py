@@ -68,19 +68,19 @@ def plan(
     Args:
         net: A MODEL argument as `load_model` takes it, a loaded model, or any eager module.
         batch_size: Images in a batch.
-        input_size: ``(H, W)`` of the input, ``(D, H, W)`` of a clip or volume; by default that of the model.
+        input_size: ``(H, W)`` of the input, ``(D, H, W)`` of a clip or volume; by default the model's.
         train: A step of training in train mode: forward, backward and optimizer, without a loss of its own.
         optimizer: Name of a class of `torch.optim` in any case, with its default arguments, or a function that makes
             an optimizer of a list of parameters.
         dtype: ``float32``, ``float64``, ``float16`` or ``bfloat16`` for parameters and inputs; ``autocast`` for
-            `torch.autocast` by the rules of the CPU, or such as ``autocast:float16``. By default that of the model.
+            `torch.autocast` by the rules of the CPU, or such as ``autocast:float16``. By default the model's.
         device: ``cpu``, ``cuda`` or ``mps``, which need not be there unless ``measure``; ``auto`` for the fastest that
-            this machine has. By default that of the model.
+            this machine has. By default the model's.
         checkpoint: Names of layers whose activations are computed again in the backward pass, as by
             `torch.utils.checkpoint.checkpoint` with ``use_reentrant=False``.
         memory: Memory of the device in bytes: also find the largest batch that fits.
-        balance: MACs per byte below which a call is bound by memory; by default 10, and with ``measure`` those of the
-            device.
+        balance: MACs per byte below which a call is bound by memory; by default 10, and with ``measure`` the
+            balance of the device.
         measure: Also run it on the device, with random weights where ``net`` is a name: the time of each call, and the
             memory of a step.
         repeats: Number of timed passes.
@@ -221,7 +221,7 @@ def _effective_fields(
     notes: list[str],
     on_progress: Callable[[int, int], None] | None,
 ) -> dict[str, float]:
-    """Those of the layers that hold a weight and put out several positions; of many, some at even distances."""
+    """Calls of the layers that hold a weight and return several positions; of many, some at even distances."""
     named = list(model.named_modules())
     placed = {call.layer for call in calls if tuple(call.output_shape or ())[2:] not in ((), (1, 1))}
     layers = [
@@ -270,7 +270,7 @@ def _costs(
 
 
 def _params_of_calls(trace: Trace) -> Counter[int]:
-    """How many parameters each call holds: those of layers that are never called count to the layer around them."""
+    """How many parameters each call holds; a layer that is never called counts to the layer around it."""
     first: dict[str, int] = {}
     for place, call in enumerate(trace.calls):
         first.setdefault(trace.layers[call.layer].name, place)
@@ -306,7 +306,7 @@ def _least_batch(peak: Callable[[int], int], batch: int) -> int:
 
 
 def _largest_batch(peak_of: Callable[[int], int], limit: int, least: int = 1) -> int:
-    """The largest batch whose peak is at most ``limit``; 0 if that of the ``least`` batch is larger.
+    """The largest batch whose peak is at most ``limit``; 0 if the peak of the ``least`` batch is larger.
 
     The peak is a line in the batch, or several lines that meet, so few steps find it. Both the batch and the next one
     are tried.

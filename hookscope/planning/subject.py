@@ -103,7 +103,7 @@ class Subject:
 
     @classmethod
     def of(cls, net: str | ModelSource | LoadedModel | nn.Module, size: Sequence[int] | None) -> Subject:
-        """The subject for a MODEL argument or a model, and the input size, by default that of the model."""
+        """The subject for a MODEL argument or a model, and the input size, by default the model's."""
         wanted = None if size is None else tuple(int(side) for side in size)
         if isinstance(net, str | ModelSource):
             source = find_source(net)

@@ -171,7 +171,7 @@ class _Clock:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A layer or an operation that runs, ``within`` another; ``key`` is that of its call, None if it failed."""
+    """A layer or an operation that runs, ``within`` another; ``key`` is the key of its call, None if it failed."""
 
     name: str
     within: _Running | None
@@ -184,7 +184,7 @@ class _Running:
 
 
 class _SelfTimes:
-    """The time of each call without that of the calls in it, from hooks on modules and on nodes of autograd.
+    """The time of each call without the time of the calls in it, from hooks on modules and on nodes of autograd.
 
     What the hooks themselves do is not in it. What it costs to call them is: ``overhead`` seconds of each stretch of a
     phase, which are taken off.
@@ -220,7 +220,7 @@ class _SelfTimes:
             handles.forward(module, self._after, always=True)
 
     def watch_backward(self, loss: Tensor, handles: HookHandles) -> None:
-        """Put a hook on every node behind ``loss``: the time of a node ends where that of the next one begins."""
+        """Put a hook on every node behind ``loss``: the time of a node ends where the next one begins."""
         self._phase, self._now = "backward", self._top
         holders = {id(p): name for name, module in self._model.named_modules() for p in module._parameters.values()}
         seen, waiting = set(), [loss.grad_fn]

@@ -20,7 +20,7 @@ from hookscope.scores.target import class_label
 def detections(output: Any, what: str = "the model") -> list[Detections]:
     """The detections in each image of a detector's output.
 
-    They are those that the library of the model makes of it. Models of transformers and ultralytics put out all their
+    The library of the model makes them. Models of transformers and ultralytics return all their
     queries or anchors; of these, scores from 0.05 count, and of ultralytics' boxes of one class that overlap by more
     than 0.7 the best. A ModelError for other outputs calls the model ``what``.
     """
@@ -42,9 +42,9 @@ class BoxTarget(ScoreTarget):
     all detections the highest, as D-RISE does (Petsiuk et al., arXiv:2006.03204). A detection counts for the box of its
     class that it overlaps most. Without ``fit`` it is the score alone, where the overlap is at least a half.
 
-    The gradient is that of the score: at the box itself the overlap is at its maximum, which has no slope.
+    The gradient is of the score: at the box itself the overlap is at its maximum, which has no slope.
 
-    Detectors are those of torchvision, transformers (DETR, RT-DETR, YOLOS and others with ``logits`` and
+    Detectors are models of torchvision, transformers (DETR, RT-DETR, YOLOS and others with ``logits`` and
     ``pred_boxes``) and ultralytics. Of the last two, scores from 0.05 count.
 
     Attributes:
@@ -53,7 +53,7 @@ class BoxTarget(ScoreTarget):
 
     Raises:
         AbsentTargetError: when used, if the detector found no such box.
-        ModelError: when used, if the model is no detector.
+        ModelError: when used, if the model is not a detector.
 
     Example:
         >>> import torch, torchvision

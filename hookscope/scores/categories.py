@@ -1,4 +1,4 @@
-"""Class names from a file: one a line, or JSON in one of its usual forms; or those of ImageNet."""
+"""Class names from a file: one a line, or JSON in one of its usual forms; or the names of ImageNet."""
 
 from __future__ import annotations
 

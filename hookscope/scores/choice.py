@@ -164,7 +164,7 @@ class TargetChoice:
         if isinstance(self.target, str):
             found = find_in_source(self.target)
             if not isinstance(found, ScoreTarget) and not callable(found):
-                raise ModelError(f"{self.target} is no function but {type(found).__name__}", do="name a function")
+                raise ModelError(f"{self.target} is not a function but {type(found).__name__}", do="name a function")
             return _always(found)
         if isinstance(self.target, Boxes):
             from hookscope.scores.boxes import BoxTarget

@@ -73,7 +73,7 @@ class OwnLoss:
 
     @property
     def name(self) -> str:
-        """The function's name, or that of its class."""
+        """The function's name, or the name of its class."""
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
     def of(self, output: Any, what: str = "the model") -> tuple[Tensor, tuple[Prediction, ...]]:

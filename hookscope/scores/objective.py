@@ -72,7 +72,7 @@ class ScoreTarget(ABC):
     def objectives(
         self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
     ) -> list[Objective]:
-        """The numbers to explain; ``output`` is that of the model called ``what`` for one image of ``size``."""
+        """The numbers to explain; ``output`` comes from the model called ``what`` for one image of ``size``."""
 
 
 @dataclass(frozen=True, slots=True)

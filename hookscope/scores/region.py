@@ -31,7 +31,7 @@ class RegionTarget(ScoreTarget):
 
     Raises:
         UsageError: the mask is empty, no mask of two dimensions, or of another size.
-        ModelError: for a model that is no segmentation model.
+        ModelError: for a model that is not a segmentation model.
 
     Example:
         >>> import torch, hookscope

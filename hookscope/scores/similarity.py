@@ -1,4 +1,4 @@
-"""How similar the embedding of an image is to that of another."""
+"""How similar the embedding of an image is to the embedding of another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hookscope.scores.objective import Objective, ScoreTarget, Size
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimilarityTarget(ScoreTarget):
-    """The cosine similarity of a model's embedding of an image to that of a reference image, -1 to 1.
+    """The cosine similarity of a model's embedding of an image to the embedding of a reference image, -1 to 1.
 
     The embedding is the vector that the model returns (of a classifier its logits), or the mean over the tokens or
     over the positions of maps that it returns. For an embedding inside a model, wrap the layers up to it in a module.
@@ -31,7 +31,7 @@ class SimilarityTarget(ScoreTarget):
         name: The words for the reference, in tables and on pages.
 
     Raises:
-        ModelError: the output holds no embedding, such as that of a detector.
+        ModelError: the output holds no embedding, such as a detector's.
         InputError: the embedding of the reference is 0 or not finite.
 
     Example:

@@ -180,7 +180,7 @@ class StatisticsCollector:
         return bool(parameters) and not any(id(parameter) in used for parameter in parameters)
 
     def unseen(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call ``function(*args)`` during a pass; its calculations are no operations of the model."""
+        """Call ``function(*args)`` during a pass; its calculations are not operations of the model."""
         with one_thread():
             self._modes.paused(function, *args)
 
@@ -219,12 +219,12 @@ class StatisticsCollector:
             return
         whole = as_float(tensor if _has_fractions(tensor) else tensor.double())
         values = by_channel(whole, None if isinstance(module, Operation) else module, self._pass.size)
-        if whole.dim() == 1:  # a value for each image, or a list such as that of the labels of a detector
+        if whole.dim() == 1:  # a value for each image, or a list such as the labels of a detector
             one_each = image is None and len(whole) == len(self._pass.names)
             values = whole.reshape(-1, 1) if one_each else whole.reshape(1, 1, -1)
         before = self.totals.layers.get(key, layers.get(key))
         if before is not None and before.channels != values.shape[1] and has_fixed_channels(call):
-            text = f"{key} put out {values.shape[1]} channels after {before.channels}"
+            text = f"{key} returned {values.shape[1]} channels after {before.channels}"
             raise InputError(text, do="measure one size at a time")
         if self._has_channels(call, module):
             self.coverage.with_channels.add(key)
@@ -257,7 +257,7 @@ class StatisticsCollector:
 def usual_layers(model: nn.Module) -> Selection:
     """Every convolution, Linear layer and activation function, and the model itself.
 
-    They are selected by name, so that a layer that never runs is no error.
+    They are selected by name, so a layer that never runs is not an error.
     """
     return Selection.of_names([*_names_of(model, ("Conv2d", "_ConvNd", "Linear", *ACTIVATION_FUNCTIONS)), ""])
 

@@ -103,7 +103,7 @@ class Measured:
 LayerRule = Callable[["LayerStatistics", StatisticsThresholds], Finding | None]
 VaryingRule = Callable[["LayerStatistics", "LayerStatistics | None", Measured], Finding | None]
 
-# Types of layers that hand on or rearrange what they are given: their channels are no work of theirs.
+# Types of layers that hand on or rearrange what they are given: their channels are not their own work.
 _PASSES_ON = re.compile(
     r"(Feature)?(Alpha)?Drop|Identity|Stochastic|Flatten|Unflatten|Permute|Swap|Rearrange|Pixel|ChannelShuffle"
     r"|Window|Fold|Unfold|\w+Pad[123]d$|view|reshape|transpose|cat|chunk|split|pad|getitem",

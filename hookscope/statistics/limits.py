@@ -225,7 +225,7 @@ def _saturated(layer: LayerStatistics, limits: Limits) -> _Judgement:
     if layer.saturated is None:
         return _Judgement("no meaning", f"{layer.call.type} has no bound")
     if not layer.values:
-        return _Judgement("unknown", "it put out no values")
+        return _Judgement("unknown", "it returned no values")
     if layer.saturated > allowed:
         text = f"{percent(layer.saturated)} of values are within 1 % of a bound"
         return _Judgement("broken", text, layer.saturated, allowed)
@@ -249,7 +249,7 @@ def _size(layer: LayerStatistics, limits: Limits) -> _Judgement:
         return _nothing(layer)
     largest = max(-(layer.min or 0.0), layer.max or 0.0)
     text = "no finite value" if layer.min is None else f"from {layer.min:.6g} to {layer.max:.6g}"
-    if layer.inf:  # the extremes are those of the finite values
+    if layer.inf:  # the extremes are of the finite values
         largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
     if largest > allowed:
         return _Judgement("broken", text, largest, allowed)
@@ -276,7 +276,7 @@ def _rank(layer: LayerStatistics, limits: Limits) -> _Judgement:
 
 def _nothing(layer: LayerStatistics) -> _Judgement:
     """An output without values, or without fixed channels, is usual inside a model, but not as its output."""
-    why = "its number of channels changes" if layer.values else "it put out no values"
+    why = "its number of channels changes" if layer.values else "it returned no values"
     return _Judgement("no meaning" if layer.call.name else "unknown", why)
 
 

@@ -136,7 +136,7 @@ class ChannelMoments(Accumulator):
     """Moments ``(C,)`` of each of C channels, from batches in any split; ``m2`` sums squared distances from the mean.
 
     Each batch is reduced to float64 sums, which `merge_moments` joins: means and standard deviations agree with those
-    of all values at once to nine digits, whatever the split. ``count`` is that of finite values, ``inf`` of either
+    of all values at once to nine digits, whatever the split. ``count`` counts finite values, ``inf`` of either
     sign. Without a finite value, ``low`` is inf and ``high`` is -inf.
     """
 

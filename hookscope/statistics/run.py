@@ -52,7 +52,7 @@ class Source(RunIdentity):
 class SavedStatistics:
     """Running statistics, their source, and the progress of their run; None if merged from several runs.
 
-    ``coverage`` is that of the run which made them; it is not saved.
+    ``coverage`` is of the run which made them; it is not saved.
     """
 
     source: Source
@@ -147,7 +147,7 @@ def measure_images(
     With ``save`` the file is written about every ten seconds and whenever the run ends, also by an exception or a
     signal. A later run with ``resume`` measures only the images that are missing in the file.
 
-    ``paths`` keep their order between runs; ``layers``, ``types`` and ``ops`` are those of the collector. ``every``
+    ``paths`` keep their order between runs; ``layers``, ``types`` and ``ops`` are as in the collector. ``every``
     stands for every call of every module but those that hand on what another returned. ``run`` says how the run is
     done.
 
@@ -182,7 +182,7 @@ class MeasuredImages:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsJob:
-    """The `Job` that measures images with a `StatisticsCollector`; the first five fields are those of the collector."""
+    """The `Job` that measures images with a `StatisticsCollector`; the first five fields are the collector's."""
 
     layers: Layers | None
     types: tuple[Any, ...] | None
@@ -243,13 +243,13 @@ class StatisticsRun(SavedRun[MeasuredImages]):
 
     def _check_images(self, name: str, totals: RunningStatistics, progress: Progress) -> None:
         """Refuse to resume a run over other images: by their files, or by their names if the file knows no more."""
-        exists = f"its first {progress.done} are not those of this run"
+        exists = f"its first {progress.done} are not of this run"
         remote = any(map(is_remote, self.paths[: progress.done]))  # to read them all again may take hours
         if len(totals.pictures) == progress.done - progress.skipped and not remote:
             here = pictures_in(self.paths[: progress.done])
             others = (Counter(totals.pictures) - Counter(picture for picture in here if picture is not None)).total()
             same = len(here) == progress.done and others <= here.count(None)  # a pipe cannot be read again
-            exists = f"{others} of the first {progress.done} are not those of this run" if others else exists
+            exists = f"{others} of the first {progress.done} are not of this run" if others else exists
         else:
             same = Progress.after(self.paths, progress.done, progress.skipped) == progress
             why = "its images are remote" if remote else "it was saved without the identity of its images"

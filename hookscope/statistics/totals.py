@@ -110,9 +110,9 @@ class Coverage:
 
     Attributes:
         left_out: How many layers of each class the default selection leaves out.
-        operations: How often each function ran that is no module, by torch's internal names, in one pass.
+        operations: How often each function ran that is not a module, by torch's internal names, in one pass.
         idle: The selected layers that no pass has reached.
-        unused: Those of them whose parameters no operation took either.
+        unused: The layers among them whose parameters no operation took either.
         with_channels: Keys of calls that compute channels: of convolutions, Linear layers, activation functions, and
             the model.
         unmeasured: Why a call, or a part of its output, has no statistics.

@@ -29,7 +29,7 @@ class GraphNode(Shown):
     Attributes:
         kind: ``input``, ``output``, ``layer``, ``block`` (a layer with layers in it), ``operation`` (a function of
             torch), or ``junction``, where lines that run together to several readers meet.
-        key: Key of the first call, such as ``conv#1``; of an operation that of the module in which it runs.
+        key: Key of the first call, such as ``conv#1``; of an operation the key of the module in which it runs.
         name: Path of the first layer, and the numbers of the others: ``layer1.1–2``.
         type: Class name, or the names of the functions.
         repeats: How many equal layers follow each other.

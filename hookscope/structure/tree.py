@@ -61,7 +61,7 @@ class Structure:
         return sum(self.call(block).macs + self.macs(block.inside) for block in blocks)
 
     def values(self, blocks: Iterable[Block]) -> int:
-        """Values that the calls without calls in them put out."""
+        """Values that the calls without calls in them return."""
         calls = self.traced.calls
         return sum(size_of(calls[position].output_shape) for block in blocks for position in block.innermost())
 
@@ -117,10 +117,10 @@ class TreeRow(Shown):
         repeats: How many neighbours of the same class, shapes and parameters the row stands for.
         calls: How often each of them was called.
         input_shape: Of one call, such as ``(N, C, H, W)``; ``{part: shape}`` for several tensors.
-        output_shape: Likewise.
+        output_shape: Shape of the first output tensor, in the same form.
         params: Number of parameters in all repeats, shared ones once.
         macs: Multiply-accumulates of all calls of all repeats.
-        values: Number of values that the layers without layers in them put out, in all calls of all repeats.
+        values: Number of values that the layers without layers in them return, in all calls of all repeats.
     """
 
     depth: int
@@ -155,7 +155,7 @@ def module_tree(traced: Trace, depth: int | None = None, ops: bool = False) -> R
 
 
 def _rows(structure: Structure, parents: Sequence[Sequence[Block]], depth: int) -> Iterator[TreeRow]:
-    """The rows of equal neighbours, and below them those of the layers in the first of them."""
+    """The rows of equal neighbours, and below them the rows of the layers in the first of them."""
     every = [block for blocks in parents for block in blocks]
     first, calls = parents[0][0], len(parents[0])
     shapes = structure.call(first).input_shape, structure.call(first).output_shape
@@ -168,7 +168,7 @@ def _rows(structure: Structure, parents: Sequence[Sequence[Block]], depth: int) 
 
 
 def _of_layers(structure: Structure, blocks: Sequence[Block]) -> list[list[Block]]:
-    """The calls in ``blocks``, those of one layer together."""
+    """The calls in ``blocks``, calls of one layer together."""
     calls: dict[int, list[Block]] = {}
     for block in blocks:
         for inside in block.inside:

@@ -107,7 +107,7 @@ class OpenCall:
     """A call that has begun: its layer, how many calls had returned, and what was counted in it itself so far.
 
     That are MACs, and for a plan of memory the bytes that it moved and those that autograd keeps. ``computes`` says
-    that what it calls itself is its own work, unlike that of a block of other layers; ``reads`` are the calls, by the
+    that what it calls itself is its own work, unlike a block of other layers; ``reads`` are the calls, by the
     order in which they began, that made what it read.
     """
 
@@ -167,7 +167,7 @@ class CallRecorder:
 
     @contextmanager
     def watching(self, ops: bool = True) -> Iterator[None]:
-        """Record the calls of layers, and with ``ops`` those of operations, that run in the block."""
+        """Record the calls of layers, and with ``ops`` of operations, that run in the block."""
         with HookHandles() as handles:
             operations = Operations(self._model, self.around)
             if ops:
@@ -294,7 +294,7 @@ class CallRecorder:
 def _traced_layers(model: nn.Module, positions: dict[int, int]) -> Iterator[TracedLayer]:
     """The layers, each with its other names and with the layers that share a parameter with it (tied weights).
 
-    ``positions`` are those of the model's parameters, by their ``id``.
+    ``positions`` are of the model's parameters, by their ``id``.
     """
     aliases: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):

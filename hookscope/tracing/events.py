@@ -94,7 +94,7 @@ class PassRecord(Shown):
         value: Value of the loss.
         targets: The classes of the loss.
         without_backward: Why the requested backward pass was not possible.
-        operations: How often each function ran that is no module, by torch's internal names; empty with ``ops``.
+        operations: How often each function ran that is not a module, by torch's internal names; empty with ``ops``.
     """
 
     calls: tuple[CallRecord, ...]

@@ -63,8 +63,8 @@ class TracedLayer:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call: the position of its layer in `Trace.layers`, how many calls it runs in, shapes, MACs without those of
-    calls inside it, the layer that overwrote its output, and what its units see of the input, if that was followed.
+    """One call: the position of its layer in `Trace.layers`, how many calls it runs in, shapes, MACs without
+    the calls inside it, the layer that overwrote its output, and what its units see of the input, if that was followed.
 
     ``reads`` are positions of the calls that made the values that it read, -1 for the input of the model; only calls
     without calls in them have some, and only where sources were followed."""
@@ -112,7 +112,7 @@ class Trace:
 
     @property
     def operations(self) -> Counter[str]:
-        """How often each function ran that is no module."""
+        """How often each function ran that is not a module."""
         names = [self.layers[call.layer].name for call in self.calls]
         return Counter(name.rpartition(OPERATION)[2] for name in names if OPERATION in name)
 

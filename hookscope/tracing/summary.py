@@ -96,7 +96,7 @@ Inputs = tuple[Any, ...] | Mapping[str, Any]
 def everything_as_before(model: nn.Module, training: bool = False) -> Iterator[None]:
     """Run the block in one mode and without other hooks, then put back modes, attributes, buffers and random states.
 
-    A detector keeps the anchors it computed as an attribute, and those of a pass on the meta device would spoil every
+    A detector keeps the anchors it computed as an attribute, and anchors of a pass on the meta device would spoil every
     later pass. Containers among the attributes are put back too, but not what lies deeper in them.
     """
     attributes = [(module, dict(vars(module))) for module in model.modules()]
@@ -139,7 +139,7 @@ def trace(
     model that needs another one to take the input is refused. ``dry=False`` goes straight to the real pass. Without
     ``ops`` no operations are recorded, which saves a quarter of the time. With ``fields`` each call knows what its
     units see of the input, as far as the operations before it are known. With ``sources``, and operations, each call
-    knows which calls made what it read. Errors call the model ``name``, by default that of its class.
+    knows which calls made what it read. Errors call the model ``name``, by default the name of its class.
 
     Raises:
         InputError: when the model refuses the input, or needs values and is on the meta device.
@@ -196,11 +196,11 @@ def list_layers(
             Conv2d (Conv3d in models of clips); with ``ops`` all calls are listed then.
         inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
         ops: Whether operations that are not modules, such as `torch.relu` and ``+``, are calls too. Their type is the
-            name of the function, and their name begins with that of the module in which they run: ``block1::relu``.
+            name of the function, and their name begins with the name of the module in which they run: ``block1::relu``.
 
     Multiply-accumulates are half of the FLOPs that torch's formulas count for what each call computes itself, and
     one for each value that a convolution adds its bias to. A row counts the layers inside it that have no row. With
-    ``all`` the numbers of all rows add up to those of the model, and calls of blocks that compute beside the layers in
+    ``all`` the numbers of all rows add up to the model's, and calls of blocks that compute beside the layers in
     them have rows without an index.
 
     Returns:
@@ -227,7 +227,7 @@ def layer_totals(
 ) -> LayerTotals:
     """The parameters and multiply-accumulates of ``model``, and of its calls of the chosen types.
 
-    Arguments and errors are those of `list_layers`, and so are the rules by which it counts.
+    Arguments and errors are as in `list_layers`, and so are the rules by which it counts.
 
     Example:
         >>> import torch
@@ -252,7 +252,7 @@ def named(model: nn.Module, layers: Selection, input_size: Sequence[int]) -> Sel
 def trace_at(
     model: AnyModel, input_size: Sequence[int] | None = None, inputs: Inputs | None = None, **options: Any
 ) -> Trace:
-    """The trace of one pass; ``input_size`` and ``inputs`` are those of `list_layers`, the options those of `trace`."""
+    """The trace of one pass; ``input_size`` and ``inputs`` are as in `list_layers`, the options as in `trace`."""
     if input_size is None and isinstance(model, LoadedModel):
         picture = torch.zeros(model.preprocess.input_shape, dtype=model.preprocess.dtype, device=model.device)
         inputs = inputs or model.inputs(picture)
@@ -264,7 +264,7 @@ def trace_at(
 
 
 def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "", **options: Any) -> Trace:
-    """The trace with the first inputs that the model takes; the error is that of the first of all."""
+    """The trace with the first inputs that the model takes; the error is the one of the first of all."""
     refusals = []
     for inputs in candidates:
         try:

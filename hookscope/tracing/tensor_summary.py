@@ -20,7 +20,7 @@ class TensorSummary:
         dtype: Such as ``float32``; of a quantized tensor the type it is stored in, ``quint8``.
         min: Lowest finite value, decoded from a quantized tensor, 0 or 1 for a truth value. None for complex and empty
             tensors, for those on the meta device, and where no value is finite.
-        max: Highest finite value, likewise.
+        max: Highest finite value, or None as for ``min``.
         nonfinite: How many values are NaN or Inf.
         values: All values as nested lists, complex ones as ``[real, imaginary]``; None where they were not asked for
             or are too many.
@@ -38,7 +38,7 @@ Facts = dict[str, TensorSummary]
 
 
 def facts_of(value: Any, most: int = 0) -> Facts:
-    """The summary of every tensor in ``value`` by part; those of at most ``most`` values hold their values."""
+    """The summary of every tensor in ``value`` by part; tensors of at most ``most`` values hold their values."""
     return {part: _summary(tensor, most) for part, tensor in tensors_in(value).items()}
 
 

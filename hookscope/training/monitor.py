@@ -32,11 +32,11 @@ class Monitor(RunProgress):
 
     Steps ``0``, ``every``, ``2 * every``, ... of each optimizer are sampled. The model gets no hook of its own and can
     be copied and saved as usual. Weights, gradients, random numbers and the output of the loop do not change. Passes
-    without gradients (validation) are ignored. All passes since the last step are accumulated, including those of
+    without gradients (validation) are ignored. All passes since the last step are accumulated, including passes of
     steps that a ``GradScaler`` skipped. If the watching itself fails, it ends with one warning, and training goes on.
 
     Where weights change without an optimizer of torch (fastai and Keras have their own), each backward pass counts as a
-    step. In a sampled step, a script that lists the global hooks of torch sees those of hookscope.
+    step. In a sampled step, a script that lists the global hooks of torch sees hookscope's.
 
     A sampled step of a tiny model takes several times as long as another. Code compiled by ``torch.compile`` is never
     compiled again for the watching: a compiled part has a line for what it returns, the layers in it have lines with
@@ -82,7 +82,7 @@ class Monitor(RunProgress):
         types: Class names that indices and ``all`` count. None for Conv2d (Conv3d in models of clips); ``all`` then
             means every layer without children or with own parameters.
         to: Where the same metrics go too: ``tensorboard:DIR``, ``wandb``, ``wandb:PROJECT``, ``mlflow`` or
-            ``mlflow:EXPERIMENT``, or several. Each is a run of its own beside those of the script.
+            ``mlflow:EXPERIMENT``, or several. Each is a run of its own beside the script's runs.
         histograms: Add histograms to each ``histograms``-th sampled step; 0 for none. They take about as long as the
             other metrics, and nine times as much of the log.
         stop_on: ``non-finite`` checks every step, all layers, the loss and the gradients, and raises at the first NaN

@@ -17,7 +17,7 @@ from hookscope.training.log.file import RunLog
 from hookscope.training.sink_choice import SinkChoice
 from hookscope.training.sinks import Histogram, Sink, first_line
 
-# Fields of a line that are no metrics of a layer.
+# Fields of a line that are not metrics of a layer.
 # fmt: off
 _NO_METRICS = frozenset((
     "row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "called_as", "index",

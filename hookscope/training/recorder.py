@@ -132,7 +132,7 @@ class CallMetrics:
 class SegmentRecord:
     """The calls of one model in one segment of the run, by ``id`` of the layer and number of the call.
 
-    ``total`` is the largest number of counted calls in one of its ``passes``, ``ordered`` that of all calls; the first
+    ``total`` is the largest number of counted calls in one of its ``passes``, ``ordered`` of all calls; the first
     pass of a part of the model goes on from there. ``ran`` has every layer that ran.
     """
 
@@ -304,7 +304,7 @@ class MetricsRecorder:
         """The losses that a step is the sum of, and the factor by which each is too small."""
         count = self.losses_since(step.optimizer)
         if count:
-            # a step calls its closure several times; the first loss is that of the weights before the step
+            # a step calls its closure several times; the first loss is of the weights before the step
             losses = self._losses[: step.losses_before + 1 if step.has_closure else count]
             self._most_losses = max(self._most_losses, len(losses))
             [divisor, *others] = {divisor for _, divisor in losses}

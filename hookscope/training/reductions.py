@@ -32,7 +32,7 @@ class FetchedScalars:
 
 @dataclass(frozen=True, slots=True)
 class OutputSums:
-    """One output tensor as sums that those of other passes can be added to.
+    """One output tensor as sums; sums of other passes can be added to them.
 
     Attributes:
         count: Number of values.
@@ -69,7 +69,7 @@ def differs(tensor: Tensor, copy: Tensor) -> bool:
 
 
 def output_sums(output: Any, module: nn.Module | None = None) -> list[OutputSums]:
-    """The sums of every tensor in ``output``; channels are those of the first."""
+    """The sums of every tensor in ``output``; channels are the channels of the first."""
     return [_sums(tensor, module, first=not at) for at, tensor in enumerate(values_of(output))]
 
 
@@ -92,7 +92,7 @@ def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
 
 
 def histogram_of(values: Iterable[Tensor], histogram: ValueHistogram | None = None) -> ValueHistogram:
-    """The counts of ``values``, added to those of ``histogram``."""
+    """The counts of ``values``, added to the counts of ``histogram``."""
     histogram = histogram or ValueHistogram()
     for tensor in values:
         histogram.update(as_float(_dense(tensor)).float())
@@ -164,7 +164,7 @@ class BatchMoments:
         """The shift of the mean and the ratio of the variances, each one number over all channels.
 
         The root mean square of ``(mean - running mean) / sqrt(running variance + eps)``, and the geometric mean of
-        ``(variance + eps) / (running variance + eps)``; variances are those of the population.
+        ``(variance + eps) / (running variance + eps)``; variances are of the population.
         """
         assert self._moments is not None
         count, mean, squares = self._moments

@@ -135,7 +135,7 @@ class SinkChoice:
         return f"{self.word}:{self.place}" if self.place else self.word
 
     def of_rank(self, rank: int) -> Self:
-        """That of one process of several: each has a folder of its own; the runs of others have its rank."""
+        """The sink of one process of several: each has a folder of its own; the runs of others have its rank."""
         return replace(self, place=os.path.join(self.place, f"rank{rank}")) if self.word == TensorBoard.word else self
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ class SinkChoice:
             WriteError: the folder cannot be written.
         """
         spec = importlib.util.find_spec(self.word)
-        if spec is None or spec.origin is None:  # a folder `wandb` of earlier runs is no package
+        if spec is None or spec.origin is None:  # a folder `wandb` of earlier runs is not a package
             raise not_installed(self.word)
         if self.word == TensorBoard.word:
             check_folder(self.place)

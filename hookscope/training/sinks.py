@@ -100,7 +100,7 @@ class Wandb(Sink):
         except Exception as error:
             do = "run `wandb login`, or set WANDB_MODE=offline"
             raise WriteError(f"cannot write to wandb: {first_line(error)}", do=do) from error
-        # an axis of the run itself: those of several optimizers do not rise together, and wandb would drop values
+        # an axis of the run itself: steps of several optimizers do not rise together, and wandb would drop values
         self._run.define_metric("*", step_metric="step")
         self._histogram = wandb.Histogram
         folder = os.path.dirname(self._run.dir)

@@ -42,7 +42,7 @@ class StopRule:
     def after_call(
         self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any, is_top: bool
     ) -> None:
-        """Check the output of a single layer, and that of the model for operations after its last layer.
+        """Check the output of a single layer, and the model's for operations after its last layer.
 
         A value comes from before the layer if an input is not finite, else from its parameters, else from the layer.
         """
@@ -85,7 +85,7 @@ class StopRule:
         models: Sequence[TrackedModel],
         order: Mapping[int, int],
     ) -> None:
-        """Check the gradients, those of the layer that ran last (by ``order``) first."""
+        """Check the gradients; the layer that ran last (by ``order``) comes first."""
         # with `found_inf`, a GradScaler leaves it to the optimizer to skip steps with gradients that are not finite
         if getattr(optimizer, "found_inf", None) is not None:
             return

@@ -84,7 +84,7 @@ class Layer:
         return self._kind_of(module)[2]
 
     def is_single(self, module: nn.Module) -> bool:
-        """Whether it is compiled, has no children or parameters of its own, and so is no mere block of other layers."""
+        """Whether it is compiled, has no children or parameters of its own, so it is not only a block of layers."""
         return self.is_compiled or self._kind_of(module)[3]
 
     def _kind_of(self, module: nn.Module) -> tuple[type, bool, bool, bool]:
@@ -196,7 +196,7 @@ class Pass:
         recorded: Whether its calls are recorded.
         running: The layers that run now, from the outermost.
         calls: How often each module has run.
-        running_statistics: Those of BatchNorms before they ran.
+        running_statistics: Running statistics of BatchNorms before they ran.
         non_finite_inputs: The operation behind a non-finite input of an in-place layer.
     """
 
@@ -366,7 +366,7 @@ def _plain_name(path: str, wrapped: bool) -> str:
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters a layer holds itself, by name, with those of `torch.nn.utils.parametrizations`."""
+    """The parameters a layer holds itself, by name, with parameters of `torch.nn.utils.parametrizations`."""
     own: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None and not is_lazy(p)}
     inner = module._modules.get("parametrizations")
     if inner is not None:

@@ -329,7 +329,7 @@ class TrainingWatcher:
             self._output.write_facts(tracked.steps, facts)
             for tracer, before, name in zip(_tracers(), self._tracers, ("settrace", "setprofile"), strict=True):
                 if tracer is not None and tracer is not before:
-                    text = f"the script traces its calls with sys.{name}, and sees those of hookscope in sampled steps"
+                    text = f"the script traces its calls with sys.{name}, and sees hookscope's in sampled steps"
                     self._output.announce("traced", self.last_step, text)
             if not lines:
                 self._announce_empty_step()
@@ -415,7 +415,7 @@ class TrainingWatcher:
         """Stop watching; the training goes on."""
         self.is_off, self._open = True, None
         with contextlib.suppress(Exception):
-            self._remove_module_hooks()  # those of optimizers stay to the end: torch is iterating over them
+            self._remove_module_hooks()  # hooks of optimizers stay to the end: torch is iterating over them
         with contextlib.suppress(Exception):
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             why = str(error) if isinstance(error, HookscopeError) else why

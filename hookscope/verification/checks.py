@@ -117,7 +117,7 @@ def verify(
 ) -> Iterator[Check]:
     """Check what hookscope reports about ``net`` against independent judges; yields each `Check` once it is known.
 
-    1. ``feature-extractor``: captured outputs equal those of torchvision's feature extractor, one node at a time.
+    1. ``feature-extractor``: captured outputs equal the outputs of torchvision's feature extractor, one node at a time.
     2. ``re-computation``: the recorded input of each call, through a deep copy of its layer, gives the recorded output.
     3. ``model-output``: the model's outputs with and without hooks are the same to the bit.
     4. ``inputs``: recorded inputs equal the recorded outputs that fed them, where the graph of 1 says so.

@@ -56,7 +56,7 @@ def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[
     inside torchvision's own blocks (``Conv2dNormActivation``).
 
     Args:
-        model: Any eager module, in eval mode. The graph is that of a deep copy; the model itself does not run.
+        model: Any eager module, in eval mode. The graph is made of a deep copy; the model itself does not run.
         inputs: Its positional inputs; in-place layers may write to them.
         on_output: Called with the key of a layer's call and its output, before the next node may overwrite it.
 

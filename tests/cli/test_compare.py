@@ -211,7 +211,7 @@ def test_what_was_not_measured_has_not_passed(run: Run, here: Path) -> None:
     status, out, _ = run("--min-agreement", "0%", "--format", "json", a="nets.py:features", b="nets.py:features")
     assert (status, json.loads(out)["broken_limits"][0]["evidence"]) == (
         3,
-        "the outputs are no scores of the same classes",
+        "the outputs are not scores of the same classes",
     )
 
 

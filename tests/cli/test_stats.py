@@ -234,7 +234,7 @@ def test_a_strict_run_keeps_what_came_before_and_is_resumed(run: Run, here: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["pics/b"], "'s.json' was measured on other images; 5 of the first 7 are not those of this run"),
+        (["pics/b"], "'s.json' was measured on other images; 5 of the first 7 are not of this run"),
         (["pics", "--rank"], "rank False, not True"),
         (["pics", "--weights", "w.pth"], "weights from factory (seed 0): untrained unless it loads its own, not w.pth"),
         (["pics", "--input-size", "40", "--preprocess", "stretch"], "it was made with preprocessing"),

@@ -127,7 +127,7 @@ def test_an_embedding_has_no_class(run: Run, here: Path) -> None:
     ("words", "status", "says"),
     [
         ("--target nets.py:none", 1, "no 'none' in nets.py; it has interrupted, features, margin, wrong, fails"),
-        ("--target nets.py:number", 1, "nets.py:number is no function but int"),
+        ("--target nets.py:number", 1, "nets.py:number is not a function but int"),
         ("--target nets.py:wrong", 1, "wrong returns a tensor of torch.float32 with shape (1, 4)"),
         ("--target nets.py:fails", 1, "fails raised IndexError: index 9 is out of bounds"),
         ("--target net.py:margin", 1, "no file 'net.py' for net.py:margin; nearest: nets.py"),

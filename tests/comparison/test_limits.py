@@ -48,7 +48,7 @@ CASES: list[tuple[dict[str, float], Difference | None, str, float | None]] = [
     ({"min_cosine": 0.9}, Difference(9, 0, 1.0, None, None), "one side is 0 everywhere", None),
     ({"min_cosine": 0.9}, None, "the shapes differ: 3x8x8 in A and 5 in B", None),
     ({"min_cosine": 0.9}, Difference(9, 7, 0.0, None, 1.0, 2), "2 values of 9 NaN or Inf on one side only", None),
-    ({"min_agreement": 0.9}, None, "the outputs are no scores of the same classes", None),
+    ({"min_agreement": 0.9}, None, "the outputs are not scores of the same classes", None),
 ]
 
 

@@ -341,8 +341,8 @@ REFUSALS = {
     "channels": ({"channels": [0]}, "channels all, not 0"),
     "layers": ({"layers": "4"}, "layers 0, not 4"),
     "folders": ({"folders": ["."]}, "folders"),
-    "list": ({"paths": [*PATHS[1:], PATHS[0]]}, "its first 24 are not those of this run"),
-    "shorter": ({"paths": PATHS[:5]}, "its first 24 are not those of this run"),
+    "list": ({"paths": [*PATHS[1:], PATHS[0]]}, "its first 24 are not of this run"),
+    "shorter": ({"paths": PATHS[:5]}, "its first 24 are not of this run"),
 }
 
 

@@ -207,10 +207,13 @@ REFUSED = {
         "make = net\npreprocess = {'average': 1}",
         "preprocess of nets.py: unknown key 'average'",
     ),
-    "a number": ("make = net\npreprocess = 3", "preprocess of nets.py is no function but int; make it a function of"),
+    "a number": (
+        "make = net\npreprocess = 3",
+        "preprocess of nets.py is not a function but int; make it a function of",
+    ),
     "no size": ("make = net\ninput_size = 'big'", "input_size in nets.py is 'big'; set it to (H, W), (C, H, W)"),
     "no positive size": ("make = net\ninput_size = (3, 0, 8)", "give numbers above 0"),
-    "no function": ("make = net\nmodel_inputs = 3", "model_inputs in nets.py is no function but int"),
+    "no function": ("make = net\nmodel_inputs = 3", "model_inputs in nets.py is not a function but int"),
     "preprocess fails": (
         "make = net\ndef preprocess(picture): return 1 / 0",
         "preprocess of nets.py failed on a picture: ZeroDivisionError: division by zero",

@@ -101,7 +101,7 @@ EVIL: dict[str, Callable[[Any], Any]] = {
     "the name .x = open": lambda content: node(content).update(name="x = open('sprung', 'w') #"),
     "the nn_module_stack 'L__self__": lambda content: node(content)["metadata"].update(nn_module_stack=STACK),
     "pickled tensors or objects": lambda content: weight(content).update(use_pickle=True),
-    "sample inputs that are no tensors": lambda content: {"data/sample_inputs/model.pt": pickle.dumps(Trap("sprung"))},
+    "sample inputs that are not tensors": lambda content: {"data/sample_inputs/model.pt": pickle.dumps(Trap("sprung"))},
     "compiled code": lambda content: {"data/aotinductor/model/x.so": b"code"},
 }
 

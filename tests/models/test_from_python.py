@@ -257,7 +257,7 @@ def test_the_class_names_of_a_configuration(tmp_path: Path) -> None:
 REFUSED = {
     "{net}:make(wide=3)": "{net}:make(wide=3): got an unexpected keyword argument 'wide'; it is make(width=4)",
     "{net}:ready(3)": "{net}:ready(3): ready is a module already; write {net}:ready",
-    "{net}:full_width": "{net}:full_width is no factory but int; name a function or class",
+    "{net}:full_width": "{net}:full_width is not a factory but int; name a function or class",
     "{net}:mak": "no 'mak' in {net}; nearest: make",
     "{net}:ful": "no 'ful' in {net}; nearest: full, gpu_full, fails",
     "{net}:number": "{net}:number returned int; return an nn.Module",

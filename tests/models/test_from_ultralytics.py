@@ -73,7 +73,7 @@ def test_a_model_of_ultralytics(package: Path) -> None:
     [
         ("yolo8n", "auto", ModelError, "no ultralytics model 'yolo8n'; nearest: yolov8"),
         ("../v8/yolov8", "auto", ModelError, "no ultralytics model '../v8/yolov8'"),
-        ("yolov8n-cls", "auto", ModelError, "is no detector or segmentation model; its head is Classify"),
+        ("yolov8n-cls", "auto", ModelError, "is not a detector or segmentation model; its head is Classify"),
         ("yolov8n", "default", WeightsError, "no weights for ultralytics:yolov8n: trained ones are pickled"),
         ("yolov8n", "V1", UsageError, "has no torchvision weights 'V1'"),
     ],

@@ -197,7 +197,7 @@ def test_images_of_nan_break_every_limit() -> None:
         ("silent", NO_NAN, "it returned no tensor"),
         ("fc", {"max_dead": 0.1}, "5 values in 5 channels"),
         ("fc", {"min_rank": 1.0}, "5 values in 5 channels"),
-        ("empty", NO_NAN, "it put out no values"),
+        ("empty", NO_NAN, "it returned no values"),
     ],
 )
 def test_a_chosen_layer_without_the_quantity_breaks_the_limit(layers: str, limits: Any, evidence: str) -> None:
@@ -253,7 +253,7 @@ def test_parameters_that_functional_code_uses_have_run() -> None:
 @pytest.mark.parametrize("limits", [{"max_dead": 0.5}, {"min_rank": 1}, {"no_nan": True}])
 def test_a_model_that_puts_out_no_values_never_passes(limits: dict[str, Any]) -> None:
     (found,) = checked(through(lambda y: y[:0]), **limits).broken
-    assert (found.layer, found.evidence, found.unmeasured) == ("(model)", "it put out no values", True)
+    assert (found.layer, found.evidence, found.unmeasured) == ("(model)", "it returned no values", True)
 
 
 @pytest.mark.parametrize(

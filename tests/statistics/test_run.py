@@ -474,7 +474,7 @@ def test_a_signal_while_a_batch_is_added_up_waits(
 def test_a_resumed_run_checks_the_content_of_its_images() -> None:
     measure(*PATHS[:3], save="s.json")
     os.replace("3.png", "1.png")
-    with pytest.raises(InputError, match="was measured on other images; 1 of the first 3 are not those of this run"):
+    with pytest.raises(InputError, match="was measured on other images; 1 of the first 3 are not of this run"):
         measure(*PATHS[:3], "4.png", save="s.json", resume=True)
     with pytest.raises(InputError, match="2 of the first 3 are not"):
         measure("0.png", save="s.json", resume=True)

@@ -88,7 +88,7 @@ class Cam(ExplainCommand):
     )
     smooth: bool = option("Average six maps: of the image and its mirror image, with values times 0.9, 1 and 1.1.")
     sheet: str | None = shared.picture_file(
-        "Also write one page of several classes and layers: those of --target and --layer, else the three best"
+        "Also write one page of several classes and layers: from --target and --layer, else the three best"
         " classes and the last layers of three resolutions.",
         images=(1, 1),
     )

@@ -170,7 +170,7 @@ def _boxes(explanation: Explanation, boxes: dict[str, Any] | None, size: tuple[i
     name = explanation.image.name
     found = boxes.get(name, boxes.get(os.path.basename(name)))
     if found is None:
-        raise InputError(f"--boxes has no box of {name}", f"it has those of {', '.join(list(boxes)[:3])}", "add it")
+        raise InputError(f"--boxes has no box of {name}", f"it has boxes of {', '.join(list(boxes)[:3])}", "add it")
     shares = [(*explanation.source.in_input(*box[:2]), *explanation.source.in_input(*box[2:])) for box in found]
     return [tuple(share * side for share, side in zip(each, 2 * size[::-1], strict=True)) for each in shares]
 

@@ -23,7 +23,7 @@ class Completion(Command):
       eval "$(hookscope completion zsh)"                     # in ~/.zshrc, after compinit
       hookscope completion fish > ~/.config/fish/completions/hookscope.fish
 
-    The default shell is that of the environment variable SHELL.
+    The environment variable SHELL names the default shell.
     """
 
     shell: str | None = argument("[bash|zsh|fish]", required=False, type=click.Choice(SHELLS), default=None)

@@ -183,7 +183,7 @@ def _synthesized(
                 output.note(f"Note: no gradient reaches {where}: no image was synthesized")
             elif weak := [each for each in channel.synthesized if not each.is_enough]:
                 words = counted(len(weak), "synthesized image")
-                output.note(f"Note: {words} of {where}: the value is not above that of the best exemplar")
+                output.note(f"Note: {words} of {where}: the value is not above the best exemplar's")
     return made
 
 

@@ -42,7 +42,7 @@ class Extract(OfManyImages):
     Finished images are saved within seconds. After an interruption of any kind, --resume continues with the first
     image that is missing. It refuses another model, weights, preprocessing, or list of images.
 
-    A row is printed for each column. Its shape is that of one image.
+    A row is printed for each column. Its shape is for one image.
     """
 
     layers: hooks.Selection | None = shared.layer_option(
@@ -56,7 +56,7 @@ class Extract(OfManyImages):
         default="none",
     )
     dtype: str | None = option(
-        "Data type of the columns.  [default: that of the output]", type=click.Choice(models.FILE_DTYPES)
+        "Data type of the columns.  [default: the output's]", type=click.Choice(models.FILE_DTYPES)
     )
     logits: bool = option("Add a column with the scores of all classes.")
     target: scores.Target | None = target_option(

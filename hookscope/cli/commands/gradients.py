@@ -57,7 +57,7 @@ class Gradients(OfImage):
     gradient.
 
     A table shows layers and parameters; tsv and csv have the layers, or with --parameters the parameters. json has all
-    fields of both. In ndjson, the field "row" names the kind of a line. index and order are those of list-layers.
+    fields of both. In ndjson, the field "row" names the kind of a line. index and order are as in list-layers.
     """
 
     layers: hooks.Selection | None = shared.layer_option(

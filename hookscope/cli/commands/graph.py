@@ -111,7 +111,7 @@ def _in_table(tree: Sequence[TreeRow]) -> Iterator[Row]:
 
 
 def _label(row: TreeRow, outer: TreeRow) -> str:
-    """Its name without that of the module around it, and its repeats."""
+    """Its name without the name of the module around it, and its repeats."""
     inside = f"{outer.name}." if outer.name else ""
     begin = inside if row.name.startswith(inside) else ""
     last = row.last if row.repeats > outer.repeats else row.name

@@ -94,7 +94,7 @@ class Intervene(OfImage):
     Interventions are applied in the given order. --seed sets random weights and the random numbers of interventions.
 
     A table shows classes and layers; tsv and csv have the layers. With --classes they show only classes. json has
-    both. In ndjson, the field "row" names the kind of a line. index and order are those of list-layers.
+    both. In ndjson, the field "row" names the kind of a line. index and order are as in list-layers.
     """
 
     table = kept_rows("interventions", "interventions", lambda: interventions.help_rows())

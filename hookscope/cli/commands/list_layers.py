@@ -39,7 +39,7 @@ class ListLayers(RowCommand):
     The column note says that a layer is called more than once, is shared, did not run, or has layers inside with rows
     of their own. It also says which later layer overwrites the output in place.
 
-    --ops adds a row for each operation that is no module, such as torch.relu and +; its type is the name of the
+    --ops adds a row for each operation that is not a module, such as torch.relu and +; its type is the name of the
     function. With --ops and without --type all calls are listed, and order counts operations too. Without --ops a line
     says how many operations there are.
 

@@ -15,7 +15,7 @@ COLUMNS = Columns(
         "task", help="classification, detection, segmentation, video, optical_flow, or quantized (in 8 bits)", need=5
     ),
     Column(
-        "params", help="number of parameters with the default weights; of a quantized model, those of its float model"
+        "params", help="number of parameters with the default weights; of a quantized model, as its float model has"
     ),
     Column("file_size", help="of the default weights, in MB", need=4),
     Column("gflops", help="billions of multiply-adds of one forward pass"),

@@ -21,7 +21,7 @@ class Merge(StatisticsCommand):
       hookscope merge a.json b.json
       hookscope merge part-*.json --save all.json --plot all.png
 
-    The result is that of one run over all images. Images are known by the content of their files: the command refuses
+    The result equals one run over all images. Images are known by the content of their files: the command refuses
     files that hold the same image, and files of other models, weights or preprocessing.
     """
 

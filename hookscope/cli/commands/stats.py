@@ -86,7 +86,7 @@ class Stats(StatisticsCommand, Measuring):
     tsv and csv, the column findings has their names. In ndjson, the field "row" names the kind of a line.
 
     --save and --resume know each image by the content of its file, not by its name. --resume refuses other images than
-    those of the saved run. `hookscope merge` merges files of --save.
+    settings of the saved run. `hookscope merge` merges files of --save.
     """
 
     resume: bool = option(
@@ -125,7 +125,7 @@ def _report(
 ) -> Report:
     weights = saved.source.weights
     section = Section(statistics.statistics_rows(layers, findings, weights), statistics.STATISTICS, "layer")
-    # findings that no row names, such as those of a BatchNorm
+    # findings that no row names, such as findings on a BatchNorm
     keys = set() if per_channel else {layer.key for layer in layers}
     rest = [f"{finding.finding} {finding.layer}".strip() for finding in single(findings) if finding.layer not in keys]
     flat_note = f"Note: not in TSV or CSV: {listed(rest, 4)}; see --format table or json" if rest else ""

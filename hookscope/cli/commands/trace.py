@@ -66,7 +66,7 @@ class Trace(OfImage):
     It prints a row for each call of the chosen layers, in order of execution, with the shape, type and range of its
     input and output. These are the values before a later layer overwrites them in place.
 
-    Ranges are those of the finite values; output_nonfinite counts NaN and Inf. A quantized tensor has the range of the
+    Ranges are over the finite values; output_nonfinite counts NaN and Inf. A quantized tensor has the range of the
     numbers that it represents. A field about several tensors has one value for each.
 
     \b

@@ -38,7 +38,7 @@ class Verify(OfImage):
 
     \b
     Checks:
-      feature-extractor  each output equals that of torchvision's feature
+      feature-extractor  each output equals the one of torchvision's feature
                          extractor (fx)
       re-computation     a copy of each layer turns the recorded input into the
                          recorded output

@@ -75,7 +75,7 @@ class Watch(Command):
     Another line of each sampled step, facts, says why a run may not learn: backward passes, clipping, gradients of the
     step before, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
 
-    --to also writes the metrics and the histograms to another program, as a run apart from those of the script. MLflow
+    --to also writes the metrics and the histograms to another program, as a run apart from the script's runs. MLflow
     has no histograms: they are JSON files of the run. If the program fails, a note says so, and the log goes on.
 
     --histograms adds to the line of a layer, in every N-th sampled step, the histograms of its output, its own

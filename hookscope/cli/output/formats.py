@@ -49,7 +49,7 @@ class Output:
     traceback: bool = False
 
     now: ClassVar[Output]
-    """That of the run that goes on."""
+    """The output of the run that goes on."""
 
     def __enter__(self) -> Output:
         self._before, Output.now = Output.now, self
@@ -61,7 +61,7 @@ class Output:
     def note(self, text: str, always: bool = False) -> None:
         """Print ``text`` in one line on standard error, control characters as escapes; an error ``always``.
 
-        A closed or full standard error is no reason to lose a result.
+        A closed or full standard error does not lose a result.
         """
         if always or not self.quiet:
             with contextlib.suppress(OSError, ValueError):
@@ -77,7 +77,7 @@ def note(text: str, always: bool = False) -> None:
 
 
 def terminal_columns(stream: TextIO, default: int = 100) -> int:
-    """COLUMNS if it is set, else the characters in a line of the terminal; ``default`` if ``stream`` is no terminal."""
+    """COLUMNS if it is set, else the width of the terminal; ``default`` if ``stream`` is not a terminal."""
     with contextlib.suppress(ValueError):
         if (columns := int(os.environ.get("COLUMNS", "0"))) > 0:
             return columns

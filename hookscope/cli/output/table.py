@@ -237,7 +237,7 @@ def beside(
 ) -> Iterator[str]:
     """The ``words`` to the right of ``begin``, or below it where the ``longest`` word does not fit there.
 
-    Later lines have ``indent``, by default that of the words in the first line.
+    Later lines have ``indent``, by default the indent of the words in the first line.
     """
     indent = " " * len(begin) if indent is None else indent
     if page.columns - len(begin) < max(_BESIDE, longest):

@@ -18,7 +18,7 @@ from hookscope.errors import HookscopeError
 
 
 def complete_classes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The names of the classes: from ``--categories``, else those of the model typed."""
+    """The names of the classes: from ``--categories``, else from the model typed."""
     try:
         names = ctx.params.get("categories") or models.class_names_of(typed_model(ctx) or "")
     except (HookscopeError, OSError):
@@ -90,7 +90,7 @@ def categories_option(**checks: Any) -> Any:
 
 
 def categories_of(net: models.LoadedModel, categories: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The class names of ``--categories``, else those of ``net``; CategoriesError for another number of classes.
+    """The class names of ``--categories``, else of ``net``; CategoriesError for another number of classes.
 
     If that number is unknown before a forward pass, `predictions` raises the error.
     """

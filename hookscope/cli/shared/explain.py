@@ -78,7 +78,7 @@ class ExplainCommand(PictureCommand):
         parse=scores.Region.parse,
     )
     similar_to: ImageFiles | None = in_file(
-        "Explain the cosine similarity of the output to that of another image, instead of a class.",
+        "Explain the cosine similarity of the output to the output for another image, instead of a class.",
         metavar="IMAGE",
         parse=_reference,
     )
@@ -139,7 +139,7 @@ class ExplainCommand(PictureCommand):
 class Explanation:
     """One image of a run, as a file and as a tensor; ``word`` is its name as part of file names.
 
-    ``target`` returns what is explained; its argument are other classes than those of ``--target``.
+    ``target`` returns what is explained; its argument are classes other than ``--target``.
     """
 
     run: ExplainCommand

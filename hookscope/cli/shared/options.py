@@ -180,7 +180,7 @@ SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, a
 def layer_option(
     help: str, name: str = "--layer", default: str | None = None, metavar: str = "SEL", **more: Any
 ) -> Any:
-    """A selection of layers or calls; without the option, or with an empty one, that of ``default``, or None."""
+    """A selection of layers or calls; without the option, or with an empty one, ``default``, or None."""
     usual = () if default is None else (default,)
     more = {"section": "Layers", "default": usual or None, "show_default": False, **more}
     select = parsed(lambda texts: _selection(name, texts or usual) if texts or usual else None)

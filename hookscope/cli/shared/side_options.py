@@ -34,7 +34,7 @@ class SideOptions(ModelOptions):
 
     @classmethod
     def of(cls, side: str, values: Mapping[str, Any]) -> SideOptions:
-        """The options of ``side``: its own, else those of both sides; interventions are those of both and its own."""
+        """The options of ``side``: its own, else the options of both sides; interventions of both and of its own."""
         holds = {each: _holds_weights(values[f"model_{each}"]) for each in _SIDES}
         own = {field.name: values[f"{field.name}_{side}"] for field in fields(cls)}
         both = {name: values.get(name) for name in own}
@@ -92,7 +92,7 @@ class Sides(Options):
 
 
 def load_sides(a: SideOptions, b: SideOptions) -> tuple[comparison.Side, comparison.Side]:
-    """Both sides; one whose model says nothing of preprocessing has that of the other, unless options say it."""
+    """Load both sides. A model that does not state its preprocessing gets the other's, unless an option sets it."""
     nets = [options.load(pictures=False) for options in (a, b)]
     own = [net.preprocess for net in nets]
     for at in (0, 1):
@@ -104,7 +104,7 @@ def load_sides(a: SideOptions, b: SideOptions) -> tuple[comparison.Side, compari
 
 
 def _holds_weights(model: str) -> bool:
-    """Whether a file of this name holds the weights too; what is no model is said when it is loaded."""
+    """Whether a file of this name holds the weights too; loading says what is not a model."""
     try:
         return models.find_source(model).own_weights
     except ModelError:

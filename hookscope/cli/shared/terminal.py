@@ -161,7 +161,7 @@ def draw(picture: Image, screen: Screen) -> str:
 
 @contextlib.contextmanager
 def _as_terminal(stream: TextIO, screen: Screen) -> Iterator[None]:
-    """Let textual-image write to ``stream``, which is no terminal: it asks a terminal when it is imported.
+    """Let textual-image write to ``stream``, which is not a terminal: it asks a terminal when it is imported.
 
     Versions wait 0.1 s, too short for SSH, or 2 s, fail if standard input is a pipe, and change the title in tmux.
     """

@@ -29,7 +29,7 @@ class WatchRun:
     it: a script may set the number of threads first.
     """
 
-    of_script: WatchRun | None = None  # that of this process
+    of_script: WatchRun | None = None  # the run of this process
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ def _show(written: Mapping[str, Callable[[], Image] | None], screen: terminal.Sc
             picture = Image.open(path) if overview is None else overview()
             drawing = terminal.draw(picture, screen)
         except (OSError, Image.DecompressionBombError):
-            note(f"Note: {path} is not shown: it is no PNG file, or too large")
+            note(f"Note: {path} is not shown: it is not a PNG file, or too large")
             continue
         if overview is None:
             scale = terminal.fit(picture, screen)[2]

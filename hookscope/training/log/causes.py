@@ -21,7 +21,7 @@ _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 _SCORES = ("Addmm", "Mm", "Convolution", "Linear", "Relu")
 # symptoms of weights that do not change
 _LIFELESS = frozenset(("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen"))
-# symptoms of values that grow, vanish or are no numbers
+# symptoms of values that grow, vanish or are not numbers
 _UNSTABLE = frozenset(
     ("non-finite", "loss-rises", "loss-spike", "dead-layer", "dead-channels", "constant-output",
      "exploding-activations", "vanishing-activations", "saturated", "exploding-gradient", "update-too-large",
@@ -31,7 +31,7 @@ _UNSTABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one sampled step shows; ``case`` is that of the catalogue."""
+    """What one sampled step shows; ``case`` is a case of the catalogue."""
 
     words: str
     case: str = ""
@@ -66,7 +66,7 @@ class CauseRule:
 
     Attributes:
         kind: The entry of the catalogue.
-        patience: Sampled steps in a row, where not that of the thresholds.
+        patience: Sampled steps in a row, where the thresholds do not say it.
         explains: Findings that are left out, because the cause says more.
         precedes: Findings that follow from the cause, and from which it takes its severity.
     """

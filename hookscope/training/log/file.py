@@ -148,7 +148,7 @@ class RunLog:
     as they are. A forked child writes nothing.
 
     Raises:
-        WriteError: the file cannot be written, is no log, or another process is writing to it.
+        WriteError: the file cannot be written, is not a log, or another process is writing to it.
     """
 
     def __init__(self, path: StrPath) -> None:

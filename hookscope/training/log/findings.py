@@ -97,7 +97,7 @@ class FindingInterval:
 
     Attributes:
         layer: The layer.
-        first: Position of the first step that shows it, among the sampled steps of the layer; likewise ``last`` and
+        first: Position of the first step that shows it, among the sampled steps of the layer; so are ``last`` and
             ``worst``.
         value: The measured value at the worst.
         times: How many sampled steps from the first to the last show it.

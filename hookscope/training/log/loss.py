@@ -62,7 +62,7 @@ def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFi
     lowest = int(np.argmin(smooth))
     limit = smooth[lowest] + max(thresholds.rising * abs(smooth[lowest]), _NOISE * noise)
     begin = int(np.flatnonzero(smooth <= limit)[-1]) + 1
-    least = 0.05 * float(np.abs(smooth[:_WINDOW]).max())  # a rise from almost 0 to little is no finding
+    least = 0.05 * float(np.abs(smooth[:_WINDOW]).max())  # a rise from almost 0 to little is not a finding
     if len(smooth) - begin < thresholds.patience or smooth[-1] - smooth[lowest] < least:
         return
     at_lowest = step_words(int(loss.steps[lowest]), loss.times[lowest])
@@ -72,7 +72,7 @@ def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFi
 
 
 def _spikes(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
-    """All losses far above those of the steps before, and not small beside the first loss, as one finding."""
+    """All losses far above the steps before, and not small beside the first loss, as one finding."""
     losses = loss.losses
     before = np.array([np.median(losses[at - _WINDOW : at]) if at >= _WINDOW else np.inf for at in range(len(losses))])
     rise = losses - before > abs(float(losses[0])) / 2
@@ -87,7 +87,7 @@ def _spikes(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedF
 
 
 def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
-    """A loss that ends where it began; ``classes`` are those of its cross-entropy, NaN where unknown."""
+    """A loss that ends where it began; ``classes`` are the classes of its cross-entropy, NaN where unknown."""
     if len(run.losses) != 1:
         return
     [whole] = run.losses

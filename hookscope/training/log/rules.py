@@ -81,9 +81,9 @@ class Rule:
         lowest: Whether low values are the bad ones.
         named: Which layer is named of several that begin together: the ``first`` or ``last`` in order of execution,
             or the one with the ``worst`` value.
-        patience: Sampled steps in a row, where not that of the thresholds.
+        patience: Sampled steps in a row, where the thresholds do not say it.
         before: The next less severe finding, see `add_kind`.
-        severity: Its severity in training, where not that of the kind.
+        severity: Its severity in training, where the kind does not say it.
         of_all: The severity where every layer has it, if that is another.
     """
 
@@ -157,7 +157,7 @@ def _dead_words(layer: LayerSeries, at: int) -> str:
 
 
 def _puts_out_its_own(context: LayerContext) -> bool:
-    """Whether the values of its output are its own: not those of a layer before it, nor those of a weight near 0."""
+    """Whether the layer itself causes its output, rather than a dead layer before it or a weight near 0."""
     return not (passes_values_on(context.layer.type) or context.layer.starts_small)
 
 
@@ -269,7 +269,7 @@ def _no_gradient_words(layer: LayerSeries, at: int) -> str:
 def _no_gradient(context: LayerContext) -> Array:
     """1 where a layer that is not frozen has no gradient, or 0, while others of its model have one, or nothing has.
 
-    A gradient of 0 is no sign where a weight of the same block is still near 0, nor is a missing one of a layer that
+    A gradient of 0 is not a sign where a weight of the same block is still near 0, nor is a missing one of a layer that
     runs in other steps.
     """
     layer, run = context.layer, context.run

@@ -47,7 +47,7 @@ class LayerSeries:
         label: ``name`` or ``name#call``, with the number of its model if there are several.
         optimizer: The number of the optimizer that changes it or the layers around it.
         called_as: The name under which the layer was called; empty for its first name.
-        index: Position of its lines among those of a step, which are in order of execution.
+        index: Position of its lines among the lines of a step, which are in order of execution.
         steps: ``(S,)`` steps of that optimizer, rising.
         times: ``(S,)`` seconds since the run began.
         values: ``(S,)`` for each of `METRICS`; NaN where the log has none.
@@ -206,7 +206,7 @@ def _layer(
 
 
 def _owners(lines: Mapping[_Key, Mapping[int, Mapping[int, _Row]]]) -> dict[tuple[int, str], int]:
-    """The optimizer of each layer: the one that updates it, else that has its gradient, else that of its model."""
+    """The optimizer of each layer: the one that updates it, has its gradient, or belongs to its model."""
     own: dict[tuple[int, str], Counter[int]] = {}
     of_model: dict[int, Counter[int]] = {}
     for (model, name, _), by_optimizer in lines.items():

@@ -68,7 +68,7 @@ def with_severity_of(finding: TimedFinding, follow: Container[str], findings: It
 
 
 def known(time: Any) -> float | None:
-    """A time from the log; None for NaN and what is no number."""
+    """A time from the log; None for NaN and what is not a number."""
     return float(time) if isinstance(time, (int, float)) and time == time else None
 
 
@@ -113,7 +113,7 @@ class RunSummary:
     """The totals of a run, over all models and optimizers.
 
     Attributes:
-        steps: With several optimizers, those of the one with most.
+        steps: With several optimizers, the steps of the one with most.
         last_loss: None where it was no longer finite.
         lost_at: The sampled step from which on the loss was NaN or Inf to the end.
         duration: Seconds from the start to the last line.

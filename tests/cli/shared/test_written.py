@@ -226,7 +226,7 @@ def test_show_goes_with_open_and_quiet(screen: Any, opened: list[list[str]]) -> 
 
 def test_what_cannot_be_drawn_is_said(screen: Any) -> None:
     text = screen("ablate net.py:net cat.png --layer first --plot b.svg --show")
-    assert "\nNote: b.svg is not shown: it is no PNG file, or too large\nwrote b.svg; " in text
+    assert "\nNote: b.svg is not shown: it is not a PNG file, or too large\nwrote b.svg; " in text
     text = screen("intervene net.py:net cat.png --at first zero --show")
     assert text.endswith("\nNote: --show shows nothing, because no picture was written to a file\n")
 
