@@ -21,7 +21,8 @@ BANNED = {
     "none of pyplot's": "write `does not belong to pyplot`",
 }
 _BANNED = re.compile(rf"(?<!there )\b({'|'.join(BANNED)})\b(?! longer| better| more | less )", re.IGNORECASE)
-_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+_OF_OTHERS = "force-reinstall|head|help"  # options of pip, of ray, and of any script
+_OPTION = re.compile(rf"(?<![\w-])--(?!(?:{_OF_OTHERS})\b)[a-z][a-z-]+")
 _BOTH = re.compile("‹[^|›]*\\|[^›]*›")
 
 

@@ -85,8 +85,8 @@ class ParameterStatistics(Shown):
     """Statistics of one parameter, or of one buffer of a BatchNorm, computed in float64 from its finite values.
 
     Attributes:
-        name: As in ``named_parameters()``, or the name of the buffer or the computed weight. A parameter that layers share
-            has the first of its names.
+        name: As in ``named_parameters()``, or the name of the buffer or the computed weight. A parameter that
+            layers share has the first of its names.
         layer: Dotted path of the layer that has the parameter.
         type: Class name of that layer.
         shape: Of the tensor. Quantised values are decoded; of complex values the magnitude counts.
