@@ -26,7 +26,7 @@ ROW_FIELDS = ("position", "path", "sha256", "label")
 
 RESERVED = (*ROW_FIELDS, "metadata")
 
-BLOCK_BYTES = 1 << 24
+BLOCK_BYTES = 1 << 23
 """Bytes of features that are held at once."""
 
 _BLOCK_ROWS = 1 << 14  # their paths take memory too

@@ -93,7 +93,7 @@ class Output:
         """Give the assembled files in the folder of parts their names."""
         if self.shard:
             os.makedirs(self.target, exist_ok=True)
-            for name in shards_in(self.target):
+            for name in reversed(shards_in(self.target)):
                 remove(os.path.join(self.target, name))
             for name in shards_in(whole):
                 os.replace(os.path.join(whole, name), os.path.join(self.target, name))
