@@ -130,15 +130,11 @@ Field = tuple[AxisField, AxisField]
 
 def union(a: AxisField, b: AxisField, shape: Sequence[int], why: str) -> AxisField:
     """What values see that depend on one value of ``a`` and one of ``b``, tensors of one ``shape``."""
-    if a.parts != b.parts:
-        own = [{part.dim for part in set(each.parts) - set(other.parts)} for each, other in ((a, b), (b, a))]
-        dims = [dim for dim in own[0] & own[1] if alone(a, dim) and alone(b, dim)]
-        for dim in dims:
-            a, b = a.as_single_stride(dim, shape[dim]), b.as_single_stride(dim, shape[dim])
-        pairs = ((_stepped(a, of, dims), _stepped(b, of, dims)) for of in (a, b))
-        a, b = min(pairs, key=lambda pair: max(pair[0].end, pair[1].end) - min(pair[0].start, pair[1].start))
-        common, why = set(a.parts) & set(b.parts), a.merged_by or b.merged_by or why
-        a, b = (each.without_parts(set(each.parts) - common, why) for each in (a, b))
+    common, why = set(a.parts) & set(b.parts), a.merged_by or b.merged_by or why
+    own = [set(each.parts) - common for each in (a, b)]
+    if {part.dim for part in own[0]} & {part.dim for part in own[1]}:
+        return a.unknown(why)
+    a, b = a.without_parts(own[0], why), b.without_parts(own[1], why)
     return AxisField(
         a.parts,
         min(a.start, b.start),
@@ -147,22 +143,6 @@ def union(a: AxisField, b: AxisField, shape: Sequence[int], why: str) -> AxisFie
         a.global_dependency or b.global_dependency,
         a.known and b.known,
     )
-
-
-def alone(reach: AxisField, dim: int) -> bool:
-    """Whether ``reach`` moves along ``dim`` at most in blocks, not again and again over the same pixels."""
-    return len([part for part in reach.parts if part.dim == dim]) <= 1
-
-
-def _stepped(reach: AxisField, like: AxisField, dims: Collection[int]) -> AxisField:
-    """``reach`` with the steps of ``like`` along ``dims``; the interval grows by what they differ."""
-    steps = {part.dim: part.step for part in like.parts if part.dim in dims}
-    parts, start, end = [], reach.start, reach.end
-    for part in reach.parts:
-        drift = (part.step - steps.get(part.dim, part.step)) * (part.count - 1)
-        start, end = start + min(drift, 0), end + max(drift, 0)
-        parts.append(replace(part, step=steps.get(part.dim, part.step)))
-    return replace(reach, parts=tuple(parts), start=start, end=end)
 
 
 class Followed(NamedTuple):

@@ -59,8 +59,7 @@ def all_met(
 
 def _raised(known: Followed, more: int, same: Collection[int]) -> Field:
     """The field of a tensor that gets ``more`` axes in front, and is repeated along ``same``."""
-    rows, columns = known.each(lambda reach: reach.permuted(lambda dim: dim + more, "")).field
-    return rows.without(same, "repeat"), columns.without(same, "repeat")
+    return known.each(lambda reach: reach.permuted(lambda dim: dim + more, "").without(same, "repeat")).field
 
 
 def _met(members: Sequence[tuple[AxisField, Collection[int]]], shape: Sequence[int], name: str) -> AxisField:
@@ -83,32 +82,20 @@ def _met(members: Sequence[tuple[AxisField, Collection[int]]], shape: Sequence[i
 
 @rule("cat", "stack")
 def cat(operation: Operation) -> Followed | list[Followed]:
-    tensors, shape = operation["tensors"], operation.output.shape
+    shape, is_new = operation.output.shape, operation.name == "stack"
     dim = (operation["dim"] or 0) % len(shape)
     members, at = [], 0
-    for tensor in tensors:
-        known = operation.known.get(id(tensor))
-        if operation.name == "stack":
-            known = known and inserted(known, dim)
-        elif tensor.shape == (0,):
+    for tensor in operation["tensors"]:
+        if tensor.shape == (0,) and not is_new:
             continue
-        if known is not None:
-            length = tensor.shape[dim] if operation.name == "cat" else 1
-            members.append((_put(known, dim, at, length, shape[dim]), known.flat))
-            at += length
-        else:
-            at += tensor.shape[dim] if operation.name == "cat" else 1
+        length = 1 if is_new else tensor.shape[dim]
+        if (known := operation.known.get(id(tensor))) is not None:
+            known = inserted(known, dim) if is_new else known
+            members.append((shifted(known, dim, length, -at, shape[dim]).field, known.flat))
+        at += length
     return all_met(members, shape, operation.name)
-
-
-def _put(known: Followed, dim: int, at: int, length: int, total: int) -> Field:
-    """The field of a tensor of ``length`` that stands from index ``at`` on in one of ``total``."""
-    if length == total:
-        return known.field
-    return known.each(lambda reach: shifted(reach, dim, length, -at, total)).field
 
 
 @rule("expand")
 def _expand(operation: Operation) -> Followed | list[Followed]:
-    shape = operation.output.shape
-    return _together(operation, [operation.input], shape)
+    return _together(operation, [operation.input], operation.output.shape)

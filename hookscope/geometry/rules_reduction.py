@@ -10,41 +10,28 @@ from hookscope.geometry.operation import AxisField, Followed, Operation, rule, u
 from hookscope.geometry.rules_shape import removed
 
 
-@rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
-def _batch_norm(operation: Operation) -> Followed:
-    return _normalised(operation, operation["training"] is not False, "the statistics of batch or instance norm")
-
-
 @rule("_native_batch_norm_legit_no_training", "batch_norm")
 def _batch_norm_in_eval(operation: Operation) -> Followed:
     return operation.followed
 
 
-@rule("native_group_norm", "group_norm")
-def _group_norm(operation: Operation) -> Followed:
-    return _normalised(operation, True, "the statistics of group norm")
-
-
-@rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
-def _layer_norm(operation: Operation) -> Followed:
-    axes = len(operation["normalized_shape"])
-    dims = set(range(operation.input.dim() - axes, operation.input.dim()))
-    over = any(part.dim in dims and part.count > 1 for reach in operation.followed.field for part in reach.parts)
-    return _normalised(operation, over, "the statistics of layer norm")
-
-
+@rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "group_norm")
+@rule("native_group_norm", "native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
 @rule("_softmax", "_log_softmax", "_safe_softmax", "softmax")
-def _softmax(operation: Operation) -> Followed:
-    dim = operation["dim"] % operation.input.dim()
-    over = any(part.dim == dim and part.count > 1 for reach in operation.followed.field for part in reach.parts)
-    return _normalised(operation, over, "the sum of softmax")
-
-
-def _normalised(operation: Operation, over_positions: bool, what: str) -> Followed:
-    """Divided by what is the same at all positions."""
+def _normalised(operation: Operation) -> Followed:
+    """Divided by what is the same at all positions along some axes."""
+    dims, name = operation.input.dim(), operation.name
+    over, what = range(dims), "the statistics of group norm"
+    if "softmax" in name:
+        over, what = range(operation["dim"] % dims, operation["dim"] % dims + 1), "the sum of softmax"
+    elif "batch" in name:
+        over, what = range(dims * (operation["training"] is not False)), "the statistics of batch or instance norm"
+    elif "group" not in name:
+        over, what = range(dims - len(operation["normalized_shape"]), dims), "the statistics of layer norm"
+    is_over = any(part.dim in over for reach in operation.followed.field for part in reach.parts)
 
     def divided(reach: AxisField) -> AxisField:
-        beside = reach.global_dependency or (what if reach.parts and over_positions else "")
+        beside = reach.global_dependency or (what if reach.parts and is_over else "")
         return replace(reach, global_dependency=beside)
 
     return operation.followed.each(divided, operation.followed.flat)

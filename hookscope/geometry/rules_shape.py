@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from hookscope.geometry.operation import AxisField, Followed, Operation, alone, rule
+from hookscope.geometry.operation import Followed, Operation, rule
 
 
-def shifted(reach: AxisField, dim: int, length: int, by: int, count: int, every: int = 1) -> AxisField:
+def shifted(known: Followed, dim: int, length: int, by: int, count: int, every: int = 1) -> Followed:
     """Of ``count`` values along ``dim``: the indices from ``by`` on, ``every`` so many."""
-    repeats = [part for part in reach.parts if part.dim == dim and part.inner * part.count != length]
-    if repeats or not alone(reach, dim):
-        return reach.without({dim}, "slice")
-    return reach.resampled(dim, length, every, by, by, count)
+    if (count, by, every) == (length, 0, 1):
+        return known
+    return known.each(lambda reach: reach.resampled(dim, length, every, by, by, count), known.flat)
 
 
 @rule("permute", "transpose", "t", "swapaxes", "movedim", "numpy_T", "mT", "adjoint")
@@ -68,19 +67,14 @@ def _slice(operation: Operation) -> Followed:
     dim = (operation["dim"] or 0) % operation.input.dim()
     length, count = operation.input.shape[dim], operation.output.shape[dim]
     begin, _, every = slice(operation["start"], operation["end"], operation["step"]).indices(length)
-    if count == length or not count:
-        return operation.followed
-    return operation.followed.each(
-        lambda reach: shifted(reach, dim, length, begin, count, every), operation.followed.flat
-    )
+    return shifted(operation.followed, dim, length, begin, count, every) if count else operation.followed
 
 
 @rule("select")
 def _select(operation: Operation) -> Followed:
     dim = operation["dim"] % operation.input.dim()
-    length, index = operation.input.shape[dim], operation["index"] % operation.input.shape[dim]
-    taken = operation.followed.each(lambda reach: shifted(reach, dim, length, index, 1), operation.followed.flat)
-    return removed(taken, {dim}, "")
+    length = operation.input.shape[dim]
+    return removed(shifted(operation.followed, dim, length, operation["index"] % length, 1), {dim}, "")
 
 
 @rule("split", "split_with_sizes", "unbind", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
@@ -89,16 +83,10 @@ def _split(operation: Operation) -> list[Followed]:
     length, at, pieces = operation.input.shape[dim], 0, []
     for output in operation.output:
         count = 1 if operation.name == "unbind" else output.shape[dim]
-        reached = each_shifted(operation.followed, dim, length, at, count)
-        pieces.append(removed(reached, {dim}, "") if operation.name == "unbind" else reached)
+        piece = shifted(operation.followed, dim, length, at, count)
+        pieces.append(removed(piece, {dim}, "") if operation.name == "unbind" else piece)
         at += count
     return pieces
-
-
-def each_shifted(known: Followed, dim: int, length: int, at: int, count: int) -> Followed:
-    if count == length and not at:
-        return known
-    return known.each(lambda reach: shifted(reach, dim, length, at, count), known.flat)
 
 
 @rule("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
@@ -110,7 +98,7 @@ def _pad(operation: Operation) -> Followed:
     followed = operation.followed
     for at in range(len(pad) // 2):
         dim = dims - 1 - at
-        followed = each_shifted(followed, dim, shape[dim], -pad[2 * at], operation.output.shape[dim])
+        followed = shifted(followed, dim, shape[dim], -pad[2 * at], operation.output.shape[dim])
     return followed
 
 
