@@ -34,7 +34,6 @@ _THEME = {
     Colour.FAINT: "var(--faint)",
     Colour.GRID: "var(--line)",
     Colour.ALARM: "var(--error)",
-    "white": "var(--paper)",
 }
 
 
@@ -157,8 +156,8 @@ def _edges(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
 def _texts(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
     for at, value, words, colour in panel.texts:
         x = 1.0 if value is None else _x(panel, wide, value)
-        anchor, by, paint = ("start", 3, colour) if x < 0.55 * wide else ("end", -3, "white")
-        yield _text(x + by, _y(at), words, anchor, class_="in-row", fill=_colour(paint))
+        anchor, by, paint = ("start", 3, _colour(colour)) if x < 0.55 * wide else ("end", -3, "var(--paper)")
+        yield _text(x + by, _y(at), words, anchor, class_="in-row", fill=paint)
 
 
 def _readings(panel: DrawnPanel, plot: RowPlot, wide: int) -> Iterator[Markup]:
