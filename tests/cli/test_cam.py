@@ -85,7 +85,7 @@ def test_a_photograph_may_be_smaller_than_the_crop(run: Run, here: Path) -> None
     assert read_provenance(here / "x.png")["size"][0] == 20 * 16 + 28
 
 
-def test_raw_maps_are_named_by_picture_layer_and_class(run: Run) -> None:
+def test_raw_maps_are_named_by_picture_layer_and_class_and_fused_maps_are_one(run: Run, here: Path) -> None:
     words = ["--layer", "conv1,conv2", "--target", "top:2", "--raw", "x.npz"]
     assert len(rows(run("cat.jpg", "dog.png", *words)[1])) == 8
     with np.load("x.npz") as arrays:
@@ -94,9 +94,6 @@ def test_raw_maps_are_named_by_picture_layer_and_class(run: Run) -> None:
             for each in library("top:2", "conv1,conv2", image=image):
                 name = f"{image[:3]}/{each.call.key}/{each.prediction.index}"
                 assert np.array_equal(arrays[name], each.values)
-
-
-def test_fused_maps_are_one_row_and_one_map(run: Run, here: Path) -> None:
     [row] = rows(run("cat.jpg", "--layer", "0,1", "--fuse", "--raw", "x.npy")[1])
     assert (row["layer"], row["shape"], row["call"]) == ("conv1 + conv2", [14, 14], None)
     assert row["file"] == f"cat-nets.py-Small-gradcam-fused-conv1+conv2-{row['class']}.png"
@@ -114,10 +111,15 @@ def test_maps_of_other_layers_have_other_names_and_long_ones_are_cut(run: Run, h
     assert all(re.fullmatch(r"cat-nets\.py-deep-gradcam-layer.*~[0-9a-f]{8}-1\.png", name) for name in names)
 
 
-def test_calls_without_a_map_are_left_out_and_named(run: Run) -> None:
+def test_calls_without_a_map_are_left_out_and_a_still_is_repeated_as_a_clip(run: Run) -> None:
     status, out, errors = run("cat.jpg", "--layer", "re:^(conv|fc)")
     assert (status, [row["layer"] for row in rows(out)]) == (0, ["conv1", "conv2"])
     assert errors == "Note: cat.jpg: 1 call without a map left out: fc\n"
+    status, out, errors = run("cat.jpg", "--raw", "x.npy", model="nets.py:Clip")
+    [row], values = rows(out), np.load("x.npy")
+    assert (status, row["shape"], list(values.shape)) == (0, [16, 32, 32], [16, 32, 32])
+    assert row["max"] == pytest.approx(float(values.mean(0).max()))
+    assert "repeated 16 times" in errors
 
 
 @pytest.mark.parametrize(
@@ -162,14 +164,6 @@ def test_an_unseen_class_alone_is_drawn_on_the_scale_of_the_best(run: Run, here:
             [drawn] = read_provenance(row["file"])["maps"]
             assert drawn["top"] == pytest.approx(0.9755 if words else 1.1638, abs=1e-4)
             assert (drawn["high"] < drawn["top"] / 5) == (row["class"] == 9)
-
-
-def test_a_still_is_repeated_as_a_clip_with_a_map_for_each_frame(run: Run) -> None:
-    status, out, errors = run("cat.jpg", "--raw", "x.npy", model="nets.py:Clip")
-    [row], values = rows(out), np.load("x.npy")
-    assert (status, row["shape"], list(values.shape)) == (0, [16, 32, 32], [16, 32, 32])
-    assert row["max"] == pytest.approx(float(values.mean(0).max()))
-    assert "repeated 16 times" in errors
 
 
 @pytest.mark.parametrize(
@@ -220,7 +214,7 @@ def test_nothing_is_written_over_an_input(run: Run, here: Path, option: str, nam
     assert (here / image).read_bytes() == before
 
 
-def test_a_clip_is_drawn_frame_by_frame(run: Run, here: Path) -> None:
+def test_a_clip_is_drawn_frame_by_frame_and_only_a_clip_is_an_animation(run: Run, here: Path) -> None:
     frames = [Image.new("RGB", (32, 32), (8 * at, 0, 200)) for at in range(16)]
     frames[0].save("clip.webp", save_all=True, append_images=frames[1:], lossless=True)
     for name, pages in (("out.png", 1), ("out.gif", 16), ("out.webp", 16)):
@@ -235,9 +229,6 @@ def test_a_clip_is_drawn_frame_by_frame(run: Run, here: Path) -> None:
     assert read_provenance(here / "out.png")["frames"] == 16
     status, out, _ = run("clip.webp", "--similar-to", "clip.webp", model="nets.py:volume", size="16x32x32")
     assert (status, rows(out)[0]["score"]) == (0, pytest.approx(1, abs=1e-6))  # all its frames are read
-
-
-def test_an_animation_needs_a_clip(run: Run) -> None:
     one_error(run("cat.jpg", "-o", "cat.gif"), 2, "cannot write cat.gif; nets.py:Small takes a picture: there are no")
     says = "cannot write cat.mp4; sheets are PNG files, of clips also .gif or .webp; name it .png, or give a folder"
     one_error(run("cat.jpg", "-o", "cat.mp4"), 2, says)

@@ -125,7 +125,7 @@ def test_a_row_says_what_was_measured(run: Run) -> None:
     assert note.startswith("Note: nets.py:net on 4 images: of 6 calls, 1 breaks a limit: max-dead: 6 calls (2 Conv2d, ")
 
 
-def test_nan(run: Run) -> None:
+def test_nan_and_what_was_not_measured_have_not_passed(run: Run) -> None:
     status, out, errors = run("--no-nan", "--format", "json", model="nets.py:sick")
     after = ["head", "twice", "twice#1", "fc.0", "fc.1", "fc.2"]
     assert (status, [layer for _, layer, _ in broken(out)], errors) == (3, after, "")
@@ -133,10 +133,6 @@ def test_nan(run: Run) -> None:
         status, out, errors = run("--max-dead", "50%", "--allow", "fc.*", "--format", "json", model=model)
         assert (status, out) == (0, "[]\n")
         assert errors == "Note: NaN or Inf in head, twice, twice#1; --no-nan forbids them\n"
-
-
-def test_what_was_not_measured_has_not_passed(run: Run) -> None:
-    """The classes are NaN: how many of them are dead cannot be known."""
     status, out, _ = run("--max-dead", "50%", "--format", "json", model="nets.py:sick")
     assert (status, broken(out)) == (3, [("max-dead", "fc.2", None)])
     assert json.loads(out)[0]["evidence"] == "2 of 2 channels have NaN or Inf and no two finite values"
@@ -158,7 +154,7 @@ def test_a_chosen_layer_must_have_the_quantity(run: Run, words: list[str], statu
     assert (got, broken(out)) == (status, rows)
 
 
-def test_functional_code_is_checked_unless_it_is_left_out(run: Run) -> None:
+def test_functional_code_is_checked_unless_it_is_left_out(run: Run, here: Path) -> None:
     words = ["--max-dead", "5%", "--format", "json"]
     status, out, errors = run(*words, model="nets.py:functional")
     assert (status, [row["layer"] for row in json.loads(out)], errors) == (3, ["::relu"], "")
@@ -168,9 +164,6 @@ def test_functional_code_is_checked_unless_it_is_left_out(run: Run) -> None:
         "Note: not measured: 3 operations that are not modules (1 sub, 1 relu, 1 mean); --ops measures them\n"
     )
     assert run(*words, "--layer", "::relu", "--ops", model="nets.py:functional")[0] == 3
-
-
-def test_operations_whose_number_of_channels_follows_the_size_of_the_picture_are_checked(run: Run, here: Path) -> None:
     Image.effect_noise((24, 18), 70).convert("RGB").save(here / "pics" / "wide.png")
     status, out, _ = run("--no-nan", "--format", "json", model="nets.py:rows")
     assert (status, broken(out)) == (3, [("no-nan", "::div", 4 * 20 + 24)])
@@ -178,13 +171,10 @@ def test_operations_whose_number_of_channels_follows_the_size_of_the_picture_are
     assert (status, json.loads(out)[0]["evidence"]) == (3, "its number of channels changes")
 
 
-def test_layers_may_be_allowed(run: Run) -> None:
+def test_layers_may_be_allowed_but_not_all(run: Run) -> None:
     words = ["--no-nan", "--allow", "re:^h", "--allow", "twice#0,fc*", "--format", "json"]
     status, out, _ = run(*words, model="nets.py:sick")
     assert (status, [layer for _, layer, _ in broken(out)]) == (3, ["twice#1"])
-
-
-def test_where_all_is_allowed_nothing_has_passed(run: Run) -> None:
     status, out, _ = run("--no-nan", "--allow", "*", "--format", "table", model="nets.py:sick")
     assert (status, out.splitlines()[-2:]) == (
         3,

@@ -131,14 +131,11 @@ def test_a_row_has_every_field_and_the_right_numbers(run: Run, here: Path) -> No
     assert conv1["isolated_l2"] == pytest.approx(2)  # the layer with what changes it
 
 
-def test_tsv_has_the_pairs_and_a_note_with_the_answer(run: Run) -> None:
+def test_tsv_has_the_pairs_and_a_table_the_answer_and_the_most_different_pairs(run: Run) -> None:
     status, out, errors = run("--seed-b", "1", "--format", "tsv")
     lines = out.splitlines()
     assert (status, lines[0].split("\t"), len(lines)) == (0, [*PAIRS.flat], 7)
     assert errors.startswith("Note: A and B have different weights: ")
-
-
-def test_a_table_begins_with_the_answer_and_shows_the_most_different_pairs(run: Run) -> None:
     status, out, errors = run("--seed-b", "1", "--format", "table", "--top", "4", image="a.png b.png")
     lines = out.splitlines()
     assert (status, errors) == (0, "")
@@ -150,14 +147,11 @@ def test_a_table_begins_with_the_answer_and_shows_the_most_different_pairs(run: 
     assert len(layers) == 4 and {"(input)", "conv1", "(model)"} < {*layers}
 
 
-def test_rank_puts_the_layer_that_adds_most_first(run: Run) -> None:
+def test_the_layer_that_adds_most_comes_first_unless_none_runs_alone(run: Run) -> None:
     found = json.loads(run("--seed-b", "1", "--sort", "--format", "json")[1])
     alone = [row["isolated_l2"] for row in found["calls"] if row["isolated_l2"] is not None]
     assert alone == sorted(alone, reverse=True)
     assert found["calls"][0]["layer"] == found["answers"][0]["most"]
-
-
-def test_without_alone_no_layer_runs_alone(run: Run) -> None:
     found = json.loads(run("--seed-b", "1", "--no-alone", "--format", "json")[1])
     assert {row["isolated_l2"] for row in found["calls"]} == {None}
 
@@ -169,19 +163,16 @@ def test_a_map_pairs_layers_of_other_names(run: Run, here: Path) -> None:
     assert pairs == [(a, b, "map") for a, b in [("conv1", "stem"), ("relu", "act"), ("conv2", "body"), ("fc", "head")]]
 
 
-def test_pictures_and_the_page_are_written(run: Run, here: Path) -> None:
+def test_pictures_and_the_page_are_written_but_no_grid_where_nothing_differs(run: Run, here: Path) -> None:
+    status, _, errors = run("--grid", "g.png")
+    assert (status, "Note: g.png was not written: no call with maps differs\n" in errors) == (0, True)
+    assert not (here / "g.png").exists()
     words = ["--grid", "g.png", "--html", "p.html"]
     status, _, errors = run("--seed-b", "1", *words, image="a.png b.png c.png d.png")
     assert (status, errors.count("Note: ")) == (0, 1)
     assert read_provenance(here / "g.png")["command"].startswith("hookscope compare ")
     assert "A and B have different weights" in (here / "p.html").read_text()
     assert "CKA" in (here / "p.html").read_text()
-
-
-def test_no_grid_is_written_where_nothing_differs(run: Run, here: Path) -> None:
-    status, _, errors = run("--grid", "g.png")
-    assert (status, "Note: g.png was not written: no call with maps differs\n" in errors) == (0, True)
-    assert not (here / "g.png").exists()
 
 
 GATES: list[tuple[list[str], list[tuple[str, str]]]] = [
@@ -204,7 +195,7 @@ def test_the_gate_ends_with_3_where_a_pair_breaks_a_limit(
     assert int(suite.attrib["failures"]) == len(found)
 
 
-def test_what_was_not_measured_has_not_passed(run: Run, here: Path) -> None:
+def test_what_was_not_measured_has_not_passed_and_a_table_ends_with_the_verdict(run: Run, here: Path) -> None:
     status, out, _ = run("--input-size-b", "40", "--max-relative", "1e9", "--format", "json")
     reasons = {row["layer"]: row["evidence"] for row in json.loads(out)["broken_limits"]}
     assert (status, reasons["(input)"]) == (3, "the shapes differ: 3x32x32 in A and 3x40x40 in B")
@@ -213,9 +204,6 @@ def test_what_was_not_measured_has_not_passed(run: Run, here: Path) -> None:
         3,
         "the outputs are not scores of the same classes",
     )
-
-
-def test_a_table_of_a_gate_ends_with_the_verdict(run: Run) -> None:
     status, out, _ = run("--max-relative", "1", "--format", "table")
     assert (status, out.splitlines()[-1]) == (0, "limits: all 6 calls are within the limits")
 
@@ -270,15 +258,12 @@ def test_a_table_says_what_is_within_the_noise_before_the_first(run: Run, here: 
     assert "after 1 pair the same to the bit and 9 pairs within the noise; adds most: fc2" in " ".join(out.split())
 
 
-def test_a_model_too_few_is_said(run: Run) -> None:
+def test_models_that_are_missing_or_do_not_pair_are_an_error(run: Run) -> None:
     one_error(run(b="a.png"), 2, "'a.png' is an image, but the first two arguments are the models")
+    one_error(run(b="nets.py:Other"), 1, "")
 
 
 def test_a_lost_image_is_reported_once_and_the_others_are_compared(run: Run, here: Path) -> None:
     (here / "bad.png").write_text("no picture")
     status, out, errors = run("--format", "json", image="a.png bad.png b.png")
     assert (status, errors.count("Error: "), json.loads(out)["answers"][0]["images"]) == (1, 1, 2)
-
-
-def test_models_whose_layers_do_not_pair_are_an_error(run: Run) -> None:
-    one_error(run(b="nets.py:Other"), 1, "")

@@ -46,15 +46,12 @@ def test_rows_are_those_of_the_library(run: Run, here: Path) -> None:
     assert facts["verdict"] == list(means.verdict) and len(facts["maps"]) == 4
 
 
-def test_of_several_images_the_means_stand_in_the_table(run: Run, here: Path) -> None:
+def test_of_several_images_the_means_stand_in_the_table_and_missing_methods_are_one_note(run: Run, here: Path) -> None:
     status, out, _ = run("cat.jpg", "dog.png", *TWO, format="table")
     assert status == 0 and "2 images do not show which map suits the model: give 10" in " ".join(out.split())
     assert " low " in out and "file" not in out.splitlines()[3]
     assert out.endswith("2 images, 4 maps: 520 passes to measure them\n")
     assert len(files(here)) == 2
-
-
-def test_methods_that_are_missing_for_one_reason_are_one_note(run: Run, here: Path) -> None:
     model = (here / "nets.py").read_text()
     (here / "nets.py").write_text(f"import torch\n{model}\nSmall.forward = torch.no_grad()(Small.forward)\n")
     status, _, errors = run("cat.jpg")

@@ -76,14 +76,11 @@ def test_json_is_one_object(run: Run, here: Path) -> None:
     assert report["total_norm"] == pytest.approx(squares**0.5) and report["total_norm_after"] is None
 
 
-def test_ndjson_has_the_kind_of_each_row(run: Run) -> None:
+def test_ndjson_has_the_kind_of_each_row_and_a_table_fits_a_terminal(run: Run) -> None:
     rows = [json.loads(line) for line in run("--format", "ndjson", model="Detached")[1].splitlines()]
     assert [row.pop("row") for row in rows] == ["layer"] * 3 + ["parameter"] * 6 + ["finding"]
     assert (rows[0]["grad_output_norm"], rows[0]["ratio"], rows[0]["findings"]) == (None, None, ["no-gradient"])
     assert rows[-1]["numbers"]["reason"] == "detached"
-
-
-def test_a_table_fits_a_terminal_without_the_columns_that_say_nothing(run: Run) -> None:
     _, out, _ = run("--format", "table", "--target", "1", "--clip-norm", "0.5")
     lines = out.splitlines()
     assert lines[0].split()[:4] == ["index", "name", "order", "grad_output"] and "norm_after" in lines[5]
@@ -96,7 +93,7 @@ def test_a_table_fits_a_terminal_without_the_columns_that_say_nothing(run: Run) 
     assert {"index", "name", "grad_output_norm", "ratio"} <= set(layers)
 
 
-def test_layers_are_chosen_and_their_parameters_with_them(run: Run) -> None:
+def test_layers_are_chosen_and_changes_go_together(run: Run) -> None:
     report = as_json(run, "--layer", "fc,conv1")
     assert [row["name"] for row in report["layers"]] == ["conv1", "fc"]
     assert [row["name"] for row in report["parameters"]] == OWN[:2] + OWN[4:]
@@ -106,9 +103,6 @@ def test_layers_are_chosen_and_their_parameters_with_them(run: Run) -> None:
     assert [row["name"] for row in as_json(run, "--layer", "0:")["layers"]] == ["conv1", "conv2"]
     assert [row["name"] for row in as_json(run, "--layer", "all")["layers"]] == ["conv1", "relu", "conv2", "fc"]
     assert [(row["name"], row["index"]) for row in as_json(run, model="mlp")["layers"]] == [("1", None), ("3", None)]
-
-
-def test_changes_go_together_freeze_value_norm(run: Run) -> None:
     report = as_json(run, "--freeze", "conv2,fc.bias", "--clip-value", "0.01", "--clip-norm", "0.02")
     rows = {row["name"]: row for row in report["parameters"]}
     assert [name for name in OWN if rows[name]["norm_after"] == 0] == ["conv2.weight", "conv2.bias", "fc.bias"]
@@ -118,7 +112,7 @@ def test_changes_go_together_freeze_value_norm(run: Run) -> None:
     assert "after freezing conv2, then clipping values to ±1, then clipping the norm to 2: " in " ".join(lines.split())
 
 
-def test_every_link_of_a_chain_is_marked_and_reported_once(run: Run) -> None:
+def test_every_link_of_a_chain_is_marked_and_the_first_nan_found(run: Run) -> None:
     report = as_json(run, model="deep")
     [finding] = report["findings"]
     marked = [row["name"] for row in report["layers"] if row["findings"] == ["vanishing-gradient"]]
@@ -127,9 +121,6 @@ def test_every_link_of_a_chain_is_marked_and_reported_once(run: Run) -> None:
     assert weights == [f"{name}.weight" for name in marked]
     limited = as_json(run, "--threshold", "vanishing=1e-13", model="deep")["layers"]
     assert 0 < len([row for row in limited if row["findings"]]) < len(marked)
-
-
-def test_the_operation_behind_the_first_nan_is_found(run: Run) -> None:
     [finding] = as_json(run, "--detect-anomaly", model="nan")["findings"]
     line = 1 + (COMMON + NETS).partition("return (x - x)")[0].count("\n")
     assert finding["evidence"] == f"SqrtBackward0 of sqrt at nets.py:{line} makes the first NaN of the backward pass"

@@ -92,13 +92,12 @@ def test_the_page_has_the_command_line(run: Run, here: Path) -> None:
     assert line in (here / "a b.html").read_text()
 
 
-def test_a_page_goes_to_a_pipe_without_rows(run: Run, here: Path) -> None:
+def test_a_page_goes_to_a_pipe_without_rows_and_not_to_the_terminal(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = CliRunner().invoke(cli, command_line("cat.jpg", "dog.png", "-o", "-"))
     assert (result.exit_code, files(here)) == (0, [])
     assert result.stdout.startswith("<!doctype html>") and result.stdout.rstrip().endswith("</html>")
-
-
-def test_a_page_is_not_written_to_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     one_error(run("cat.jpg", "-o", "-"), 2, "-o - would write a page to the terminal; send it to a file or a pipe")
 
@@ -214,7 +213,7 @@ def words_of(found: inspection.Inspection, columns: int = 80, colours: bool = Fa
     return [*in_words(found, {"model": found.model, "weights": found.weights}, Page(columns, colours))]
 
 
-def test_a_terminal_has_about_ten_lines(found: inspection.Inspection) -> None:
+def test_a_terminal_has_about_ten_lines_that_name_a_layer_once(found: inspection.Inspection) -> None:
     reason = "channels 30, 99 and 12 carry the answer: without them the score of star falls from 5.26 to 0.2"
     lines = words_of(replace(found, places=(place("error"), place("warning"), *[place(reason=reason)] * 10)))
     assert 8 <= len(lines) <= 11
@@ -222,9 +221,6 @@ def test_a_terminal_has_about_ten_lines(found: inspection.Inspection) -> None:
     assert lines[2] == "1 error, 1 warning, 10 notes"
     assert lines[3:5] == [" 1  error  conv1: it is wide", " 2  warning  conv1: it is wide"]
     assert [line for line in lines if re.fullmatch(r"    \d more places on the page", line)]
-
-
-def test_a_layer_is_named_once(found: inspection.Inspection) -> None:
     lines = words_of(replace(found, places=(place(reason="Channel 3 of conv1 is dead."), place(reason="It is wide."))))
     assert lines[3:5] == [" 1  note  Channel 3 of conv1 is dead.", " 2  note  conv1: It is wide."]
 
@@ -244,13 +240,10 @@ def test_the_verdict_says_how_severe_it_is(
     assert verdict in words_of(replace(found, places=tuple(map(place, severities))))
 
 
-def test_random_weights_are_said_first_and_loudly(found: inspection.Inspection) -> None:
+def test_random_weights_are_said_first_loudly_and_once(found: inspection.Inspection) -> None:
     first = words_of(replace(found, weights="random (seed 3)"), colours=True)[0]
     assert "RANDOM WEIGHTS (seed 3): this network is not trained" in first and "\x1b[31m" in first
     assert "RANDOM" not in " ".join(words_of(replace(found, weights="mine.pth")))
-
-
-def test_random_weights_are_said_once(found: inspection.Inspection) -> None:
     told = replace(place("error", ""), kind="random-weights", reason="The weights are random (seed 3).")
     found = replace(found, weights="random (seed 3)", places=(told,))
     assert [line for line in words_of(found) if "error" in line or "weights are" in line] == []

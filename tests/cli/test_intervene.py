@@ -85,24 +85,21 @@ def test_the_scores_are_those_of_a_net_with_zeroed_weights(run: Run, net: hooksc
     assert report["interventions"] == [{"at": "conv2", "word": "zero:channels=0,2-3"}]
 
 
-def test_several_are_done_in_the_order_given(run: Run) -> None:
+def test_interventions_are_done_in_order_and_bring_other_answers(run: Run, net: hookscope.LoadedModel) -> None:
     scale, clamp = ["--at", "fc", "scale:factor=2"], ["--at", "fc", "clamp:min=-0.01,max=0.01"]
     assert scores_after(as_json(run, *scale, *clamp)).max() == pytest.approx(0.01)
     assert scores_after(as_json(run, *clamp, *scale)).max() == pytest.approx(0.02)
-
-
-def test_a_patch_brings_the_other_answer(run: Run, net: hookscope.LoadedModel) -> None:
     report = as_json(run, "--at", "conv2", "patch:from=others/a.png")
     assert torch.allclose(scores_after(report), scores(net, "others/a.png"), atol=1e-6)
     itself = as_json(run, "--at", "conv2", "patch:from=cat.png", "--at", "relu", "patch:from=cat.png,on=input")
     assert all(row["change"] == 0 for row in itself["classes"])
     assert all((row["relative_l2"], row["cosine"]) == (0, 1) for row in itself["layers"])
-
-
-def test_a_mean_is_that_of_the_pictures_in_a_folder(run: Run, net: hookscope.LoadedModel) -> None:
     report = as_json(run, "--at", "fc", "mean:from=others")
     expected = (scores(net, "others/a.png") + scores(net, "others/b.png")) / 2
     assert torch.allclose(scores_after(report), expected, atol=1e-6)
+    words = ["--at", "conv1", "dropblock:p=0.3,block_size=3"]
+    first, again, other = (as_json(run, *words, "--seed", seed)["classes"] for seed in ("1", "1", "2"))
+    assert first == again != other
 
 
 @pytest.mark.parametrize("name", ["direction.npy", "direction.pt"])
@@ -112,12 +109,6 @@ def test_a_direction_is_added(run: Run, net: hookscope.LoadedModel, here: Path, 
     torch.save(direction, here / "direction.pt")
     report = as_json(run, "--at", "fc", f"steer:from={name},scale=0.5")
     assert torch.allclose(scores_after(report), scores(net) + 0.5 * direction, atol=1e-5)
-
-
-def test_seeds_repeat_and_differ(run: Run) -> None:
-    words = ["--at", "conv1", "dropblock:p=0.3,block_size=3"]
-    first, again, other = (as_json(run, *words, "--seed", seed)["classes"] for seed in ("1", "1", "2"))
-    assert first == again != other
 
 
 @pytest.mark.parametrize(
@@ -149,7 +140,7 @@ def test_ndjson_and_tables_hold_what_json_does(run: Run) -> None:
     assert "relative_l2" not in alone and "changed: conv2" in alone
 
 
-def test_chosen_layers_are_compared_and_drawn(run: Run) -> None:
+def test_chosen_layers_are_compared_also_without_classes(run: Run) -> None:
     words = ["--at", "conv1", "scale:factor=-1", "--layer", "relu", "--layer", "-1:", "--grid", "grid.png"]
     report = as_json(run, *words)
     assert [(row["name"], row["call"]) for row in report["layers"]] == [("relu", 0), ("conv2", 0)]
@@ -157,9 +148,6 @@ def test_chosen_layers_are_compared_and_drawn(run: Run) -> None:
     provenance = read_provenance("grid.png")
     assert [band["layer"] for band in provenance["bands"]] == ["relu", "conv2"]
     assert (provenance["model"], len(provenance["interventions"])) == ("nets.py:Small", 1)
-
-
-def test_a_model_without_classes_has_layers(run: Run) -> None:
     status, out, errors = run(*ZERO, "--format", "json", model="nets.py:Flow")
     report = json.loads(out)
     assert (status, report["classes"], [row["name"] for row in report["layers"]]) == (0, [], ["conv1", "conv2"])

@@ -79,11 +79,8 @@ nets.py:Net at 8x10: 138 parameters, 11,840 MACs
 """
 
 
-def test_a_table_has_every_call_and_the_totals(run: Run) -> None:
+def test_every_call_is_in_a_table_with_totals_and_in_one_array(run: Run) -> None:
     assert printed(run, "--input-size", "8x10", format="table") == TABLE
-
-
-def test_json_is_one_array(run: Run) -> None:
     first, *_, last = json.loads(printed(run, "--input-size", "8x10"))
     assert first == {
         "index": 0, "name": "stem", "type": "Conv2d", "call": 0, "order": 0, "input_shape": [1, 3, 8, 10],
@@ -177,7 +174,7 @@ def test_the_totals_are_one_row_of_every_format(run: Run, format: str) -> None:
     ]  # fmt: skip
 
 
-def test_totals_of_the_default_type_say_what_the_whole_model_has(run: Run) -> None:
+def test_totals_need_no_convolution_and_name_a_real_pass(run: Run) -> None:
     lines = printed(run, model="vit_b_32", format="table").splitlines()
     assert lines[-3:] == [
         "1 Conv2d call",
@@ -186,22 +183,16 @@ def test_totals_of_the_default_type_say_what_the_whole_model_has(run: Run) -> No
     ]
     (row,) = json.loads(printed(run, "--total", model="vit_b_32"))
     assert (row["params"], row["type_params"]) == (88_224_232, 2_360_064)
-
-
-def test_totals_need_no_convolution(run: Run) -> None:
     (row,) = json.loads(printed(run, "--total", "--input-size", "4", model="nets.py:dense"))
     assert (row["params"], row["macs"], row["type"], row["type_calls"]) == (48 * 5 + 5, 48 * 5, "all", 2)
+    table = printed(run, model="ssdlite320_mobilenet_v3_large", format="table")
+    assert table.splitlines()[-1].endswith(" MACs (by a real pass)")
 
 
 @pytest.mark.parametrize("model", ["nets.py:volumes", "r3d_18"])
 def test_the_totals_name_the_depth_again_from_the_cache(run: Run, model: str) -> None:
     for _ in range(2):
         assert f"\n{model} at 5x64x72: " in printed(run, "--input-size", "5x64x72", model=model, format="table")
-
-
-def test_a_real_pass_is_named(run: Run) -> None:
-    table = printed(run, model="ssdlite320_mobilenet_v3_large", format="table")
-    assert table.splitlines()[-1].endswith(" MACs (by a real pass)")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +211,7 @@ def test_what_is_refused_is_one_line(run: Run, model: str, words: list[str], mes
     one_error(run(*words, model=model), 1, message)
 
 
-def test_what_a_process_of_a_factory_prints_is_no_row(run: Run) -> None:
+def test_the_factory_that_was_taken_is_named_and_what_it_prints_is_no_row(run: Run, here: Path) -> None:
     Path("loud.py").write_text(
         "import os, torch\nprint('import')\n"
         "def make():\n    os.system('echo process')\n    return torch.nn.Conv2d(3, 1, 1)\n"
@@ -228,9 +219,6 @@ def test_what_a_process_of_a_factory_prints_is_no_row(run: Run) -> None:
     status, out, errors = run(model="loud.py:make")
     assert (status, len(json.loads(out))) == (0, 1)
     assert "import" in errors and "process" in errors
-
-
-def test_the_factory_that_was_taken_is_named(run: Run, here: Path) -> None:
     (here / "one.py").write_text("from nets import grey\n\n\ndef only():\n    return grey()\n")
     status, out, errors = run(model="one.py")
     assert (status, errors) == (0, "Note: one.py has one factory: one.py:only is taken\n") and json.loads(out)
@@ -248,22 +236,16 @@ nets.py:Net at 8x10: 138 parameters, 11,840 MACs, 1,280 output values
 """
 
 
-def test_a_tree_has_bars_and_totals(run: Run) -> None:
+def test_a_tree_has_bars_for_people_and_a_depth_for_programs(run: Run, here: Path) -> None:
     assert printed(run, "--input-size", "8x10", format="table", command="graph") == TREE
-
-
-def test_the_tree_of_a_model_without_layers_in_it_is_a_row(run: Run, here: Path) -> None:
-    (here / "one.py").write_text("from torch import nn\n\n\ndef one():\n    return nn.Conv2d(3, 4, 3)\n")
-    _, row, *_ = printed(run, "--input-size", "8x8", model="one.py:one", format="table", command="graph").splitlines()
-    assert row.startswith("(model)  ")
-
-
-def test_a_tree_is_flat_rows_with_a_depth_for_programs(run: Run) -> None:
     first, second, *_ = printed(
         run, "--depth", "1", "--input-size", "8x10", format="csv", command="graph"
     ).splitlines()[1:]
     assert first == "0,,Net,1,,1,1x3x8x10,1x4x8x10,138,11840,1280"
     assert second == "1,stem,Conv2d,1,stem,1,1x3x8x10,1x4x8x10,108,8640,320"
+    (here / "one.py").write_text("from torch import nn\n\n\ndef one():\n    return nn.Conv2d(3, 4, 3)\n")
+    _, row, *_ = printed(run, "--input-size", "8x8", model="one.py:one", format="table", command="graph").splitlines()
+    assert row.startswith("(model)  ")
 
 
 def test_a_second_tree_needs_no_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +260,5 @@ def test_a_graph_is_drawn_beside_the_tree(run: Run, tmp_path: Path) -> None:
     assert len(rows) == 3
     picture = (tmp_path / "net.svg").read_text()
     assert "<title>shapes at 128x128</title>" in picture and ">features<" in picture and ">classifier<" in picture
-
-
-def test_a_graph_of_another_format_is_refused_before_the_model_is_built(run: Run) -> None:
-    wrong = "cannot write net.bmp...name it .svg, .png, .pdf, .dot"
+    wrong = "cannot write net.bmp...name it .svg, .png, .dot"
     one_error(run("-o", "net.bmp", model="no_such_model", command="graph"), 2, wrong)

@@ -49,9 +49,16 @@ left out: weights, float_weights; --format tsv has all
 """
 
 
-def test_a_table_ends_with_the_number_of_models(run: Run) -> None:
+def test_each_format_has_what_is_known(run: Run) -> None:
     assert run(format="table") == (0, TABLE, "")
     assert run("alex", format="table")[1].splitlines()[-1] == "1 model"
+    rows = list(csv.DictReader(io.StringIO(run(format="csv")[1])))
+    assert [(row["name"], row["params"]) for row in rows][::2] == [("alexnet", ""), ("resnet18", "11689512")]
+    [row] = json.loads(run("quantized")[1])
+    assert list(row) == list(COLUMNS.flat)
+    assert (row["params"], row["weights"]) == (11689512, ["IMAGENET1K_FBGEMM_V1", "B"])
+    lines = run("--help")[1].splitlines()
+    assert [field for field in COLUMNS.flat if not any(line.startswith(f"    {field}  ") for line in lines)] == []
 
 
 def test_the_model_that_ships_has_a_row(run: Run, shapes_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,22 +67,6 @@ def test_the_model_that_ships_has_a_row(run: Run, shapes_file: Path, monkeypatch
     size = round(shapes_file.stat().st_size / 2**20, 3)
     values = ["shapes", "classification", 727626, size, None, 93.75, "shapes acc@1", ["shapes.safetensors"], []]
     assert list(row.items()) == list(zip(COLUMNS.flat, values, strict=True))
-
-
-def test_csv_leaves_what_is_not_known_empty(run: Run) -> None:
-    rows = list(csv.DictReader(io.StringIO(run(format="csv")[1])))
-    assert [(row["name"], row["params"]) for row in rows][::2] == [("alexnet", ""), ("resnet18", "11689512")]
-
-
-def test_json_has_numbers_and_lists(run: Run) -> None:
-    [row] = json.loads(run("quantized")[1])
-    assert list(row) == list(COLUMNS.flat)
-    assert (row["params"], row["weights"]) == (11689512, ["IMAGENET1K_FBGEMM_V1", "B"])
-
-
-def test_the_fields_are_in_the_help(run: Run) -> None:
-    lines = run("--help")[1].splitlines()
-    assert [field for field in COLUMNS.flat if not any(line.startswith(f"    {field}  ") for line in lines)] == []
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,6 @@ def test_what_a_command_returns_runs_when_all_is_put_back(run: Any) -> None:
     before = around()
     assert run(command) == (0, "", "")
     assert len(states) == 2 and states[0] != before and states[1] == before
-
-
-def test_what_is_run_afterwards_has_errors_of_its_own(run: Any) -> None:
     assert run(lambda: lambda: sys.exit(7)) == (7, "", "")
     with pytest.raises(LayerError):
         run(lambda: raising(LayerError("its own")))
@@ -181,14 +178,11 @@ def test_each_error_has_its_status_and_one_line(run: Any, error: BaseException, 
     assert run(raising(error)) == (status, "", line + "\n" if line else "")
 
 
-def test_a_broken_pair_is_named(run: Any) -> None:
+def test_a_broken_pair_is_named_and_a_long_text_cut(run: Any) -> None:
     status, _, errors = run(raising(RuntimeError("operator torchvision::nms does not exist")))
     assert status == 1
     assert errors.count("\n") == 1
     assert "pip install --force-reinstall torch torchvision" in errors
-
-
-def test_a_long_text_is_cut(run: Any) -> None:
     _, _, errors = run(raising(RuntimeError("x" * 13_000)))
     assert len(errors) < 400
 
@@ -233,7 +227,7 @@ def test_the_help_of_the_program_is_one_screen(run: Any, words: list[str]) -> No
     assert all(f"  {title:<8} {', '.join(commands)}" in lines for title, commands in main_module.GROUPS.items())
 
 
-def test_a_topic_lists_each_command_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_topics_list_each_command_and_threshold_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["help", "commands"])
     output = capsys.readouterr().out
@@ -242,6 +236,10 @@ def test_a_topic_lists_each_command_in_one_line(capsys: pytest.CaptureFixture[st
         for name in commands:
             (text,) = re.findall(rf"^  {name} +(.+)$", output, re.MULTILINE)
             assert len(text) <= 60
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "findings"])
+    output = capsys.readouterr().out
+    assert all(f"\n  {name} " in output for name, _ in threshold_rows())
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -257,13 +255,6 @@ def test_a_topic_explains_each_shared_option(capsys: pytest.CaptureFixture[str],
             if option.get_help_record(click.Context(command)) is None:  # another option speaks for it
                 continue
             assert re.search(rf"^  (?:-\S+, )*{word}\b", output, re.MULTILINE), word
-
-
-def test_a_topic_explains_each_threshold(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["help", "findings"])
-    output = capsys.readouterr().out
-    assert all(f"\n  {name} " in output for name, _ in threshold_rows())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -347,7 +338,7 @@ def test_version_names_the_three_packages(run: Any, monkeypatch: pytest.MonkeyPa
     assert run(nothing, "--version") == (0, "hookscope 1.2 (torch 2.15.0, torchvision missing)\n", "")
 
 
-def test_warnings_are_one_line_each_and_printed_once(run: Any) -> None:
+def test_warnings_are_one_line_each_and_foreign_names_are_escaped(run: Any) -> None:
     def warn() -> None:
         warnings.simplefilter("always")
         for text in ("take\n care\x1b[0m", "take\n care\x1b[0m", "other"):
@@ -356,9 +347,6 @@ def test_warnings_are_one_line_each_and_printed_once(run: Any) -> None:
     before = warnings.showwarning
     assert run(warn) == (0, "", "Warning: take care\\x1b[0m\nWarning: other\n")
     assert warnings.showwarning is before
-
-
-def test_names_the_terminal_cannot_spell_are_written_as_escapes(run: Any) -> None:
     assert run(lambda: click.echo("caf\udce9")) == (0, "caf\\udce9\n", "")
 
 

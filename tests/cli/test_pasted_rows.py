@@ -158,10 +158,17 @@ def every(rows_of: Print) -> dict[Call, Place]:
     return calls_in(rows_of("list-layers", *MODEL, "--type", "all"))
 
 
-def test_the_order_of_list_layers_is_its_index_among_all(rows_of: Print, listed: dict[Call, Place]) -> None:
+def test_orders_and_indices_of_list_layers_are_taken(rows_of: Print, listed: dict[Call, Place]) -> None:
     assert all(index == order for index, order in every(rows_of).values())
     assert [order for _, order in listed.values()] == list(range(len(listed)))
     assert [listed[call][0] for call in CHOSEN] == [0, None, 3, 4, None, 5, 6, None]
+
+    def layers(*words: str) -> list[str]:
+        return list(dict.fromkeys(row["name"].rpartition(".")[0] for row in parameters(rows_of, *words)))
+
+    for (name, _), (index, _) in listed.items():
+        assert index is None or layers("--layer", str(index)) == [name]
+    assert layers("--layer", "-1,head") == ["1", "head"] and layers("--layer", "3:5") == ["twice"]
 
 
 @pytest.mark.parametrize("command", [*(name for name in LINES if name != "stats --ops"), "watch"])
@@ -194,15 +201,6 @@ def test_a_row_can_be_pasted(call: Call, command: str, asked: Any, watched: Any,
         assert list(calls(str(index))) == [call]
     if command != "stats --ops":
         assert calls(str(order), "all") == {call: (order, order)}
-
-
-def test_weights_takes_the_indices_of_list_layers(rows_of: Print, listed: dict[Call, Place]) -> None:
-    def layers(*words: str) -> list[str]:
-        return list(dict.fromkeys(row["name"].rpartition(".")[0] for row in parameters(rows_of, *words)))
-
-    for (name, _), (index, _) in listed.items():
-        assert index is None or layers("--layer", str(index)) == [name]
-    assert layers("--layer", "-1,head") == ["1", "head"] and layers("--layer", "3:5") == ["twice"]
 
 
 def parameters(rows_of: Print, *words: str) -> Rows:

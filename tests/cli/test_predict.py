@@ -45,7 +45,7 @@ def own_scores(factory: str, path: str) -> torch.Tensor:
     return output["out"].mean((2, 3))[0] if isinstance(output, dict) else output[0]
 
 
-def test_scores_are_the_models_own_to_the_bit_best_first(run: Run) -> None:
+def test_scores_are_the_models_own_best_first_also_of_a_segmentation_and_of_nan(run: Run) -> None:
     status, out, _ = run("cat.png", "dog.png", "--format", "ndjson")
     assert (status, [row["image"] for row in rows(out)]) == (0, ["cat.png"] * 4 + ["dog.png"] * 4)
     for path in PICTURES:
@@ -54,11 +54,11 @@ def test_scores_are_the_models_own_to_the_bit_best_first(run: Run) -> None:
         assert [row["class"] for row in printed] == order.tolist()
         assert torch.equal(torch.tensor([row["score"] for row in printed]), own[order])
         assert [row["probability"] for row in printed] == torch.softmax(own.double(), 0)[order].tolist()
-
-
-def test_a_segmentation_has_the_mean_of_its_logits(run: Run) -> None:
     own, printed = own_scores("Mask", "cat.png"), rows(run("cat.png", "--format", "ndjson", model="nets.py:Mask")[1])
     assert torch.equal(torch.tensor([row["score"] for row in printed]), own[own.argsort(descending=True)])
+    status, out, _ = run("cat.png", "--top", "1", "--format", "ndjson", model="nets.py:Broken")
+    assert status == 0 and rows(out)[0]["score"] is None
+    assert run("cat.png", "--top", "1", "--format", "csv", model="nets.py:Broken")[1].splitlines()[1].count("nan") == 2
 
 
 @pytest.mark.parametrize("names", ["names.txt", "names.json"])
@@ -66,12 +66,6 @@ def test_targets_are_named_by_a_file_and_printed_in_the_order_asked_for(run: Run
     words = ["--target", "fox,BEE", "--target", "3,0", "--categories", names, "--format", "ndjson"]
     printed = rows(run("cat.png", *words)[1])
     assert [(row["class"], row["label"]) for row in printed] == [(3, "red fox"), (1, "bee"), (0, "ant")]
-
-
-def test_a_score_that_is_no_number_is_null_or_nan(run: Run) -> None:
-    status, out, _ = run("cat.png", "--top", "1", "--format", "ndjson", model="nets.py:Broken")
-    assert status == 0 and rows(out)[0]["score"] is None
-    assert run("cat.png", "--top", "1", "--format", "csv", model="nets.py:Broken")[1].splitlines()[1].count("nan") == 2
 
 
 @pytest.mark.parametrize(

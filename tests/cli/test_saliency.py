@@ -80,12 +80,14 @@ def test_a_row_and_raw_values_are_the_librarys(run: Run, here: Path, method: str
     assert max(drawn["high"], -drawn["low"]) == pytest.approx(row["max"])
 
 
-def test_raw_values_are_named_by_picture_and_class(run: Run) -> None:
+def test_raw_values_are_named_and_relus_that_are_not_guided_noted(run: Run) -> None:
     out = run("cat.jpg", "dog.png", "--target", "top:2", "--raw", "x.npz", "--seed", "5")[1]
     with np.load("x.npz") as arrays:
         assert set(arrays) == {f"{row['image'][:3]}/{row['class']}" for row in rows(out)}
         for each in library("top:2", "gradient"):
             assert np.array_equal(arrays[f"cat/{each.prediction.index}"], each.values.numpy())
+    status, _, errors = run("cat.jpg", "--method", "guided-backprop")
+    assert (status, errors) == (0, "Note: cat.jpg: 1 functional ReLU call not guided: hooks act on modules only\n")
 
 
 def test_a_map_that_is_all_zero_is_drawn_with_a_note(run: Run, here: Path) -> None:
@@ -112,11 +114,6 @@ def test_shares_that_do_not_make_up_the_score_have_a_note(run: Run, steps: int, 
             f"with 1 steps the shares of class {row['class']} miss the score by more than 5 %; {taken} steps were taken"
         )
     assert errors == (f"Note: cat.jpg: {note}\n" if note else "")
-
-
-def test_relus_that_are_not_guided_have_a_note(run: Run) -> None:
-    status, _, errors = run("cat.jpg", "--method", "guided-backprop")
-    assert (status, errors) == (0, "Note: cat.jpg: 1 functional ReLU call not guided: hooks act on modules only\n")
 
 
 @pytest.mark.parametrize(

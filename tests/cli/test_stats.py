@@ -163,11 +163,14 @@ def test_thresholds_reach_the_findings(run: Run) -> None:
     assert findings == {"duplicate-channels", "vanishing-activations", "exploding-activations", "never-updated"}
 
 
-def test_names_come_from_a_list(run: Run, here: Path) -> None:
+def test_names_come_from_a_list_and_shapes_that_vary_have_question_marks(run: Run, here: Path) -> None:
     (here / "list").write_bytes(b"pics/0.png\0pics/b\0missing.png\0")
     status, out, errors = run("--files0-from", "list")
     assert (status, images_in(out)) == (1, 3)
     assert errors.startswith("Error: no picture 'missing.png'")
+    Image.effect_noise((50, 34), 80).convert("RGB").save(here / "wide.png")
+    assert rows(run("pics/0.png", "wide.png")[1])[0]["shape"] == [6, 10, None]
+    assert "6x10x?" in run("pics/0.png", "wide.png", format="tsv")[1]
 
 
 @pytest.mark.parametrize(
@@ -308,12 +311,6 @@ def test_a_run_is_logged_and_a_merged_run_is_plotted(
     }
     assert merged(capfd, "a.json", "--plot", "y.svg")[0] == 0
     assert (here / "y.svg").read_bytes().startswith(b"<?xml")
-
-
-def test_shapes_that_vary_have_question_marks(run: Run, here: Path) -> None:
-    Image.effect_noise((50, 34), 80).convert("RGB").save(here / "wide.png")
-    assert rows(run("pics/0.png", "wide.png")[1])[0]["shape"] == [6, 10, None]
-    assert "6x10x?" in run("pics/0.png", "wide.png", format="tsv")[1]
 
 
 IMPATIENT = """

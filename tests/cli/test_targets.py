@@ -66,9 +66,16 @@ def check(outcome: tuple[int, str, str], name: str, target: Any, model: str = "n
     assert Path(row["file"]).is_file() and f"-{result.prediction.key}.png" in row["file"]
 
 
-def test_one_class_against_another(run: Run) -> None:
+def test_an_answer_is_a_class_against_another_a_similarity_or_a_region(run: Run) -> None:
     words = ("--target", "2", "--against", "1", "--raw", "x.npy")
     check(run(*words), "class 2 against class 1", DifferenceTarget(2, 1))
+    net, inputs = net_and_inputs(image="dog.png")
+    target = SimilarityTarget(net.model(*inputs), "dog.png")
+    check(run("--similar-to", "dog.png", "--raw", "x.npy"), "similarity to dog.png", target)
+    words = ("--region", "80,60", "--target", "top:2", "--method", "ablationcam")
+    status, out, _ = run(*words, model="nets.py:Segments", command="cam")
+    assert status == 0 and [row["target"].split()[2:] for row in rows(out)] == [["at", "80,60"]] * 2
+    assert [Path(row["file"]).is_file() for row in rows(out)] == [True, True]
 
 
 @pytest.mark.parametrize("where", ["nets.py:margin", "margins:margin"])
@@ -79,12 +86,6 @@ def test_a_function_of_the_output(run: Run, here: Path, where: str) -> None:
         return output[:, 1] - output[:, 2]
 
     check(run("--target", where, "--raw", "x.npy"), "margin", margin)
-
-
-def test_the_similarity_to_another_picture(run: Run) -> None:
-    net, inputs = net_and_inputs(image="dog.png")
-    target = SimilarityTarget(net.model(*inputs), "dog.png")
-    check(run("--similar-to", "dog.png", "--raw", "x.npy"), "similarity to dog.png", target)
 
 
 @POSIX
@@ -109,13 +110,6 @@ def test_a_region_is_in_pixels_of_the_photograph(run: Run, model: str) -> None:
     words = ("--region", "52,32", "--target", "1", "--against", "0", "--raw", "x.npy")
     name, target = "class 1 against class 0 at 52,32", RegionTarget(cell, DifferenceTarget(1, 0), "at 52,32")
     check(run(*words, model=model), name, target, model)
-
-
-def test_cam_draws_the_classes_of_a_region(run: Run) -> None:
-    words = ("--region", "80,60", "--target", "top:2", "--method", "ablationcam")
-    status, out, _ = run(*words, model="nets.py:Segments", command="cam")
-    assert status == 0 and [row["target"].split()[2:] for row in rows(out)] == [["at", "80,60"]] * 2
-    assert [Path(row["file"]).is_file() for row in rows(out)] == [True, True]
 
 
 def test_an_embedding_has_no_class(run: Run, here: Path) -> None:

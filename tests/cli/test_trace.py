@@ -99,7 +99,7 @@ def test_numbers_equal_those_computed_by_hand(run: Run) -> None:
     }  # fmt: skip
 
 
-def test_a_line_holds_values_as_json(run: Run) -> None:
+def test_a_line_holds_values_as_json_and_a_table_fits_a_terminal(run: Run) -> None:
     _, out, errors = run(*ONES, "--values", "--max-values", "4", "--type", "all", "--layer", "0,3")
     lines = [line.split("\t") for line in out.splitlines()]
     values = json.dumps([[[[3.0, 3.0], [0.0, 0.0]]]])
@@ -108,6 +108,10 @@ def test_a_line_holds_values_as_json(run: Run) -> None:
         "Note: 0, 3 are indices; the layer named 0 is name:0",
         "Note: 1 tensor of more than 4 values left out; --max-values shows larger tensors",
     ]
+    words = ("--weights", "none", "--input-size", "32", "--format", "table", "--events")
+    _, out, _ = run("resnet18", "cat.png", *words)
+    assert max(map(len, out.splitlines())) <= 100
+    assert "layer1.0.relu#1" in out
 
 
 def test_a_table_of_events_shows_nesting(run: Run) -> None:
@@ -124,14 +128,7 @@ def test_a_table_of_events_shows_nesting(run: Run) -> None:
     ]
 
 
-def test_a_table_fits_a_terminal(run: Run) -> None:
-    words = ("--weights", "none", "--input-size", "32", "--format", "table", "--events")
-    _, out, _ = run("resnet18", "cat.png", *words)
-    assert max(map(len, out.splitlines())) <= 100
-    assert "layer1.0.relu#1" in out
-
-
-def test_parts_types_and_values_that_are_not_finite(run: Run) -> None:
+def test_parts_that_are_not_finite_are_said_in_json_and_in_a_table(run: Run) -> None:
     status, out, errors = run("nets.py:Parts", "tiny.png", "--preprocess", "none", "--values", "--format", "ndjson")
     assert status == 0
     split, join = map(json.loads, out.splitlines())
@@ -147,9 +144,6 @@ def test_parts_types_and_values_that_are_not_finite(run: Run) -> None:
         "Note: not shown: 3 operations that are not modules (1 mul, 1 sub, 1 div); --ops shows them\n"
         "Note: 1 chosen layer did not run: idle\n"
     )
-
-
-def test_a_table_of_parts_is_short_and_says_what_is_unusual(run: Run) -> None:
     _, out, _ = run("nets.py:Parts", "tiny.png", "--preprocess", "none", "--format", "table", "--events")
     lines = out.splitlines()
     assert lines[0].split()[-4:] == ["dtype", "min", "max", "nonfinite"]
@@ -159,16 +153,13 @@ def test_a_table_of_parts_is_short_and_says_what_is_unusual(run: Run) -> None:
     assert join.split()[-3:] == ["-", "-", "27"]
 
 
-def test_without_classes_the_mean_square_is_differentiated(run: Run) -> None:
+def test_without_classes_or_gradients_the_rest_is_traced(run: Run) -> None:
     words = ("nets.py:Parts", "tiny.png", "--preprocess", "none", "--events", "--format", "table")
     _, out, errors = run(*words)
     assert "backward from mean square of the output: nan" in out
     assert errors.endswith("idle\n")
     status, _, errors = run(*words, "--target", "0")
     assert (status, "no score for each class" in errors) == (1, True)
-
-
-def test_calls_without_a_gradient_are_in_a_note(run: Run) -> None:
     status, out, errors = run("nets.py:Aside", "tiny.png", "--preprocess", "none", "--events", "--format", "ndjson")
     events = [(row["event"], row["name"]) for row in map(json.loads, out.splitlines())]
     assert (status, events[-2:]) == (0, [("backward", "(model)"), ("backward", "main")])

@@ -42,10 +42,12 @@ def test_all_holds(run: Run, words: list[str]) -> None:
     assert [row["compared"] for row in rows(out)][:4] == [3, 3, 1, 2]
 
 
-def test_a_type_and_a_layer_narrow_what_is_compared(run: Run) -> None:
+def test_a_type_and_a_layer_narrow_what_is_compared_and_optical_flow_takes_two_images(run: Run) -> None:
     printed = rows(run("--type", "Conv2d", "--layer", "-1", "--format", "ndjson")[1])
     assert [row["compared"] for row in printed][:2] == [1, 1]
     assert (printed[3]["holds"], printed[3]["note"]) == (None, "no chosen call feeds another")
+    status, out, _ = run("cat.png", "dog.png", "--input-size", "128", "--format", "ndjson", model="nets.py:Flow")
+    assert (status, [row["holds"] for row in rows(out)][:3]) == (0, [True] * 3)
 
 
 def test_the_first_difference_ends_it_with_status_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +78,3 @@ def test_the_rows_before_the_difference_are_printed(run: Run) -> None:
 )
 def test_what_is_refused_is_one_line(run: Run, words: list[str], status: int, message: str) -> None:
     one_error(run(*words), status, message)
-
-
-def test_optical_flow_takes_two_images(run: Run) -> None:
-    status, out, _ = run("cat.png", "dog.png", "--input-size", "128", "--format", "ndjson", model="nets.py:Flow")
-    assert (status, [row["holds"] for row in rows(out)][:3]) == (0, [True] * 3)

@@ -114,12 +114,9 @@ def test_what_is_refused_leaves_nothing(run: Run, here: Path, words: list[str], 
     assert files(here) == []
 
 
-def test_channels_beyond_the_last_are_left_out_with_a_note(run: Run) -> None:
+def test_channels_that_do_not_exist_or_fit_are_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     status, _, errors = run("cat.jpg", "--layer", "0", "--channels", "4-12")
     assert (status, errors) == (0, "Note: --channels names channels that do not exist in conv1\n")
-
-
-def test_channels_that_do_not_fit_a_sheet_are_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.drawing.sheet.MOST_PIXELS", 20_000)
     status, _, errors = run("cat.jpg", "--layer", "0", "-o", "x.png")
     assert status == 0 and re.search(r"Note: conv1: \d+ channels left out of x.png; choose with --channels\n", errors)
@@ -142,7 +139,7 @@ def test_options_reach_the_picture(run: Run, here: Path) -> None:
     assert provenance["size"] == [2 * 3 * 14 + 2] * 2
 
 
-def test_optical_flow_takes_two_pictures(run: Run, here: Path) -> None:
+def test_optical_flow_takes_two_pictures_and_video_the_frames_of_an_animation(run: Run, here: Path) -> None:
     status, out, _ = run("cat.jpg", "dog.png", "-o", "x.png", "--overlay", model="nets.py:Flow")
     assert (status, rows(out)[0]["shape"][0]) == (0, 2)
     provenance = read_provenance(here / "x.png")
@@ -151,9 +148,6 @@ def test_optical_flow_takes_two_pictures(run: Run, here: Path) -> None:
     message = "optical flow takes one or two images; 3 were given"
     one_error(run("cat.jpg", "dog.png", "cat.jpg", model="nets.py:Flow"), 2, message)
     assert run("cat.jpg", "-o", "y.png", model="nets.py:Flow")[0] == 0
-
-
-def test_video_takes_the_frames_of_an_animation(run: Run, here: Path) -> None:
     frames = [Image.new("RGB", (32, 32), (15 * number,) * 3) for number in range(16)]
     frames[0].save(here / "a.gif", save_all=True, append_images=frames[1:], duration=50)
     words = ["--type", "Conv3d", "--preprocess", "none", "-o", "x.png"]
@@ -234,7 +228,7 @@ def test_attention_is_a_page_for_each_image_and_a_row_for_each_head(run: Run, he
     assert (first["peak_x"], first["peak_y"]) == (column * 10 + 5, row * 10 + 5)
 
 
-def test_a_table_of_attention_has_the_head_with_the_fewest_positions(run: Run) -> None:
+def test_a_table_of_attention_has_one_head_and_a_model_without_attention_is_refused(run: Run) -> None:
     few, many = sorted(
         rows(run("cat.jpg", model="nets.py:Looks", command="attention")[1]), key=lambda row: row["effective_positions"]
     )
@@ -242,6 +236,7 @@ def test_a_table_of_attention_has_the_head_with_the_fewest_positions(run: Run) -
     assert few["effective_positions"] < many["effective_positions"]
     assert f"head: {few['head']};" in out or f"  {few['head']}  " in out.splitlines()[1]
     assert "the head that looks at the fewest positions; --format tsv has all heads" in " ".join(out.split())
+    one_error(run("cat.jpg", command="attention"), 1, "Small has no attention; in its pass no softmax weighs values")
 
 
 def test_the_query_of_attention_is_a_position_in_pixels_of_the_image(run: Run, here: Path) -> None:
@@ -267,7 +262,3 @@ def test_the_query_of_attention_is_a_position_in_pixels_of_the_image(run: Run, h
 def test_what_attention_cannot_draw_is_said_in_a_line(run: Run, words: list[str], status: int, text: str) -> None:
     sized = ["--preprocess", "stretch", "--size", "32x48"]
     one_error(run("cat.jpg", *words, *sized, model="nets.py:Looks", command="attention"), status, text)
-
-
-def test_a_model_without_attention_is_refused(run: Run) -> None:
-    one_error(run("cat.jpg", command="attention"), 1, "Small has no attention; in its pass no softmax weighs values")

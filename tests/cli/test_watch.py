@@ -468,15 +468,12 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Any:
     return shown
 
 
-def test_a_run_that_goes_on(tmp_path: Path, shown: Any) -> None:
+def test_a_run_that_goes_on_is_shown_and_of_several_the_last(tmp_path: Path, shown: Any) -> None:
     log = tmp_path / "run.ndjson"
     log.write_text(RUN.rpartition('{"row": "end"')[0] + '{"row": "layer", "st')
     os.utime(log, (time.time() - 90, time.time() - 90))
     words = " ".join(shown(log, "table").split())
     assert re.search(r"it still runs, or was killed; last written to 1 min 3\d s ago ", words)
-
-
-def test_the_last_run_is_shown(tmp_path: Path, shown: Any) -> None:
     log = tmp_path / "run.ndjson"
     log.write_text(RUN + RUN.splitlines()[0])
     text = shown(log, "table")

@@ -79,7 +79,7 @@ def test_a_sound_model_has_no_findings(run: Run, words: list[str]) -> None:
     assert [(row["row"], row["name"]) for row in rows(out)] == [("parameter", name) for name in NAMES]
 
 
-def test_a_table_ends_with_totals_and_findings(run: Run, broken: str) -> None:
+def test_a_table_ends_with_totals_and_findings_and_layers_are_chosen_by_name(run: Run, broken: str) -> None:
     _, out, _ = run("--weights", broken, "--format", "table")
     values = 6 * 75 + 6 + 12 + 12 * 54 + 12 + 26
     assert {
@@ -88,9 +88,6 @@ def test_a_table_ends_with_totals_and_findings(run: Run, broken: str) -> None:
         "1 BatchNorm: statistics updated in 1",
         "error  non-finite          fc.weight: 1 NaN among 24 values, the first at [1, 3]",
     } <= set(out.splitlines())
-
-
-def test_layers_are_chosen_by_name(run: Run) -> None:
     _, out, _ = run("--layer", "conv2,re:^f", "--format", "ndjson")
     assert [row["layer"] for row in rows(out)] == ["conv2", "conv2", "fc", "fc"]
 
@@ -110,6 +107,8 @@ def test_options_reach_the_kernels_beside_a_plot(run: Run, here: Path) -> None:
     assert (part["layer"], part["filters"], part["columns"], part["zoom"]) == ("conv2", [1, 3], 1, 10)
     assert (provenance["cmap"], provenance["model"]) == ("gray", "nets.py:Normed")
     assert (here / "w.pdf").read_bytes().startswith(b"%PDF")
+    assert run("--plot", "w.png", model="nets.py:flat")[0] == 0
+    assert "the model has no convolution" in run("--kernels", "k.png", model="nets.py:flat")[2]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +134,3 @@ def test_what_is_refused_is_one_line(run: Run, here: Path, words: list[str], sta
     one_error(run(*words, "--format", "ndjson"), status, message)
     assert files(here) == ["same.png"]
     assert (here / "same.png").read_bytes() == b"weights"
-
-
-def test_a_model_without_convolutions_has_a_plot_and_no_kernels(run: Run) -> None:
-    assert run("--plot", "w.png", model="nets.py:flat")[0] == 0
-    assert "the model has no convolution" in run("--kernels", "k.png", model="nets.py:flat")[2]

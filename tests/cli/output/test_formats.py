@@ -65,15 +65,12 @@ def test_tsv_is_exact_and_one_line_a_row() -> None:
     ]
 
 
-def test_csv_is_read_back_by_the_csv_module() -> None:
+def test_csv_is_read_back_by_the_csv_module_and_escaped_on_a_terminal() -> None:
     text = written(ROWS, "csv", totals=["left out"])
     assert "\r" not in text
     back = list(csv.DictReader(io.StringIO(text)))
     assert back[1] == {"index": "12345", "layer": ROWS[1]["layer"], "shape": "", "mean": "0.3333333333333333"}
     assert [row["index"] for row in back] == ["0", "12345", "2"]
-
-
-def test_csv_on_a_terminal_has_escapes_for_control_characters() -> None:
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
     write_report(Report([Section(ROWS, Columns(*FIELDS))]), "csv", screen)
@@ -145,16 +142,10 @@ def test_floats_survive_text(value: float) -> None:
     assert float(one(value, "tsv")).hex() == value.hex()
 
 
-def test_wide_and_combining_characters_keep_the_columns() -> None:
+def test_wide_long_and_foreign_names_keep_the_columns() -> None:
     rows = [{"a": "猫", "b": "x"}, {"a": "e\u0301", "b": "y"}, {"a": "abc", "b": "z"}]
     assert written(rows, "table", ("a", "b")) == "a    b\n猫   x\ne\u0301    y\nabc  z\n"
-
-
-def test_a_long_text_loses_its_middle_in_a_table_alone() -> None:
     assert f"{'n' * 49}…{'n' * 50}\n" in written([{"f": "n" * 500}], "table", ("f",))
-
-
-def test_names_that_are_no_utf8_are_escaped_for_people() -> None:
     assert one("caf\udce9", "tsv") == "caf\\udce9"
     assert one("\u202egnp", "table") == "\\u202egnp"
 
@@ -222,7 +213,7 @@ def test_a_document_is_written_whole_and_not_row_by_row(format: str) -> None:
     assert stream.getvalue()
 
 
-def test_totals_may_be_counted_while_the_rows_run() -> None:
+def test_a_table_has_lines_above_and_below_it_and_some_of_the_rows() -> None:
     totals: list[str] = []
 
     def rows() -> Iterator[Mapping[str, Any]]:
@@ -232,22 +223,36 @@ def test_totals_may_be_counted_while_the_rows_run() -> None:
     stream = io.StringIO()
     write_report(Report([Section(rows(), Columns("index"))], totals=totals), "table", stream)
     assert stream.getvalue() == "index\n    1\n\n1 row\n"
+    rows = [{"name": name} for name in "abc"]
+    section = Section(rows, Columns("name"), shown=rows[1:2])
+    report = Report([section], lead=lambda page: [f"{page.columns} columns"])
+    table, tsv = io.StringIO(), io.StringIO()
+    write_report(report, "table", table)
+    write_report(report, "tsv", tsv)
+    assert (table.getvalue(), tsv.getvalue()) == ("100 columns\n\nname\nb\n", "name\na\nb\nc\n")
 
 
-def test_default_format_asks_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_chooses_the_format_and_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     assert default_format(stream) == "tsv"
     monkeypatch.setattr(stream, "isatty", lambda: True)
     assert default_format(stream) == "table"
     assert default_format(None) == "tsv"
+    assert terminal_columns(io.StringIO()) == 100
+    assert terminal_columns(io.StringIO(), 80) == 80
+    with open(os.devnull) as stream:
+        assert terminal_columns(stream) == 100
+    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((70, 24)))
+    for columns, expected in (("90", 90), ("0", 70), ("-3", 70), ("wide", 70), ("", 70)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert terminal_columns(Terminal()) == expected
 
 
-def test_note_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_is_one_line_and_outlives_a_closed_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     note("weights: random\x1b[31m\n(seed 0)")
     assert capsys.readouterr() == ("", "weights: random\\x1b[31m\\n(seed 0)\n")
-
-
-def test_note_outlives_a_closed_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
@@ -289,13 +294,6 @@ def test_the_least_needed_columns_go_first_and_only_where_they_must(
     assert columns_on_a_terminal(monkeypatch, width, columns) == header
 
 
-def test_a_stream_that_is_no_terminal_has_a_hundred_columns() -> None:
-    assert terminal_columns(io.StringIO()) == 100
-    assert terminal_columns(io.StringIO(), 80) == 80
-    with open(os.devnull) as stream:
-        assert terminal_columns(stream) == 100
-
-
 def table(report: Report) -> str:
     stream = io.StringIO()
     write_report(report, "table", stream)
@@ -314,9 +312,6 @@ def test_a_caption_holds_what_is_the_same_in_every_row() -> None:
         "2 layers",
         "",
     ]
-
-
-def test_a_column_that_varies_or_contradicts_the_caption_stays() -> None:
     rows = [{"image": "a.png", "weights": "none"}, {"image": "b.png", "weights": "none"}]
     text = table(Report([Section(rows, Columns("image", "weights"))], caption={"weights": "default"}))
     assert text == "image  weights\na.png  none\nb.png  none\n\nweights: default\n"
@@ -403,13 +398,6 @@ def test_json_of_a_terminal_without_utf8_is_escaped_unless_asked(
     assert written in raw.getvalue()
 
 
-def test_columns_of_the_environment_come_before_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((70, 24)))
-    for columns, expected in (("90", 90), ("0", 70), ("-3", 70), ("wide", 70), ("", 70)):
-        monkeypatch.setenv("COLUMNS", columns)
-        assert terminal_columns(Terminal()) == expected
-
-
 def test_equal_columns_leave_first_and_the_line_under_the_table_says_what_else_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -433,18 +421,25 @@ def test_equal_columns_leave_first_and_the_line_under_the_table_says_what_else_l
     ]
 
 
-def test_one_row_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_shortened_last_and_where_most_stay_distinct(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {f"field{number}": "x" * number for number in range(1, 30)}
     monkeypatch.setenv("COLUMNS", "50")
     text = table(Report([Section([row], Columns(*row))]))
     assert "left out" not in text and all(name in text for name in row)
-
-
-def test_names_are_shortened_after_other_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     rows = [{"name": "backbone.blocks.7.conv", "label": "a" * 30 + end, "file": "out/" + "b" * 30} for end in "xy"]
     header, first, *_ = table(Report([Section(rows, Columns("name", "label", "file"))])).splitlines()
     assert len(header) <= 60 and first.startswith("backbone.blocks.7.conv  aaa")
+    names = [f"model.layers.{number}.self_attention.projection" for number in range(12)]
+    assert len({*shortened(names, 24)}) == 12
+    assert shortened(names, 24)[11].startswith("model.layers.11…")
+    paths = [f"/data/shapes/drawn/{name}.png" for name in ("circle", "circle-2")]
+    assert shortened(paths, 21, are_paths=True) == ["…/drawn/circle.png", "…/drawn/circle-2.png"]
+    alike = [f"/data/{name}/1.png" for name in ("train", "valid")]
+    assert len({*shortened(alike, 12, are_paths=True)}) == 2
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [{"image": path, "label": "a" * 30 + path[-5], "score": 1.5} for path in paths]
+    assert "/circle-2.png  " in table(Report([Section(rows, Columns("image", "label", "score"))]))
 
 
 @pytest.mark.parametrize("width", range(1, 30))
@@ -455,29 +450,3 @@ def test_a_shortened_text_has_its_width(width: int) -> None:
     assert [one for one, text in zip(short, texts, strict=True) if text_width(text) <= width] == [
         text for text in texts if text_width(text) <= width
     ]
-
-
-def test_the_middle_leaves_where_most_names_stay_distinct() -> None:
-    names = [f"model.layers.{number}.self_attention.projection" for number in range(12)]
-    assert len({*shortened(names, 24)}) == 12
-    assert shortened(names, 24)[11].startswith("model.layers.11…")
-
-
-def test_a_shortened_path_keeps_its_file_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [f"/data/shapes/drawn/{name}.png" for name in ("circle", "circle-2")]
-    assert shortened(paths, 21, are_paths=True) == ["…/drawn/circle.png", "…/drawn/circle-2.png"]
-    alike = [f"/data/{name}/1.png" for name in ("train", "valid")]
-    assert len({*shortened(alike, 12, are_paths=True)}) == 2
-    monkeypatch.setenv("COLUMNS", "60")
-    rows = [{"image": path, "label": "a" * 30 + path[-5], "score": 1.5} for path in paths]
-    assert "/circle-2.png  " in table(Report([Section(rows, Columns("image", "label", "score"))]))
-
-
-def test_a_table_has_lines_above_it_and_some_of_the_rows() -> None:
-    rows = [{"name": name} for name in "abc"]
-    section = Section(rows, Columns("name"), shown=rows[1:2])
-    report = Report([section], lead=lambda page: [f"{page.columns} columns"])
-    table, tsv = io.StringIO(), io.StringIO()
-    write_report(report, "table", table)
-    write_report(report, "tsv", tsv)
-    assert (table.getvalue(), tsv.getvalue()) == ("100 columns\n\nname\nb\n", "name\na\nb\nc\n")

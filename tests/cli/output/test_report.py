@@ -51,10 +51,10 @@ def test_a_table_has_rows_totals_and_findings_with_each_meaning_once() -> None:
         "\n"
         "2 warnings, 1 note: look first at conv1 (dead-channels)\n"
     )
-
-
-def test_a_table_without_findings_says_so() -> None:
     assert written("table", []).endswith("in all 2\n\nno errors and no warnings\n")
+    stream = io.StringIO()
+    write_report(Report([Section([], COLUMNS, needs_rows=True)], [], totals=["in all 0"]), "table", stream)
+    assert stream.getvalue() == "in all 0\n\nno errors and no warnings\n"
 
 
 @pytest.mark.parametrize(("format", "between"), [("tsv", "\t"), ("csv", ",")])
@@ -65,7 +65,7 @@ def test_tsv_and_csv_hold_only_rows(format: str, between: str) -> None:
     assert rows[2:] == [["a\tb\n", "0", "nan"]]
 
 
-def test_json_is_one_object_of_plain_ascii() -> None:
+def test_json_is_one_object_of_plain_ascii_with_all_its_lists() -> None:
     text = written("json", [DEAD, FEW])
     assert text.isascii()
     report = json.loads(text, parse_constant=pytest.fail)
@@ -81,15 +81,9 @@ def test_json_is_one_object_of_plain_ascii() -> None:
         "numbers": {},
     }
     assert report["findings"][1]["numbers"] == {"images": 2, "share": None}
-
-
-def test_json_without_rows_has_empty_lists() -> None:
     stream = io.StringIO()
     write_report(Report([Section([], COLUMNS, "layer")], []), "json", stream)
     assert json.loads(stream.getvalue()) == {"layers": [], "findings": [], "verdict": "no errors and no warnings"}
-
-
-def test_json_has_further_members_before_its_rows() -> None:
     report = json.loads(written("json", [], kind="channel", about={"layers": [{"name": "conv1"}]}))
     assert list(report) == ["layers", "channels", "findings", "verdict"]
 
@@ -102,7 +96,7 @@ def test_every_line_of_ndjson_says_what_it_is() -> None:
     assert lines[2]["channels"] == [3]
 
 
-def test_words_are_wrapped_and_names_are_whole() -> None:
+def test_words_are_wrapped_and_escaped_and_names_are_whole() -> None:
     name = "features.3.block." + "x" * 75
     long = Finding("duplicate-channels", name, "word " * 40 + "the end", "to do " * 40 + "at last")
     lines = written("table", [long]).split("\n\n")[2].splitlines()
@@ -110,6 +104,8 @@ def test_words_are_wrapped_and_names_are_whole() -> None:
     assert all(line.startswith("    ") for line in lines[1:])
     assert all(len(line) <= 100 for line in lines)
     assert " ".join(" ".join(lines).split()) == f"warning {long.finding} {name}: {long.evidence} {long.meaning}"
+    evil = Finding("saturated", "a\x1b]0;x\n", "e\x07", "m")
+    assert "a\\x1b]0;x\\n: e\\x07" in written("table", [evil])
 
 
 def test_words_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +121,6 @@ def test_words_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert most - 6 < widest <= most
 
 
-def test_control_characters_in_words_are_escapes() -> None:
-    evil = Finding("saturated", "a\x1b]0;x\n", "e\x07", "m")
-    assert "a\\x1b]0;x\\n: e\\x07" in written("table", [evil])
-
-
 def test_every_format_writes_its_sections() -> None:
     classes = Section([{"index": 1}], Columns("index"), "class", totals=["one class"], in_flat=False)
     layers = Section([{"name": "conv1"}], Columns("name"), "layer", needs_rows=True)
@@ -142,12 +133,6 @@ def test_every_format_writes_its_sections() -> None:
     assert texts["tsv"] == "name\nconv1\n"
     assert json.loads(texts["json"]) == {"seed": 0, "classes": [{"index": 1}], "layers": [{"name": "conv1"}]}
     assert texts["ndjson"].splitlines() == ['{"row": "class", "index": 1}', '{"row": "layer", "name": "conv1"}']
-
-
-def test_a_table_may_do_without_an_empty_section() -> None:
-    stream = io.StringIO()
-    write_report(Report([Section([], COLUMNS, needs_rows=True)], [], totals=["in all 0"]), "table", stream)
-    assert stream.getvalue() == "in all 0\n\nno errors and no warnings\n"
 
 
 def test_a_note_says_what_flat_formats_leave_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,47 +68,39 @@ def completed(incomplete: str, typed: Typed) -> list[str]:
     return [item.value for item in complete_targets(context, parameter, incomplete)]
 
 
-def test_completion_of_the_model_that_ships(shapes_file: Path) -> None:
+def test_names_of_classes_are_completed_where_they_are_known(
+    shapes_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     words = [f"shape {number}" for number in range(10)]
     assert completed("", Typed({"model": "shapes"})) == ["top:1", "top:3", "top:5", *words]
     assert completed("SHAPE 7", Typed(args=("shapes",))) == ["shape 7"]
     assert completed("to", Typed({"model": "shapes"})) == ["top:1", "top:3", "top:5"]
-
-
-def test_completion_of_a_file() -> None:
     assert completed("c", Typed({"model": "resnet34", "categories": ("cat", "Cow", "dog")})) == ["cat", "Cow"]
-
-
-def test_completion_of_torchvisions_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    (item,) = CategoriesFile().shell_complete(click.Context(command), command.params[2], "na")
+    assert (item.value, item.type) == ("na", "file")
     assert completed("tiger c", Typed({"model": "resnet34"})) == ["tiger cat"]
     assert completed("PotteD", Typed({"model": "fcn_resnet50"})) == ["pottedplant"]
     assert len(completed("", Typed({"model": "r3d_18"}))) == 3 + 400
     monkeypatch.setenv("_HOOKSCOPE_COMPLETE", "bash_complete")  # which puts a name down as it is
     assert completed("tiger c", Typed({"model": "resnet34"})) == [r"tiger\ cat"]
     assert completed("jack-o", Typed({"model": "resnet34"})) == [r"jack-o\'-lantern"]
-
-
-def test_completion_where_no_names_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for model in ("raft_small", "nets.py:mine", "no_such_model", None):
         assert completed("", Typed({"model": model})) == ["top:1", "top:3", "top:5"]
     monkeypatch.setattr("hookscope.models.bundled.package_folder", lambda: str(tmp_path / "nowhere" / "package"))
     assert completed("x", Typed({"model": "shapes"})) == []
 
 
-def test_a_file_is_completed_as_a_file() -> None:
-    (item,) = CategoriesFile().shell_complete(click.Context(command), command.params[2], "na")
-    assert (item.value, item.type) == ("na", "file")
-
-
 def net(categories: tuple[str, ...] | None, outputs: int = 2) -> Any:
     return SimpleNamespace(name="mynet", categories=categories, model=nn.Linear(2, outputs))
 
 
-def test_the_models_own_names_unless_a_file_is_given() -> None:
+def test_the_models_own_names_unless_a_file_of_as_many_is_given() -> None:
     assert categories_of(net(("a", "b")), None) == ("a", "b")
     assert categories_of(net(None), None) is None
     assert categories_of(net(("a", "b")), ("c", "d")) == ("c", "d")
     assert categories_of(net(None), ("c", "d", "e")) == ("c", "d", "e")
+    with pytest.raises(CategoriesError, match="3 class names for 2 classes of mynet; give the class names of this"):
+        categories_of(net(("a", "b")), ("c", "d", "e"))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +114,3 @@ def test_a_thousand_classes_without_names_say_how_to_name_them(
     assert capsys.readouterr().err == note * says
     categories_of(net(None, outputs), ("a",))
     assert capsys.readouterr().err == ""
-
-
-def test_another_number_of_names_says_both() -> None:
-    with pytest.raises(CategoriesError, match="3 class names for 2 classes of mynet; give the class names of this"):
-        categories_of(net(("a", "b")), ("c", "d", "e"))

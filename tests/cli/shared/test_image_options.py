@@ -34,22 +34,16 @@ def refusal(kind: type[HookscopeError], *arguments: object) -> str:
     return str(caught.value)
 
 
-def test_names_and_folders(folder: Path) -> None:
+def test_names_come_from_words_folders_a_file_and_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = in_folder(folder, "a.png", "b.png", "c.png")
     assert image_list([str(folder)], None) == every
     assert image_list([str(folder)], None, 2) == every[:2]
     assert image_list([every[2], "-", every[0]], None) == [every[2], "-", every[0]]
-
-
-def test_names_from_a_file(folder: Path) -> None:
     names = folder / "names"
     names.write_bytes(b"\0".join(str(folder / name).encode() for name in ("c.png", "a.png")))
     assert image_list([], str(names)) == in_folder(folder, "c.png", "a.png")
     names.write_bytes(str(folder).encode() + b"\0-\0")
     assert image_list((), str(names), 4) == [*in_folder(folder, "a.png", "b.png", "c.png"), "-"]
-
-
-def test_names_from_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     piped(monkeypatch, str(folder / "b.png").encode() + b"\0" + b"\xff.png\0")
     assert image_list([], "-") == [str(folder / "b.png"), "\udcff.png"]
 

@@ -14,21 +14,23 @@ def image_run(strict: bool = False) -> ImageRun:
     return ImageRun(ExitStack(), 9, None, strict)
 
 
-def test_skipped_images_are_named_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_images_are_named_and_counted_unless_strict(capsys: pytest.CaptureFixture[str]) -> None:
     run = image_run()
     run.listener.skipped(0, "a\n", ImageError("no picture 'a\n'"))
     run.listener.skipped(4, "b", ImageError("'b' is empty", "0 bytes"))
     run.finish()
     assert run.skipped == 2
     assert capsys.readouterr() == ("", "Error: no picture 'a\\n'\nError: 'b' is empty; 0 bytes\n")
-
-
-def test_strict_raises_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     error = ImageError("no picture 'a'")
     with pytest.raises(ImageError) as caught:
         image_run(strict=True).listener.skipped(0, "a", error)
     assert caught.value is error
     assert capsys.readouterr() == ("", "")
+    run = image_run()
+    for _ in range(4):
+        run.listener.note("a.gif", "frame 1 of 3")
+    run.finish()
+    assert capsys.readouterr().err.splitlines()[-1] == "Note: 1 more note: frame 1 of 3 (1)"
 
 
 def test_three_notes_are_shown_and_the_rest_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,11 +46,3 @@ def test_three_notes_are_shown_and_the_rest_summed_up(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
     run.finish()
     assert capsys.readouterr().err == "Note: 11 more notes: frame 1 of 3 (4), white (3), dark (2), others (2)\n"
-
-
-def test_a_single_further_note_is_in_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
-    run = image_run()
-    for _ in range(4):
-        run.listener.note("a.gif", "frame 1 of 3")
-    run.finish()
-    assert capsys.readouterr().err.splitlines()[-1] == "Note: 1 more note: frame 1 of 3 (1)"

@@ -62,14 +62,11 @@ def offered(complete: Any, incomplete: str, **params: Any) -> list[str]:
     return [item.value for item in complete(context, list_layers.params[0], incomplete)]
 
 
-def test_models() -> None:
+def test_a_shell_is_offered_models_layers_types_and_words(listed: None) -> None:
     assert offered(options.complete_models, "squeezenet") == ["squeezenet1_0", "squeezenet1_1"]
     assert offered(options.complete_models, "shap") == ["shapes"]
     assert len(offered(options.complete_models, "")) > 100
     assert offered(options.complete_models, "nope") == []
-
-
-def test_layers_and_types_of_the_model_typed(listed: None) -> None:
     names = offered(options.complete_layers, "features.3.", model="squeezenet1_1")
     assert names[:2] == ["features.3.squeeze", "features.3.squeeze_activation"]
     assert all(name.startswith("features.3.") for name in names)
@@ -78,14 +75,8 @@ def test_layers_and_types_of_the_model_typed(listed: None) -> None:
         name for name in offered(options.complete_types, "", model="squeezenet1_1")[1:] if name.startswith("a")
     ]  # fmt: skip
     assert offered(options.complete_layers, "features.3.", model="squeezenet1_1", input_size=(64, 64)) == names
-
-
-def test_of_a_model_never_listed_only_the_default_type_is_known(listed: None) -> None:
     assert offered(options.complete_layers, "", model="vgg19") == []
     assert offered(options.complete_types, "", model="vgg19") == ["all", "Conv2d"]
-
-
-def test_words_for_weights_devices_and_colours(listed: None) -> None:
     assert offered(options.complete_weights, "") == ["auto", "default", "none"]
     assert offered(options.complete_weights, "d") == ["default"]
     context = click.Context(list_layers)

@@ -89,16 +89,13 @@ def test_what_is_refused(output: str, images: list[str], error: type[HookscopeEr
     assert words in str(caught.value)
 
 
-def test_two_images_may_be_one_pass() -> None:
+def test_a_page_takes_all_images_and_a_picture_one_pass() -> None:
     for output in ("-", "x.png"):
         destination = OutputPath.parse(output, ["a", "b"])
         destination.check_count(1)
         with pytest.raises(UsageError, match="takes one picture"):
             destination.check_count(2)
     OutputPath.parse("out", ["a", "b", "c"]).check_count(3)
-
-
-def test_a_page_takes_all_images() -> None:
     assert OutputPath.parse("x.html", ["a", "b", "c"], ".html") == OutputPath("file", "x.html")
     with pytest.raises(UsageError, match=r"the page is an HTML file; name it \.html, or give a folder"):
         OutputPath.parse("x.png", ["a"], ".html")
@@ -133,15 +130,12 @@ def other(name: str) -> Call:
     return Call(name, "ReLU", 0, None)
 
 
-def test_names_say_what_they_show() -> None:
+def test_names_say_what_they_show_and_sort_in_order_of_execution() -> None:
     assert call_names([conv(30, "layer4.0.conv2"), conv(31, "head", 2)], "cat", "resnet34") == [
         "cat-resnet34-030-layer4.0.conv2.png",
         "cat-resnet34-031-head#2.png",
     ]
     assert call_names([Call("", "Net", 0, None)], "cat", "m") == ["cat-m-00-a-Net.png"]
-
-
-def test_names_sort_in_order_of_execution() -> None:
     first = [other(f"early{n}") for n in range(30)]
     calls = [*first]
     for index in range(0, 1200, 97):
@@ -170,7 +164,7 @@ def test_any_name_makes_a_file(here: Path, name: str) -> None:
     assert names == sorted(names)
 
 
-def test_letters_stay_readable() -> None:
+def test_letters_stay_readable_and_names_distinct() -> None:
     assert file_word("猫 café_1.x") == "猫 café_1.x"
     assert file_word("a/b:c%") == "a%2Fb%3Ac%25"
     assert file_word("..") == "_"
@@ -179,9 +173,6 @@ def test_letters_stay_readable() -> None:
     assert model_word("a/net.py:make(width=2, path='b/c')") == "net.py-make-width-2-path-b-c"
     assert model_word("a(b)/c:d/net.py:make") == "net.py-make"
     assert model_word("net.py:make(1)") != model_word("net.py:make(-1)")
-
-
-def test_no_two_images_have_one_name() -> None:
     images = ["a/cat.jpg", "b/cat.jpg", "cat.png", "CAT.webp", "cat~2.jpg", "-", "stdin.jpg", "dog.tar.gz"]
     words = image_words(images)
     assert words == ["cat", "cat~2", "cat~3", "CAT~4", "cat~2~2", "stdin", "stdin~2", "dog.tar"]

@@ -23,9 +23,11 @@ def test_shares(text: str, share: float) -> None:
     assert Share().convert(text, None, None) == share
 
 
-def test_a_share_is_the_nearest_number_to_what_is_written() -> None:
+def test_a_share_is_the_nearest_number_to_what_is_written_and_a_bare_1_is_asked_back() -> None:
     for tenths in range(1001):
         assert Share().convert(f"{tenths / 10:.1f}%", None, None) == float(Fraction(tenths, 1000))
+    with pytest.raises(click.BadParameter, match="write 1% or 100%"):
+        Share().convert("1", None, None)
 
 
 @pytest.mark.parametrize(
@@ -36,18 +38,13 @@ def test_what_is_no_share(text: str) -> None:
         Share().convert(text, None, None)
 
 
-def test_a_bare_1_is_asked_back() -> None:
-    with pytest.raises(click.BadParameter, match="write 1% or 100%"):
-        Share().convert("1", None, None)
-
-
 @pytest.mark.parametrize("text", ["x", "nan", "-1", "", "inf", "1e400", "-inf"])
 def test_what_is_no_number(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a number of at least 0"):
         Number().convert(text, None, None)
 
 
-def test_numbers() -> None:
+def test_numbers_and_ranks() -> None:
     assert Number().convert("1e4", None, None) == 10000.0
     assert Number(endless=True).convert("inf", None, None) == float("inf")
     assert Number(1.0).convert("1", None, None) == 1.0
@@ -55,9 +52,6 @@ def test_numbers() -> None:
         Number(1.0).convert("0.9", None, None)
     with pytest.raises(click.BadParameter, match=r"'1\.1' is not a number of 0 to 1"):
         Number(most=1.0).convert("1.1", None, None)
-
-
-def test_ranks() -> None:
     assert Rank().convert("8", None, None) == (8.0, None)
     assert Rank().convert("5%", None, None) == (None, 0.05)
     for text in ("x", "nan", "-1", "inf", ""):
@@ -79,11 +73,8 @@ class Toy(Command):
 toy = Toy.made("toy")
 
 
-def test_the_defaults_are_those_of_the_library() -> None:
+def test_every_threshold_has_its_name_and_the_default_of_the_library() -> None:
     assert CliRunner().invoke(toy, []).output == f"{StatisticsThresholds()!r}\n"
-
-
-def test_every_threshold_has_its_name() -> None:
     texts = (
         "dead-share=1% saturated-share=2% vanishing=3 exploding=4 duplicate-correlation=.5 low-rank=6% drift-shift=7"
     )

@@ -159,13 +159,10 @@ def test_open_without_a_picture_has_a_note(run: Any, opened: list[list[str]], mo
     assert opened == [["xdg-open", "k.png"]]
 
 
-def test_pictures_that_were_written_before_an_error_are_said(run: Any) -> None:
+def test_pictures_are_said_also_before_an_error_and_nothing_else(run: Any) -> None:
     Path("bad.png").write_bytes(b"no picture")
     lines = run("visualize net.py:net cat.png bad.png --layer 0 -o out/", status=1)
     assert [line.partition(" ")[0] for line in lines] == ["Error:", "wrote"]
-
-
-def test_nothing_is_said_of_what_is_no_file(run: Any) -> None:
     assert run("visualize net.py:net cat.png --layer 0 -o -") == []
     assert run("cam net.py:net cat.png -o /dev/null") == []
     assert not [line for line in run("stats net.py:net cat.png") if line.startswith("wrote")]
@@ -217,14 +214,11 @@ def test_of_many_pictures_the_first_four_are_drawn(screen: Any) -> None:
     assert text.splitlines()[-2:] == ["2 more pictures not shown", "wrote 6 pictures to out/; open it: xdg-open out"]
 
 
-def test_show_goes_with_open_and_quiet(screen: Any, opened: list[list[str]]) -> None:
+def test_show_goes_with_open_and_quiet_and_says_what_it_cannot_draw(screen: Any, opened: list[list[str]]) -> None:
     text = screen("cam net.py:net cat.png -o a.png --show --open")
     assert text.count("▀") > 50 and text.endswith("\nwrote a.png\n") and opened == [["xdg-open", "a.png"]]
     text = screen("cam net.py:net cat.png -o a.png --show --quiet")
     assert text.count("▀") > 50 and "a.png: " not in text and "wrote" not in text
-
-
-def test_what_cannot_be_drawn_is_said(screen: Any) -> None:
     text = screen("ablate net.py:net cat.png --layer first --plot b.svg --show")
     assert "\nNote: b.svg is not shown: it is not a PNG file, or too large\nwrote b.svg; " in text
     text = screen("intervene net.py:net cat.png --at first zero --show")
