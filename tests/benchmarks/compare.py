@@ -84,7 +84,7 @@ def in_process(title, name, *about, checkout=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = ["layer", "all", "listing", "inspect", "stats", "memory", "capture", "drawing", "cam", "ablate", "watch"]
-    parser.add_argument("which", nargs="*", default=usual)
+    parser.add_argument("which", nargs="*", default=usual, help="also: plan")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--against", type=Path, help="another checkout, whose hookscope takes the yardsticks' place")
     args = parser.parse_args()
@@ -105,6 +105,14 @@ def main():
         for which in args.which:
             for title, ours, theirs in jobs.get(which, []):
                 compare(title, ours, yardstick(theirs), args.runs, other)
+        if "plan" in args.which:
+            alone = ["sh", "-c", f'XDG_CACHE_HOME=$(mktemp -d -p "{folder}") exec "$@"', "-", *HOOKSCOPE]  # no cache
+            for model in ("resnet50", "vit_b_16", "efficientnet_b0"):
+                listing = [*alone, "list-layers", model]
+                for options in ([], ["--train", "--optimizer", "adamw"]):
+                    plan = [*alone, "plan", model, "--batch-size", "32", *options]
+                    title = " ".join(["plan", *options[:1], model, "/ list-layers"])
+                    compare(title, plan, listing, min(args.runs, 5), other)
         if "inspect" in args.which:
             inspect = [*HOOKSCOPE, "inspect", "--weights", "none", "-o", os.path.join(folder, "page.html")]
             for model in ("resnet34", "efficientnet_b0", "resnet152"):
