@@ -607,6 +607,7 @@ NAN[0, 0, 3, 3] = float("nan")
 HIDES_NAN = Gives(lambda maps: maps.nan_to_num(0, 0, 0).mean((2, 3)))
 ROOT_OF_0 = Gives(lambda maps: maps.mean((2, 3)) + (maps * 0).abs().sqrt().mean((2, 3)))  # whose slope is infinite
 FLAT = chain(flat=nn.Flatten(), head=nn.Linear(768, 5))
+BOXES = Function(lambda x: [{"boxes": image[0], "scores": image[0, 0]} for image in x])
 NO_BATCH = "expected an image (1, C, H, W) or a clip (1, C, T, H, W), got {}; x[None]"
 GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
 
@@ -635,6 +636,10 @@ GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
             NoMapError,
             "no layer of Function has a map that the score depends on; no gradient",
         ),
+        (small(), picture(), {"target": lambda output: output[:, 0], "smooth": True}, UsageError, "smoothing takes"),
+        (small(), (picture(), 3), {"target": 1, "smooth": True}, UsageError, "smoothing takes"),
+        # the pictures in a list that detection takes need no batch axis
+        (BOXES, ([torch.rand(3, 16, 16)],), {}, ModelError, "gives boxes and scores, no score for each class"),
         (FLAT, picture(), {}, NoMapError, "depends on; no layer has a map; use saliency"),
         (HIDES_NAN, NAN, {"layers": "conv"}, InputError, "the map of conv is not finite; its activation holds NaN"),
         (ROOT_OF_0, picture(), {"layers": "conv"}, InputError, "the map of conv is not finite; its gradient holds NaN"),
@@ -679,13 +684,6 @@ def test_a_picture_without_a_batch_axis_is_refused_with_the_way_to_add_it(ask: A
         with pytest.raises(UsageError) as caught:
             ask(small(), inputs)
         assert str(caught.value).startswith(NO_BATCH.format("x".join(map(str, shape)) or "one number"))
-
-
-def test_the_pictures_in_a_list_that_detection_takes_need_no_batch_axis() -> None:
-    boxes = Function(lambda x: [{"boxes": image[0], "scores": image[0, 0]} for image in x])
-
-    with pytest.raises(ModelError, match="gives boxes and scores, no score for each class"):
-        class_activation_maps(boxes, ([torch.rand(3, 16, 16)],))
 
 
 @pytest.mark.slow
@@ -772,9 +770,3 @@ def test_smoothing_is_the_mean_over_mirrored_and_scaled_images(method: str) -> N
                 [one] = class_activation_maps(net, factor * image, ours.call.key, ours.prediction.index, method)
                 total += one.values[..., ::step] / 6
         assert np.allclose(ours.values, total, atol=1e-6) and ours.variants == 6
-
-
-def test_smoothing_takes_one_picture_and_classes() -> None:
-    for inputs, target in ((picture(), lambda output: output[:, 0]), ((picture(), 3), 1)):
-        with pytest.raises(UsageError, match="smoothing takes"):
-            class_activation_maps(small(), inputs, target=target, smooth=True)

@@ -7,7 +7,7 @@ import pytest
 from hookscope.findings import Finding, alike, counted, listed, merged, nonfinite_words, percent, ranked, verdict
 
 
-def test_a_row_has_channels_and_groups_only_if_the_finding_has() -> None:
+def test_a_row_has_channels_and_groups_only_if_the_finding_has_and_one_of_the_whole_model_no_layer() -> None:
     plain = Finding("saturated", "act", "60 % of values", "Do this.", numbers={"saturated": 0.6})
     assert plain.as_row() == {
         "finding": "saturated",
@@ -23,9 +23,6 @@ def test_a_row_has_channels_and_groups_only_if_the_finding_has() -> None:
         *("finding", "severity", "layer", "channels", "groups", "evidence", "meaning", "numbers")
     ]
     assert (full.as_row()["channels"], full.as_row()["groups"]) == ([3, 17], [[3, 17]])
-
-
-def test_a_finding_of_the_whole_model_names_no_layer() -> None:
     assert str(Finding("few-images", "", "2 images", "Take more.")) == "few-images: 2 images. Take more."
     assert str(Finding("dead-channels", "a", "1 of 2", "Prune.")) == "dead-channels a: 1 of 2. Prune."
 

@@ -45,11 +45,9 @@ class TestTypes:
     def test_fits_by_any_class_name_or_glob_or_as_a_leaf(self, types: list[str], leaf: bool, fits: bool) -> None:
         assert matches_type(self.MRO, types, leaf) is fits
 
-    def test_classes_and_single_names_are_taken(self) -> None:
+    def test_classes_and_single_names_are_taken_and_an_empty_list_is_refused(self) -> None:
         assert select_types("Conv2d") == ("Conv2d",)
         assert select_types(torch.nn.Conv2d) == ("Conv2d",)
         assert select_types([torch.nn.Conv2d, "Lin*"]) == ("Conv2d", "Lin*")
-
-    def test_an_empty_list_of_types_is_refused(self) -> None:
         with pytest.raises(SelectionError, match="no layer type given; name one, such as Conv2d, or `all`"):
             select_types([])

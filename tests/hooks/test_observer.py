@@ -234,10 +234,14 @@ def test_the_input_of_a_call_that_failed_is_not_held() -> None:
     assert len(inputs) == 3 and inputs[2]() is None and observer.progress.did_not_run == ("fc",)
 
 
-def test_a_returned_value_replaces_the_output() -> None:
+def test_returned_values_replace_the_output_and_the_arguments() -> None:
     net = nn.Sequential(conv(1), nn.Identity())
     with Observer(net, "0", ("Conv2d",), lambda call, module, args, kwargs, output: output * 0 + 5):
         assert net(X).unique().tolist() == [5]
+    net = Function(lambda x, *, by: x * by)
+    doubled = Keys(lambda args, kwargs: ((args[0] * 2,), {"by": kwargs["by"] + 1}))
+    with Observer(net, "re:^$", ("Conv2d",), Keys(), on_before=doubled):
+        assert torch.equal(net(X, by=2.0), X * 2 * 3)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +264,6 @@ def test_a_selection_without_a_call_is_an_error(layers: str, says: str, stop: bo
     assert hooks_on(net) == 0
 
 
-def test_the_error_for_a_missing_type_lists_the_types_of_the_model() -> None:
-    with pytest.raises(LayerError, match=r"no layer of type Conv3d/Q\*; the model has Conv2d \(3\), .*perhaps Conv2d"):
-        observed("0", ("Conv3d", "Q*"))
-
-
 def test_an_error_in_the_block_is_not_hidden_by_the_error_of_the_selection() -> None:
     net = Pyramid()
     with pytest.raises(ZeroDivisionError), Observer(net, "99", ("Conv2d",), Keys()):  # noqa: PT012
@@ -274,9 +273,11 @@ def test_an_error_in_the_block_is_not_hidden_by_the_error_of_the_selection() -> 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_in_which_hooks_do_not_fire_is_refused() -> None:
+def test_a_model_without_the_type_or_in_which_hooks_do_not_fire_is_refused() -> None:
     with pytest.raises(ModelError):
         observed("all", "all", torch.jit.script(nn.ReLU()))
+    with pytest.raises(LayerError, match=r"no layer of type Conv3d/Q\*; the model has Conv2d \(3\), .*perhaps Conv2d"):
+        observed("0", ("Conv3d", "Q*"))
 
 
 @pytest.mark.parametrize("method", ["register_forward_hook", "register_forward_pre_hook"])
@@ -364,13 +365,6 @@ def test_a_copy_made_inside_the_block_is_a_model_like_any_other() -> None:
         net(X)
     twin(X)
     assert keys.calls == [("0", 0)]
-
-
-def test_returned_arguments_replace_those_of_the_call() -> None:
-    net = Function(lambda x, *, by: x * by)
-    doubled = Keys(lambda args, kwargs: ((args[0] * 2,), {"by": kwargs["by"] + 1}))
-    with Observer(net, "re:^$", ("Conv2d",), Keys(), on_before=doubled):
-        assert torch.equal(net(X, by=2.0), X * 2 * 3)
 
 
 def test_an_index_that_is_not_known_before_a_call_is_refused() -> None:

@@ -473,11 +473,13 @@ def test_a_still_is_repeated_and_an_mpo_has_a_second_picture():
     assert read_picture(content).notes == ("frame 1 of 2",)
 
 
-def test_pages_of_different_sizes():
+def test_pages_of_different_sizes_and_no_frames_are_refused():
     content = encoded(Image.new("RGB", (6, 4)), "TIFF", save_all=True, append_images=[Image.new("RGB", (5, 5))])
     assert read_picture(content).notes == ("frame 1 of 2",)
     line = refusal(content, frames=2, name="a.tif")
     assert line == "'a.tif' has frames of different sizes; 6x4, 5x5; ask for one frame"
+    with pytest.raises(UsageError, match="frames must be at least 1, not 0"):
+        read_picture(b"", frames=0)
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -487,11 +489,6 @@ def test_each_tiff_page_is_turned_once(orientation):
     frames = read_picture(content, frames=2).frames
     for frame, page in zip(frames, pages, strict=True):
         assert np.array_equal(np.asarray(frame), ORIENTED[orientation](np.asarray(page)))
-
-
-def test_no_frames_is_wrong_usage():
-    with pytest.raises(UsageError, match="frames must be at least 1, not 0"):
-        read_picture(b"", frames=0)
 
 
 @pytest.mark.parametrize("size", [(1, 5000), (65000, 1), (2, 201), (101, 1), (1, 1), (1, 100), (200, 2)])

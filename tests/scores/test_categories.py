@@ -98,7 +98,7 @@ def test_a_wrong_content_is_refused(tmp_path: Path, reason: str) -> None:
         assert reason in error_of(written(tmp_path, content))
 
 
-def test_missing_and_unreadable(tmp_path: Path) -> None:
+def test_missing_unreadable_and_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_of(tmp_path / "nope.txt") == (
         f"no file '{tmp_path / 'nope.txt'}' with class names; give a file, or imagenet for the classes of ImageNet"
     )
@@ -106,6 +106,9 @@ def test_missing_and_unreadable(tmp_path: Path) -> None:
     assert "cannot read the class names in" in error_of("a\0b")
     assert "cannot read the class names in" in error_of("x" * 5000)
     assert error_of(written(tmp_path, "x") / "y").endswith(": Not a directory")
+    monkeypatch.setattr(categories, "MAX_BYTES", 5)
+    assert read_categories(written(tmp_path, "a\nb\nc")) == ("a", "b", "c")
+    assert "is too large for class names" in error_of(written(tmp_path, "a\nb\ncd"))
 
 
 def test_the_names_of_imagenet_are_those_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +117,3 @@ def test_the_names_of_imagenet_are_those_of_torchvision(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "imagenet").write_text("mine\n")
     assert read_categories("imagenet") == ("mine",)
-
-
-def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(categories, "MAX_BYTES", 5)
-    assert read_categories(written(tmp_path, "a\nb\nc")) == ("a", "b", "c")
-    assert "is too large for class names" in error_of(written(tmp_path, "a\nb\ncd"))

@@ -66,6 +66,8 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         TargetChoice("a.py:f", region=Region.parse("1,1"))
     with pytest.raises(UsageError, match="against=top:1 is not one class"):
         TargetChoice(against=Target("top:1"))
+    with pytest.raises(UsageError, match="target=box:0 takes no region; leave one of them out"):
+        TargetChoice(parse_target("box:0"), region=Region.parse("1,1"))
 
 
 @pytest.mark.parametrize(
@@ -90,8 +92,3 @@ def test_boxes_are_named_by_number(text: str, indices: tuple[int, ...], fit: boo
 def test_boxes_that_cannot_be_read_are_one_line(text: str, says: str) -> None:
     with refused(UsageError, says, begins=False):
         parse_target(text)
-
-
-def test_a_box_takes_no_other_option() -> None:
-    with pytest.raises(UsageError, match="target=box:0 takes no region; leave one of them out"):
-        TargetChoice(parse_target("box:0"), region=Region.parse("1,1"))

@@ -36,11 +36,15 @@ def margin(output: Tensor) -> Tensor:
     return output[:, 1] - output[:, 2]
 
 
-def test_a_function_of_the_output_is_a_target() -> None:
+def test_a_function_of_the_output_or_of_the_boxes_of_a_detector_is_a_target() -> None:
     [goal] = objectives(margin, LOGITS, None)
     assert goal.score.cells() == {"target": "margin", "class": None, "score": 2.0, "probability": None}
     assert (goal.score.key, goal.score.low_probability) == ("margin", False)
     assert goal.of(torch.ones(2, 3)).tolist() == [0.0, 0.0]
+    records = [{"boxes": torch.ones(5, 4), "labels": torch.ones(5), "scores": torch.tensor([0.5] * 5)}]
+    total = lambda output: torch.stack([record["scores"].sum() for record in output])  # noqa: E731
+    [goal] = objectives(total, records, None)
+    assert (goal.score.score, goal.of(records * 2).tolist()) == (2.5, [2.5, 2.5])
 
 
 @pytest.mark.parametrize(
@@ -67,13 +71,6 @@ def test_a_function_that_looks_at_the_first_image_only_is_one_line() -> None:
 
 def classifier() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-
-
-def test_a_function_may_read_the_boxes_of_a_detector() -> None:
-    records = [{"boxes": torch.ones(5, 4), "labels": torch.ones(5), "scores": torch.tensor([0.5] * 5)}]
-    total = lambda output: torch.stack([record["scores"].sum() for record in output])  # noqa: E731
-    [goal] = objectives(total, records, None)
-    assert (goal.score.score, goal.of(records * 2).tolist()) == (2.5, [2.5, 2.5])
 
 
 def test_maps_of_a_function_are_those_of_the_class_that_it_reads() -> None:

@@ -34,10 +34,6 @@ def test_equal_neighbours_share_a_row_with_the_numbers_of_all() -> None:
     ]
 
 
-def test_only_what_was_not_used_was_not_called() -> None:
-    assert Structure(trace_at(WithIdle(), (1, 3, 2, 2))).not_called() == {"idle": 5}
-
-
 @pytest.mark.parametrize(
     "second",
     [
@@ -55,9 +51,10 @@ def test_equal_layers_that_are_no_neighbours_have_rows_of_their_own() -> None:
     assert rows(nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.ReLU()), "name")[1:] == [("0",), ("1",), ("2",)]
 
 
-def test_the_calls_of_one_layer_share_a_row_and_its_parameters_count_once() -> None:
+def test_the_calls_of_one_layer_share_a_row_and_only_what_was_not_used_was_not_called() -> None:
     twice = [(row.name, row.calls, row.params, row.macs) for row in layer_tree(Twice(), (1, 1, 2, 2))]
     assert twice == [("", 1, 2, 16), ("layer", 2, 2, 16)]
+    assert Structure(trace_at(WithIdle(), (1, 3, 2, 2))).not_called() == {"idle": 5}
 
 
 def test_operations_are_rows_where_they_are_asked_for() -> None:

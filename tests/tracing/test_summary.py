@@ -158,13 +158,16 @@ def test_the_real_pass_of_every_model(name: str) -> None:
     judged_by_plain_hooks(model, inputs, trace(model, inputs))
 
 
-def test_a_model_that_turns_inference_mode_on() -> None:
+def test_a_model_that_turns_inference_mode_on_or_is_built_in_it() -> None:
     def forward(net: Any, x: Tensor) -> Tensor:
         with torch.inference_mode():
             return net.relu(net.conv(x))
 
     net = Function(forward, conv=nn.Conv2d(3, 3, 1), relu=nn.ReLU())
     assert [row.name for row in list_layers(net, (8, 8), ("all",))] == ["conv", "relu"]
+    with torch.inference_mode():
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+        assert [row.output_shape for row in list_layers(net, (8, 8))] == [(1, 4, 6, 6)]
 
 
 def add() -> nn.Module:
@@ -439,7 +442,7 @@ def test_a_model_in_train_mode_is_listed_as_in_eval() -> None:
     assert all(module.training for module in net.modules())
 
 
-def test_gradients_and_surroundings_stay() -> None:
+def test_gradients_surroundings_and_a_pending_backward_stay() -> None:
     net = nn.Conv2d(3, 4, 1)
     net(torch.ones(1, 3, 2, 2)).sum().backward()
     assert net.weight.grad is not None
@@ -449,6 +452,11 @@ def test_gradients_and_surroundings_stay() -> None:
         assert torch.is_inference_mode_enabled()
     assert torch.is_grad_enabled()
     assert torch.equal(net.weight.grad, grad)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()
+    out = net(torch.rand(1, 3, 8, 8))
+    list_layers(net, (8, 8))
+    out.sum().backward()  # raises where a saved buffer was written to
+    assert net[0].weight.grad is not None
 
 
 def test_models_of_grey_pictures_and_whole_shapes() -> None:
@@ -490,17 +498,14 @@ def test_the_error_for_an_input_that_is_too_small_is_one_line() -> None:
     assert caught.value.exit_code == 1
 
 
-def test_the_error_for_a_missing_type_lists_those_of_the_trace() -> None:
-    with pytest.raises(LayerError) as caught:
-        list_layers(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)), (4, 4), ("Conv3d",))
-    assert "no layer of type Conv3d; the model has Conv2d (2), Sequential (1), ReLU (1)" in str(caught.value)
-
-
 def test_types_by_base_class_glob_and_class() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.ConvTranspose2d(4, 4, 1), nn.Flatten())
     assert [row.type for row in list_layers(net, (4, 4), ("Conv*",))] == ["Conv2d", "ConvTranspose2d"]
     assert [row.type for row in list_layers(net, (4, 4), (nn.ReLU, "_ConvNd"))] == ["Conv2d", "ReLU", "ConvTranspose2d"]
     assert len(list_layers(net, (4, 4), ("all",))) == 4
+    with pytest.raises(LayerError) as caught:
+        list_layers(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)), (4, 4), ("Conv3d",))
+    assert "no layer of type Conv3d; the model has Conv2d (2), Sequential (1), ReLU (1)" in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -522,20 +527,6 @@ def test_hooks_registered_before_stay_and_do_not_fire() -> None:
         net(torch.zeros(1, 3, 4, 4))
     assert fired == [1]
     assert not net[0]._forward_hooks
-
-
-def test_a_pending_backward_is_not_spoilt() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()
-    out = net(torch.rand(1, 3, 8, 8))
-    list_layers(net, (8, 8))
-    out.sum().backward()  # raises where a saved buffer was written to
-    assert net[0].weight.grad is not None
-
-
-def test_a_model_built_in_inference_mode() -> None:
-    with torch.inference_mode():
-        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
-        assert [row.output_shape for row in list_layers(net, (8, 8))] == [(1, 4, 6, 6)]
 
 
 @pytest.mark.filterwarnings("ignore:torch")

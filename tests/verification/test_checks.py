@@ -130,16 +130,13 @@ def test_healthy_nets_pass(name: str) -> None:
     assert hooks_on(model) == 0
 
 
-def test_the_numbers_of_comparisons() -> None:
+def test_the_numbers_of_comparisons_and_what_limits_them() -> None:
     results = checks(Reused())
     leaves = ["conv1", "bn1", "relu", "conv2", "relu#1", "fc"]
     assert results["feature-extractor"].compared == results["re-computation"].compared == len(leaves)
     assert results["shapes"].compared == len(leaves)
     assert results["model-output"].compared == 2
     assert results["inputs"].compared == 3  # conv1 -> bn1 -> relu -> conv2
-
-
-def test_a_selection_limits_what_is_compared() -> None:
     results = checks(Reused(), layers=["relu#1", "-1"], types=("Conv2d",))
     assert [results[name].compared for name in ("feature-extractor", "re-computation", "shapes")] == [2, 2, 2]
     assert (results["inputs"].holds, results["inputs"].note) == (None, "no chosen call feeds another")
@@ -282,12 +279,9 @@ def test_a_layer_that_draws_random_numbers_is_found() -> None:
     assert random_states() == before
 
 
-def test_random_outputs_are_compared_from_one_random_state() -> None:
+def test_random_outputs_are_compared_from_one_random_state_unless_a_re_computation_draws_others() -> None:
     results = checks(nn.Sequential(nn.Conv2d(3, 4, 1), drawing(shows=True), drawing(shows=True)))
     assert failing(results) == [("untouched", "1")]
-
-
-def test_a_re_computation_that_draws_other_numbers_is_noted_as_random() -> None:
     results = checks(nn.Sequential(drawing(shows=True), drawing(shows=True)), layers="1", types=("Function",))
     assert failing(results) == [("re-computation", "1"), ("untouched", "0")]
     assert results["re-computation"].note == "1 of 1 differ; '1' is random: two re-computations differ too"
@@ -364,14 +358,11 @@ def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert failing(results) == [("feature-extractor", "fc"), ("re-computation", "fc"), ("shapes", "fc")]
 
 
-def test_refused_inputs_and_unknown_layers_are_errors() -> None:
+def test_refused_inputs_unknown_layers_and_models_that_end_the_program_are_errors() -> None:
     with pytest.raises(InputError, match=r"a net: a layer takes 4 channels and got 3; forward\(\) failed on 3x8x8"):
         checks(nn.Conv2d(4, 4, 1).requires_grad_(False))
     with pytest.raises(LayerError, match="no layer 'conv9'"):
         checks(Reused(), layers="conv9")
-
-
-def test_a_model_that_ends_the_program_is_an_error() -> None:
     with pytest.raises(InputError, match=r"a net ends the program in its forward pass, by sys.exit\(5\)"):
         checks(Function(lambda x: sys.exit(5)))
 
@@ -445,15 +436,12 @@ def test_nodes_are_those_of_torchvisions_feature_extractor(build: Any, side: int
         assert torch.equal(outputs[key], extractor(x.clone())["out"]), node
 
 
-def test_layers_inside_torchvisions_blocks_are_nodes() -> None:
-    model = nn.Sequential(torchvision.ops.Conv2dNormActivation(3, 4)).eval()
-    assert list(node_outputs(model, torch.randn(1, 3, 8, 8))) == ["0.0", "0.1", "0.2"]
-
-
-def test_edges_say_what_feeds_what() -> None:
+def test_edges_say_what_feeds_what_and_layers_inside_torchvisions_blocks_are_nodes() -> None:
     edges = run_fx_graph(Reused().eval(), (torch.randn(1, 3, 8, 8),), lambda key, output: None)
     expected = [("conv1", "bn1", 0), ("bn1", "relu", 0), ("relu", "conv2", "input")]
     assert list(edges.edges) == [Edge(*edge) for edge in expected]
+    model = nn.Sequential(torchvision.ops.Conv2dNormActivation(3, 4)).eval()
+    assert list(node_outputs(model, torch.randn(1, 3, 8, 8))) == ["0.0", "0.1", "0.2"]
 
 
 def test_the_model_is_not_touched_by_a_graph_that_does_not_run() -> None:
