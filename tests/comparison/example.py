@@ -1,7 +1,5 @@
 """A comparison made by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

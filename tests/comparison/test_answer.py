@@ -1,7 +1,5 @@
 """The answer of a comparison: the cause that the numbers show, and never more than they show."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

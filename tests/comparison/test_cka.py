@@ -1,7 +1,5 @@
 """Linear CKA: against the published number, the formula of the paper, and layers that have no CKA."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

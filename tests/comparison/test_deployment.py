@@ -1,7 +1,5 @@
 """Faults of deployment, planted in exported files: the comparison points to the layer where each one is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures of a comparison: what is drawn, against the facts."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Limits of a comparison: what breaks them, and that nothing passes which was not measured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

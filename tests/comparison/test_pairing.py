@@ -1,7 +1,5 @@
 """Which calls pair: by name, by order and kind, by a map, in runs; on calls written by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchvision

@@ -1,7 +1,5 @@
 """A quantized side: fused layers, sums and the error of each layer alone, judged by torch and by torch.ao.ns."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

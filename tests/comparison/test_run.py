@@ -1,7 +1,5 @@
 """Comparing two sides, judged by NumPy on captured tensors."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import replace

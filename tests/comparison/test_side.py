@@ -1,7 +1,5 @@
 """Sides of a comparison that differ in data type, compilation, quantisation or interventions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a plot of rows draws, read from the data that every backend draws."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure

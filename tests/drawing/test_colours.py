@@ -1,7 +1,5 @@
 """The palette: 193 colours of any of matplotlib's maps, colours that no value has, and those of a photograph."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The channels that moved, how far and on which scale, compared with NumPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

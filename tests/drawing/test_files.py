@@ -1,7 +1,5 @@
 """PNG files: images and provenance are read back as written, and the values of a sheet within half a level."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

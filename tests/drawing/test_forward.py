@@ -1,7 +1,5 @@
 """One pass, each wanted output reduced inside its hook."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

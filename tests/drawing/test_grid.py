@@ -1,7 +1,5 @@
 """The fast grid against a slow one, and where everything lies in it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Maps over photographs: colours by arithmetic, places against torch's interpolation, words that fit."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

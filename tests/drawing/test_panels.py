@@ -1,7 +1,5 @@
 """Panels as data: what is drawn, limits and ticks of the kinds of axis, the legend; and one rendering."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

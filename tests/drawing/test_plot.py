@@ -1,7 +1,5 @@
 """Helpers for plots: settings, suffixes, bytes, pages of rows."""
 
-from __future__ import annotations
-
 import io
 import os
 import xml.dom.minidom

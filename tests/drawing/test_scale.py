@@ -1,7 +1,5 @@
 """Scales: what they are called, their limits, and a new one that is known everywhere once it is registered."""
 
-from __future__ import annotations
-
 import runpy
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sheets: the header, the scale, the maps where the provenance says, overlays, and what the network saw beside them."""
 
-from __future__ import annotations
-
 import json
 import math
 import runpy

@@ -1,7 +1,5 @@
 """Text in pixels: its letters, its lines, and the fonts of scripts that DejaVu Sans lacks."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Callable, Iterator

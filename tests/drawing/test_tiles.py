@@ -1,7 +1,5 @@
 """Feature maps as one byte a value, and an output measured."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Pages in a real browser: headless Chromium of the system, driven by Playwright."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache

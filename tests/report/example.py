@@ -1,7 +1,5 @@
 """A small inspection made by hand, with names that would do harm if they were more than text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

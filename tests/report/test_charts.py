@@ -1,7 +1,5 @@
 """Plots on a page: panels and charts at the places of the figure."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of a comparison: its numbers against the facts, and in a browser."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

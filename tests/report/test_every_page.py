@@ -1,7 +1,5 @@
 """What is true of every page: names are text, nothing is asked for, and it fits a telephone and the dark."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

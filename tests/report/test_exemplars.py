@@ -1,7 +1,5 @@
 """The page of exemplars, and exemplars in the page of an inspection."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """The network as a graph in a browser: coloured by findings, zoomed, moved, and a way to the views of layers."""
 
-from __future__ import annotations
-
 import html
 from dataclasses import replace
 from functools import cache

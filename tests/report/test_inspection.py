@@ -1,7 +1,5 @@
 """The page of an inspection, and the small picture of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

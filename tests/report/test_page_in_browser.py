@@ -1,7 +1,5 @@
 """Tests of the page of an inspection in a browser; none may ask for anything or write to the console."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The pages of statistics, weights, gradients and training runs: against the rows of the commands, and in a browser."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """How large a page is, and how long a click on it takes until the next frame is drawn."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The page of a run: its charts and cells against the log, and the figure of every unusual run."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
