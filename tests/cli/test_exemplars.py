@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from hookscope.exemplars import read_exemplars
-from hookscope.jobs import LocalEngine
 from tests.cli.helpers import Run, files, one_error, rows
 
 NAMES = [f"pics/{label}/{number}.png" for label in ("a", "b") for number in range(3)]
@@ -69,22 +68,6 @@ def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) 
     Path("found/007-mine.png").write_bytes(Path(NAMES[0]).read_bytes())
     assert run("pics", "--layer", "1", "-o", "found", "--overwrite")[0] == 0
     assert files(here / "found") == ["000-conv2.png", "007-mine.png", "exemplars.json"]  # no sheet of an earlier run
-
-
-def test_an_interrupted_run_goes_on_where_it_stopped(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run("pics", "--layer", "0")[1]
-    passes = LocalEngine.run
-
-    def interrupted(*arguments, **options):
-        yield from (part for part, _ in zip(passes(*arguments, **options), range(2), strict=False))
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalEngine, "run", interrupted)
-        status, out, errors = run("pics", "--layer", "0", "-o", "found", "--batch-size", "2")
-    assert (status, out) == (130, "") and "holds 4 of 6 images; add --resume to continue" in errors
-    status, out, errors = run("pics", "--layer", "0", "-o", "found", "--resume")
-    assert (status, out, errors) == (0, whole, "Note: found/exemplars.json holds 4 of 6 images\n")
 
 
 def test_synthesized_images_are_kept_for_a_later_run_and_inspect(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

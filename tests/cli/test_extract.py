@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import resource
-import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import torch
 from PIL import Image
 
 import hookscope
-from tests.cli.helpers import POSIX, Run, Terminal, files, one_error, rows, start
+from tests.cli.helpers import Run, Terminal, files, one_error, rows
 
 NETS = """
 
@@ -32,26 +30,6 @@ class Odd(Small):
 class Takes(nn.Module):
     def forward(self, x, function):
         return function(x)
-
-class Other(Small):
-    def __init__(self):
-        super().__init__()
-        self.conv1.weight.data += 1
-
-class Stopped(Small):
-    def forward(self, x):
-        raise KeyboardInterrupt
-
-class Late(Small):
-    passes = 0
-
-    def forward(self, x):
-        import os, time
-        time.sleep(float(os.environ.get("SLOW", 0)))
-        self.passes += 1
-        if self.passes == 3 and os.path.exists("stop"):
-            raise KeyboardInterrupt
-        return super().forward(x)
 """
 NAMES = ["pics/0.png", "pics/1.png", "pics/ant/2.png", "pics/ant/3.png", "pics/bee/4.png", "pics/bee/5.png"]
 
@@ -155,87 +133,6 @@ def test_a_terminal_shows_images_per_second(run: Run, monkeypatch: pytest.Monkey
     assert "6/6" in terminal.getvalue() and "images/s" in terminal.getvalue()
 
 
-LATE = ["pics", "--layer", "conv1", "--weights", "w.pth"]
-TO_RESUME = {"model": "nets.py:Late"}
-
-
-@pytest.fixture
-def interrupted(run: Run, here: Path) -> Run:
-    """``run``; x.npz and out/ are those of a run that was interrupted after four of six images."""
-    torch.save(hookscope.load_model("nets.py:Late").model.state_dict(), here / "w.pth")
-    (here / "stop").touch()
-    for target in (["x.npz"], ["out/", "--shard", "3"]):
-        status, out, errors = run(*LATE, "-o", *target, **TO_RESUME)
-        assert (status, out) == (130, "")
-        assert errors == f"Note: {target[0]} holds 4 of 6 images; add --resume to continue\n"
-    (here / "stop").unlink()
-    return run
-
-
-def test_an_interrupted_run_is_resumed_where_it_stopped(interrupted: Run, here: Path) -> None:
-    assert not (here / "x.npz").exists()
-    message = "'x.npz' is the output of a run that did not end: 4 of 6 images are done; ... --resume, ...--overwrite"
-    one_error(interrupted(*LATE, "-o", "x.npz", **TO_RESUME), 1, message)
-    status, out, errors = interrupted(*LATE, "-o", "x.npz", "--resume", **TO_RESUME)
-    assert (status, errors, rows(out)[0]["images"]) == (0, "Note: x.npz holds 4 of 6 images\n", 6)
-    assert interrupted(*LATE, "-o", "whole.npz", **TO_RESUME)[0] == 0
-    assert same("x.npz", "whole.npz")
-    assert not list(here.glob(".x*"))
-    again = interrupted(*LATE, "-o", "x.npz", "--resume", **TO_RESUME)  # nothing is left to do
-    note = "Note: x.npz holds 6 of 6 images\nNote: x.npz was complete; nothing was left to do\n"
-    assert again == (0, out, note)
-
-
-@pytest.mark.parametrize("target", ["x.npz", "out/"])
-def test_an_interrupt_before_anything_is_saved_is_told(run: Run, here: Path, target: str) -> None:
-    outcome = run(*LATE[:-2], "-o", target, model="nets.py:Stopped")
-    assert outcome == (130, "", f"Note: interrupted before an image was saved in {target}\n")
-    assert written(here) == []
-
-
-def test_a_folder_is_resumed_with_the_same_files(interrupted: Run, here: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    assert interrupted(*LATE, "-o", "out/", "--shard", "3", "--resume", **TO_RESUME)[0] == 0
-    tables = [parquet.read_table(here / "out" / f"part-0000{number}.parquet") for number in (0, 1)]
-    assert [table["path"].to_pylist() for table in tables] == [NAMES[:3], NAMES[3:]]
-
-
-OTHER = {
-    "layer": (["--layer", "fc"], "it was made with layers conv1, not conv1,fc"),
-    "pool": (["--pool", "max"], "it was made with pool none, not max"),
-    "data type": (["--dtype", "float16"], "it was made with dtype none, not float16"),
-    "column": (["--logits"], "it was made with logits False, not True"),
-    "preprocessing": (["--mean", "0.5", "--std", "1"], "it was made with preprocessing "),
-    "image": (["bad.jpg"], "it was made from another list of images: 6 images, not 7"),
-    "weights": (["--weights", "none"], "it was made with weights w.pth, not "),
-}
-
-
-def test_a_run_of_something_else_is_not_resumed(interrupted: Run, here: Path) -> None:
-    before = {name: (here / name).read_bytes() for name in files(here)}
-    for words, message in OTHER.values():
-        outcome = interrupted(*LATE, *words, "-o", "x.npz", "--resume", **TO_RESUME)
-        one_error(outcome, 1, f"cannot resume 'x.npz'; {message}...--overwrite")
-    assert {name: (here / name).read_bytes() for name in files(here)} == before
-
-
-def test_changed_files_are_not_resumed(interrupted: Run, here: Path) -> None:
-    words = [*LATE, "-o", "x.npz", "--resume"]
-    net = hookscope.load_model("nets.py:Late", seed=1)
-    torch.save(net.model.state_dict(), here / "w.pth")
-    one_error(
-        interrupted(*words, **TO_RESUME), 1, "cannot resume 'x.npz'; it was made with other weights of nets.py:Late"
-    )
-    one_error(interrupted(*words, model="nets.py:Small"), 1, "it was made with model nets.py:Late, not nets.py:Small")
-    torch.save(hookscope.load_model("nets.py:Late").model.state_dict(), here / "w.pth")
-    Image.effect_noise((32, 32), 9).convert("RGB").save(here / NAMES[3])
-    one_error(interrupted(*words, **TO_RESUME), 1, f"the image '{NAMES[3]}' has changed since")
-    part = here / ".out.parts" / "0.npz"
-    part.write_bytes(part.read_bytes()[:-9])
-    words = [*LATE, "-o", "out/", "--shard", "3", "--resume"]
-    one_error(interrupted(*words, **TO_RESUME), 1, "its file '0.npz' is damaged; ")
-
-
 def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.jobs.run._SAVE_EVERY", 0.0)
     monkeypatch.setattr("hookscope.jobs.run._SAVE_SHARE", 0.0)
@@ -259,38 +156,6 @@ def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: p
     assert same("x.npz", "whole.npz")
 
 
-@POSIX
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_process_that_was_killed_is_resumed(
-    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setenv("SLOW", "0.1")
-    words = command_line("pics", "--layer", "conv1", "--batch-size", "1", "-o", "x.npz", model="nets.py:Late")
-    child = start(*words, code=IMPATIENT, stdout=-1, stderr=-1, text=True)
-    try:
-        until = time.monotonic() + 120
-        while not (here / ".x.npz.parts" / "_progress.json").exists() and time.monotonic() < until:
-            time.sleep(0.01)
-        time.sleep(0.25)
-        child.send_signal(number)
-        out, errors = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    assert (out, child.returncode) == ("", {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number])
-    assert ("add --resume to continue" in errors) == (number != signal.SIGKILL)
-    monkeypatch.setenv("SLOW", "0")
-    assert run(*words[2:], "--resume", model="nets.py:Late")[0] == 0
-    assert run(*words[2:-1], "whole.npz", model="nets.py:Late")[0] == 0
-    assert same("x.npz", "whole.npz")
-
-
-IMPATIENT = """
-import hookscope.jobs.run as run
-run._SAVE_EVERY = run._SAVE_SHARE = 0
-from hookscope.cli.main import main
-main()
-"""
 SMALL, ODD = "nets.py:Small", "nets.py:Odd"
 WRONG = {
     "no column": (

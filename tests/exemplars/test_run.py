@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -395,26 +391,3 @@ def test_what_is_kept_does_not_grow_with_the_number_of_images() -> None:
     assert found is not None
     assert found.images == COUNT * 24
     assert max(sizes) <= 2 * 4 * 2 + 512
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_ten_times_gives_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.jobs.run._SAVE_EVERY", -1.0)
-    monkeypatch.setattr("hookscope.jobs.run._SAVE_SHARE", 0.0)
-    net, paths, rng = small(), PATHS * 8, random.Random(0)
-    options: dict[str, Any] = {"layers": "all", "least": True, "run": settings(2)}
-    began = time.monotonic()
-    find_exemplars(net, paths, **options, save="whole.json")
-    longest = (time.monotonic() - began) / 6
-    for _ in range(10):
-        child = os.fork()
-        if not child:
-            try:
-                find_exemplars(net, paths, **options, save="killed.json", resume=True)
-            finally:
-                os._exit(0)
-        time.sleep(rng.uniform(0, longest))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    find_exemplars(net, paths, **options, save="killed.json", resume=True)
-    assert Path("killed.json").read_bytes() == Path("whole.json").read_bytes()
