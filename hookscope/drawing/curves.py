@@ -53,7 +53,6 @@ class Chart:
         decades: Most powers of ten on a logarithmic axis; lower values are marked at the foot.
         edges: Ends of the horizontal axis; None takes the first and the last place.
         x: What the horizontal axis counts.
-        names: Names of the places 0, 1, 2...
         notes: What is drawn.
     """
 
@@ -69,7 +68,6 @@ class Chart:
     decades: int = 30
     edges: tuple[float, float] | None = None
     x: str = "step"
-    names: Sequence[str] = ()
     notes: Sequence[str] = ()
 
     @cached_property

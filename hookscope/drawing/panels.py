@@ -46,6 +46,8 @@ _LEAST_RATIO = 12.0  # of the ends of a log axis
 _BESIDE = 1.7  # free space beside the first and the last value of a log axis, as a factor
 _KEY_GAP = "   "
 _AT_EDGE = ("left", "right")
+_USUAL_SIZES = {"line": 1.0, "bar": 0.6, "dot": 2.6, "tick": 4.0, "path": 3.0}  # bars in rows, others in points
+_TOO_FAR = 0.55  # of the width of a panel: a text that would begin farther to the right ends there, inside a bar
 _LINEAR_PART = 0.6 / (1 - 0.1)  # from 0 to the threshold of a symlog axis, in decades, as matplotlib draws linscale=0.6
 
 
@@ -72,6 +74,11 @@ class Mark:
     size: float = 0.0
     shift: float = 0.0
     marker: str = ""
+
+    @property
+    def drawn_size(self) -> float:
+        """The size, or the usual one."""
+        return self.size or _USUAL_SIZES.get(self.kind, 0.0)
 
     def spans(self, rows: Sequence[Any]) -> list[Span]:
         """What is drawn, from top to bottom; values that are not finite are left out."""
@@ -156,6 +163,12 @@ class DrawnPanel:
         """Where a value is, as a share of the width."""
         left, right, at = map(self._scaled, (*self.limits, value))
         return (at - left) / (right - left)
+
+    @property
+    def placed_texts(self) -> list[tuple[float, float, bool, str, str]]:
+        """The row of each text, its place as a share of the width, whether it ends there, its words and its colour."""
+        places = [(at, 0.0 if x is None else self.place(x), words, colour) for at, x, words, colour in self.texts]
+        return [(at, share, share > _TOO_FAR, words, colour) for at, share, words, colour in places]
 
     def _scaled(self, value: float) -> float:
         if self.scale == "log":

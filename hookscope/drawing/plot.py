@@ -229,9 +229,7 @@ def draw_rows(
     return figure
 
 
-_SIZES = {"line": 1.0, "dot": 2.6, "tick": 4.0, "path": 3.0}  # in points
 _THICKEST = 0.55  # of lines and markers, as a share of a row
-_TOO_FAR = 0.55  # of the width of a panel; a text that would begin farther to the right ends there
 # of markers at an edge
 _EDGE: dict[str, dict[str, Any]] = {
     "x": {"ms": 3.6, "mew": 1.1},
@@ -263,12 +261,12 @@ def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
             continue
         rows, lows, highs = (list(values) for values in zip(*spans, strict=True))
         colour: dict[str, Any] = {"color": mark.colour, "zorder": order}
-        size = min(mark.size or _SIZES.get(mark.kind, 0.0), _THICKEST * row_points)
+        size = min(mark.drawn_size, _THICKEST * row_points)
         match mark.kind:
             case "line":
                 axes.hlines(rows, lows, highs, linewidth=size, **colour)
             case "bar":
-                half = (mark.size or 0.6) / 2
+                half = mark.drawn_size / 2
                 corners = [
                     [(low, at - half), (high, at - half), (high, at + half), (low, at + half)]
                     for at, low, high in spans
@@ -290,13 +288,10 @@ def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
         style = {"color": panel.arrow[0], "ms": 3.6, "mew": 0, "clip_on": False, "zorder": 99}
         axes.plot([edge_at] * len(places), places, marker, **style) if places else None
     at_left = {"transform": axes.get_yaxis_transform(), "fontsize": SMALL}
-    for at, x, text, text_colour in panel.texts:
-        if x is None:
-            write(axes, 0.08 / panel.width, at, text, color=text_colour, **at_left)
-            continue
-        is_inside = panel.place(x) > _TOO_FAR
-        x_place, ha = panel.place(x) + (-1 if is_inside else 1) * 0.04 / panel.width, "right" if is_inside else "left"
-        write(axes, x_place, at, text, ha=ha, color="white" if is_inside else text_colour, zorder=99, **at_left)
+    for at, share, is_inside, text, text_colour in panel.placed_texts:
+        beside: dict[str, Any] = {"ha": "right", "color": "white"} if is_inside else {"color": text_colour}
+        x = share + (-1 if is_inside else 1) * 0.06 / panel.width
+        write(axes, x, at, text, zorder=99, **at_left, **beside)
 
 
 def _below(panel: DrawnPanel) -> float:

@@ -65,8 +65,7 @@
       this.paths.forEach((path, line) => path.classList.toggle("near", line === nearest));
       this.cursor.setAttribute("d", `M${this.x(x)} 0V${HEIGHT}`);
       const said = chosen.map((line) => `${this.lines.length > 1 ? this.lines[line].name + " " : ""}${textOf(values[line])}`);
-      const place = this.names[x] ?? `${this.x_name} ${textOf(x)}`;
-      this.output.textContent = `${place}: ${said.join(", ")}`;
+      this.output.textContent = `${this.x_name} ${textOf(x)}: ${said.join(", ")}`;
     }
 
     clear() {

@@ -20,7 +20,6 @@ CHART = (600, 160)
 """Width and height of a chart in its own units; the script has them too."""
 
 _INCH, _POINT = 70, 1.35  # pixels for an inch and a point of the figure
-_SIZES = {"line": 1.0, "bar": 0.6, "dot": 2.6, "tick": 4.0, "path": 3.0}  # bars in rows, the others in points
 _SHAPES = {
     "<": "m-4 0l6-3.5v7z",
     ">": "m4 0l-6-3.5v7z",
@@ -105,7 +104,7 @@ def _marks(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
     elif panel.scale != "log" and panel.limits[0] < 0:
         yield _path([f"M{_x(panel, wide, 0.0):.4g} 0v99999"], fill="none", stroke="var(--faint)")
     for mark, spans in panel.marks:
-        size = (mark.size or _SIZES.get(mark.kind, 0.0)) * (ROW if mark.kind == "bar" else _POINT)
+        size = mark.drawn_size * (ROW if mark.kind == "bar" else _POINT)
         paint = {"fill": "none", "stroke": _colour(mark.colour), "stroke_width": f"{size:g}"}
         places = [(_x(panel, wide, low), _x(panel, wide, high), _y(at)) for at, low, high in spans]
         ends = [(x, y) for _, x, y in places]
@@ -154,10 +153,9 @@ def _edges(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
 
 
 def _texts(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
-    for at, value, words, colour in panel.texts:
-        x = 1.0 if value is None else _x(panel, wide, value)
-        anchor, by, paint = ("start", 3, _colour(colour)) if x < 0.55 * wide else ("end", -3, "var(--paper)")
-        yield _text(x + by, _y(at), words, anchor, class_="in-row", fill=paint)
+    for at, share, is_inside, words, colour in panel.placed_texts:
+        anchor, by, paint = ("end", -3, "var(--paper)") if is_inside else ("start", 3, _colour(colour))
+        yield _text(share * wide + by, _y(at), words, anchor, class_="in-row", fill=paint)
 
 
 def _readings(panel: DrawnPanel, plot: RowPlot, wide: int) -> Iterator[Markup]:
@@ -224,8 +222,7 @@ def chart_data(chart: Chart) -> dict[str, object]:
     lines = [
         {"name": printable(curve.name), "xs": list(curve.xs), "ys": list(map(_number, curve.ys))} for curve in read
     ]
-    facts = {"x_name": chart.x, "span": chart.span, "limits": chart.limits, "log": chart.is_log}
-    return {**facts, "lines": lines, "names": list(map(printable, chart.names))}
+    return {"x_name": chart.x, "span": chart.span, "limits": chart.limits, "log": chart.is_log, "lines": lines}
 
 
 def _number(y: float | None) -> float | str | None:
