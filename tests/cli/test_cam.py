@@ -167,33 +167,8 @@ def test_an_unseen_class_alone_is_drawn_on_the_scale_of_the_best(run: Run, here:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["--fuse"], 2, "--fuse needs --layer; choose several layers with --layer"),
-        (["--type", "ReLU"], 2, "--type needs --layer; such as --layer all, or -1 for the last layer of that type"),
-        (["--layer", "conv1", "--fuse"], 2, "the selection has one: conv1; choose several with --layer"),
-        (["--target", "1,3", "-o", "x.png"], 2, "--target 1,3 makes several pictures; give -o a folder"),
-        (["--target", "1", "--target", "3", "-o", "-"], 2, "--target 1,3 makes several pictures"),
-        (["--target", "top:2", "-o", "x.png"], 2, "--target top:2 makes several pictures; give -o a folder"),
-        (["--sheet", "x.png", "--target", "top:20,1"], 2, "--sheet has room for 20 classes; --target is top:20,1"),
-        (["--layer", "fc,re:conv"], 1, "the output of fc is not a feature map"),
-        (["--layer", "0,1", "--raw", "x.npy"], 2, "--raw x.npy takes one array; there are several; name it .npz"),
-        (["--sheet", "x.jpg"], 2, "cannot write x.jpg"),
-        (["--sheet", "-"], 2, "cannot write -; sheets are PNG files; name it .png"),
-        (["--sheet", "x.png", "-o", "./x.png"], 2, "-o and --sheet name the same file 'x.png'"),
-        (["dog.png", "--sheet", "x.png"], 2, "--sheet takes 1 image; there are 2"),
-    ],
-)
-def test_what_is_refused_leaves_nothing(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
-    one_error(run("cat.jpg", *words), status, message)
-    assert files(here) == []
-
-
-@pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("Detached --layer conv1", "the score does not depend on conv1; no gradient reaches its output"),
-        ("Broken", "the score of class 0 is not finite; see gradients --detect-anomaly"),
         ("hidden", "the map of conv2 is not finite; its activation holds NaN or Inf"),
         ("Boxes", "Boxes gives boxes and labels, no score for each class; visualize, stats and"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from hookscope.cli.commands.check import COLUMNS
-from tests.cli.helpers import Run, files, one_error
+from tests.cli.helpers import Run
 
 NETS = """
 
@@ -180,27 +180,6 @@ def test_layers_may_be_allowed_but_not_all(run: Run) -> None:
         3,
         ["nets.py:sick on 4 images: of 0 calls, none was checked against no-nan", "  no-nan: 0 calls"],
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["--max-dead", "1"], 2, "write 1% or 100%"),
-        (["--max-abs", "inf"], 2, "'inf' is not a number of at least 0"),
-        (["--min-rank", "x"], 2, "'x' is not a rank"),
-        (["--max-saturated", "101%"], 2, "'101%' is not a share"),
-        (["--no-nan", "--allow", "conf"], 1, "no layer 'conf' in nets.py:net; nearest: conv"),
-        (["--no-nan", "--allow", "re:("], 2, "bad regular expression"),
-        (["--no-nan", "--allow", ""], 2, "empty layer selection"),
-        (["--no-nan", "--layer", "::add"], 1, "no layer '::add' in Sequential; it names an operation; add --ops"),
-        (["--no-nan", "--layer", "::add", "--ops"], 1, "no operation '::add' ran"),
-        (["--no-nan", "bad.jpg", "--strict"], 1, "'bad.jpg' is not a picture"),
-    ],
-)
-def test_what_is_refused_is_one_error(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
-    before = files(here)
-    one_error(run(*words), status, message)
-    assert files(here) == before
 
 
 def test_a_lost_image_is_a_failure_but_a_broken_limit_is_the_graver(run: Run) -> None:

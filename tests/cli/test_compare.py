@@ -13,7 +13,7 @@ import torch
 from hookscope.cli.commands.compare import Compare
 from hookscope.comparison import PAIRS
 from hookscope.drawing.files import read_provenance
-from tests.cli.helpers import Run, files, one_error, rows
+from tests.cli.helpers import Run, one_error, rows
 from tests.cli.nets import Small
 from tests.exports import deployed, to_onnx
 from tests.helpers import seeded
@@ -161,6 +161,8 @@ def test_a_map_pairs_layers_of_other_names(run: Run, here: Path) -> None:
     found = json.loads(run("--map", "map.tsv", "--format", "json", b="nets.py:Renamed")[1])
     pairs = [(row["layer"], row["layer_b"], row["paired_by"]) for row in found["calls"][1:-1]]
     assert pairs == [(a, b, "map") for a, b in [("conv1", "stem"), ("relu", "act"), ("conv2", "body"), ("fc", "head")]]
+    (here / "twice.tsv").write_text("conv1\tconv1\nconv1\tconv2\n")
+    one_error(run("--map", "twice.tsv"), 2, "twice.tsv has 'conv1' twice")
 
 
 def test_pictures_and_the_page_are_written_but_no_grid_where_nothing_differs(run: Run, here: Path) -> None:
@@ -206,42 +208,6 @@ def test_what_was_not_measured_has_not_passed_and_a_table_ends_with_the_verdict(
     )
     status, out, _ = run("--max-relative", "1", "--format", "table")
     assert (status, out.splitlines()[-1]) == (0, "limits: all 6 calls are within the limits")
-
-
-WRONG: list[tuple[list[str], int, str]] = [
-    (["--dtype-b", "float8"], 2, "'--dtype-b'...'float8' is not one of"),
-    (["--device-b", "abacus"], 2, "no device 'abacus'"),
-    (["--weights-b", "none.pth"], 1, "none.pth"),
-    (["--std-b", "1"], 2, "std"),
-    (["--layer", "nowhere"], 1, "no layer 'nowhere'"),
-    (["--at-b", "nowhere", "zero"], 1, "no layer or parameter 'nowhere'"),
-    (["--at-b", "conv1", "zeroed"], 2, "no intervention 'zeroed'"),
-    (["--image-b", "none.png"], 1, "no picture 'none.png'"),
-    (["--image-b", "."], 2, "B has 5 images and A has 1"),
-    (["--map", "none.tsv"], 2, "--map none.tsv cannot be read: No such file or directory"),
-    (["--map", "one.tsv"], 2, "line 1 of one.tsv is 'conv1'; write the name in A, a tab and the name in B"),
-    (["--map", "twice.tsv"], 2, "twice.tsv has 'conv1' twice"),
-    (["--map", "a.png"], 2, "--map a.png cannot be read: it is not UTF-8 text"),
-    (["--matrix", "m.png"], 2, "--matrix takes 4 images or more; there is 1"),
-    (["--junit", "r.xml"], 2, "--junit needs --max-relative or --min-cosine or --min-agreement; add"),
-    (["--grid", "g.jpg"], 2, "cannot write g.jpg"),
-    (["--plot", "x.png", "--grid", "x.png"], 2, "--plot and --grid name the same file 'x.png'"),
-    (["--plot", "a.png"], 1, "it is the image a.png itself"),
-    (["--html", "page.txt"], 2, "cannot write page.txt"),
-    (["--max-relative", "-1"], 2, "'-1' is not a number of at least 0"),
-    (["--min-cosine", "2"], 2, "'2' is not a number of -1 to 1"),
-    (["--min-agreement", "1"], 2, "'1' may be meant as 1% or as all"),
-    (["--batch-size", "0"], 2, "--batch-size"),
-    (["--top", "0"], 2, "--top"),
-]
-
-
-@pytest.mark.parametrize(("words", "status", "message"), WRONG)
-def test_what_is_wrong_is_said_in_one_line(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
-    (here / "one.tsv").write_text("conv1\n")
-    (here / "twice.tsv").write_text("conv1\tconv1\nconv1\tconv2\n")
-    one_error(run(*words), status, message)
-    assert [name for name in files(here) if name not in ("one.tsv", "twice.tsv", *PICTURES)] == []
 
 
 def test_weights_are_for_the_side_that_takes_them(run: Run, here: Path) -> None:

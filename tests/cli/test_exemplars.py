@@ -103,26 +103,6 @@ def test_inspect_shows_the_exemplars_of_these_weights_only(run: Run, here: Path)
     one_error(run(*words[:1], "--exemplars", NAMES[2], command="inspect"), 1, "holds no saved exemplars")
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["pics", "--channels", "top:3"], 2, "--channels takes numbers"),
-        (["pics", "--resume"], 2, "--resume needs -o"),
-        (["pics", "--resume", "--overwrite", "-o", "x"], 2, "--resume has no effect with --overwrite"),
-        (["pics", "-o", "nets.py"], 2, "nets.py is not a folder"),
-        (["pics", "-o", "-"], 2, "is not a folder"),
-        (["pics", "--html", "page.png"], 2, "name it .html"),
-        (["pics", "--layer", "nothing"], 1, "nothing"),
-        (["pics", "--layer", "0", "--channels", "99"], 2, "conv1 has no channel 99"),
-        (["pics", "--layer", "0", "--top", "0"], 2, "--top"),
-        ([], 2, "no image was given"),
-    ],
-)
-def test_what_cannot_work_is_said_in_a_line(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
-    one_error(run(*words), status, message)
-    assert not (here / "x").exists()
-
-
 def test_large_sheets_are_announced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.cli.commands.exemplars._MANY_CROPS", 35)
     quiet = run("pics", "--layer", "0", "--channels", "0-4", "-o", "few")[2]

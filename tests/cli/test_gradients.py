@@ -154,20 +154,8 @@ def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "model", "status", "message"),
     [
-        ("--clip-norm 0", "Small", 2, "clip norm 0"),
-        ("--clip-norm nan", "Small", 2, "clip norm nan"),
-        ("--clip-value -1", "Small", 2, "clip value -1"),
-        ("--clip-value x", "Small", 2, "'x' is not a valid float; see"),
-        ("--freeze nix", "Small", 1, "'nix'; there are conv1, conv2, fc; list them with `hookscope weights nets.py:"),
-        ("--freeze relu", "Small", 1, "cannot freeze 'relu'; it has no parameters"),
-        ("--freeze conv1#1", "Small", 2, "freeze takes names, not calls"),
-        ("--loss nll", "Small", 2, "'nll' is not one of"),
-        ("--loss mse --target 1", "Small", 2, "--loss mse takes no --target"),
-        ("--threshold vanishing=2 --threshold exploding=1", "Small", 2, "the first must be smaller"),
-        ("--plot cat.png", "Small", 1, "it is the image cat.png itself"),
         ("", "Blind", 1, "the output of Blind has no gradient; detached after 'fc' by detach at nets.py:"),
         ("", "Inference", 1, "inference"),
-        ("--weights none.pth", "Small", 1, "none.pth"),
     ],
 )
 def test_what_is_refused_is_one_line(run: Run, here: Path, words: str, model: str, status: int, message: str) -> None:

@@ -102,25 +102,6 @@ def test_a_page_goes_to_a_pipe_without_rows_and_not_to_the_terminal(
     one_error(run("cat.jpg", "-o", "-"), 2, "-o - would write a page to the terminal; send it to a file or a pipe")
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        ("cat.jpg -o x.png", 2, "cannot write x.png; the page is an HTML file; name it .html, or give a folder"),
-        ("cat.jpg -o no/x.html", 1, "its folder does not exist"),
-        ("cat.jpg --max-size 20M", 2, "'20M' is not a size; write 20MB, 500kB or 512KiB"),
-        ("cat.jpg --max-size 0MB", 2, "'0MB' is not a size"),
-        ("cat.jpg --target top:2", 2, "a page explains one class, got --target top:2; give one class"),
-        ("", 2, "no image was given"),
-        ("nets.py", 1, "'nets.py' is not a picture"),
-    ],
-)
-def test_what_is_wrong_is_said_before_a_model_is_loaded(
-    run: Run, here: Path, words: str, status: int, message: str
-) -> None:
-    one_error(run(*words.split(), model="nets.py:raising"), status, message)
-    assert files(here) == []
-
-
 def test_the_size_of_the_page_is_kept(run: Run, here: Path) -> None:
     whole = len((here / "a.html").read_bytes()) if run("cat.jpg", "-o", "a.html")[0] == 0 else 0
     assert run("cat.jpg", "-o", "b.html", "--max-size", f"{whole - 1}B")[0] == 0
@@ -180,21 +161,6 @@ def test_a_page_has_eight_images_unless_limit_says_otherwise(run: Run, here: Pat
     pages = [(here / name).read_text() for name in ("a.html", "b.html")]
     assert ["7.png" in page for page in pages] == [True, True]
     assert ["8.png" in page for page in pages] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("words", "model", "status", "message"),
-    [
-        (["--layer", "conv9"], "nets.py:Small", 1, "no layer 'conv9' in Small; nearest: conv"),
-        ([], "nets.py:raising", 1, "no such file"),
-        (["--target", "9"], "nets.py:Small", 1, "no class 9"),
-    ],
-)
-def test_what_cannot_be_inspected_is_one_line(
-    run: Run, here: Path, words: list[str], model: str, status: int, message: str
-) -> None:
-    one_error(run("cat.jpg", *words, model=model), status, message)
-    assert files(here) == []
 
 
 @pytest.mark.parametrize("model", ["Nothing", "features", "Boxes", "Broken", "Dull", "Detached", "Blind"])

@@ -192,42 +192,6 @@ def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
     assert as_json(run, *words, command="ablate") == as_json(run, *words, command="ablate")
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        ("--at fc mean", 2, "the mean over one image is the image itself; give mean:from=FOLDER"),
-        ("--at fc steer:from=gone.npy", 1, "cannot read gone.npy: No such file"),
-        ("--at fc steer:from=cat.png", 1, "cat.png"),
-        ("--at fc.weight patch:from=cat.png", 2, "patch needs a layer, and fc.weight is a parameter; name its layer"),
-        ("--at conv1 zero --grid cat.png", 1, "cat.png"),
-        ("--at conv1 dropblock:p=x", 2, "p='x' of dropblock is not a number"),
-        ("--at conv1 dropblock:p=2", 2, "p=2.0 is not a share; give a number from 0 to 1"),
-        ("--at conv1 patch:from=gone.jpg", 1, "gone.jpg"),
-        ("--at conv9 zero", 1, "no layer or parameter 'conv9'; nearest: conv2, conv1"),
-        ("--at 9 zero", 1, "no index 9; there are 2 Conv2d calls: 0 to 1"),
-        ("--at conv1#1 zero", 1, "no call 'conv1#1'; the layer ran once"),
-        ("--at re:[ zero", 2, "bad regular expression"),
-        ("--at zero conv1", 2, "no intervention 'conv1'; the layer comes first: --at conv1 zero"),
-        ("--at conv1 permute:axis=images", 2, "one image cannot be permuted"),
-    ],
-)
-def test_what_is_refused_is_one_line(run: Run, words: str, status: int, message: str) -> None:
-    one_error(run(*words.split()), status, message)
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        ("--layer conv1 --target top:3", 2, "ablate needs one class"),
-        ("--layer conv1 --plot a.jpg", 2, "plots are PNG, SVG or PDF files"),
-        ("--layer conv7", 1, "no layer 'conv7'"),
-        ("--layer conv1 --at zero conv1", 2, "no intervention 'conv1'; the layer comes first: --at conv1 zero"),
-    ],
-)
-def test_what_cannot_be_ablated_is_one_line(run: Run, words: str, status: int, message: str) -> None:
-    one_error(run(*words.split(), command="ablate"), status, message)
-
-
 def test_the_manual_names_every_intervention() -> None:
     manual = CliRunner().invoke(Intervene.made("intervene"), ["--help"]).output
     assert [word for word in WORDS if not re.search(rf"^    {word} +\S", manual, re.MULTILINE)] == []

@@ -195,22 +195,6 @@ def test_the_totals_name_the_depth_again_from_the_cache(run: Run, model: str) ->
         assert f"\n{model} at 5x64x72: " in printed(run, "--input-size", "5x64x72", model=model, format="table")
 
 
-@pytest.mark.parametrize(
-    ("model", "words", "message"),
-    [
-        ("squeezenet1_1", ["--type", "BatchNorm2d"], "no layer of type BatchNorm2d; the model has ...Conv2d (26)"),
-        ("r3d_18", ["--type", "Conv2d"], "no layer of type Conv2d; the model has "),
-        (
-            "alexnet",
-            ["--input-size", "20x20"],
-            "alexnet: layer 'features.5' (MaxPool2d) needs a larger input; forward() failed on 1x3x20x20: ",
-        ),
-    ],
-)
-def test_what_is_refused_is_one_line(run: Run, model: str, words: list[str], message: str) -> None:
-    one_error(run(*words, model=model), 1, message)
-
-
 def test_the_factory_that_was_taken_is_named_and_what_it_prints_is_no_row(run: Run, here: Path) -> None:
     Path("loud.py").write_text(
         "import os, torch\nprint('import')\n"

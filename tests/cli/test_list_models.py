@@ -14,7 +14,7 @@ from hookscope.models import catalogue
 from hookscope.models.bundled import BUNDLED
 from hookscope.models.catalogue import ModelInfo
 from hookscope.system import cache
-from tests.cli.helpers import Run, one_error
+from tests.cli.helpers import Run
 
 MODELS = (
     ModelInfo("alexnet", "classification"),
@@ -67,15 +67,3 @@ def test_the_model_that_ships_has_a_row(run: Run, shapes_file: Path, monkeypatch
     size = round(shapes_file.stat().st_size / 2**20, 3)
     values = ["shapes", "classification", 727626, size, None, 93.75, "shapes acc@1", ["shapes.safetensors"], []]
     assert list(row.items()) == list(zip(COLUMNS.flat, values, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["resnet19"], 1, "no model matches 'resnet19'; nearest: resnet18"),
-        (["re:("], 2, "'re:(' is not a regular expression"),
-        (["--format", "xml"], 2, "'xml' is not one of"),
-    ],
-)
-def test_what_is_refused_is_one_line(run: Run, words: list[str], status: int, message: str) -> None:
-    one_error(run(*words, format="tsv"), status, message)

@@ -12,7 +12,7 @@ import pytest
 from hookscope.cli.commands.plan import plan_report, size_in_words, time_in_words, verdict
 from hookscope.hooks import Call
 from hookscope.planning import CallCost, Measured, MemoryPlan, Plan, Timing
-from tests.cli.helpers import Run, one_error
+from tests.cli.helpers import Run
 
 CONV = CallCost(Call("conv", "Conv2d", 0, 0, 0), (2, 3, 8, 8), (2, 4, 8, 8), 112, 8000, 400, 0, "arithmetic")
 RELU = CallCost(Call("relu", "ReLU", 0, None, 1), (2, 4, 8, 8), (2, 4, 8, 8), 0, 0, 600, 2048, "memory")
@@ -96,28 +96,3 @@ def test_measured_times_are_numbers_in_rows_and_totals(run: Run, monkeypatch: py
     [total] = found["totals"]
     assert total["repeats"] == 2 and total["forward"] > 0 and total["backward"] is None
     assert total["measured_peak"] > 0 and total["macs_per_second"] == 2e9
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        ("--batch-size 0", 2, "--batch-size"),
-        ("--batch-size 1.5", 2, "--batch-size"),
-        ("--batch-size 99999999999999999999", 2, "--batch-size"),
-        ("--memory lots", 2, "'lots' is not a size"),
-        ("--memory -1GB", 2, "is not a size"),
-        ("--balance nan", 2, "--balance"),
-        ("--train --optimizer adamm", 2, "adamm...adam"),
-        ("--optimizer adam", 2, "--optimizer needs --train; add"),
-        ("--checkpoint fc", 2, "--checkpoint needs --train; add --train"),
-        ("--repeats 3", 2, "--repeats needs --time; add"),
-        ("--time --repeats 0", 2, "--repeats"),
-        ("--train --checkpoint fcc", 1, "fcc...fc"),
-        ("--dtype float8", 2, "float8...float32"),
-        ("--device tpu", 2, "tpu"),
-        ("--input-size 0", 2, "is not a size"),
-        ("--plot plan.txt", 2, "plan.txt"),
-    ],
-)
-def test_bad_input_is_one_line(run: Run, words: str, status: int, message: str) -> None:
-    one_error(run(*words.split()), status, message)

@@ -68,19 +68,5 @@ def test_targets_are_named_by_a_file_and_printed_in_the_order_asked_for(run: Run
     assert [(row["class"], row["label"]) for row in printed] == [(3, "red fox"), (1, "bee"), (0, "ant")]
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["--top", "2", "--target", "3"], 2, "--target has no effect with --top; both choose the classes: give one"),
-        (["--target", "ant"], 1, "no class 'ant'; the class names are unknown; give a number, or the names of the"),
-        (["--target", "fax", "--categories", "names.txt"], 1, "no class 'fax'; "),
-        (["--target", "e", "--categories", "names.txt"], 1, "'e' is in the names of 2 classes; 1 bee, 3 red fox"),
-        (["--categories", "two.txt"], 1, "2 class names for 4 classes of the model; give the class names of this"),
-    ],
-)
-def test_what_is_refused_is_one_line(run: Run, words: list[str], status: int, message: str) -> None:
-    one_error(run("cat.png", *words), status, message)
-
-
 def test_another_number_of_names_than_the_weights_have(run: Run, shapes_file: Path) -> None:
     one_error(run("cat.png", "--categories", "names.txt", model="shapes"), 1, "4 class names for 10 classes of shapes")

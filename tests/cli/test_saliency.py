@@ -131,10 +131,6 @@ def test_a_clip_and_a_segmentation_model(run: Run, model: str, shape: list[int])
         ("Boxes", [], 1, "no score for each class"),
         ("Blind", [], 1, "no gradient leads from the score of"),
         ("overflows", [], 1, "finite"),
-        ("Small", ["--samples", "0"], 2, "samples"),
-        ("Small", ["--noise", "-0.1"], 2, "noise"),
-        ("Small", ["--target", "1,2", "-o", "x.png"], 2, "--target 1,2 makes several pictures"),
-        ("Small", ["--raw", "x.npy", "--target", "top:2"], 2, "takes one array"),
     ],
 )
 def test_what_is_refused_leaves_nothing(

@@ -163,38 +163,6 @@ def test_names_come_from_a_list_and_shapes_that_vary_have_question_marks(run: Ru
     assert "6x10x?" in run("pics/0.png", "wide.png", format="tsv")[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["texts"], 1, "no pictures in 'texts'"),
-        (["--files0-from", "missing"], 1, "the names in 'missing' cannot be read"),
-        (["pics", "--save", "pics"], 1, "Is a directory"),
-        (["pics", "--save", ""], 1, "cannot write to an empty name"),
-        (["pics", "--limit", "1", "--save", "pics/1.png"], 2, "would replace a file that holds no statistics"),
-        (["pics", "--save", "pics/0.png"], 1, "it is the image pics/0.png itself"),
-        (["pics", "--save", "x.png", "--plot", "./x.png"], 2, "--plot and --save name the same file"),
-        (["pics", "--tensorboard", "nets.py"], 1, "cannot write to nets.py"),
-        (["pics", "--threshold", "low-rank=x"], 2, "--threshold low-rank: 'x' is not a share"),
-        (["pics", "--threshold", "dead=1%"], 2, "no threshold 'dead'; nearest: dead-share"),
-        (["pics", "--dead-share", "1%"], 2, "hookscope stats --dead-share VALUE is now `--threshold dead-share=VALUE`"),
-        (["pics", "--batch-size", "0"], 2, "--batch-size"),
-        (["pics", "--workers", "-1"], 2, "--workers"),
-        (["pics", "--limit", "0"], 2, "--limit"),
-        (["pics", "--input-size", "5x5", "--preprocess", "stretch"], 1, "forward() failed on 2x3x5x5"),
-    ],
-)
-def test_a_refused_run_prints_one_error_and_writes_nothing(
-    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int, message: str
-) -> None:
-    monkeypatch.setattr("hookscope.statistics.check_installed", lambda: None)
-    (here / "texts").mkdir()
-    (here / "texts" / "a.txt").write_text("a")
-    before = {path: path.read_bytes() for path in here.rglob("*.*") if path.is_file() and path.suffix != ".pyc"}
-    one_error(run(*words), status, message)
-    after = {path: path.read_bytes() for path in here.rglob("*.*") if path.is_file() and path.suffix != ".pyc"}
-    assert after == before
-
-
 def test_a_strict_run_keeps_what_came_before_and_is_resumed(run: Run, here: Path) -> None:
     words = ["pics/0.png", "pics/1.png", "bad.jpg", "pics/2.png", "--save", "s.json", "--strict", "--resume"]
     assert run(*words)[:2] == (1, "")

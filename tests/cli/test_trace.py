@@ -173,19 +173,6 @@ def test_without_classes_or_gradients_the_rest_is_traced(run: Run) -> None:
     assert errors.endswith("\nNote: no backward pass: the output of Blind has no gradient\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (("--categories", "names.txt"), 2, "--categories needs --events; add --events"),
-        (("--events", "--target", "9"), 1, "no class 9"),
-        (("tiny.png", "tiny.png"), 2, "expected one image, or two for optical flow, got 3"),
-        (("tiny.png",), 2, "nets.py:ones takes one image; 2 were given; give one"),
-    ],
-)
-def test_wrong_usage_is_one_line(run: Run, words: tuple[str, ...], status: int, message: str) -> None:
-    one_error(run(*ONES, *words), status, message)
-
-
 def test_a_model_that_raises_is_one_line(run: Run) -> None:
     outcome = run("nets.py:Raises", "tiny.png", "--preprocess", "none", "--events")
     one_error(outcome, 1, "nets.py:Raises: forward() failed on 3x3x3: RuntimeError: no way on, at ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hookscope.hooks.activations
-from tests.cli.helpers import Run, one_error, rows
+from tests.cli.helpers import Run, rows
 
 NETS = """
 
@@ -66,15 +66,3 @@ def test_the_rows_before_the_difference_are_printed(run: Run) -> None:
     assert (status, [line.split()[0] for line in out.split("\n\n")[0].splitlines()]) == (3, ["check", *NAMES[:5]])
     assert "Difference: untouched fails at '1' by 1: " in errors
     assert "buffer 'count' changed, without hooks too" in errors
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["--input-size", "2"], 1, "forward() failed on 3x2x2"),
-        (["cat.png", "dog.png"], 2, "nets.py:three takes one image"),
-        (["cat.png", "dog.png", "cat.png"], 2, "expected one image, or two for optical flow"),
-    ],
-)
-def test_what_is_refused_is_one_line(run: Run, words: list[str], status: int, message: str) -> None:
-    one_error(run(*words), status, message)

@@ -94,26 +94,6 @@ def test_a_sheet_never_overwrites_an_image_of_the_run(run: Run, here: Path) -> N
     assert (here / name).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["--layer", "0", "--alpha", "0.5"], 2, "--alpha needs --overlay"),
-        (["--layer", "0", "--channels", "9-12"], 1, "no channel 9-12 in conv1; there are 6: 0 to 5"),
-        (["--layer", "0", "--overlay", "--alpha", "nan"], 2, "'nan' is not a finite number"),
-        (["--channels", ""], 2, "bad channels ''"),
-        (["-o", "x.png"], 2, "-o x.png takes one picture; the selection has several"),
-        (["-o", "-"], 2, "-o - takes one picture; the selection has several"),
-        (["-o", "cat.jpg"], 2, "sheets are PNG files"),
-        (["--input-size", "2x2"], 1, "forward() failed on 3x2x2"),
-        (["--columns", "0"], 2, "columns"),
-        (["--cell", "-3"], 2, "cell"),
-    ],
-)
-def test_what_is_refused_leaves_nothing(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
-    one_error(run("cat.jpg", *words), status, message)
-    assert files(here) == []
-
-
 def test_channels_that_do_not_exist_or_fit_are_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     status, _, errors = run("cat.jpg", "--layer", "0", "--channels", "4-12")
     assert (status, errors) == (0, "Note: --channels names channels that do not exist in conv1\n")

@@ -10,7 +10,7 @@ import torch
 
 import hookscope
 from hookscope.drawing.files import read_provenance
-from tests.cli.helpers import Run, files, one_error, rows
+from tests.cli.helpers import Run, rows
 
 NETS = """
 
@@ -109,28 +109,3 @@ def test_options_reach_the_kernels_beside_a_plot(run: Run, here: Path) -> None:
     assert (here / "w.pdf").read_bytes().startswith(b"%PDF")
     assert run("--plot", "w.png", model="nets.py:flat")[0] == 0
     assert "the model has no convolution" in run("--kernels", "k.png", model="nets.py:flat")[2]
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["--plot", "w"], 2, "plots are PNG, SVG or PDF files"),
-        (["--kernels", "k.svg"], 2, "sheets are PNG files"),
-        (["--plot", "a.png", "--kernels", "./a.png"], 2, "--plot and --kernels name the same file './a.png'"),
-        (["--plot", "same.png", "--weights", "same.png"], 2, "it is the weights same.png itself"),
-        (["--threshold", "dead-norm=-1"], 2, "'-1' is not a number of at least 0"),
-        (["--threshold", "duplicate-cosine=1.5"], 2, "'1.5' is not a number of 0 to 1"),
-        (["--kernels", "k.png", "--channels", "x"], 2, "bad channels 'x'"),
-        (["--kernels", "k.png", "--cmap", "virids"], 2, "no colour map 'virids'"),
-        (["--kernels", "k.png", "--channels", "99"], 1, "no channel 99"),
-        (["--layer", "conv1#1"], 2, "a weight has no calls"),
-        (["--layer", "conv3"], 1, "no layer 'conv3' in Normed; nearest: conv"),
-        (["--layer", "fc", "--kernels", "k.png"], 1, "no convolution among the chosen layers"),
-        (["--weights", "none.pth"], 1, "none.pth"),
-    ],
-)
-def test_what_is_refused_is_one_line(run: Run, here: Path, words: list[str], status: int, message: str) -> None:
-    (here / "same.png").write_bytes(b"weights")
-    one_error(run(*words, "--format", "ndjson"), status, message)
-    assert files(here) == ["same.png"]
-    assert (here / "same.png").read_bytes() == b"weights"

@@ -5,6 +5,10 @@ circle (.png, 128x128), photos/ with two of them, empty/, cut.png (broken), note
 ``inputs``.
 """
 
+from pathlib import Path
+
+REFUSALS = Path(__file__).with_name("refusals.txt").read_text().splitlines()
+"""Command lines that are refused: each ends with one line of error and writes nothing."""
 SQUEEZE = "squeezenet1_1 star.png --weights none --input-size 64"
 RESNET = "resnet18 star.png --weights none --seed 3 --input-size 64"
 
@@ -390,4 +394,5 @@ CASES: dict[str, dict[str, str]] = {
         "no model matches": "list-models nothing-like-it",
         "shell": "completion tcsh",
     },
+    "refusals": {line: line for line in REFUSALS},
 }

@@ -6,7 +6,7 @@ A deliberate change is written with `python -m tests.golden --write [PATTERN]`, 
 import pytest
 
 from tests.golden import golden_files
-from tests.golden.commands import CASES
+from tests.golden.commands import CASES, REFUSALS
 from tests.golden.comparison import differences
 from tests.golden.recording import record
 
@@ -25,3 +25,12 @@ def test_golden_files_hold_the_cases_and_no_others():
     for kind in golden_files.KINDS:
         assert {path.stem for path in (golden_files.HERE / kind).iterdir()} == CASES.keys()
         assert all(list(golden_files.read(kind, group)) == list(CASES[group]) for group in CASES)
+
+
+@pytest.mark.parametrize("line", REFUSALS)
+def test_a_refusal_is_one_line_after_notes_and_writes_nothing(line):
+    facts, [texts] = (golden_files.read(kind, "refusals")[line] for kind in golden_files.KINDS)
+    *notes, error = texts["stderr"]
+    assert facts == {"steps": [{"command": line, "status": facts["steps"][0]["status"]}]} and list(texts) == ["stderr"]
+    assert facts["steps"][0]["status"] in (1, 2) and error.startswith("Error: ")
+    assert all(note.startswith("Note: ") for note in notes)
