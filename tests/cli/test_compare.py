@@ -74,7 +74,7 @@ def test_every_option_of_a_side_exists_for_both_and_for_each() -> None:
 CAUSES: list[tuple[list[str], dict[str, str], str, str, str]] = [
     ([], {}, "same", "", "A and B are the same to the bit in all 6 pairs of calls."),
     (["--seed-b", "1"], {}, "parameters", "conv1", "A and B have different weights: the parameters of 3 of 3 layers"),
-    (["--weights-b", "tuned.pth"], {}, "parameters", "conv2", "The parameters of 1 of 3 layers differ, first those of"),
+    (["--weights-b", "tuned.pth"], {}, "parameters", "conv2", "The parameters of 1 of 3 layers differ, first in conv2"),
     (["--mean-b", "0", "--std-b", "1"], {}, "input", "(input)", "B lacks the ImageNet mean and std of A"),
     (["--mean-b", "0", "--std-b", "1", "--range-b", "0..255"], {}, "input", "(input)", "and has colours 0..255"),
     (["--input-size-b", "40"], {}, "input", "(input)", "different sizes: A gets 3x32x32 and B gets 3x40x40"),
