@@ -1,7 +1,6 @@
 from .figure import draw_attention as draw_attention
 from .run import (
     AttentionMap as AttentionMap,
-    Query as Query,
     attention_maps as attention_maps,
     map_of as map_of,
     usual_query as usual_query,

@@ -1,20 +1,16 @@
-from .anomaly import first_anomaly as first_anomaly, made_by as made_by
+from .anomaly import made_by as made_by
 from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
 from .backward_pass import (
     GradientChanges as GradientChanges,
     layer_gradients as layer_gradients,
     select_parameters as select_parameters,
 )
-from .cut_points import gradient_stops as gradient_stops
 from .figure import gradients_plot as gradients_plot
 from .findings import (
     GradientThresholds as GradientThresholds,
-    anything_unreached as anything_unreached,
     diagnose_gradients as diagnose_gradients,
     examine_gradients as examine_gradients,
     gradient_rows as gradient_rows,
-    layer_finding_names as layer_finding_names,
-    parameter_finding_names as parameter_finding_names,
 )
 from .modify import (
     ClampGradientSign as ClampGradientSign,

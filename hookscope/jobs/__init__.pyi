@@ -4,7 +4,6 @@ from .job import (
     LocalEngine as LocalEngine,
     Part as Part,
     SkippedImage as SkippedImage,
-    parts_of as parts_of,
 )
 from .ray_engine import RayEngine as RayEngine
 from .run import (

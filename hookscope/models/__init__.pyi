@@ -30,7 +30,6 @@ from .model_source import (
     ModelSource as ModelSource,
     WeightsChoice as WeightsChoice,
     is_random as is_random,
-    random_label as random_label,
 )
 from .names import (
     broken_pair as broken_pair,

@@ -1,6 +1,6 @@
 from .cached_summary import cached_listing as cached_listing, listing as listing
 from .call_recorder import CallRecorder as CallRecorder
-from .events import CallRecord as CallRecord, Event as Event, PassRecord as PassRecord, trace_events as trace_events
+from .events import CallRecord as CallRecord, PassRecord as PassRecord, trace_events as trace_events
 from .facts import (
     INPUT as INPUT,
     LAYER_CALLS as LAYER_CALLS,
