@@ -64,7 +64,7 @@ class QuantizedSource(ModelSource):
         if self.text not in self.names():
             do = "see `hookscope list-models 'quantized*'`"
             raise ModelError(f"no model '{self.text}'", nearest(self.text, self.names()), do)
-        from hookscope.models.quantized import load_quantized
+        from hookscope.models.torchvision_builders import load_quantized
 
         return load_quantized(self.text, f"quantized_{self.name}", weights, seed, progress)
 

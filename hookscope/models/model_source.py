@@ -199,11 +199,9 @@ class MadeSource(ModelSource):
     Attributes:
         has_trained: Whether ``make(pretrained=True)`` may give trained weights.
         family: The family of its models, empty to tell it by the class of the module, see `family_of`.
-        seed: The seed of random numbers, set for one `build` as all that follow.
-        label: The label of the weights.
-        checkpoint: Their file or folder, empty without one.
-        missing: Why there are no trained weights.
-        notes: What the user should know.
+
+    The others are of one `build`: ``label`` and ``checkpoint``, file or folder, of the weights; ``missing`` says why
+    there are no trained ones, ``notes`` what the user should know.
     """
 
     has_trained: ClassVar[bool] = False

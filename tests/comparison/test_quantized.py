@@ -11,7 +11,7 @@ from torch.ao.ns import _numeric_suite as numeric_suite
 
 from hookscope.comparison import Comparison, PairedCall, compare
 from hookscope.models import LoadedModel, load_model
-from hookscope.models.quantized import calibration_pictures, quantize
+from hookscope.models.torchvision_builders import calibration_pictures, quantize
 from tests.helpers import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.ao.quantization is deprecated

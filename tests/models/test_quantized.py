@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hookscope.errors import ModelError, UsageError, WeightsError
 from hookscope.models import load_model, torchvision_builders
 from hookscope.models.loaded import LoadedModel
-from hookscope.models.quantized import calibration_pictures
+from hookscope.models.torchvision_builders import calibration_pictures
 
 NAME = "shufflenet_v2_x0_5"
 
