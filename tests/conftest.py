@@ -85,3 +85,20 @@ def shapes_file(tmp_path_factory, monkeypatch):
     save_file({key: value.half() for key, value in state.items()}, path, {"hookscope": json.dumps(SHAPES)})
     monkeypatch.setattr("hookscope.models.bundled.package_folder", lambda: str(folder))
     return path
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """Every line of text of the pages that are drawn."""
+    from hookscope.drawing import difference, files
+    from hookscope.drawing.text import text_pixels
+
+    lines = []
+
+    def record(text, *rest, **more):
+        lines.append(text)
+        return text_pixels(text, *rest, **more)
+
+    for module in (files, difference):
+        monkeypatch.setattr(module, "text_pixels", record)
+    return lines

@@ -13,7 +13,7 @@ from PIL import Image, ImageChops
 from torch import nn
 
 import hookscope
-from hookscope.drawing import colours, files as pages, sheet as sheets
+from hookscope.drawing import colours, sheet as sheets
 from hookscope.drawing.files import encode_png, read_provenance
 from hookscope.drawing.grid import draw_grid, to_image
 from hookscope.drawing.scale import Scale
@@ -46,19 +46,6 @@ def sheet_of(output: Any, call: Call = CALL, origin: Origin = ORIGIN, **more: An
     activity = reduce_output(output, more.pop("module", None), more.pop("shown", None), choice, scale, names)
     frames = more.pop("frames", None)
     return draw_call(activity, call, origin, Style(**more), frames)
-
-
-@pytest.fixture
-def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every line of text that a sheet has."""
-    lines: list[str] = []
-
-    def record(text: str, *rest: Any) -> Any:
-        lines.append(text)
-        return text_pixels(text, *rest)
-
-    monkeypatch.setattr(pages, "text_pixels", record)
-    return lines
 
 
 def random(*shape: int) -> torch.Tensor:

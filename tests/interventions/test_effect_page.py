@@ -14,7 +14,6 @@ from torch import nn
 from hookscope.drawing import MapDifference, colours, difference, files as pages
 from hookscope.drawing.files import read_provenance, read_sheet, write_png
 from hookscope.drawing.sheet_parts import Origin
-from hookscope.drawing.text import text_pixels
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks.calls import Call
 from hookscope.hooks.tensors import shape_of
@@ -93,20 +92,6 @@ def boxes(image: Image.Image, part: dict[str, Any]) -> list[Any]:
     places = [divmod(at, part["columns"]) for at in range(len(part["channels"]))]
     corners = [(part["y"] + row * part["step_y"], part["x"] + column * part["step_x"]) for row, column in places]
     return [pixels[y : y + high, x : x + wide] for y, x in corners]
-
-
-@pytest.fixture
-def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every line of text of a page."""
-    lines: list[str] = []
-
-    def record(text: str, *rest: Any) -> Any:
-        lines.append(text)
-        return text_pixels(text, *rest)
-
-    monkeypatch.setattr(pages, "text_pixels", record)
-    monkeypatch.setattr(difference, "text_pixels", record)
-    return lines
 
 
 def test_the_pixels_are_before_after_and_their_difference(tmp_path: Path) -> None:

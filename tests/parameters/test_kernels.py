@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import ChannelChoice, Style, colours, encode_png, files as page
+from hookscope.drawing import ChannelChoice, Style, colours, encode_png
 from hookscope.drawing.files import read_provenance
-from hookscope.drawing.text import text_pixels
 from hookscope.errors import LayerError
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
@@ -96,7 +95,7 @@ def test_the_first_layer_is_in_colour_and_others_are_a_matrix_of_outputs_and_inp
     assert part["drawn"] == "rgb"
 
 
-def test_of_a_large_matrix_the_strongest_rows_and_columns_are_drawn(lines: list[str]) -> None:
+def test_of_a_large_matrix_the_strongest_rows_and_columns_are_drawn(words: list[str]) -> None:
     model = nn.Sequential(nn.Conv2d(3, 40, 3), nn.Conv2d(40, 50, 3)).requires_grad_(False)
     sheet = draw(model, "re:^1$")
     part, weight = part_of(sheet, "1"), model[1].weight.numpy()
@@ -104,9 +103,9 @@ def test_of_a_large_matrix_the_strongest_rows_and_columns_are_drawn(lines: list[
     assert part["filters"] == np.argsort(-sizes.mean(1))[:16].tolist()
     assert part["inputs"] == np.argsort(-sizes[part["filters"]].mean(0))[:32].tolist()
     assert close(maps(sheet, part), matrix(weight, part))
-    words = "16 of 50 output channels (rows), by mean |weight|; 32 of 40 input channels (columns), by mean |weight| in"
-    assert f"{words} these rows   all: channels='all'" in " ".join(lines)
-    assert lines.count("A row is an output channel, a column is an input channel.") == 1
+    chosen = "16 of 50 output channels (rows), by mean |weight|; 32 of 40 input channels (columns), by mean |weight| in"
+    assert f"{chosen} these rows   all: channels='all'" in " ".join(words)
+    assert words.count("A row is an output channel, a column is an input channel.") == 1
     assert len(part_of(draw(model, "re:^1$", "all", columns=40), "1")["channels"]) == 40 * 50
 
 
@@ -168,28 +167,15 @@ def test_zero_and_all_nan_filters() -> None:
     assert read_provenance(encode_png(sheet.image, sheet.provenance))["kernels"]
 
 
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every line of text that is drawn."""
-    drawn: list[str] = []
-
-    def record(text: str, *rest: Any, **more: Any) -> Any:
-        drawn.append(text)
-        return text_pixels(text, *rest, **more)
-
-    monkeypatch.setattr(page, "text_pixels", record)
-    return drawn
-
-
-def test_words_and_provenance(lines: list[str]) -> None:
+def test_words_and_provenance(words: list[str]) -> None:
     sheet = draw(net(), "all")
-    assert lines[:2] == ["a net   filters of convolutions", "weights: random (seed 0), the network is not trained"]
-    assert "0   Conv2d   kernels of 5×5" in lines
-    assert any(line.startswith("8 filters; the three input channels are red, green and blue") for line in lines)
-    assert "6 output channels (rows); 8 input channels (columns)" in lines
-    assert any(line.startswith("6 filters; each sees one input channel") for line in lines)
-    assert lines.count("one scale for the layer, symmetric about 0:") == 4
-    assert lines.count("each filter has its own scale:") == 1
+    assert words[:2] == ["a net   filters of convolutions", "weights: random (seed 0), the network is not trained"]
+    assert "0   Conv2d   kernels of 5×5" in words
+    assert any(line.startswith("8 filters; the three input channels are red, green and blue") for line in words)
+    assert "6 output channels (rows); 8 input channels (columns)" in words
+    assert any(line.startswith("6 filters; each sees one input channel") for line in words)
+    assert words.count("one scale for the layer, symmetric about 0:") == 4
+    assert words.count("each filter has its own scale:") == 1
     provenance = read_provenance(encode_png(sheet.image, sheet.provenance))
     expected = {"model": "a net", "weights": "random (seed 0)", "size": list(sheet.image.size)}
     assert expected.items() <= provenance.items() and {"torch", "hookscope"} <= set(provenance)
@@ -224,11 +210,11 @@ def test_convolutions_above_24_are_left_out() -> None:
     assert len(draw(model, "*").provenance["kernels"]) == 30
 
 
-def test_what_is_left_out_is_listed(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_is_listed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MOST_PIXELS", 24 * 40_000)
     wide = [nn.Conv2d(4, 300, 3) for _ in range(2)]
     first, second = draw(nn.Sequential(*wide), "*", "all").left_out
-    assert f"left out: {first}; {second}" in lines and " kernels of 0: choose with channels" in first
+    assert f"left out: {first}; {second}" in words and " kernels of 0: choose with channels" in first
 
 
 def test_a_palette_picture_where_nothing_is_in_colour() -> None:
