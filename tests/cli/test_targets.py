@@ -120,25 +120,13 @@ def test_an_embedding_has_no_class(run: Run, here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        ("--target nets.py:none", 1, "no 'none' in nets.py; it has interrupted, features, margin, wrong, fails"),
-        ("--target nets.py:number", 1, "nets.py:number is not a function but int"),
         ("--target nets.py:wrong", 1, "wrong returns a tensor of torch.float32 with shape (1, 4)"),
         ("--target nets.py:fails", 1, "fails raised IndexError: index 9 is out of bounds"),
-        ("--target net.py:margin", 1, "no file 'net.py' for net.py:margin; nearest: nets.py"),
-        ("--target nothing.here:margin", 1, "cannot import nothing.here"),
-        ("--region 80,60", 1, "Small gives 1x4 values, no scores of classes at each pixel; a region needs"),
-        ("--region 1,130", 1, "the point 1,130 is outside the image; x is 0 to 159, y 0 to 119"),
         (
             "--region 3,60 --resize shorter",
             1,
             "the network does not see the region at 3,60; the preprocessing cuts it off",
         ),
-        ("--against 1 --target 1", 2, "'1' is subtracted from itself; give two classes"),
-        ("--against 1 --target 2,1", 2, "'1' is subtracted from itself; give two classes"),
-        ("--against 9", 1, "no class 9; the model has 4 classes"),
-        ("--against top:1", 2, "--against top:1 is not one class"),
-        ("--similar-to no.png", 1, "no picture 'no.png'"),
-        ("--similar-to dog.png --target 1", 2, "--similar-to takes no --target; leave one of them out"),
     ],
 )
 @pytest.mark.parametrize("command", ["cam", "saliency"])
