@@ -102,3 +102,11 @@ def words(monkeypatch):
     for module in (files, difference):
         monkeypatch.setattr(module, "text_pixels", record)
     return lines
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    """The model that hookscope brings along."""
+    from hookscope.models import load_model
+
+    return load_model("shapes")

@@ -38,11 +38,6 @@ def colour_detector(*weights: tuple[float, float, float]) -> nn.Conv2d:
     return layer
 
 
-@pytest.fixture(scope="module")
-def shapes() -> LoadedModel:
-    return hookscope.load_model("shapes")
-
-
 @pytest.mark.parametrize("measure", ["max", "mean", "abs"])
 def test_the_image_has_the_colour_that_a_channel_detects(measure: str) -> None:
     net = net_of(colour_detector((1, -1, 0), (-1, 0, 1)))

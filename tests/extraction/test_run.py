@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from hookscope import capture, extract, load_model
+from hookscope import capture, extract
 from hookscope.errors import HookscopeError, InputError, LayerError, TargetError, UsageError
 from hookscope.extraction import Extraction, ExtractionJob, FeatureBatch
 from hookscope.hooks import ModelSnapshot
@@ -38,11 +38,6 @@ def engine_parts(extraction: Extraction, first: int = 0) -> Iterator[Any]:
 
 def joined(extraction: Extraction, key: str) -> Tensor:
     return torch.cat([batch.features[key] for batch in extraction])
-
-
-@pytest.fixture(scope="module")
-def shapes() -> LoadedModel:
-    return load_model("shapes")
 
 
 @pytest.fixture

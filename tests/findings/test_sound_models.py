@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 from torchvision.transforms.v2 import functional
 
-from hookscope import load_model, open_image
+from hookscope import LoadedModel, open_image
 from hookscope.findings import SEVERITIES, Finding
 from tests.findings.test_broken_models import COMMANDS
 from tests.nets import Function
@@ -84,15 +84,14 @@ def test_an_untrained_model_has_no_error_and_hardly_a_warning(name: str) -> None
     assert more_severe <= FEW_WARNINGS and all(finding.severity == "warning" for _, finding in found)
 
 
-def test_the_shipped_model_has_only_notes() -> None:
-    model = load_model("shapes")
+def test_the_shipped_model_has_only_notes(shapes: LoadedModel) -> None:
     paths = sorted((SAMPLES / "shapes").glob("*.png"))
     assert len(paths) > 10
-    inputs = torch.stack([model.preprocess(open_image(path)) for path in paths])
+    inputs = torch.stack([shapes.preprocess(open_image(path)) for path in paths])
     for count in (1, 3, len(paths)):
-        assert {finding.severity for finding in COMMANDS["stats"](model.model, inputs[:count])} <= {"note"}
-    assert COMMANDS["weights"](model.model, inputs) == []
-    assert COMMANDS["gradients"](model.model, inputs) == []
+        assert {finding.severity for finding in COMMANDS["stats"](shapes.model, inputs[:count])} <= {"note"}
+    assert COMMANDS["weights"](shapes.model, inputs) == []
+    assert COMMANDS["gradients"](shapes.model, inputs) == []
 
 
 @pytest.mark.slow

@@ -215,11 +215,6 @@ def test_class_scores_nan_and_many_channels_are_no_places() -> None:
 
 
 @pytest.fixture(scope="module")
-def shapes() -> LoadedModel:
-    return load_model("shapes")
-
-
-@pytest.fixture(scope="module")
 def driven(shapes: LoadedModel) -> LoadedModel:
     """A channel 40 times as large makes a crescent of the star."""
     model = copy.deepcopy(shapes.model)

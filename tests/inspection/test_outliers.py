@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope import LoadedModel, load_model
+from hookscope import LoadedModel
 from hookscope.findings import CATALOGUE
 from hookscope.inspection.answer import answer_places
 from hookscope.inspection.facts import Place
@@ -97,11 +97,6 @@ def test_deviations_on_paper() -> None:
     assert times == pytest.approx(np.exp([-2.0, -1, 0, 1, 8]))
     assert far_beyond(np.array([1.0, 1, 1, 1, 7.9])) == {}
     assert list(far_beyond(np.array([0.0, 1, 1, 1, 1, 9, 10]))) == [6, 5]
-
-
-@pytest.fixture(scope="module")
-def shapes() -> LoadedModel:
-    return load_model("shapes")
 
 
 def changed(net: LoadedModel, change: Callable[[nn.Module], Any]) -> LoadedModel:
