@@ -43,7 +43,7 @@ def test_cam_explains_several_boxes(run: Run) -> None:
     assert read_provenance(right["file"])["maps"][0]["box"] == [24, 8, 32, 16]
 
 
-def test_saliency_explains_a_box_as_the_library_does(run: Run) -> None:
+def test_saliency_explains_a_box_and_a_map_highest_outside_has_a_note(run: Run) -> None:
     words = ("--target", "box:1:class", "--raw", "x.npy", "--method", "gradient-input")
     status, out, _ = run("saliency", FINDS, "street.png", *RAW, *words)
     [row] = rows(out)
@@ -52,6 +52,9 @@ def test_saliency_explains_a_box_as_the_library_does(run: Run) -> None:
     )
     assert (status, row["target"], row["box"]) == (0, "box 1: class 2", [24, 16, 32, 24])
     assert np.load("x.npy") == pytest.approx(expected.values.numpy(), abs=1e-6)
+    _, _, errors = run("cam", FINDS, "street.png", *RAW, "--target", "box:2", "--layer", "relu")
+    says = "the map of relu for box 2: class 1: the highest value lies outside the box; hirescam and layercam show only"
+    assert says in errors
 
 
 @pytest.mark.parametrize("command", ["cam", "saliency"])
@@ -63,12 +66,6 @@ def test_an_image_without_the_box_does_not_stop_the_others(run: Run, command: st
     )
     assert (status, [row["image"] for row in rows(out)]) == (1, ["street.png"])
     assert "Error: empty.png: no box 0; FindsCells finds no box in this image" in errors
-
-
-def test_a_map_that_is_highest_outside_the_box_has_a_note(run: Run) -> None:
-    _, _, errors = run("cam", FINDS, "street.png", *RAW, "--target", "box:2", "--layer", "relu")
-    says = "the map of relu for box 2: class 1: the highest value lies outside the box; hirescam and layercam show only"
-    assert says in errors
 
 
 @pytest.mark.parametrize("command", ["cam", "saliency"])

@@ -182,9 +182,15 @@ def test_layers_may_be_allowed_but_not_all(run: Run) -> None:
     )
 
 
-def test_a_lost_image_is_a_failure_but_a_broken_limit_is_the_graver(run: Run) -> None:
+def test_a_lost_image_is_a_failure_and_names_that_would_harm_are_escaped(run: Run, here: Path) -> None:
     assert run("bad.jpg", "--no-nan")[:2] == (1, HEADER)
     assert run("bad.jpg", "--max-dead", "0")[0] == 3
+    status, out, _ = run("--no-nan", "--junit", "x.xml", model="nets.py:odd")
+    assert status == 3
+    assert "\x1b" not in out
+    assert len(out.splitlines()) == 2
+    (case,) = ElementTree.parse(here / "x.xml").getroot()[0]
+    assert case.get("name") == 'a<b>&"\\x1b]0;x\\x07\\n'
 
 
 def test_junit_has_a_case_for_each_limit_and_layer(run: Run, here: Path) -> None:
@@ -198,12 +204,3 @@ def test_junit_has_a_case_for_each_limit_and_layer(run: Run, here: Path) -> None
     [failed] = [case for case in suite if len(case)]
     assert (failed.get("classname"), failed.get("name")) == ("max-dead", "relu")
     assert failed[0].text == "2 of 20 channels are dead: 4, 5 (measured 0.1, allowed 0.05)"
-
-
-def test_names_that_would_harm(run: Run, here: Path) -> None:
-    status, out, _ = run("--no-nan", "--junit", "x.xml", model="nets.py:odd")
-    assert status == 3
-    assert "\x1b" not in out
-    assert len(out.splitlines()) == 2
-    (case,) = ElementTree.parse(here / "x.xml").getroot()[0]
-    assert case.get("name") == 'a<b>&"\\x1b]0;x\\x07\\n'

@@ -43,12 +43,17 @@ def test_a_row_for_each_channel_has_its_best_image(run: Run) -> None:
     assert first["synthesized"] is None and first["weights"].startswith("from factory (seed 0)")
 
 
-def test_channels_and_measures_are_chosen(run: Run) -> None:
+def test_channels_are_chosen_and_a_lost_image_ends_with_1(run: Run, here: Path) -> None:
     _, most, _ = run("pics", "--layer", "0", "--channels", "1,3-4")
     assert [row["channel"] for row in rows(most)] == [1, 3, 4]
     _, mean, _ = run("pics", "--layer", "0", "--channels", "1,3-4", "--rank-by", "mean")
     pairs = zip(rows(most), rows(mean), strict=True)
     assert all(highest["value"] > lower["value"] for highest, lower in pairs)
+    (here / "pics" / "a" / "0.png").write_text("no picture")
+    status, out, errors = run("pics", "--layer", "0")
+    assert status == 1 and rows(out)[0]["images"] == 5
+    assert "Error: " in errors and "Note: 1 of 6 images skipped" in errors
+    assert run("pics", "--layer", "0", "--strict")[:2] == (1, "")
 
 
 def test_the_folder_has_sheets_and_what_a_later_run_needs(run: Run, here: Path) -> None:
@@ -81,14 +86,6 @@ def test_synthesized_images_are_kept_for_a_later_run_and_inspect(run: Run, monke
     assert [each.synthesized[0].image.size for each in layer.channels] == [(32, 32)] * 2
     run(NAMES[0], "--exemplars", "found/exemplars.json", "-o", "page.html", command="inspect")
     assert Path("page.html").read_text().count("synthesized, seed ") >= 2
-
-
-def test_a_lost_image_ends_with_1_and_the_others_are_used(run: Run, here: Path) -> None:
-    (here / "pics" / "a" / "0.png").write_text("no picture")
-    status, out, errors = run("pics", "--layer", "0")
-    assert status == 1 and rows(out)[0]["images"] == 5
-    assert "Error: " in errors and "Note: 1 of 6 images skipped" in errors
-    assert run("pics", "--layer", "0", "--strict")[:2] == (1, "")
 
 
 def test_inspect_shows_the_exemplars_of_these_weights_only(run: Run, here: Path) -> None:

@@ -117,19 +117,18 @@ def test_every_format_is_written(run: Run, here: Path, target: str) -> None:
     assert run("pics", "--layer", "fc", "-o", target, *shard, "--overwrite")[0] == 0
 
 
-def test_what_was_written_is_told(here: Path, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_was_written_is_told_and_a_terminal_shows_images_per_second(
+    here: Path, run: Run, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hookscope.cli.main import main
 
     for target in ("x.npz", "out/"):
         with pytest.raises(SystemExit):
             main(command_line("pics", "--layer", "fc", "-o", target))
         assert capfd.readouterr().err == f"wrote {target}\n"
-
-
-def test_a_terminal_shows_images_per_second(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert run("pics", "--layer", "fc", "-o", "x.npz")[0] == 0
+    assert run("pics", "--layer", "fc", "-o", "y.npz")[0] == 0
     assert "6/6" in terminal.getvalue() and "images/s" in terminal.getvalue()
 
 
@@ -176,7 +175,15 @@ def test_what_is_wrong_is_one_line_and_leaves_nothing(run: Run, here: Path, name
     assert written(here) == []
 
 
-def test_images_of_several_sizes_need_a_pool(run: Run, here: Path) -> None:
+def test_the_help_of_target_offers_what_extract_takes(run: Run) -> None:
+    status, out, _ = run("--help")
+    words = " ".join(out.split())
+    assert status == 0 and "number, name, or unique part of a name; repeatable" in words and "top:" not in words
+
+
+def test_layers_of_one_name_are_one_column_and_of_several_sizes_need_a_pool(run: Run, here: Path) -> None:
+    _, out, _ = run("pics", "--layer", "conv1,0,conv1#0,conv[1]", "-o", "one.npz")
+    assert [row["layer"] for row in rows(out)] == ["conv1"]
     Image.effect_noise((40, 30), 80).convert("RGB").save(here / "wide.png")
     status, out, errors = run("pics/0.png", "wide.png", "--layer", "conv1", "-o", "x.npz")
     assert (status, out) == (1, "")
@@ -184,14 +191,3 @@ def test_images_of_several_sizes_need_a_pool(run: Run, here: Path) -> None:
     assert message in errors and "x.npz holds 1 of 2 images; change the options" in errors
     assert "start again with --overwrite" in errors and "--resume" not in errors
     assert run("pics/0.png", "wide.png", "--layer", "conv1", "--pool", "mean", "-o", "y.npz")[0] == 0
-
-
-def test_the_help_of_target_offers_what_extract_takes(run: Run) -> None:
-    status, out, _ = run("--help")
-    words = " ".join(out.split())
-    assert status == 0 and "number, name, or unique part of a name; repeatable" in words and "top:" not in words
-
-
-def test_one_layer_chosen_in_several_ways_is_one_column(run: Run, here: Path) -> None:
-    _, out, _ = run("pics", "--layer", "conv1,0,conv1#0,conv[1]", "-o", "x.npz")
-    assert [row["layer"] for row in rows(out)] == ["conv1"]

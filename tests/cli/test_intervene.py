@@ -171,16 +171,9 @@ def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.Loa
         assert row["score_drop"] == pytest.approx(worth[row["channel"]], abs=1e-6)
 
 
-def test_the_plot_of_ablated_channels_is_that_of_python(run: Run, net: hookscope.LoadedModel, here: Path) -> None:
-    as_json(run, "--layer", "conv1,conv2", "--top", "3", "--plot", "worth.png", command="ablate")
-    x = net.preprocess(hookscope.open_image("cat.png"))[None]
-    ablation = hookscope.ablate_each(net.model, x, "conv1,conv2", keep=3)
-    figure = hookscope.plot(ablation, photograph=read_picture("cat.png"), net=net, top=3)
-    assert figure_bytes(figure, ".png", read_provenance("worth.png")) == Path("worth.png").read_bytes()
-    assert read_provenance("worth.png")["image"] == "cat.png"
-
-
-def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
+def test_channels_are_ablated_on_top_of_interventions_and_plotted(
+    run: Run, net: hookscope.LoadedModel, here: Path
+) -> None:
     words = ["--layer", "conv2", "--at", "conv2", "zero:channels=0-3"]
     rows = as_json(run, *words, command="ablate")
     assert len(rows) == 4 and all(row["score_drop"] == 0 for row in rows)
@@ -190,6 +183,12 @@ def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
     )
     words = ["--layer", "conv2", "--at", "relu", "dropout", "--seed", "3"]
     assert as_json(run, *words, command="ablate") == as_json(run, *words, command="ablate")
+    as_json(run, "--layer", "conv1,conv2", "--top", "3", "--plot", "worth.png", command="ablate")
+    x = net.preprocess(hookscope.open_image("cat.png"))[None]
+    ablation = hookscope.ablate_each(net.model, x, "conv1,conv2", keep=3)
+    figure = hookscope.plot(ablation, photograph=read_picture("cat.png"), net=net, top=3)
+    assert figure_bytes(figure, ".png", read_provenance("worth.png")) == Path("worth.png").read_bytes()
+    assert read_provenance("worth.png")["image"] == "cat.png"
 
 
 def test_the_manual_names_every_intervention() -> None:

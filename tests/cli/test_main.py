@@ -195,10 +195,15 @@ def test_traceback_is_shown_wherever_it_is_asked_for(run: Any, words: list[str])
     assert errors.endswith("\nError: no layer 'a'\n")
 
 
-def test_traceback_option_is_added_once(run: Any) -> None:
+def test_the_version_names_three_packages_and_traceback_is_added_once(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(2):
         _, output, _ = run(nothing, "fake", "--help")
         assert output.count("--traceback") == 1
+    versions = {"hookscope": "1.2", "torch": "2.15.0", "torchvision": "missing"}
+    monkeypatch.setattr(main_module, "package_versions", lambda: versions)
+    assert run(nothing, "--version") == (0, "hookscope 1.2 (torch 2.15.0, torchvision missing)\n", "")
 
 
 @pytest.mark.parametrize(
@@ -330,12 +335,6 @@ def test_quiet_silences_notes_and_warnings_but_no_error(
 
     assert run(speak, *words) == (1, "a result\n", "Error: no layer 'a'\n")
     assert run(speak)[2] == "Note: dark\nWarning: take care\nError: no layer 'a'\n"
-
-
-def test_version_names_the_three_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"hookscope": "1.2", "torch": "2.15.0", "torchvision": "missing"}
-    monkeypatch.setattr(main_module, "package_versions", lambda: versions)
-    assert run(nothing, "--version") == (0, "hookscope 1.2 (torch 2.15.0, torchvision missing)\n", "")
 
 
 def test_warnings_are_one_line_each_and_foreign_names_are_escaped(run: Any) -> None:

@@ -103,11 +103,6 @@ def test_one_note_says_what_was_assumed(run: Run, words: str, note: str) -> None
     assert (status, errors) == (0, f"Note: {note}\n" if note else "")
 
 
-def test_work_without_pictures_has_no_note(run: Run) -> None:
-    for words in (["weights", "nets.py:bright"], ["verify", "nets.py:bright"], ["list-layers", "nets.py:bright"]):
-        assert "says nothing" not in run(*words)[2]
-
-
 USED = {
     "bright": "assumed resize 256, crop 224, ImageNet mean and std",
     "sized": "resize 55, crop 48, assumed ImageNet mean and std",
@@ -130,11 +125,19 @@ def test_what_was_used_stands_in_the_caption_and_in_the_picture(run: Run, here: 
         assert read_provenance("a.png")["preprocess"] == used
 
 
-def test_the_options_go_before_what_the_weights_say(run: Run) -> None:
+def test_options_go_before_the_weights_and_a_drift_names_what_is_assumed(run: Run) -> None:
     words = ("squeezenet1_1", "cat.jpg", "--weights", "none", "--top", "1", "--format", "table")
     assert "preprocess: resize 256, crop 224, ImageNet mean and std" in " ".join(run("predict", *words)[1].split())
     _, out, _ = run("predict", *words, "--mean", "0.5", "--std", "0.5", "--resize", "stretch", "--size", "64")
     assert "preprocess: stretch 64x64, mean 0.5, std 0.5" in " ".join(out.split())
+    for words in (["weights", "nets.py:bright"], ["verify", "nets.py:bright"], ["list-layers", "nets.py:bright"]):
+        assert "says nothing" not in run(*words)[2]
+    words = ("stats", "nets.py:drifting", "cat.jpg", "--format", "table")
+    out = " ".join(run(*words)[1].split())
+    assert "they were assumed. First give the preprocessing of training: --preprocess" in out
+    out = " ".join(run(*words, "--preprocess", "imagenet")[1].split())
+    assert "batchnorm-drift" in out and "assumed" not in out
+    assert "batchnorm-drift" not in run(*words, "--range", "0..255")[1]
 
 
 def test_a_function_of_a_file_makes_four_channels_and_they_are_normalised(run: Run, here: Path) -> None:
@@ -171,15 +174,6 @@ REFUSED = [
 def test_what_is_refused_is_one_line(run: Run, words: str, status: int, message: str) -> None:
     model, *options = words.split()
     one_error(run("predict", f"nets.py:{model}", "cat.jpg", *options), status, message)
-
-
-def test_a_drift_names_the_assumed_preprocessing_first(run: Run) -> None:
-    words = ("stats", "nets.py:drifting", "cat.jpg", "--format", "table")
-    out = " ".join(run(*words)[1].split())
-    assert "they were assumed. First give the preprocessing of training: --preprocess" in out
-    out = " ".join(run(*words, "--preprocess", "imagenet")[1].split())
-    assert "batchnorm-drift" in out and "assumed" not in out
-    assert "batchnorm-drift" not in run(*words, "--range", "0..255")[1]
 
 
 SQUARE = {"wide": ((200, 90), (120, 30, 150, 60)), "high": ((90, 200), (30, 120, 60, 150))}

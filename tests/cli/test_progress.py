@@ -109,7 +109,7 @@ def test_a_bar_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue().endswith("\x1b[?25h\n")
 
 
-def test_a_bar_of_passes_appears_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_of_passes_appears_with_the_first_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = standard_error(monkeypatch)
     with pass_progress() as on_progress:
         assert on_progress is not None
@@ -118,9 +118,6 @@ def test_a_bar_of_passes_appears_with_the_first(monkeypatch: pytest.MonkeyPatch)
             assert f"{done}/40" in screen(terminal.getvalue())[-1]
         assert re.fullmatch(r"passes  \[#+\]  40/40  [\d.]+ passes/s", screen(terminal.getvalue())[-1])
     assert screen(terminal.getvalue()) == [""] and sys.stderr is terminal
-
-
-def test_one_pass_has_no_bar_and_the_first_of_several_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = standard_error(monkeypatch)
     with pass_progress() as on_progress:
         assert on_progress is not None
@@ -134,7 +131,7 @@ def test_one_pass_has_no_bar_and_the_first_of_several_takes_time(monkeypatch: py
         assert screen(terminal.getvalue())[-1].endswith("1/3  0.5 images/s")
 
 
-def test_notes_and_rows_are_whole_and_the_bar_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_come_before_the_bar_and_other_streams_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = standard_error(monkeypatch)
     monkeypatch.setattr(sys, "stdout", terminal)
     with image_progress(3) as advance:
@@ -149,18 +146,12 @@ def test_notes_and_rows_are_whole_and_the_bar_is_below(monkeypatch: pytest.Monke
     *lines, bar, after = screen(terminal.getvalue())
     assert lines == ["before", "Error: lost", "conv1  0.25", "Note: dark"]
     assert "3/3" in bar and after == ""
-
-
-def test_after_a_last_note_no_bar_and_no_empty_line_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = standard_error(monkeypatch)
     with image_progress(2) as advance:
         advance(2)
         output.note("last")
     assert screen(terminal.getvalue()) == ["last", ""]
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")
-
-
-def test_standard_output_that_is_no_terminal_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     standard_error(monkeypatch)
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stdout", pipe)
@@ -168,8 +159,6 @@ def test_standard_output_that_is_no_terminal_is_left_alone(monkeypatch: pytest.M
         advance(1)
         assert sys.stdout is pipe
 
-
-def test_a_terminal_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone(Terminal):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")

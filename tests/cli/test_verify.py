@@ -50,7 +50,13 @@ def test_a_type_and_a_layer_narrow_what_is_compared_and_optical_flow_takes_two_i
     assert (status, [row["holds"] for row in rows(out)][:3]) == (0, [True] * 3)
 
 
-def test_the_first_difference_ends_it_with_status_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_before_the_first_difference_are_printed_and_the_status_is_3(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, out, errors = run("--format", "table", model="nets.py:counting")
+    assert (status, [line.split()[0] for line in out.split("\n\n")[0].splitlines()]) == (3, ["check", *NAMES[:5]])
+    assert "Difference: untouched fails at '1' by 1: " in errors
+    assert "buffer 'count' changed, without hooks too" in errors
     monkeypatch.setattr(
         hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output, leaves: (output, None)
     )
@@ -59,10 +65,3 @@ def test_the_first_difference_ends_it_with_status_3(run: Run, monkeypatch: pytes
     assert (status, row["check"], row["holds"], row["layer"]) == (3, "feature-extractor", False, "0")
     assert errors.startswith("Difference: feature-extractor fails at '0' by ")
     assert errors.endswith(": 1 of 3 differ\n")
-
-
-def test_the_rows_before_the_difference_are_printed(run: Run) -> None:
-    status, out, errors = run("--format", "table", model="nets.py:counting")
-    assert (status, [line.split()[0] for line in out.split("\n\n")[0].splitlines()]) == (3, ["check", *NAMES[:5]])
-    assert "Difference: untouched fails at '1' by 1: " in errors
-    assert "buffer 'count' changed, without hooks too" in errors

@@ -180,16 +180,15 @@ def test_the_examples_of_the_manual(run: Run, here: Path) -> None:
     assert len(list((here / "out").iterdir())) == 5 * len(images)
 
 
-def test_a_variable_without_words_chooses_every_index(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_chooses_every_index_and_infinite_values_are_drawn(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, _, errors = run("cat.jpg", "-o", "x.png", "--layer", "0", "--range", "0..1e39")
+    assert (status, "Warning" in errors) == (0, False)
     monkeypatch.setenv("HOOKSCOPE_LAYER", " ")
     status, out, errors = run("cat.jpg", "-o", "out/", "--format", "ndjson")
     assert status == 0, errors
     assert [row["index"] for row in rows(out)] == list(range(len(rows(out)))) and rows(out)
-
-
-def test_a_picture_of_infinite_values_is_drawn_without_a_warning(run: Run, here: Path) -> None:
-    status, _, errors = run("cat.jpg", "-o", "x.png", "--layer", "0", "--range", "0..1e39")
-    assert (status, "Warning" in errors) == (0, False)
 
 
 def test_attention_is_a_page_for_each_image_and_a_row_for_each_head(run: Run, here: Path) -> None:

@@ -42,12 +42,16 @@ def test_any_number_by_name(name: str) -> None:
     assert [int(arrays[key][0, 0]) for key in keys] == list(range(4))
 
 
-def test_an_archive_is_written_as_it_grows_and_only_whole(here: Path) -> None:
+def test_an_archive_is_written_as_it_grows_and_nothing_without_a_path(here: Path) -> None:
     file = ArrayFile("x.npz")
     file.keep("a/1", np.zeros(1000))
     assert file.arrays == {} and len(os.listdir(here)) == 1
     file.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert os.listdir(here) == []
+    file = ArrayFile(None)
+    file.expect(9)
+    file.keep("x", np.zeros(3))
+    assert file.arrays == {}
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.safetensors", None])
@@ -55,13 +59,6 @@ def test_nothing_is_no_file(here: Path, name: str | None) -> None:
     with ArrayFile(name):
         pass
     assert os.listdir(here) == []
-
-
-def test_without_a_path_nothing_is_kept() -> None:
-    file = ArrayFile(None)
-    file.expect(9)
-    file.keep("x", np.zeros(3))
-    assert file.arrays == {}
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x", ""])

@@ -62,7 +62,7 @@ def test_wrong_usage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert UsageError("").exit_code == 2
 
 
-def test_lists_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_that_cannot_be_read_or_have_no_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "the names in 'nowhere' cannot be read: No such file or directory; check the path"
     assert refusal(ImageError, [], "nowhere") == line
     assert "cannot be read: Is a directory" in refusal(ImageError, [], str(folder))
@@ -71,9 +71,6 @@ def test_lists_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert refusal(ImageError, [], "-") == "no names in '-': the list is empty; check what writes it"
     monkeypatch.setattr(sys, "stdin", None)
     assert refusal(ImageError, [], "-").startswith("no names on standard input: it is closed")
-
-
-def test_a_list_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.images.MAX_BYTES", 10)
     piped(monkeypatch, b"a\0" * 100)
     assert refusal(ImageError, [], "-") == "'-' is too long for a list of names; the limit is 10 bytes"

@@ -49,11 +49,15 @@ def test_texts_that_are_no_size(text: str) -> None:
         InputSize().convert(text, None, None)
 
 
-def test_the_error_of_a_seed_names_the_range() -> None:
+def test_seeds_and_words_are_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Seed().convert("9223372036854775807", None, None) == 2**63 - 1
     for text in ("-1", "9223372036854775808"):
         with pytest.raises(click.BadParameter, match=f"{text} is not in the range 0<=x<=9223372036854775807"):
             Seed().convert(text, None, None)
+    monkeypatch.setattr("hookscope.models.torchvision_builders.fetch", lambda *words: pytest.fail("none needs nothing"))
+    assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
+    words = offered(options.complete_preprocess, "")
+    assert words == list(PREPROCESS_WORDS) and all(PreprocessChoice.parse(word).base == word for word in words)
 
 
 def offered(complete: Any, incomplete: str, **params: Any) -> list[str]:
@@ -84,13 +88,6 @@ def test_a_shell_is_offered_models_layers_types_and_words(listed: None) -> None:
     assert item.type == "file"
     assert offered(options.complete_devices, "c") == ["cpu", "cuda"]
     assert "viridis" in offered(options.complete_colour_maps, "vi")
-
-
-def test_the_words_that_are_offered_are_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.models.torchvision_builders.fetch", lambda *words: pytest.fail("none needs nothing"))
-    assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
-    words = offered(options.complete_preprocess, "")
-    assert words == list(PREPROCESS_WORDS) and all(PreprocessChoice.parse(word).base == word for word in words)
 
 
 @pytest.mark.parametrize(

@@ -206,12 +206,16 @@ def test_show_draws_every_picture_below_its_name_and_before_the_last_line(screen
     assert text.splitlines()[-1].startswith(f"wrote {DRAWS[words]}; open")
 
 
-def test_of_many_pictures_the_first_four_are_drawn(screen: Any) -> None:
+def test_show_draws_four_pictures_or_an_overview_below_the_rows(screen: Any) -> None:
     for number in range(3):
         Image.new("RGB", (18, 18)).save(f"{number}.png")
     text = screen("visualize net.py:net 0.png 1.png 2.png -o out --show")
     assert text.count(" pixels, drawn at") == 4
     assert text.splitlines()[-2:] == ["2 more pictures not shown", "wrote 6 pictures to out/; open it: xdg-open out"]
+    text = screen("inspect net.py:net cat.png -o a.html --show")
+    before, _, drawing = text.partition("\x1b[38;5")
+    assert "preprocess" in before and "a.html: " not in text
+    assert 8 <= drawing.count("▀\x1b[0m\n") <= 21 and text.splitlines()[-1].startswith("wrote a.html; open it: ")
 
 
 def test_show_goes_with_open_and_quiet_and_says_what_it_cannot_draw(screen: Any, opened: list[list[str]]) -> None:
@@ -233,13 +237,6 @@ def test_an_overview_is_drawn_instead_of_what_is_no_picture(screen: Any, capfd: 
         written.tell_what_was_written(context)
     out, errors = capfd.readouterr()
     assert out.count("▀") == 40 * 10 and "pixels" not in errors
-
-
-def test_inspect_shows_the_image_its_cam_and_the_first_places_below_its_lines(screen: Any) -> None:
-    text = screen("inspect net.py:net cat.png -o a.html --show")
-    before, _, drawing = text.partition("\x1b[38;5")
-    assert "preprocess" in before and "a.html: " not in text
-    assert 8 <= drawing.count("▀\x1b[0m\n") <= 21 and text.splitlines()[-1].startswith("wrote a.html; open it: ")
 
 
 @pytest.mark.parametrize("words", DRAWS)
