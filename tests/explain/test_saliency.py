@@ -19,7 +19,7 @@ from hookscope.explain.saliency_settings import Settings
 from hookscope.scores.logits import Prediction
 from tests.explain.nets import Gives, picture, small
 from tests.explain.test_any_method import FEW
-from tests.helpers import hooks_on, seeded
+from tests.helpers import hooks_on, not_in_place, seeded
 from tests.nets import Fails, Function, named as chain
 
 with warnings.catch_warnings():
@@ -117,10 +117,7 @@ def test_captum_agrees_on_models_of_torchvision(name: str, method: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of googlenet's builder
         net = seeded(lambda: torchvision.models.get_model(name, weights=None, num_classes=10))
-    apart = copy.deepcopy(net)
-    for module in apart.modules():
-        if isinstance(module, nn.ReLU):
-            module.inplace = False
+    apart = not_in_place(copy.deepcopy(net))
     if name == "googlenet" and method == "guided-backprop":
         with pytest.raises(ModelError, match="GoogLeNet has no ReLU layer"):
             only(net, picture(64, 64), 3, method)
