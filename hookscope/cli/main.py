@@ -85,9 +85,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     put_back = [process.streams_as_now()]
     if argv is None:
         put_back.append(process.start_quickly())
-    backend = os.environ.pop(
-        "MPLBACKEND", None
-    )  # the one of a Jupyter kernel makes `import matplotlib` fail in a shell
+    backend = os.environ.pop("MPLBACKEND", None)  # from a Jupyter kernel it makes `import matplotlib` fail in a shell
     with Output(words) as output:
         status, then = _run(output)
     if then is not None:
