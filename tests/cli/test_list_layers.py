@@ -137,15 +137,7 @@ def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_to
 
 def test_resnet34_is_the_default(run: Run) -> None:
     table = printed(run, model="", format="table").splitlines()
-    assert table[31].split() == [
-        "30",
-        "layer4.0.conv2",
-        "1x512x7x7",
-        "1x512x7x7",
-        "2,359,296",
-        "115,605,504",
-        "643x643",
-    ]
+    assert " ".join(table[31].split()) == "30 layer4.0.conv2 1x512x7x7 1x512x7x7 2,359,296 115,605,504 643x643"
     assert table[-3:] == [
         "36 Conv2d calls",
         "Conv2d: 21,267,648 parameters, 3,663,249,408 MACs",

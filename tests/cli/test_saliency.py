@@ -47,20 +47,7 @@ def library(target: str, method: str, settings: Settings | None = None) -> Any:
 
 @pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_a_row_and_raw_values_are_the_librarys(run: Run, here: Path, method: str) -> None:
-    words = (
-        "--samples",
-        "3",
-        "--steps",
-        "4",
-        "--most-steps",
-        "4",
-        "--batch-size",
-        "2",
-        "--noise",
-        "0.1",
-        "--seed",
-        "5",
-    )
+    words = "--samples 3 --steps 4 --most-steps 4 --batch-size 2 --noise 0.1 --seed 5".split()
     status, out, _ = run("cat.jpg", "--method", method, *words, "--raw", "x.npy")
     [row], values = rows(out), np.load("x.npy")
     [expected] = library("top:1", method, Settings(samples=3, steps=4, most_steps=4, batch_size=2, noise=0.1, seed=5))

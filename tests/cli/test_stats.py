@@ -133,12 +133,8 @@ def test_channels_have_rows_of_their_own(run: Run) -> None:
     assert [(row["name"], row["call"], row["channel"]) for row in channels if row["dead"] > 0] == [("relu", 0, 2)]
     duplicates = [(row["name"], row["call"], row["channel"]) for row in channels if row["duplicate_of"] == 5]
     assert duplicates == [("conv2", 0, 7), ("relu", 1, 7)]
-    assert list(json.loads(run("pics", "--per-channel", format="json")[1])) == [
-        "layers",
-        "channels",
-        "findings",
-        "verdict",
-    ]
+    parts = json.loads(run("pics", "--per-channel", format="json")[1])
+    assert list(parts) == ["layers", "channels", "findings", "verdict"]
 
 
 @pytest.mark.parametrize("words", [["--batch-size", "7"], ["--workers", "2"]])
