@@ -47,8 +47,8 @@ def library(target: str, method: str, settings: Settings | None = None) -> Any:
 
 @pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_a_row_and_raw_values_are_the_librarys(run: Run, here: Path, method: str) -> None:
-    words = "--samples 3 --steps 4 --most-steps 4 --batch-size 2 --noise 0.1 --seed 5".split()
-    status, out, _ = run("cat.jpg", "--method", method, *words, "--raw", "x.npy")
+    options = "--samples 3 --steps 4 --most-steps 4 --batch-size 2 --noise 0.1 --seed 5"
+    status, out, _ = run("cat.jpg", "--method", method, *options.split(), "--raw", "x.npy")
     [row], values = rows(out), np.load("x.npy")
     [expected] = library("top:1", method, Settings(samples=3, steps=4, most_steps=4, batch_size=2, noise=0.1, seed=5))
     assert np.allclose(values, expected.values.numpy(), atol=1e-7)
