@@ -135,7 +135,8 @@ class Options:
                 if "group" in field.metadata:
                     yield from field.metadata["group"].click_parameters(field.metadata["only"])
                 elif "make" in field.metadata:
-                    yield from field.metadata["make"](name, str(field.type), topic)
+                    kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+                    yield from field.metadata["make"](name, kind, topic)
 
     @classmethod
     def taken(cls, values: Mapping[str, Any]) -> Self:

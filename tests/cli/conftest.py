@@ -1,7 +1,5 @@
 """The folder in which a command is tested, and the command line in this process."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of several commands call."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Detected boxes as what cam and saliency explain."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

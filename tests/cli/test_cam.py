@@ -1,7 +1,5 @@
 """The command cam on a small model: its rows, files, notes and refusals."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

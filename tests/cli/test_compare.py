@@ -1,7 +1,5 @@
 """The command compare: the options of both sides, the answer, the rows, the pictures and the gate."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

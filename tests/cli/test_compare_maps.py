@@ -1,7 +1,5 @@
 """``compare-maps`` on a small model: rows, pages, maps from files and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The script is the shell's own kind; the golden files of listing/completion hold the text of each."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,7 +1,5 @@
 """The manners of every command: pipes, terminals, errors in one line, memory that runs out and interrupts."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

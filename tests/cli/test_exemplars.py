@@ -1,7 +1,5 @@
 """The command exemplars: rows, the folder with sheets and progress, the page, and inspect --exemplars."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command extract on a small model: what is printed and written, interrupted runs, and all that can be wrong."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command gradients on small models: its rows, findings, changes and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

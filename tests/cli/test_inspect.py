@@ -1,7 +1,5 @@
 """`hookscope inspect`: the page, the rows, and about ten lines on a terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

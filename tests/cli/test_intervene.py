@@ -1,7 +1,5 @@
 """The command intervene on a small model: scores with and without changes, channels that are ablated, and refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command list-layers: whole outputs, every kind of model, one line of error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

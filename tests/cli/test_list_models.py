@@ -1,7 +1,5 @@
 """The command list-models: golden files hold its rows, and tests/models/test_catalogue.py judges its facts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every way a run can end has its status, and at most one line of words."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

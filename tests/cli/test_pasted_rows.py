@@ -1,7 +1,5 @@
 """A row of one command can be given to `--layer` of any other: by its index, its order, and its name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import cache

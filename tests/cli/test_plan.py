@@ -1,7 +1,5 @@
 """The command `plan`: its verdict, its rows, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command predict: rows for each picture and class, the models' scores, and its errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

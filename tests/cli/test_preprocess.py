@@ -1,7 +1,5 @@
 """The options that say how pictures become inputs: what they do, and what tables, pictures and notes say of it."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bars of a download, of images and of passes: on a terminal, silence elsewhere."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

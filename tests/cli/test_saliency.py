@@ -1,7 +1,5 @@
 """The command saliency on a small model: its rows, files, notes and refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

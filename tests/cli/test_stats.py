@@ -1,7 +1,5 @@
 """The command stats on a small model: rows and findings, lists of images, saved, resumed and merged runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

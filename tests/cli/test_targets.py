@@ -1,7 +1,5 @@
 """What cam and saliency explain beside a class: regions, differences, similarities, functions."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """No line of a table is longer than the terminal, whatever the names are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The command trace, in process on small models."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Options from environment variables."""
 
-from __future__ import annotations
-
 import click
 import pytest
 

@@ -1,7 +1,5 @@
 """The command verify: rows, the status of a difference, and its errors."""
 
-from __future__ import annotations
-
 import pytest
 
 import hookscope.hooks.activations

@@ -1,7 +1,5 @@
 """The command visualize on small models: its sheets, rows, notes and refusals."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

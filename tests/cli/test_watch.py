@@ -1,7 +1,5 @@
 """A watched script does what it does with Python alone; and the log of a run is shown."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """The command weights on a small model: rows, findings, pictures and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

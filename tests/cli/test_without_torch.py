@@ -1,7 +1,5 @@
 """What a shell, a reader of the help and a repeated listing get without the seconds that torch costs."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Every format writes every kind of value, and nothing is lost on the way."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

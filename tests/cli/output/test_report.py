@@ -1,7 +1,5 @@
 """Rows and findings in every format, whole."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

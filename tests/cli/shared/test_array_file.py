@@ -1,7 +1,5 @@
 """Arrays kept for one file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Options about classes: what completes, what converts, which names are taken."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

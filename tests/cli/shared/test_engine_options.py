@@ -1,7 +1,5 @@
 """The options that choose where the passes of a long run take place."""
 
-from __future__ import annotations
-
 import pytest
 
 from hookscope import jobs

@@ -1,7 +1,5 @@
 """Names of images from the command line or from a list."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Errors of skipped images, and notes on others."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

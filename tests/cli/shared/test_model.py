@@ -1,7 +1,5 @@
 """The note about weights that are missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

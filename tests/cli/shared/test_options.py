@@ -1,7 +1,5 @@
 """What options take, and what a shell is offered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

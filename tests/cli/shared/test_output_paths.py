@@ -1,7 +1,5 @@
 """What -o means, and names that sort, differ and fit."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

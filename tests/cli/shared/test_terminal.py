@@ -1,7 +1,5 @@
 """Pictures in the terminal: what it is asked, and that the pixels it gets are those of the picture."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os

@@ -1,7 +1,5 @@
 """Shares, numbers and ranks as people type them."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

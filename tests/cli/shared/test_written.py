@@ -1,7 +1,5 @@
 """Every command that writes pictures says where they are, and opens them or draws them in the terminal on request."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
