@@ -139,7 +139,7 @@ def test_nan_is_one_finding_at_the_gradient_nearest_to_the_loss() -> None:
     net[5] = Function(lambda x: (x - x).sqrt() * 0 + x)
     (found,) = findings_of(net)
     assert (found.finding, found.layer) == ("exploding-gradient", "4")
-    assert found.evidence == "8 NaN in the gradient of '4.bias', and in those of 5 parameters before it"
+    assert found.evidence == "8 NaN in the gradient of '4.bias', and in 5 parameters before it"
     assert "detect_anomaly" in found.meaning
     (found,) = findings_of(net, looked_for_anomaly=True)
     assert "detect_anomaly" not in found.meaning

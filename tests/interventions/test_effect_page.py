@@ -218,7 +218,9 @@ def test_a_layer_that_cannot_be_drawn_has_a_line_with_the_reason(words: list[str
         drawn(other)
     with pytest.raises(NoMapError, match="no activation to draw"):
         drawn()
-    with pytest.raises(NoMapError, match=r"the effect holds no activations; intervention_effect keeps those of keep="):
+    with pytest.raises(
+        NoMapError, match=r"the effect holds no activations; intervention_effect keeps the activations of keep="
+    ):
         drawn(MovedLayer(Call("conv", "Conv2d", 0, 0), (1, 2, 3, 3), True, 0.1, 0.9, 0))
 
 
