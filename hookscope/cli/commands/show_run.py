@@ -105,11 +105,9 @@ def _run_row(run: Run) -> dict[str, Any]:
 
 
 def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -> None:
-    from hookscope.training import plot_training
-
     provenance = output.plain_json({"run": _run_row(run), "findings": [finding.as_row() for finding in findings]})
     assert isinstance(provenance, dict)
-    write_plot(path, plot_training(run, findings, heading), provenance)
+    write_plot(path, report.plot(run, findings=findings, title=heading), provenance)
 
 
 def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str]) -> Report:
