@@ -207,9 +207,7 @@ class _Reader:
                 raise  # else a layer did not run that ran before
         self.now.layers = {key: layer for key, layer in self.now.layers.items() if observer.wanted(layer.call)}
         if self.exact is None and self.net.family != "detection":  # whose heads run only where they find something
-            idle = [name for name in observer.progress.did_not_run if name in observer.selection.plain_names]
-            if idle:
-                raise LayerError(f"{idle[0]} did not run", do="choose another layer", name=idle[0])
+            observer.selection.check_named_ran(observer.progress.did_not_run)
             if self.now.layers:
                 self.exact = Selection.of_calls({layer.call for layer in self.now.layers.values()})
         if not self.now.layers:

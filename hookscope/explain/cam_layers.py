@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import LayerError, NoMapError
+from hookscope.errors import NoMapError
 from hookscope.explain.cam_methods import CAM_METHODS, gradient_free
 from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
 from hookscope.scores import class_maps, gives_boxes
@@ -78,9 +78,7 @@ def layers_with_maps(
             skipped.append(error)
             continue
         chosen.append(parts)
-    idle = [name for name in activations.did_not_run if name in selection.plain_names]
-    if idle or not (chosen or skipped):
-        raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
+    selection.check_named_ran(activations.did_not_run, bool(chosen or skipped))
     if not chosen:
         raise skipped[-1]
     return chosen

@@ -243,12 +243,8 @@ class _Extractor:
     ) -> dict[Call, dict[str, Tensor]]:
         """What the wanted calls return, the same calls in each pass."""
         if self.calls is None:
-            names = observer.selection.plain_names
-            idle = [name for name in observer.progress.did_not_run if name in names]
             calls = [call for call in kept if observer.wanted(call)]
-            if idle or not calls:
-                asked = f"{idle[0] or MODEL if idle else 'no chosen layer'} did not run"
-                raise LayerError(asked, do="choose another layer")
+            observer.selection.check_named_ran(observer.progress.did_not_run, bool(calls))
             self.calls = calls
             self.exact = Selection.of_calls(calls)
         ran = {call.key: parts for call, parts in kept.items()}

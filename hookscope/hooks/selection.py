@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hookscope.errors import LayerError, SelectionError, nearest
@@ -249,6 +249,13 @@ class Selection:
         """Whether the selection itself says which call is the last: no index from the end, no name without a call."""
         closed = all(not t.from_the_end and t.window.stop is not None for t in self._indices)
         return closed and not self.has_all and all(t.call is not None and t.pattern is None for t in self._names)
+
+    def check_named_ran(self, did_not_run: Collection[str], any_ran: bool = True) -> None:
+        """Raise a LayerError if a layer that is chosen by its name did not run, or if no layer ran."""
+        idle = [name for name in did_not_run if name in self.plain_names]
+        if idle or not any_ran:
+            asked = f"{', '.join(name or MODEL for name in idle[:3]) or 'no chosen layer'} did not run"
+            raise LayerError(asked, do="choose a layer that runs: list-layers", name=idle[0] if idle else "")
 
     def is_explicit(self, call: Call) -> bool:
         """Whether the exact name or the index of ``call`` is a term, rather than a pattern, a range or ``all``."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import LayerError, NoMapError
+from hookscope.errors import NoMapError
 from hookscope.hooks import (
     Call,
     InputSize,
@@ -149,9 +149,7 @@ def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Bas
             raise NoMapError(f"the output of {call.key} has no channels", recorder.shapes[call.key], do)
         else:
             skipped.append(call.key)
-    idle = [name for name in observer.progress.did_not_run if name in selection.plain_names]
-    if idle or not (sites or skipped):
-        raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
+    selection.check_named_ran(observer.progress.did_not_run, bool(sites or skipped))
     norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
     uses_batch = any(norm.training or norm.running_mean is None for norm in norms)
     return Baseline(passes, scores, tuple(sites), tuple(skipped), recorder.draws or uses_batch)

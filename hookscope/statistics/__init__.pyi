@@ -25,8 +25,8 @@ from .limits import (
 from .moments import Floats as Floats
 from .run import (
     SavedStatistics as SavedStatistics,
-    Source as Source,
     StatisticsJob as StatisticsJob,
+    StatisticsSource as StatisticsSource,
     load_statistics as load_statistics,
     measure_images as measure_images,
     merge_statistics as merge_statistics,

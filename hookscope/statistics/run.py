@@ -38,7 +38,7 @@ _KIND = StateKind("saved statistics", _GIVE)
 
 
 @dataclass(frozen=True)
-class Source(RunIdentity):
+class StatisticsSource(RunIdentity):
     """What was measured; only running statistics of the same source can be merged.
 
     ``assumed`` says that nobody has said the mean and the standard deviation of ``preprocess``.
@@ -55,7 +55,7 @@ class SavedStatistics:
     ``coverage`` is of the run which made them; it is not saved.
     """
 
-    source: Source
+    source: StatisticsSource
     totals: RunningStatistics
     progress: Progress | None = None
     coverage: Coverage = field(default_factory=Coverage, compare=False)
@@ -80,7 +80,7 @@ def load_statistics(path: StrPath) -> SavedStatistics:
 
     def restored(content: dict[str, Any]) -> SavedStatistics:
         progress = content["progress"]
-        source, totals = Source(**content["source"]), RunningStatistics.from_state(content["tally"])
+        source, totals = StatisticsSource(**content["source"]), RunningStatistics.from_state(content["tally"])
         return SavedStatistics(source, totals, None if progress is None else Progress.from_state(progress))
 
     return read_state(path, _KIND, restored)
@@ -157,7 +157,7 @@ def measure_images(
         LayerError: ``layers`` or ``types`` name a layer that the model does not have.
     """
     default = "every convolution, Linear layer, activation function and output"
-    source = Source.of(
+    source = StatisticsSource.of(
         loaded,
         layers_in_words(default if layers is None else layers, types) + (", with operations" if ops else ""),
         save is not None,
@@ -221,7 +221,7 @@ class StatisticsJob:
 class StatisticsRun(SavedRun[MeasuredImages]):
     """One run over the images: what is measured, done and lost so far."""
 
-    source: Source
+    source: StatisticsSource
     totals: RunningStatistics = field(default_factory=RunningStatistics)
     coverage: Coverage = field(default_factory=Coverage)
     pictures: set[int] = field(default_factory=set)

@@ -26,8 +26,8 @@ from hookscope.models import load_model
 from hookscope.statistics import (
     RunningStatistics,
     SavedStatistics,
-    Source,
     StatisticsCollector,
+    StatisticsSource,
     load_statistics,
     measure_images,
     merge_statistics,
@@ -39,7 +39,7 @@ from tests.statistics import judge
 from tests.statistics.judge import check_same
 
 NAMES = judge.names(9)
-SOURCE = Source("tiny", "random (seed 0)", "ab12", "resize 8", "every convolution", rank=True)
+SOURCE = StatisticsSource("tiny", "random (seed 0)", "ab12", "resize 8", "every convolution", rank=True)
 
 
 class Tiny(nn.Module):
