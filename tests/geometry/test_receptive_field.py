@@ -238,6 +238,16 @@ def test_behind_an_operation_that_is_not_followed_fields_are_measured_by_gradien
     assert field.box((4, 6), SIZE) == (24, 16, 32, 24)  # 2 * 2 * (6, 4), and (4 - 1) * 2 + 2 pixels on
 
 
+def test_where_windows_and_positions_meet_fields_are_measured_by_gradients() -> None:
+    def windowed(net: Any, x: Tensor) -> Tensor:
+        x = net.conv(x)
+        windows = x.reshape(1, 3, 5, 2, 7, 2).permute(0, 2, 4, 1, 3, 5).reshape(35, 3, 4) @ torch.ones(4, 4)
+        return windows.reshape(1, 5, 7, 3, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(x.shape) + x
+
+    field = field_of(Function(windowed, conv=conv(4, stride=4)))
+    assert (field.source, field.size, field.stride, field.start) == ("measured", (12, 12), (4, 4), (-4, -4))
+
+
 def test_of_a_clip_the_place_is_in_one_of_the_frames_side_by_side() -> None:
     net = nn.Sequential(nn.Conv3d(3, 2, 3, stride=(1, 2, 2)))
     field = fields_of(net, (6, 20, 30), "0", family="video")["0"]
