@@ -117,9 +117,9 @@ def test_autocast_surrounds_each_pass(net: nn.Module, batch: Tensor, text: str, 
 @pytest.mark.parametrize(
     ("dtype", "says"),
     [
-        ("float8", "no data type 'float8'; there are float32, float64, float16, bfloat16"),
+        ("float8", "no data type 'float8'; there are float16, bfloat16, float32, float64, autocast"),
         (torch.int8, "no data type 'int8'"),
-        ("autocast:float64", "autocast cannot compute in 'float64'; it takes float16 and bfloat16"),
+        ("autocast:float64", "autocast cannot compute in 'float64'; it takes float16, bfloat16"),
     ],
 )
 def test_another_data_type_is_an_error(net: nn.Module, dtype: Any, says: str) -> None:

@@ -108,7 +108,7 @@ def test_a_new_scale_is_known_to_the_command_line(tmp_path: Path) -> None:
     assert [item.value for item in complete(None, None, "l")] == ["layer", "log"]
     with pytest.raises(UsageError, match="percentile:LO,HI, LO:HI and log"):
         Scale.parse("loog")
-    command = fresh("commands/visualize.py")["command"]
+    command = fresh("commands/visualize.py")["Visualize"].made("visualize")
     shown = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
     assert "percentile:LO,HI, LO:HI or log." in shown
     path = str(tmp_path / "log.png")
