@@ -164,14 +164,14 @@ CASES = {
         {},
         "parameters",
         "bn1",
-        "The parameters of 1 of 2 layers differ, first those of bn1 by 0.12.",
+        "The parameters of 1 of 2 layers differ, first in bn1 by 0.12.",
     ),
     "other weights": (
         [pair("(input)"), pair("conv1", 0.3, parameters=0.5), pair("bn1", 0.3, parameters=0.12)],
         {},
         "parameters",
         "conv1",
-        "A and B have different weights: the parameters of 2 of 2 layers differ, first those of conv1 by 0.5.",
+        "A and B have different weights: the parameters of 2 of 2 layers differ, first in conv1 by 0.5.",
     ),
     "two models": (
         [pair("(input)"), pair("conv1", 0.3, parameters=0.5), pair("bn1", 0.3, parameters=0.12)],
@@ -208,7 +208,7 @@ CASES = {
         {"b": side(dtype="bfloat16")},
         "parameters",
         "(input)",
-        "The parameters of 1 of 2 layers differ, first those of conv1 by 0.2.",
+        "The parameters of 1 of 2 layers differ, first in conv1 by 0.2.",
     ),
     "a layer that no rounding explains": (
         [pair("(input)", 0.0017), pair("conv1", 0.9, isolated_l2=0.9, parameters=0.0017)],

@@ -246,7 +246,7 @@ def test_pil_images_and_other_images_for_b() -> None:
     ("arguments", "text"),
     [
         ({"images": []}, "there is no image"),
-        ({"images": torch.zeros(0, 3, 9, 9)}, "no batch"),
+        ({"images": torch.zeros(0, 3, 9, 9)}, "not a batch"),
         ({"images": torch.zeros(2, 3, 9, 9), "images_b": torch.zeros(3, 3, 9, 9)}, "B has 3 images and A has 2"),
         ({"images": torch.zeros(2, 3, 9, 9), "run": settings(engine=LocalEngine())}, "leave the engine out"),
         ({"images": torch.zeros(2, 5, 9, 9)}, "takes 3 channels and got 5"),

@@ -260,7 +260,7 @@ def test_channels_of_many_items_of_one_image_are_no_duplicates() -> None:
 
 
 def test_another_number_of_channels_is_refused() -> None:
-    with pytest.raises(InputError, match="inner put out 4 channels after 3; measure one size at a time"):
+    with pytest.raises(InputError, match="inner returned 4 channels after 3; measure one size at a time"):
         put(images(2, 3), images(2, 4))
 
 
