@@ -139,7 +139,7 @@ class ExplainCommand(PictureCommand):
 class Explanation:
     """One image of a run, as a file and as a tensor; ``word`` is its name as part of file names.
 
-    ``target`` returns what is explained; its argument are classes other than ``--target``.
+    ``target(classes)`` returns what is explained; without ``classes`` they come from ``--target``.
     """
 
     run: ExplainCommand
