@@ -113,7 +113,9 @@ class Columns(tuple[Column, ...]):
     def but(self, *names: str, **changes: Mapping[str, Any]) -> Columns:
         """These columns without ``names``, and with changed attributes of others: ``but(type={"need": 1})``."""
         kept = (column for column in self if column.name not in names)
-        return Columns(*(replace(column, **changes.get(column.name, {})) for column in kept))
+        return Columns(
+            *(replace(column, **changes[column.name]) if column.name in changes else column for column in kept)
+        )
 
     def help_lines(self, width: int = 76) -> list[str]:
         """Lines of at most ``width`` that say what each column with a ``help`` holds, as help texts list them."""

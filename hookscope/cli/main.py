@@ -17,7 +17,6 @@ import click
 from hookscope.cli import process
 from hookscope.cli.fields import Option, Options
 from hookscope.cli.output.formats import Output, note
-from hookscope.cli.shared.threshold_options import threshold_rows
 from hookscope.cli.shared.written import tell_what_was_written
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses, spelling_for_shell
 from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings
@@ -173,6 +172,8 @@ def _in_one_line(error: click.ClickException) -> str:
 
 def _unknown_option(option: str, context: click.Context) -> str:
     """What has become of ``option``, or the option of the command with the nearest name."""
+    from hookscope.cli.shared.threshold_options import threshold_rows  # imports all that commands share
+
     word, asked = option.lstrip("-"), f"{context.command_path} {option}"
     if new := MOVED.get(context.command.name or "", {}).get(word):
         return f"{asked} is now `{new}`"

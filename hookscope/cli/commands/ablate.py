@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli import process
-from hookscope.cli.command import OfImage
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
@@ -17,6 +16,7 @@ from hookscope.cli.shared.class_options import categories_of, categories_option,
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, check_choice
 from hookscope.cli.shared.output_paths import write_plot
+from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError

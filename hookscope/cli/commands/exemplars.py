@@ -11,7 +11,6 @@ import click
 
 from hookscope import drawing, exemplars, hooks, jobs, models, report, system
 from hookscope.cli import process
-from hookscope.cli.command import OfManyImages
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
@@ -20,6 +19,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import file_word, write_html, write_picture
+from hookscope.cli.shared.subject import OfManyImages
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError, WriteError
 from hookscope.findings import counted

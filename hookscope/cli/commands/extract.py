@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from hookscope import extraction, hooks, jobs, models, scores
-from hookscope.cli.command import OfManyImages
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
@@ -14,6 +13,7 @@ from hookscope.cli.shared.class_options import target_option
 from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import refuse_input
+from hookscope.cli.shared.subject import OfManyImages
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.columns import Columns
 from hookscope.errors import UsageError

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from hookscope import hooks, tracing
-from hookscope.cli.command import OfImage
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.styles import styled
 from hookscope.cli.output.table import Page, caption_lines, wrapped
+from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns
 from hookscope.errors import printable
 from hookscope.findings import counted, listed

@@ -10,7 +10,6 @@ import click
 
 from hookscope import gradients, hooks, models, report, scores
 from hookscope.cli import process
-from hookscope.cli.command import OfImage
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
@@ -18,6 +17,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import ModelAndImages, check_choice
 from hookscope.cli.shared.output_paths import write_html, write_plot
+from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted

@@ -8,12 +8,12 @@ import click
 
 from hookscope import images, scores
 from hookscope.cli import process
-from hookscope.cli.command import OfImages
 from hookscope.cli.fields import option
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import caption_of
+from hookscope.cli.shared.subject import OfImages
 from hookscope.columns import Column, Columns, Row
 
 COLUMNS = Columns(

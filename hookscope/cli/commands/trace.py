@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hookscope import hooks, scores, tracing
-from hookscope.cli.command import OfImage
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.formats import terminal_columns
@@ -15,6 +14,7 @@ from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import check_choice
+from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import counted, listed, operations_in_words
 from hookscope.hooks import CALL

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hookscope import hooks, verification
 from hookscope.cli import process
-from hookscope.cli.command import OfImage
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelAndImages, check_choice
+from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns, Row
 
 COLUMNS = Columns(

@@ -8,13 +8,13 @@ from typing import Any
 
 from hookscope import drawing, hooks, models, parameters, report, tracing
 from hookscope.cli import process
-from hookscope.cli.command import OfModel
 from hookscope.cli.fields import group
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.output_paths import write_html, write_picture, write_plot
+from hookscope.cli.shared.subject import OfModel
 from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.findings import Finding, counted
 from hookscope.parameters import (

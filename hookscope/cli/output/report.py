@@ -39,9 +39,9 @@ class Section:
 
     def check(self, row: Row) -> Row:
         """Return ``row``; refuse a field that the section does not have."""
-        unknown = [name for name in row if name not in self.columns.nested]
-        if unknown:
-            raise ValueError(f"a row has the unknown fields {unknown}; there are {', '.join(self.columns.nested)}")
+        known = self.columns.nested
+        if unknown := [name for name in row if name not in known]:
+            raise ValueError(f"a row has the unknown fields {unknown}; there are {', '.join(known)}")
         return row
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from hookscope import hooks, jobs, statistics
-from hookscope.cli.command import OfManyImages
 from hookscope.cli.output import formats as output
 from hookscope.cli.shared.engine_options import torchrun_rank
 from hookscope.cli.shared.image_run import image_run
 from hookscope.cli.shared.model import check_choice
 from hookscope.cli.shared.options import ops_option, type_option
+from hookscope.cli.shared.subject import OfManyImages
 from hookscope.findings import operations_in_words
 
 

@@ -141,7 +141,10 @@ def complete_preprocess(ctx: click.Context, param: click.Parameter, incomplete: 
     return words or [CompletionItem(incomplete, type="file")]
 
 
-complete_scales = complete_words(*drawing.scale_examples())
+def complete_scales(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return complete_words(*drawing.scale_examples())(ctx, param, incomplete)
+
+
 complete_channels = complete_words("top:16", "top:16:max", "top:16:std", "top:16:mean")
 complete_devices = complete_words("auto", "cpu", "cuda", "mps")
 

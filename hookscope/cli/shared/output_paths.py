@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
-from urllib.parse import quote
 
 from hookscope import drawing
 from hookscope.cli.shared.written import wrote
@@ -162,9 +161,9 @@ def file_word(text: str) -> str:
 
 
 def _file_letter(letter: str) -> str:
-    if letter.isalnum() or letter in " .-_#+=@,()" or (letter > "\x7f" and letter.isprintable()):
+    if letter.isalnum() or letter in " .-_~#+=@,()" or (letter > "\x7f" and letter.isprintable()):
         return letter
-    return quote(letter, safe="", errors="surrogatepass")
+    return "".join(f"%{byte:02X}" for byte in letter.encode(errors="surrogatepass"))
 
 
 def _cut(text: str, limit: int) -> str:

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 from hookscope import drawing, hooks, images, models, system
 from hookscope.cli import process
-from hookscope.cli.command import OfImages
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input, write_picture
+from hookscope.cli.shared.subject import OfImages
 from hookscope.columns import Columns, Row
 from hookscope.errors import UsageError
 
