@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         put_back.append(process.start_quickly())
     backend = os.environ.pop("MPLBACKEND", None)  # from a Jupyter kernel it makes `import matplotlib` fail in a shell
     with Output(words) as output:
-        status, then = _run(output)
+        status, then = process.with_large_stack(_run, output)
     if then is not None:
         for undo in put_back:
             undo()
