@@ -15,10 +15,11 @@ from typing import Any
 import click
 import pytest
 
-from hookscope.cli import main as main_module, process
+from hookscope.cli import main as main_module
 from hookscope.cli.command import Command
 from hookscope.cli.main import COMMANDS, MOVED, cli, main
 from hookscope.cli.output.formats import note
+from hookscope.cli.process import with_large_stack
 from hookscope.cli.shared.help import TOPICS, own_options, shared_options
 from hookscope.cli.shared.threshold_options import threshold_rows
 from hookscope.errors import LayerError, UsageError
@@ -453,6 +454,6 @@ def test_the_shell_is_answered_in_silence_when_a_command_is_broken(process: Any,
 
 
 def test_calls_of_a_run_share_one_chunk_of_the_stack() -> None:
-    assert process.with_large_stack(divmod, 7, 2) == (3, 1)
-    words = process.with_large_stack.__code__.co_stacksize
+    assert with_large_stack(divmod, 7, 2) == (3, 1)
+    words = with_large_stack.__code__.co_stacksize
     assert words * 8 > 2**19  # more than half of 1 MiB, to which CPython rounds up

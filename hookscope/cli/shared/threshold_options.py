@@ -29,7 +29,7 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
             self.fail("'1' may be meant as 1% or as all; write 1% or 100%", param, ctx)
         try:
             # the exponent keeps 0.1% equal to 1 of 1000, which a division by 100 does not
-            share = float(f"{text[:-1]}e-2" if text.endswith("%") else text)
+            share = float(f"{text[:-1].strip()}e-2" if text.endswith("%") else text)
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:
