@@ -122,7 +122,7 @@ LIGHT_FILES = [
     "extraction/facts.py",
     "hooks/calls.py",
     "hooks/selection.py",
-    "scores/categories.py",
+    "scores/target.py",
     "scores/choice.py",
     "scores/target.py",
     "parameters/facts.py",

@@ -44,7 +44,7 @@ from hookscope.hooks import (
     passed_on,
     tensors_in,
 )
-from hookscope.scores import Score, ScoreTarget, check_finite_score, gives_boxes, objectives
+from hookscope.scores import FIND_NON_FINITE, Score, ScoreTarget, check_finite_score, gives_boxes, objectives
 
 _FACTORS = (1.0, 0.9, 1.1)  # of the smoothing, as in grad-cam
 
@@ -256,9 +256,9 @@ def _map_of(
         do = f"choose another layer, or a method without gradient: {gradient_free(CAM_METHODS)}"
         raise LayerError(f"the score does not depend on {layer.call.key}", exists, do)
     activation = layer.maps.values
-    _check_finite(layer, "activation", activation)
+    _check_finite(layer.call, "activation", bool(activation.isfinite().all()))
     slopes = torch.zeros_like(activation) if gradient is None else layer.read(gradient, size)
-    _check_finite(layer, "gradient", slopes)
+    _check_finite(layer.call, "gradient", bool(slopes.isfinite().all()))
     evidence = CamInputs(
         activation,
         slopes,
@@ -271,7 +271,7 @@ def _map_of(
         values = activation - activation.mean((1, 2), keepdim=True) if how.centred else activation
         summed = (weights[:, None, None] * values if weights.dim() == 1 else weights * values).sum(0)
         summed = summed.relu() if how.relu else summed
-    _check_finite(layer, "weighted sum", summed)
+    _check_finite(layer.call, "weighted sum", bool(summed.isfinite().all()))
     if layer.maps.frames > 1:  # side by side
         summed = summed.reshape(len(summed), layer.maps.frames, -1).permute(1, 0, 2)
     unreached = how.gradient and not bool((slopes != 0).any())
@@ -299,22 +299,11 @@ def _maps_of_attention(
         for goal in goals:
             for found, heads in follow(goal.of(output)[0]):
                 values = found.values[0]
-                if not np.isfinite(values).all():
-                    asked = f"the map of {found.call.key} is not finite"
-                    raise InputError(
-                        asked,
-                        "its attention holds NaN or Inf",
-                        "see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›",
-                    )
+                _check_finite(found.call, "attention", bool(np.isfinite(values).all()))
                 unreached = how.gradient and not values.any()
                 yield ClassActivationMap(found.call, goal.score, method, values, heads, found.seen, unreached)
 
 
-def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
-    if not bool(values.isfinite().all()):
-        asked = f"the map of {layer.call.key} is not finite"
-        raise InputError(
-            asked,
-            f"its {what} holds NaN or Inf",
-            "see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›",
-        )
+def _check_finite(call: Call, what: str, is_finite: bool) -> None:
+    if not is_finite:
+        raise InputError(f"the map of {call.key} is not finite", f"its {what} holds NaN or Inf", FIND_NON_FINITE)

@@ -26,7 +26,7 @@ from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import AnyModel, Selection, differentiable, leaves_of, module_of, names_of, passed_on
-from hookscope.scores import Objective, Score, check_finite_score, objectives
+from hookscope.scores import FIND_NON_FINITE, Objective, Score, check_finite_score, objectives
 
 _GAP = 0.05  # relative difference of the sum of the shares and the score
 _ROUNDING = 1e-5  # relative rounding error of the score difference
@@ -225,10 +225,7 @@ def saliency_maps(
 def _check_finite(values: Tensor, how: SaliencyMethod, name: str) -> None:
     if not bool(torch.isfinite(values).all()):
         what = "gradient" if how.gradient else "score of changed images"
-        raise InputError(
-            f"the {what} of {name} is not finite",
-            do="see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›",
-        )
+        raise InputError(f"the {what} of {name} is not finite", do=FIND_NON_FINITE)
 
 
 def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:

@@ -1,8 +1,6 @@
-from .boxes import BoxTarget as BoxTarget
-from .categories import read_categories as read_categories
 from .choice import Boxes as Boxes, Region as Region, TargetChoice as TargetChoice, parse_target as parse_target
-from .difference import DifferenceTarget as DifferenceTarget
 from .logits import (
+    FIND_NON_FINITE as FIND_NON_FINITE,
     Prediction as Prediction,
     Score as Score,
     check_categories as check_categories,
@@ -17,13 +15,21 @@ from .logits import (
     probabilities as probabilities,
     without_scores as without_scores,
 )
-from .losses import AnyLoss as AnyLoss, Loss as Loss, LossLike as LossLike, OwnLoss as OwnLoss, as_loss as as_loss
 from .objective import (
+    AnyLoss as AnyLoss,
     FunctionTarget as FunctionTarget,
+    Loss as Loss,
+    LossLike as LossLike,
     Objective as Objective,
+    OwnLoss as OwnLoss,
     ScoreTarget as ScoreTarget,
+    as_loss as as_loss,
     objectives as objectives,
 )
-from .region import RegionTarget as RegionTarget
-from .similarity import SimilarityTarget as SimilarityTarget
-from .target import Target as Target, class_label as class_label
+from .score_targets import (
+    BoxTarget as BoxTarget,
+    DifferenceTarget as DifferenceTarget,
+    RegionTarget as RegionTarget,
+    SimilarityTarget as SimilarityTarget,
+)
+from .target import Target as Target, class_label as class_label, read_categories as read_categories

@@ -155,11 +155,9 @@ class TargetChoice:
             TargetError: no such class.
         """
         from hookscope.models import find_in_source
-        from hookscope.scores.difference import DifferenceTarget
         from hookscope.scores.logits import EXPLAIN_SIMILARITY, check_family
         from hookscope.scores.objective import ScoreTarget
-        from hookscope.scores.region import RegionTarget
-        from hookscope.scores.similarity import SimilarityTarget
+        from hookscope.scores.score_targets import DifferenceTarget, RegionTarget, SimilarityTarget
 
         if isinstance(self.target, str):
             found = find_in_source(self.target)
@@ -167,7 +165,7 @@ class TargetChoice:
                 raise ModelError(f"{self.target} is not a function but {type(found).__name__}", do="name a function")
             return _always(found)
         if isinstance(self.target, Boxes):
-            from hookscope.scores.boxes import BoxTarget
+            from hookscope.scores.score_targets import BoxTarget
 
             return _always(BoxTarget(self.target.indices, self.target.fit))
         if self.similar_to:

@@ -24,6 +24,7 @@ _EMBEDDINGS = ("image_embeds", "pooler_output")
 _BOXES = "boxes, labels and scores of objects"
 _GIVES = {"detection": _BOXES, "batched_detection": _BOXES, "optical_flow": "the flow of pixels"}
 EXPLAIN_SIMILARITY = "explain the similarity to another image: ‹SimilarityTarget|--similar-to IMAGE›"
+FIND_NON_FINITE = "see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›"
 ASK_FOR_A_BOX = "name a box: ‹BoxTarget(0)|--target box:0›"
 _INSTEAD = (
     "‹capture, measure_images and layer_gradients(loss='mse')|visualize, stats and `gradients --loss mse`› work on it"
@@ -220,7 +221,7 @@ def check_finite_score(score: Score) -> None:
     """Refuse a score that is NaN or Inf, which nothing can explain."""
     if not math.isfinite(score.score):
         asked = f"the score of {score.target or f'class {score.index}'} is not finite"
-        raise InputError(asked, do="see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›")
+        raise InputError(asked, do=FIND_NON_FINITE)
 
 
 def predict(

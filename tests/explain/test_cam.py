@@ -21,7 +21,7 @@ from hookscope.explain.cam_perturbation import resized
 from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.logits import Prediction
-from hookscope.scores.region import RegionTarget
+from hookscope.scores.score_targets import RegionTarget
 from tests.explain.nets import Gives, picture, small
 from tests.helpers import hooked, hooks_on, seeded
 from tests.nets import Function, named as chain

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.gradients.anomaly import first_anomaly
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.scores.losses import Loss
+from hookscope.scores.objective import Loss
 from tests.nets import Function
 
 NAN, INF = float("nan"), float("inf")

@@ -14,7 +14,7 @@ from hookscope.gradients.backward_pass import GradientChanges, layer_gradients
 from hookscope.hooks import size_of, total_norm
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
-from hookscope.scores.losses import Loss
+from hookscope.scores.objective import Loss
 from tests.nets import Function, PaddedConv, conv, named
 
 

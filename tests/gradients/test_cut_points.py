@@ -15,7 +15,7 @@ from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.cut_points import Stop, gradient_stops
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
-from hookscope.scores.losses import Loss
+from hookscope.scores.objective import Loss
 from tests.nets import Function, PaddedConv
 
 BOTH = ("a.weight", "a.bias", "b.weight", "b.bias")

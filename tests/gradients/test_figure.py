@@ -11,7 +11,7 @@ from hookscope.gradients.backward_pass import GradientChanges, layer_gradients
 from hookscope.gradients.figure import gradients_plot
 from hookscope.gradients.findings import GradientThresholds, diagnose_gradients
 from hookscope.gradients.report import GradientReport
-from hookscope.scores.losses import Loss
+from hookscope.scores.objective import Loss
 from tests.drawing.rows import ends, panel_of
 
 

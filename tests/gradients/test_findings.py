@@ -21,7 +21,7 @@ from hookscope.gradients.findings import (
     layer_finding_names,
     parameter_finding_names,
 )
-from hookscope.scores.losses import Loss
+from hookscope.scores.objective import Loss
 from tests.nets import Function
 
 SCORE = Loss("score", "1")

@@ -12,7 +12,7 @@ from PIL import Image
 from hookscope.errors import ModelError, UsageError
 from hookscope.models.load import load_model
 from hookscope.models.sources import find_source
-from hookscope.scores.boxes import detections
+from hookscope.scores.score_targets import detections
 from tests.helpers import same_values
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None

@@ -16,7 +16,7 @@ from hookscope.errors import LayerError, ModelError, TargetError, UsageError
 from hookscope.hooks.calls import call_key
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
-from hookscope.scores.losses import Loss
+from hookscope.scores.objective import Loss
 from hookscope.tracing.events import EVENTS, PassRecord, trace_events
 from hookscope.tracing.summary import list_layers
 from hookscope.verification.paired_passes import noise_pictures
