@@ -151,7 +151,6 @@ LIGHT_FILES = [
     "models/sources.py",
     "tracing/cached_summary.py",
     "tracing/facts.py",
-    "training/sink_choice.py",
     "training/sinks.py",
 ]
 LIGHT_PACKAGES = (

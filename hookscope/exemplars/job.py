@@ -15,8 +15,16 @@ from torch import Tensor, nn
 
 from hookscope.drawing import input_size_of
 from hookscope.errors import InputError, LayerError, UsageError
-from hookscope.exemplars.histogram import ChannelHistograms, ClassMeans
-from hookscope.exemplars.top import BestImages, Candidates, Ints, Prints, PrintsOf, prints_of
+from hookscope.exemplars.channels import (
+    BestImages,
+    Candidates,
+    ChannelHistograms,
+    ClassMeans,
+    Ints,
+    Prints,
+    PrintsOf,
+    prints_of,
+)
 from hookscope.hooks import (
     MODEL,
     Call,

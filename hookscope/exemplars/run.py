@@ -1,39 +1,240 @@
-"""Exemplars of many images in one run, which saves its progress and can be resumed after an interruption."""
+"""Exemplars of many images in one run: saved while it goes on, resumed after an interruption, read again as results."""
 
 from __future__ import annotations
 
+import base64
+import io
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from hookscope.errors import InputError, LayerError, UsageError
-from hookscope.exemplars.facts import LayerExemplars
-from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars
-from hookscope.exemplars.storage import (
-    ExemplarsSource,
-    SavedExemplars,
-    SynthesizedImages,
-    load_exemplars,
-    save_exemplars,
-)
+from hookscope.display import Rows
+from hookscope.errors import ImageError, InputError, LayerError, UsageError, printable
+from hookscope.exemplars.channels import Candidates
+from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
+from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars, FoundInLayer, SeenImage
 from hookscope.geometry import ReceptiveField, receptive_fields
 from hookscope.hooks import AnyModel, Layers, Selection, select_types
-from hookscope.images import find_pictures
+from hookscope.images import find_pictures, open_image
 from hookscope.jobs import (
     AGAIN,
     Part,
     Progress,
+    RunIdentity,
     RunSettings,
     SavedRun,
+    StateKind,
+    fingerprint_of,
     layers_in_words,
     picture_of,
     pictures_in,
+    read_state,
+    write_state,
 )
-from hookscope.models import as_loaded
+from hookscope.models import LoadedModel, as_loaded
 from hookscope.system import StrPath
+
+_KIND = StateKind("saved exemplars", "give the exemplars.json of `hookscope exemplars -o FOLDER`", name="exemplars")
+_FIND = "run `hookscope exemplars` again"
+SynthesizedImages = Mapping[str, Mapping[int, tuple[SynthesizedImage, ...]]]
+"""By the key of a layer and the channel; none for a channel that no gradient reaches."""
+
+_WHOLE = ReceptiveField("whole", (0.0, 0.0), reason="it was not computed")
+
+
+@dataclass(frozen=True)
+class ExemplarsSource(RunIdentity):
+    """What exemplars were found in, and how; a label is a folder inside one of ``folders``."""
+
+    channels: str
+    measure: str
+    top: int
+    least: bool
+    folders: str
+
+
+@dataclass(frozen=True)
+class SavedExemplars:
+    """What was found so far, its source, how far the run is, and what a unit of each layer sees if it is complete.
+
+    Of ``synthesized`` those count that were compared with the best exemplar.
+    """
+
+    source: ExemplarsSource
+    found: FoundExemplars
+    progress: Progress
+    receptive_fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
+    synthesized: SynthesizedImages = field(default_factory=dict)
+
+    def layers(self) -> list[LayerExemplars]:
+        """The exemplars of each layer, in order of execution."""
+        return Rows(self._layer(layer) for layer in self.found.layers.values())
+
+    def _layer(self, layer: FoundInLayer) -> LayerExemplars:
+        seen = self.receptive_fields.get(layer.key, _WHOLE)
+        bests = [self._by_channel(best.best(self.found.prints_of), len(layer.channels), seen) for best in layer.bests]
+        least = bests[1] if layer.least else [()] * len(layer.channels)
+        each = zip(
+            layer.channels, bests[0], least, layer.histograms.shown(), layer.means.selectivity(),
+            layer.nonfinite.tolist(), strict=True,
+        )  # fmt: skip
+        made_of, channels = self.synthesized.get(layer.key, {}), []
+        for channel, most, fewest, (counts, edges), (best_class, selectivity), nonfinite in each:
+            classes = tuple(Counter(exemplar.label for exemplar in most if exemplar.label).most_common())
+            highest = most[0].value if most else None
+            made = tuple(each for each in made_of.get(channel, ()) if each.best == highest)
+            channels.append(
+                ChannelExemplars(
+                    channel, most, fewest, counts, edges, classes, selectivity, best_class, nonfinite=nonfinite,
+                    synthesized=made, unreached=made_of.get(channel) == (),
+                )
+            )  # fmt: skip
+        return LayerExemplars(layer.call, layer.part, self.source.measure, layer.images, seen, tuple(channels))
+
+    def _by_channel(self, best: Candidates, channels: int, seen: ReceptiveField) -> list[tuple[Exemplar, ...]]:
+        found: list[list[Exemplar]] = [[] for _ in range(channels)]
+        rows = zip(best.channel, best.value, best.image.tolist(), best.row.tolist(), best.column.tolist(), strict=True)
+        for channel, value, position, row, column in rows:
+            image = self.found.seen[position]
+            place = None if row < 0 else (row, column)
+            box = (0, 0, image.size[1], image.size[0]) if place is None else seen.box(place, image.size)
+            found[channel].append(
+                Exemplar(float(value), position, image.name, image.sha256, image.label, place, box, image.size)
+            )
+        return [tuple(exemplars) for exemplars in found]
+
+
+def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
+    """Write ``saved`` to ``path`` as JSON, whole or not at all.
+
+    Raises:
+        WriteError: The file cannot be written; an earlier file is unchanged.
+    """
+    found = saved.found
+    layers = [layer.state_dict(found.prints_of) for layer in found.layers.values()]
+    used = sorted({int(image) for layer in found.layers.values() for best in layer.bests for image in best.images})
+    seen = [found.seen[position] for position in used]
+    prints = np.stack([image.print for image in seen]) if seen else np.zeros((0, 0), np.float16)
+    padded = np.pad(prints, ((0, 0), (0, -prints.shape[1] % 4)))
+    images = {
+        "position": used,
+        "facts": [[image.name, image.sha256, image.label, list(image.size)] for image in seen],
+        "print": padded.view(np.int64),
+        "print_size": prints.shape[1],
+    }
+    content = {
+        "source": asdict(saved.source),
+        "progress": saved.progress.state_dict(),
+        "images": images,
+        "layers": layers,
+    }
+    fields = {key: asdict(seen) for key, seen in saved.receptive_fields.items()}
+    made = {
+        key: {channel: [_packed(image) for image in images] for channel, images in by_channel.items()}
+        for key, by_channel in saved.synthesized.items()
+    }
+    write_state(path, _KIND, content | {"count": found.images, "fields": fields, "synthesized": made})
+
+
+def save_synthesized(path: StrPath, layers: Iterable[LayerExemplars]) -> None:
+    """Put the synthesized images of ``layers`` into the file of `save_exemplars` from which they come."""
+    made = {
+        layer.key: {each.channel: each.synthesized for each in layer.channels if each.synthesized or each.unreached}
+        for layer in layers
+    }
+    save_exemplars(path, replace(load_exemplars(path), synthesized=made))
+
+
+def _packed(made: SynthesizedImage) -> list[Any]:
+    """A PNG, and the numbers."""
+    buffer = io.BytesIO()
+    made.image.save(buffer, "PNG")
+    return [base64.b64encode(buffer.getvalue()).decode("ascii"), made.value, made.best, made.seed]
+
+
+def _unpacked(png: str, value: float, best: float | None, seed: int) -> SynthesizedImage:
+    try:
+        image = open_image(base64.b64decode(png))
+    except ImageError as error:
+        raise ValueError(f"a synthesized image: {error}") from error
+    return SynthesizedImage(image, float(value), None if best is None else float(best), int(seed))
+
+
+def load_exemplars(path: StrPath) -> SavedExemplars:
+    """Read a file of `save_exemplars`.
+
+    Raises:
+        InputError: There is no such file, or it is damaged, of another kind or of another format.
+    """
+    return read_state(path, _KIND, _restored)
+
+
+def _restored(content: dict[str, Any]) -> SavedExemplars:
+    images = content["images"]
+    prints = np.ascontiguousarray(images["print"]).view(np.float16)[:, : int(images["print_size"])]
+    rows = zip(images["position"], images["facts"], prints, strict=True)
+    seen = {
+        int(position): SeenImage(name, sha256, label, (int(size[0]), int(size[1])), each)
+        for position, (name, sha256, label, size), each in rows
+    }
+    layers = {layer.key: layer for layer in map(FoundInLayer.from_state, content["layers"])}
+    found = FoundExemplars(layers, seen, int(content["count"]))
+    fields = {key: _field(parts) for key, parts in content["fields"].items()}
+    made = {
+        key: {int(channel): tuple(_unpacked(*image) for image in images) for channel, images in by_channel.items()}
+        for key, by_channel in content.get("synthesized", {}).items()
+    }
+    progress = Progress.from_state(content["progress"])
+    return SavedExemplars(ExemplarsSource(**content["source"]), found, progress, fields, made)
+
+
+def _field(parts: Mapping[str, Any]) -> ReceptiveField:
+    named: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in parts.items()}
+    return ReceptiveField(**named)
+
+
+def read_exemplars(path: StrPath) -> list[LayerExemplars]:
+    """Read the exemplars that `find_exemplars` saved, without the model and the images.
+
+    Of a run that was interrupted they are of the images that it has done, with ``field.source`` ``whole``.
+
+    Raises:
+        InputError: There is no such file, or it is damaged, of another kind or of another format.
+
+    Example:
+        >>> import os, tempfile, hookscope
+        >>> from hookscope import find_exemplars
+        >>> net = hookscope.load_model("shapes")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "exemplars.json")
+        ...     _ = find_exemplars(net, ["samples/shapes/star.png"], layers="features.10", channels=[0], save=path)
+        ...     [layer] = read_exemplars(path)
+        >>> layer.call.name, layer.images, layer.channels[0].most[0].name
+        ('features.10', 1, 'samples/shapes/star.png')
+    """
+    return load_exemplars(path).layers()
+
+
+def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
+    """`read_exemplars`, if they were found with this model, its weights and its preprocessing.
+
+    Raises:
+        InputError: They were found with others, or the file cannot be read.
+    """
+    saved, name = load_exemplars(path), printable(str(path))
+    here = {"fingerprint": fingerprint_of(net.model), "preprocess": net.preprocess.describe()}
+    if saved.source.fingerprint != here["fingerprint"]:
+        exists = f"they are of {saved.source.model}, weights {saved.source.weights}"
+        raise InputError(f"'{name}' holds no exemplars of {net.name} with these weights", exists, _FIND)
+    if saved.source.preprocess != here["preprocess"]:
+        exists = f"{saved.source.preprocess}, here {here['preprocess']}"
+        raise InputError(f"the exemplars in '{name}' had another preprocessing", exists, _FIND)
+    return saved.layers()
 
 
 def find_exemplars(

@@ -15,13 +15,13 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
-from hookscope.jobs.job import BATCHES, Job, Part, blocks_of, refuse_own_files, unpacked
+from hookscope.jobs.job import BATCHES, Job, Part, blocks_of, done_packed, packed_error, refuse_own_files, unpacked
 from hookscope.models import LoadedModel, describe_error, package_versions
 
 _SECONDS_TO_ANSWER = 10.0  # of a cluster
@@ -133,7 +133,7 @@ def _worker_class() -> type:
 
             self.do: Any = None
             try:
-                worker = importlib.import_module("hookscope.jobs.ray_worker")
+                worker = importlib.import_module("hookscope.jobs.ray_engine")
                 self.do = worker.RayWorker(ray.get(packed[0]), versions, folder, device)
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error} (on {socket.gethostname()})"
@@ -289,3 +289,47 @@ def _is_own_code(name: str, module: ModuleType) -> bool:
         return False
     library = os.path.dirname(os.__file__)
     return not (file.startswith(library + os.sep) or {"site-packages", "dist-packages"} & set(file.split(os.sep)))
+
+
+class RayWorker:
+    """Does packed blocks with the packed job and model; an error of the beginning is the answer to each block."""
+
+    def __init__(self, packed: bytes, versions: Mapping[str, str], folder: str, device: str) -> None:
+        self._error = b""
+        self._do: Callable[[bytes], bytes] = lambda block: self._error
+        try:
+            check_versions(versions)
+            with contextlib.suppress(OSError):  # another machine may not have it
+                os.chdir(folder)  # names of files may be relative
+            self._open(packed, device)
+        except Exception as error:
+            self._error = packed_error(error)
+
+    def _open(self, packed: bytes, device: str) -> None:
+        try:
+            job, net = pickle.loads(packed)
+        except Exception as error:
+            asked = f"a worker cannot load the model: {describe_error(error)}"
+            raise ModelError(asked, do="install what it imports on every machine") from error
+        preprocess = replace(net.preprocess, device=device)
+        net = replace(net, model=net.model.to(device), device=device, preprocess=preprocess)
+        self._opened: Any = job.open(net)  # until the process ends
+        measure = self._opened.__enter__()
+        self._do = lambda block: done_packed(job, net, pickle.loads(block), measure)
+
+    def __call__(self, block: bytes) -> bytes:
+        """The part of a block, or an error, packed."""
+        return self._do(block)
+
+
+def check_versions(expected: Mapping[str, str]) -> None:
+    """Refuse other versions of hookscope, torch and torchvision than the driver's; builds may differ.
+
+    Raises:
+        InstallationError: The versions differ.
+    """
+    here = package_versions()
+    for name, version in expected.items():
+        if name in here and here[name].partition("+")[0] != version.partition("+")[0]:
+            asked = f"a worker has {name} {here[name]}, and this process {version}"
+            raise InstallationError(asked, do="install the same versions on all machines of the cluster")

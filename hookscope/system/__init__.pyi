@@ -8,6 +8,10 @@ from .atomic_files import (
     write_atomically as write_atomically,
     write_errors as write_errors,
 )
-from .child_processes import InChildren as InChildren, after_import as after_import
+from .processes import (
+    InChildren as InChildren,
+    after_import as after_import,
+    before_termination as before_termination,
+    signals_held as signals_held,
+)
 from .script import Script as Script, find_script as find_script
-from .signals import before_termination as before_termination, signals_held as signals_held

@@ -3,6 +3,5 @@ from .log.findings import findings_over_time as findings_over_time
 from .log.series import LayerSeries as LayerSeries, series_of as series_of
 from .log.summary import TimedFinding as TimedFinding, duration_words as duration_words, summary as summary
 from .monitor import Monitor as Monitor
-from .plot.page import loss_chart as loss_chart, plot_training as plot_training, run_plot as run_plot
-from .sink_choice import SinkChoice as SinkChoice
-from .sinks import Sink as Sink
+from .plot import loss_chart as loss_chart, plot_training as plot_training, run_plot as run_plot
+from .sinks import Sink as Sink, SinkChoice as SinkChoice

@@ -19,8 +19,7 @@ from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.optimizers import Optimizers
 from hookscope.training.output import RunProgress, WatcherOutput
-from hookscope.training.sink_choice import SinkChoice
-from hookscope.training.sinks import Sink
+from hookscope.training.sinks import Sink, SinkChoice
 from hookscope.training.tracker import LayerChoice, ModelTracker
 from hookscope.training.watcher import TrainingWatcher
 

@@ -14,8 +14,7 @@ from hookscope.errors import NonFiniteError, printable
 from hookscope.hooks import MODEL, call_key
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
-from hookscope.training.sink_choice import SinkChoice
-from hookscope.training.sinks import Histogram, Sink, first_line
+from hookscope.training.sinks import Histogram, Sink, SinkChoice, first_line
 
 # Fields of a line that are not metrics of a layer.
 # fmt: off

@@ -19,13 +19,13 @@ from hookscope.training.reductions import (
     BatchMoments,
     FetchedScalars,
     OutputSums,
+    StepWeights,
     edges_and_counts,
     histogram_of,
     output_sums,
     values_of,
 )
 from hookscope.training.tracker import Layer, Pass, TrackedModel, own_parameters
-from hookscope.training.weights import StepWeights
 
 _MOST_PASSES = 256  # recorded of a model in one step: a script that never steps must not fill the memory
 _MOST_LOSSES = 4096

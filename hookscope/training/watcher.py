@@ -35,9 +35,9 @@ from hookscope.training.optimizers import (
 )
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
+from hookscope.training.reductions import StepWeights
 from hookscope.training.stop import StopRule
 from hookscope.training.tracker import ModelTracker, TrackedModel, is_compiled_wrapper
-from hookscope.training.weights import StepWeights
 
 _P = ParamSpec("_P")
 

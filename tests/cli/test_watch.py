@@ -23,8 +23,7 @@ from hookscope.cli.main import main
 from hookscope.cli.shared.watch_run import WatchRun
 from hookscope.errors import NonFiniteError, WriteError
 from hookscope.training.log.file import read_runs
-from hookscope.training.sink_choice import SinkChoice
-from hookscope.training.sinks import TensorBoard
+from hookscope.training.sinks import SinkChoice, TensorBoard
 
 ROOT = Path(hookscope.__file__).parents[1]
 ENVIRONMENT = {

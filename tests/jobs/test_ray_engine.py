@@ -19,7 +19,7 @@ from PIL import Image
 
 from hookscope import extract, find_exemplars, load_model
 from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
-from hookscope.jobs import RayEngine, ray_engine, ray_worker
+from hookscope.jobs import RayEngine, ray_engine
 from hookscope.jobs.job import unpacked
 from hookscope.models import package_versions
 from hookscope.statistics import SavedStatistics, load_statistics, measure_images
@@ -107,7 +107,7 @@ def test_workers_measure_what_this_process_measures(
     pytest.importorskip("ray.cloudpickle")
 
     def rows(engine: Any, ray: Any, job: Any, packed: bytes, blocks: list[bytes]) -> Iterator[bytes]:
-        workers = [ray_worker.RayWorker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
+        workers = [ray_engine.RayWorker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
         return (workers[number % 2](block) for number, block in enumerate(blocks))
 
     monkeypatch.setattr(RayEngine, "_rows", rows)
@@ -189,9 +189,9 @@ def test_a_cluster_without_room_for_a_worker_is_refused(has: dict[str, float], g
 
 def test_other_versions_on_a_worker_are_refused() -> None:
     here = package_versions()
-    ray_worker.check_versions(here | {"torch": here["torch"].partition("+")[0] + "+cpu"})
+    ray_engine.check_versions(here | {"torch": here["torch"].partition("+")[0] + "+cpu"})
     with pytest.raises(InstallationError, match=f"a worker has hookscope {here['hookscope']}, and this process 0.0.1"):
-        ray_worker.check_versions(here | {"hookscope": "0.0.1"})
+        ray_engine.check_versions(here | {"hookscope": "0.0.1"})
 
 
 def test_a_model_that_cannot_be_sent_is_one_line(names: list[str], forget_files: None) -> None:
@@ -209,7 +209,7 @@ class OnlyHere:
 
 def test_a_model_that_a_worker_cannot_load_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where a worker goes; the test comes back
-    worker = ray_worker.RayWorker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
+    worker = ray_engine.RayWorker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
     words = "a worker cannot load the model: ModuleNotFoundError: No module named 'onlyhere'; install what it imports"
     with pytest.raises(ModelError, match=words):
         unpacked(worker(b""))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.system.child_processes import after_import
+from hookscope.system.processes import after_import
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.training.reductions import BatchMoments, is_finite, norm, output_sums, values_of
-from hookscope.training.weights import StepWeights, is_bias
+from hookscope.training.reductions import BatchMoments, StepWeights, is_bias, is_finite, norm, output_sums, values_of
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 4, 5), (2, 3, 2, 4, 5)])

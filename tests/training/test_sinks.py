@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from hookscope import Monitor, read_runs
 from hookscope.errors import HookscopeError, InstallationError, UsageError, WriteError
-from hookscope.training.reductions import edges_and_counts, histogram_of
-from hookscope.training.sink_choice import SinkChoice, SinkProcess
-from hookscope.training.sinks import TensorBoard
-from hookscope.training.weights import StepWeights
+from hookscope.training.reductions import StepWeights, edges_and_counts, histogram_of
+from hookscope.training.sinks import SinkChoice, SinkProcess, TensorBoard
 from tests.nets import Function
 
 

@@ -15,9 +15,14 @@ from hookscope.findings import REPORT_ORDER, chains, counted, merged, ranked, th
 from hookscope.system import StrPath
 from hookscope.training.log.causes import CAUSES, CauseRule, Facts, History
 from hookscope.training.log.file import Run, last_run
-from hookscope.training.log.loss import flat_findings, loss_findings
-from hookscope.training.log.non_finite import contained_findings, nonfinite_findings, note_finding
 from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
+from hookscope.training.log.run_rules import (
+    contained_findings,
+    flat_findings,
+    loss_findings,
+    nonfinite_findings,
+    note_finding,
+)
 from hookscope.training.log.series import LayerSeries, RunSeries, runs_of_true, series_of
 from hookscope.training.log.summary import TimedFinding, known, summary, timed_finding, when_words, with_severity_of
 

@@ -1,4 +1,4 @@
-"""The best images of a stream against a sort of all of them, in any order and in any parts."""
+"""Best images, histograms and class means of a stream against sorts and NumPy, in any order and any parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from hookscope.exemplars.top import BestImages, Candidates, Duplicates, Ints, Prints, prints_of
+from hookscope.exemplars import channels
+from hookscope.exemplars.channels import (
+    BestImages,
+    Candidates,
+    ChannelHistograms,
+    ClassMeans,
+    Duplicates,
+    Ints,
+    Prints,
+    prints_of,
+)
 from samples.shapes.draw import draw
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -181,3 +191,95 @@ def test_a_value_that_cannot_be_among_the_best_is_no_candidate() -> None:
     values = np.array([[4.0], [4.5], [3.0], [np.inf]])
     assert best.may_enter(values, np.array([3, 4, 5, 6])).ravel().tolist() == [False, True, False, False]
     assert best.may_enter(values[:1], np.array([1])).tolist() == [[True]], "of equal values the first image wins"
+
+
+def histograms_of(*parts: np.ndarray) -> ChannelHistograms:
+    histogram = ChannelHistograms(parts[0].shape[1])
+    for part in parts:
+        histogram.update(part)
+    return histogram
+
+
+VALUES = np.random.default_rng(0).normal(size=(500, 6)) * [1e-8, 1, 1, 1e6, 0, 1e-300] + [0, 0, 1e6, 0, 7, 0]
+VALUES[0, 1], VALUES[1, 1] = np.nan, np.inf
+VALUES[:, 2] = np.where(np.arange(500) % 2, 0, VALUES[:, 2])
+
+
+def test_counts_are_those_of_numpy_with_the_same_edges() -> None:
+    for channel, (counts, edges) in enumerate(histograms_of(VALUES).shown()):
+        values = VALUES[:, channel]
+        values = values[np.isfinite(values)]
+        assert counts.sum() == len(values)
+        assert np.array_equal(counts, np.histogram(values, edges)[0])
+        assert len(counts) <= 64
+        assert np.allclose(np.diff(edges), edges[1] - edges[0])
+
+
+def test_the_range_has_about_half_of_the_bins_at_least() -> None:
+    shown = histograms_of(VALUES).shown()
+    assert [len(shown[channel][0]) >= 31 for channel in (0, 1, 2, 3, 5)] == [True] * 5
+    counts, edges = shown[4]
+    assert (counts.tolist(), edges.tolist()) == ([500], [6.5, 7.5]), "one value"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_order_and_parts_do_not_matter(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [histograms_of(part) for part in np.array_split(VALUES[rng.permutation(500)], int(rng.integers(2, 40)))]
+    while len(parts) > 1:
+        parts[0].merge(parts.pop(int(rng.integers(1, len(parts)))))
+    again = ChannelHistograms.from_state(parts[0].state_dict(), 6)
+    for one, other, restored in zip(histograms_of(VALUES).shown(), parts[0].shown(), again.shown(), strict=True):
+        assert np.array_equal(one[0], other[0])
+        assert np.array_equal(one[1], other[1])
+        assert np.array_equal(one[0], restored[0])
+
+
+def test_a_channel_without_finite_values_has_no_intervals() -> None:
+    [(counts, edges)] = histograms_of(np.full((3, 1), np.nan)).shown()
+    assert (len(counts), len(edges)) == (0, 1)
+
+
+def means_of(values: list[list[float]], labels: list[str]) -> ClassMeans:
+    means = ClassMeans(len(values[0]))
+    means.update(np.array(values), labels)
+    return means
+
+
+def test_the_index_compares_the_best_class_with_the_mean_of_the_others() -> None:
+    means = means_of([[6, 1], [2, 1], [1, 1], [3, 1]], ["cat", "cat", "dog", "owl"])
+    # cat (6 + 2) / 2 = 4, dog 1, owl 3: (4 - 2) / (4 + 2)
+    assert means.selectivity() == [("cat", pytest.approx(1 / 3)), ("cat", 0.0)]
+
+
+def test_parts_merge_and_images_without_a_label_are_left_out() -> None:
+    means = means_of([[6.0]], ["cat"])
+    means.merge(means_of([[2.0], [100.0]], ["cat", ""]))
+    means.merge(means_of([[1.0], [3.0]], ["dog", "owl"]))
+    assert means.selectivity() == [("cat", pytest.approx(1 / 3))]
+    assert ClassMeans.from_state(means.state_dict(), 1).selectivity() == means.selectivity()
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([[1.0], [2.0]], ["cat", "cat"]),
+        ([[1.0], [2.0]], ["", ""]),
+        ([[-1.0], [2.0]], ["cat", "dog"]),
+        ([[np.nan], [2.0]], ["cat", "dog"]),
+        ([[0.0], [0.0]], ["cat", "dog"]),
+    ],
+    ids=["one class", "no label", "negative mean", "NaN", "all zero"],
+)
+def test_there_is_no_index_without_two_classes_of_positive_means(values: list[list[float]], labels: list[str]) -> None:
+    assert means_of(values, labels).selectivity() == [("", None)]
+
+
+def test_too_many_labels_are_given_up_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "MOST_LABELS", 2)
+    many = means_of([[1.0], [2.0], [3.0]], ["a", "b", "c"])
+    few = means_of([[1.0], [2.0]], ["a", "b"])
+    few.merge(many)
+    many.merge(means_of([[1.0]], ["a"]))
+    assert few.selectivity() == many.selectivity() == [("", None)]
+    assert ClassMeans.from_state(few.state_dict(), 1).too_many

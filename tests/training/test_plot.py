@@ -15,8 +15,7 @@ from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.series import series_of
 from hookscope.training.log.summary import TimedFinding
-from hookscope.training.plot.columns import COLUMNS, MOST_CELLS, cell_colours, grid_of
-from hookscope.training.plot.page import RunPlot, plot_training, run_plot
+from hookscope.training.plot import COLUMNS, MOST_CELLS, RunPlot, cell_colours, grid_of, plot_training, run_plot
 from tests.drawing.rows import ends, spans
 from tests.training.logs import log
 

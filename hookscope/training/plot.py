@@ -1,0 +1,479 @@
+"""A training run on one page: loss and learning rate, curves of layers with findings, every layer at every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hookscope.drawing import (
+    SMALL,
+    TITLE,
+    Chart,
+    Colour,
+    Curve,
+    Mark,
+    Panel,
+    RowPlot,
+    add_panel,
+    colours,
+    draw_chart,
+    draw_rows,
+    finding_lines,
+    fitting,
+    layer_label,
+    palette,
+    plain_settings,
+    plain_ticks,
+    row_plot,
+    short_label,
+    tick_label,
+    with_types,
+    write,
+)
+from hookscope.errors import printable
+from hookscope.findings import verdict
+from hookscope.system import StrPath
+from hookscope.training.log.file import Run, last_run
+from hookscope.training.log.rules import RULES, TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
+from hookscope.training.log.run_rules import centred
+from hookscope.training.log.series import LayerSeries, LossSeries, RunSeries, series_of
+from hookscope.training.log.summary import TimedFinding, summary
+
+Array = NDArray[np.float64]
+
+MOST_CELLS = 240  # side by side; more would fall between the pixels of a panel
+
+_FORWARD = ("non_finite", "gradient_non_finite")
+_OF_PARAMETERS = ("gradient_non_finite", "weight_non_finite")
+_ZERO, _NO_VALUE, _SPOILED = (255, 255, 255), (208, 208, 208), (238, 106, 238)
+_LONGEST_LABEL, _TALLEST = 34, 9.0
+_MOST_DECADES = 16.0  # on one scale; smaller values have the colour of its end
+
+
+@dataclass(frozen=True, slots=True)
+class MetricColumn:
+    """One metric of every layer over the steps.
+
+    Attributes:
+        metric: Its field in the log; findings whose rule is about it are marked in the column.
+        colours: Name of a colour map of matplotlib.
+        measure: ``(S,)`` values of a layer, NaN where there is none; None takes the field itself.
+        ends: Ends of a linear scale; None for a logarithmic scale with the ends of the values.
+        limits: The names of the thresholds that are drawn, or numbers.
+        peaks: Whether a cell of several steps shows the highest value, instead of the mean (on a logarithmic scale the
+            geometric mean).
+        spoiled: The counts of NaN and Inf that make a cell non-finite.
+        since: The threshold that is the step from which on its limits apply.
+    """
+
+    title: str
+    metric: str
+    colours: str
+    measure: Callable[[LayerSeries], Array] | None = None
+    ends: tuple[float, float] | None = None
+    limits: tuple[str | float, ...] = ()
+    usual: float | None = None
+    peaks: bool = False
+    spoiled: tuple[str, ...] = ("non_finite",)
+    since: str = ""
+
+    @property
+    def logarithmic(self) -> bool:
+        return self.ends is None
+
+    def values(self, layer: LayerSeries) -> Array:
+        """``(S,)``; frozen parameters have none."""
+        values = layer.values[self.metric] if self.measure is None else self.measure(layer)
+        return np.where(layer.values["frozen"] == 1, np.nan, values) if self.spoiled == _OF_PARAMETERS else values
+
+    def is_about(self, finding: TimedFinding) -> bool:
+        """Whether a finding is marked here; non-finite gradients and weights are marked among the gradients."""
+        if finding.finding == "non-finite":
+            of_parameters = finding.numbers.get("phase") in ("backward", "weights")
+            return self.metric == ("gradient_norm" if of_parameters else "activation_std")
+        return finding.finding in RULES and RULES[finding.finding].metric == self.metric
+
+
+_SHARES = (0.0, 1.0)
+COLUMNS = (
+    MetricColumn(
+        "dead channels (share)", "dead_channels", "OrRd", dead_share, _SHARES, ("dead",), peaks=True, spoiled=_FORWARD
+    ),
+    MetricColumn("zeros (share)", "zero_share", "Blues", ends=_SHARES),
+    MetricColumn("std of activations", "activation_std", "viridis", limits=("smallest", "largest")),
+    MetricColumn(
+        "gradient / weight (norms)", "gradient_norm", "viridis", gradient_to_weight, None, ("vanishing", "exploding"),
+        spoiled=_OF_PARAMETERS,
+    ),
+    MetricColumn(
+        "update / weight (norms)", "update_to_weight", "RdYlBu_r", None, None, ("too_small", "too_large"), usual=1e-3,
+        spoiled=_OF_PARAMETERS,
+    ),
+    MetricColumn(
+        "BatchNorm drift", "running_mean_shift", "OrRd", lambda layer: batchnorm_distance(layer, TrainingThresholds()),
+        (0.0, 2.0), (1.0,), peaks=True, spoiled=_FORWARD, since="warm_up",
+    ),
+)  # fmt: skip
+"""From left to right."""
+
+
+@dataclass(frozen=True)
+class LayerStepGrid:
+    """A metric as cells: a row for each layer in order of execution, a column for one or more steps.
+
+    Attributes:
+        cells: ``(L, X)`` NaN where there is no value.
+        spoiled: ``(L, X)`` whether NaN or Inf left no value.
+        edges: First and last step, half a cell beyond each.
+        low: Start of the scale; 0 and lower values have a look of their own on a logarithmic scale.
+        high: End of the scale.
+    """
+
+    column: MetricColumn
+    cells: Array
+    spoiled: NDArray[np.bool_]
+    edges: tuple[float, float]
+    low: float
+    high: float
+
+
+def grids_of(run: RunSeries) -> list[LayerStepGrid]:
+    """The grids of all columns that the log has values for; of shares, those that are not 0 everywhere."""
+
+    def has_values(column: MetricColumn) -> bool:
+        measured = (column.values(layer) for layer in run.layers)
+        shares = column.ends == (0.0, 1.0)
+        return any((np.isfinite(values) & ((values != 0) | (not shares))).any() for values in measured)
+
+    return [grid_of(column, run) for column in COLUMNS if has_values(column)]
+
+
+def edges_of(losses: Sequence[LossSeries]) -> tuple[float, float, int]:
+    """First and last step of the page, half a cell beyond each, and the number of cells between them."""
+    steps = np.unique(np.concatenate([loss.steps for loss in losses] or [np.zeros(1, np.int64)]))
+    first, last = float(steps[0]), float(steps[-1])
+    cells = min(len(steps), MOST_CELLS)
+    half = (last - first) / max(cells - 1, 1) / 2 or 0.5
+    return first - half, last + half, cells
+
+
+def grid_of(column: MetricColumn, run: RunSeries) -> LayerStepGrid:
+    """The cells of one metric; every sampled step is in one of them."""
+    left, right, count = edges_of(run.losses)
+    cells, spoiled = np.full((len(run.layers), count), np.nan), np.zeros((len(run.layers), count), bool)
+    sampled = np.zeros(count, bool)
+    for row, layer in enumerate(run.layers):
+        at = np.clip(((layer.steps - left) / (right - left) * count).astype(int), 0, count - 1)
+        sampled[at] = True
+        bad = np.any([layer.values[name] > 0 for name in column.spoiled], axis=0)
+        _fill(cells[row], at, np.where(bad, np.nan, column.values(layer)), column)
+        spoiled[row, at[bad]] = True
+    empty = np.flatnonzero(~sampled)
+    for at in empty[empty > 0]:  # between sampled steps that are far apart: as the cell before
+        cells[:, at], spoiled[:, at] = cells[:, at - 1], spoiled[:, at - 1]
+    return LayerStepGrid(column, cells, spoiled, (left, right), *_scale(column, cells))
+
+
+def _fill(row: Array, at: NDArray[np.intp], values: Array, column: MetricColumn) -> None:
+    known = np.isfinite(values)
+    at, values = at[known], values[known]
+    if column.peaks:
+        highest = np.full(len(row), -np.inf)
+        np.maximum.at(highest, at, values)
+        row[np.unique(at)] = highest[np.unique(at)]
+        return
+    if column.logarithmic:
+        row[at] = 0.0  # stays where all values of the cell are 0
+        at, values = at[values > 0], np.log(values[values > 0])
+    sums, counts = np.bincount(at, values, len(row)), np.bincount(at, minlength=len(row))
+    mean = sums[counts > 0] / counts[counts > 0]
+    row[counts > 0] = np.exp(mean) if column.logarithmic else mean
+
+
+def _scale(column: MetricColumn, cells: Array) -> tuple[float, float]:
+    if column.ends is not None:
+        return column.ends
+    values = cells[np.isfinite(cells) & (cells > 0)]
+    if not len(values):
+        return 1e-3, 1.0
+    low, high = math.log10(float(values.min())), math.log10(float(values.max()))
+    if column.usual is not None:  # in the middle of the colours
+        middle = math.log10(column.usual)
+        reach = min(max(high - middle, middle - low, 1.0), 4.0)
+        return 10 ** (middle - reach), 10 ** (middle + reach)
+    if high - low < 1:  # at least one decade, or small differences would look large
+        low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
+    return 10 ** max(low, high - _MOST_DECADES), 10**high
+
+
+def cells_plot(
+    grids: Sequence[LayerStepGrid], run: RunSeries, findings: Sequence[TimedFinding], width: float
+) -> RowPlot:
+    """A row for each layer in order of execution, and a panel of cells ``width`` inches wide for each metric.
+
+    A dot marks each layer of a finding at the step where the finding begins, and its words stand beside its row.
+    """
+    marked: dict[int, list[str]] = {}
+    for number, finding in enumerate(findings, 1):
+        for row in rows_of([finding.layer], run):
+            marked.setdefault(row, []).append(f"{number} {finding.finding}")
+    spoiled = any(grid.spoiled.any() for grid in grids)
+    zeros = any((grid.cells == 0).any() for grid in grids if grid.column.logarithmic)
+    keys = ["white exactly 0"] if zeros else []
+    keys += ["pink NaN or Inf"] if spoiled else []
+    keys += ["grey no value (no weights, frozen, did not run)"] if grids else []
+    keys += ["red dot begin of a finding"] if marked else []
+    return row_plot(
+        range(len(run.layers)),
+        [_cell_panel(grid, run, findings, width) for grid in grids],
+        [short_label(layer_label(layer.label, layer.type), _LONGEST_LABEL) for layer in run.layers] if grids else [],
+        {row: ", ".join(words) for row, words in sorted(marked.items())} if grids else {},
+        legend=[f"each layer, in order of execution: {', '.join(keys)}"] if keys else [],
+        tallest=_TALLEST,
+    )
+
+
+def _cell_panel(grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding], width: float) -> Panel:
+    begins: dict[int, list[float]] = {}
+    for finding in findings:
+        for row in rows_of(finding.layers or [finding.layer], run) if grid.column.is_about(finding) else []:
+            begins.setdefault(row, []).append(min(max(finding.step, grid.edges[0]), grid.edges[1]))
+    middle = math.sqrt(grid.low * grid.high) if grid.column.logarithmic else (grid.low + grid.high) / 2
+    low, half, high = (tick_label(float(f"{value:.2g}")) for value in (grid.low, middle, grid.high))
+    values = grid.cells[np.isfinite(grid.cells) & ((grid.cells > 0) | (not grid.column.logarithmic))]
+    low = "≤" + low if (values < grid.low * (1 - 1e-9)).any() else low
+    high = "≥" + high if (values > grid.high * (1 + 1e-9)).any() else high
+    cells = cell_colours(grid)
+    marks = [
+        Mark("cells", lambda row: cells[row], ""),
+        Mark("dot", lambda row: begins.get(row), "white", size=5.0),
+        Mark("dot", lambda row: begins.get(row), Colour.ALARM, size=3.0),
+    ]
+    ramp = grid.column.colours, (low, half, high)
+    return Panel(grid.column.title, width, marks, limits=grid.edges, ticks=step_ticks(grid.edges, 3), ramp=ramp)
+
+
+def cell_colours(grid: LayerStepGrid) -> NDArray[np.uint8]:
+    """The colours of the cells, ``(L, X, 3)``; 0 on a logarithmic scale, NaN and no value have colours of their own."""
+    cells = np.nan_to_num(grid.cells, posinf=np.inf)
+    if grid.column.logarithmic:
+        shares = np.log(np.maximum(cells, grid.low) / grid.low) / math.log(grid.high / grid.low)
+    else:
+        shares = (cells - grid.low) / (grid.high - grid.low)
+    shown: NDArray[np.uint8] = palette(grid.column.colours)[
+        np.rint(shares.clip(0, 1) * (colours.LEVELS - 1)).astype(int)
+    ]
+    shown[np.isnan(grid.cells)] = _NO_VALUE
+    if grid.column.logarithmic:
+        shown[grid.cells == 0] = _ZERO
+    shown[grid.spoiled] = _SPOILED
+    return shown
+
+
+def step_ticks(edges: tuple[float, float], most: int) -> list[tuple[float, str]]:
+    """About ``most`` whole steps with labels as short as ``10k``."""
+    steps = sorted(
+        {round(step) for step in plain_ticks(edges, most + 1)[0] if max(edges[0], 0) <= round(step) <= edges[1]}
+    )
+    return [
+        (step, f"{step / 1e6:g}M" if step >= 10**6 else f"{step / 1000:g}k" if step >= 10**4 else f"{step:,}")
+        for step in steps
+    ]
+
+
+def rows_of(labels: Sequence[str], run: RunSeries) -> list[int]:
+    """The rows of the calls with these labels."""
+    rows = {layer.label: row for row, layer in enumerate(run.layers)}
+    return [rows[label] for label in labels if label in rows]
+
+
+# In inches.
+_HEAD, _LOSS, _RATE, _CURVES, _GAP = 0.35, 1.7, 0.4, 1.35, 0.47
+_TITLE = 0.2  # of a panel, which here has no title
+_PANEL, _ALL_PANELS = 1.95, 8.0
+_WIDEST_TITLE, _LEFT, _MARGIN = 11.0, 0.7, 0.2
+_MOST_LINES = 10
+_FEWEST_SMOOTHED = 20  # fewer losses are visible one by one
+_MOST_NAMED = 3
+_LOSS_DECADES = 8
+_BESIDE = 45  # flags on an axis stand side by side; nearer ones are joined
+
+
+def loss_chart(losses: Sequence[tuple[str, LossSeries]], findings: Sequence[TimedFinding] = ()) -> Chart:
+    """Each sampled loss, a smoothed line if there are many, marks for missing ones, and numbers of findings."""
+    curves, smooth, unknown, notes = list[Curve](), list[Curve](), list[float](), dict[str, None]()
+    for colour, (name, loss) in enumerate(losses):
+        known = np.isfinite(loss.losses)
+        many = int(known.sum()) >= _FEWEST_SMOOTHED
+        curves.append(Curve(name, loss.steps.tolist(), loss.losses.tolist(), colour, 0.7 if many else 1.2))
+        if many:
+            middle, around = centred(loss.losses)
+            smooth.append(Curve(name, loss.steps.tolist(), middle.tolist(), colour, 1.6, is_read=False))
+            notes[f"thin: each sampled step; thick: median of it and {around} before and after"] = None
+        unknown += loss.steps[~known & (np.cumsum(known) > 0)].tolist()
+    notes |= {"×: NaN, Inf or unknown": None} if unknown else {}
+    edges = edges_of([loss for _, loss in losses])[:2]
+    flags = _flags(findings, *edges)
+    chart = Chart(
+        "loss", [*curves, *smooth], flags=flags, unknown=unknown, decades=_LOSS_DECADES, edges=edges, notes=list(notes)
+    )
+    return replace(chart, notes=[*notes, "▾: below the axis"]) if chart.below else chart
+
+
+def _flags(findings: Sequence[TimedFinding], left: float, right: float) -> list[tuple[float, str]]:
+    """Where findings begin, with their numbers."""
+    flags: list[tuple[float, list[int]]] = []
+    # a run may stop between samples
+    begun = [
+        (min(max(float(finding.step), left), right), number)
+        for number, finding in enumerate(findings, 1)
+        if finding.finding != "few-samples"
+    ]
+    for step, number in sorted(begun):
+        if flags and step - flags[-1][0] < (right - left) / _BESIDE:
+            flags[-1][1].append(number)
+        else:
+            flags.append((step, [number]))
+    return [(step, ",".join(map(str, all_)) if len(all_) < 4 else f"{all_[0]}-{all_[-1]}") for step, all_ in flags]
+
+
+def rate_chart(losses: Sequence[LossSeries]) -> Chart:
+    """The learning rates, on an axis from 0."""
+    curves = [Curve("", loss.steps.tolist(), loss.rates.tolist(), colour) for colour, loss in enumerate(losses)]
+    return Chart("learning rate", curves, axis="linear", within=(0.0,), edges=edges_of(losses)[:2])
+
+
+def metric_chart(
+    grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
+) -> Chart:
+    """A band of all layers and their median, lines of layers with a finding, and thresholds."""
+    column, (left, right) = grid.column, grid.edges
+    x = np.linspace(left, right, grid.cells.shape[1] + 1)
+    xs = ((x[1:] + x[:-1]) / 2).tolist()
+    cells = np.where(grid.cells > 0, grid.cells, np.nan) if column.logarithmic else grid.cells
+    some = np.isfinite(cells).any(axis=0)
+    low, middle, high = (np.full(len(xs), np.nan) for _ in range(3))
+    if some.any():
+        low[some], high[some] = np.nanmin(cells[:, some], axis=0), np.nanmax(cells[:, some], axis=0)
+        middle[some] = np.nanmedian(cells[:, some], axis=0)
+    rows = rows_of(list(dict.fromkeys(finding.layer for finding in findings if column.is_about(finding))), run)
+    rows = [row for row in rows if np.isfinite(grid.cells[row]).any()][:_MOST_NAMED]
+    named = [
+        Curve(layer_label(run.layers[row].label, run.layers[row].type), xs, grid.cells[row].tolist(), colour, 1.4)
+        for colour, row in enumerate(rows)
+    ]
+    begin = int(thresholds[column.since]) if column.since else 0
+    since = f"limit 1 {'' if begin < right else 'only '}from step {begin}{'' if begin < right else ' on'}"
+    limits = [thresholds[limit] if isinstance(limit, str) else limit for limit in column.limits]
+    rules = [(limit, Colour.ALARM, since if begin > max(left, 0) else "") for limit in limits]
+    rules += [(column.usual, Colour.GREEN, "usual")] if column.usual is not None else []
+    chart = Chart(
+        column.title,
+        [Curve("median", xs, middle.tolist(), None, 1.1), *named],
+        list(zip(xs, low.tolist(), high.tolist(), strict=True)),
+        rules,
+        begin or -math.inf,
+        axis="log" if column.logarithmic else "share" if column.ends == (0.0, 1.0) else "linear",
+        within=() if column.logarithmic else (0.0, 1.1),
+        edges=grid.edges,
+    )
+    notes = {
+        "band from the lowest to the highest of all layers, grey line their median": some.any(),
+        "coloured lines layers with a finding": named,
+        "triangles at the foot exactly 0": chart.below,
+        "dashed red threshold": any(colour == Colour.ALARM for _, colour, _ in chart.lines_of_rules),
+    }
+    return replace(chart, notes=[note for note, is_drawn in notes.items() if is_drawn])
+
+
+@dataclass(frozen=True)
+class RunPlot:
+    """What is drawn of a run: charts over its steps, and ``cells`` with a row for each layer."""
+
+    loss: Chart
+    rates: Chart
+    metrics: Sequence[Chart]
+    cells: RowPlot
+
+
+def run_plot(run: Run, findings: Sequence[TimedFinding] = (), thresholds: TrainingThresholds | None = None) -> RunPlot:
+    """The charts and the cells of a run that `plot_training` and the page of HTML draw."""
+    series = series_of(run)
+    grids = grids_of(series)
+    names = [f"optimizer {loss.optimizer}" if len(series.losses) > 1 else "" for loss in series.losses]
+    metrics = [metric_chart(grid, series, findings, thresholds or TrainingThresholds()) for grid in grids]
+    width = max(_PANEL, _ALL_PANELS / max(len(grids), 1) - _GAP)
+    cells = cells_plot(grids, series, findings, width)
+    said = with_types(findings, {layer.label: layer.type for layer in series.layers})
+    optimizers = f"{len(names)} optimizers: each layer is at the steps of the one that changes it"
+    lines = [(optimizers, Colour.INK)] if len(names) > 1 else []
+    lines += finding_lines(said, _MOST_LINES, numbered=True) if said else []
+    lines += [(verdict(said), Colour.INK)] if said else []
+    losses = list(zip(names, series.losses, strict=True))
+    rates = rate_chart(series.losses)
+    return RunPlot(loss_chart(losses, findings), rates, metrics, replace(cells, lines=lines))
+
+
+def plot_training(
+    run: Run | StrPath,
+    findings: Sequence[TimedFinding] | None = None,
+    title: str = "",
+    *,
+    thresholds: TrainingThresholds | None = None,
+) -> Figure:
+    """A page with loss and learning rate at the top, and a column for each metric below, over the same steps.
+
+    A column has curves (named lines for layers with a finding, a band for all), and under them a heat map with a row
+    for each layer in order of execution. Findings are numbered, the most severe first. A number is in the line of the
+    finding at the top, above the loss at the step at which it begins, and beside the row of its layer. A column without
+    values is left out, such as dead channels of a run that has none. The figure is outside pyplot: nothing has to be
+    closed, and no setting of matplotlib changes.
+
+    ``run`` is the path of a log, of which the last run is drawn, or a run. Findings that are None are not mentioned.
+    """
+    run = last_run(run)
+    plot = run_plot(run, findings or (), thresholds)
+    lines = [str(summary(run)), *(["no findings"] if findings is not None and not findings else [])]
+    rate = _RATE + _GAP if plot.rates.values else 0.0
+    above = _HEAD + _LOSS + rate + _GAP + (_CURVES if plot.metrics else 0.0)
+    title = fitting(printable(title) or "a training run", _WIDEST_TITLE, TITLE, bold=True)
+    keys = dict.fromkeys(note for chart in plot.metrics for note in chart.notes)
+    legend = [*([f"curves: {', '.join(keys)}"] if keys else []), *plot.cells.legend]
+    rows = replace(plot.cells, panels=[replace(panel, title="") for panel in plot.cells.panels], legend=legend)
+    figure = draw_rows(rows, title, lines, above=above, gap=_GAP)
+    _draw_charts(figure, plot, above)
+    return figure
+
+
+@plain_settings()
+def _draw_charts(figure: Figure, plot: RunPlot, above: float) -> None:
+    """Draw the charts above the rows, over the same steps."""
+    width, height = figure.get_size_inches()
+    places = [axes.get_position() for axes in figure.axes]
+    left = places[0].x0 * width if places else _LEFT
+    wide = (places[-1].x1 if places else 1 - _MARGIN / width) * width - left
+    head = (1 - places[0].y1) * height if places else height - 0.5
+    y = head - 0.5 + _TITLE - above + _HEAD
+    across = [(plot.loss, _LOSS, 5)] + ([(plot.rates, _RATE, 2)] if plot.rates.values else [])
+    for chart, high, ticks in across:
+        axes = add_panel(figure, left, y, wide, high)
+        draw_chart(axes, chart, ticks, notes=chart is plot.loss)
+        _label_steps(axes, chart, 8, is_lowest=chart is across[-1][0])
+        y += high + _GAP
+    write(axes, 1, -0.3 / high, "step", transform=axes.transAxes, ha="right", fontsize=SMALL, color=Colour.FAINT)
+    for chart, place in zip(plot.metrics, places, strict=True):
+        axes = add_panel(figure, place.x0 * width, y, place.width * width, _CURVES)
+        draw_chart(axes, chart)
+        _label_steps(axes, chart, 3)
+
+
+def _label_steps(axes: Axes, chart: Chart, most: int, is_lowest: bool = False) -> None:
+    ticks = step_ticks(chart.span, most)
+    axes.set_xticks([step for step, _ in ticks], [label for _, label in ticks])
+    axes.tick_params(pad=2, labelbottom=is_lowest)
