@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, Self, dataclass_transform
@@ -11,6 +12,10 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import click
 from click.shell_completion import CompletionItem
 
+SHORT_HELP = "hookscope.short_help"
+"""In the ``meta`` of a context: whether the help is to be short."""
+_FIRST_WORDS = re.compile(r"(?:With \S+: )?.*?(?=[.:](?: |$)|$)")
+_DEFAULT = re.compile(r"  \[(?:default: .*?|required)(?=; \d*[<>=]*x|\])")
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -33,7 +38,11 @@ class Option(click.Option):
         record = super().get_help_record(ctx)
         if record is None or self.spelled is None:
             return None
-        return record[0].replace(self.opts[0], self.spelled, 1), record[1]
+        spelled, text = record[0].replace(self.opts[0], self.spelled, 1), record[1]
+        if ctx.meta.get(SHORT_HELP) and (first := _FIRST_WORDS.match(text)):
+            default = _DEFAULT.search(text)
+            text = f"{first[0]}.{default[0]}]" if default else f"{first[0]}."
+        return spelled, text
 
 
 class Count(click.IntRange):

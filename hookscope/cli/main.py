@@ -353,7 +353,8 @@ def _first_help() -> str:
             "",
             "Options: -q, --quiet (no notes, no progress), --traceback, --version, -h, --help",
             "",
-            f"`{_PROGRAM} help commands` says what each does, `{_PROGRAM} COMMAND --help` how.",
+            f"`{_PROGRAM} help commands` says what each command does.",
+            f"`{_PROGRAM} COMMAND --help` shows its options, `{_PROGRAM} help COMMAND` says all.",
             "A variable sets an option: HOOKSCOPE_WEIGHTS, or HOOKSCOPE_CAM_METHOD for one.",
         ]
     )

@@ -354,7 +354,7 @@ def test_a_method_of_the_registry_is_in_the_help_and_runs(
     run: Run, monkeypatch: pytest.MonkeyPatch, command: str, methods: dict[str, Any], toy: Any
 ) -> None:
     monkeypatch.setitem(methods, "toy", toy)
-    _, text, _ = run(command, "--help")
+    text = CliRunner().invoke(cli, ["help", command]).output
     assert [name for name in methods if f"\n    {name} " not in text] == []
     status, out, _ = run(command, "--method", "toy", "--format", "ndjson")
     assert (status, rows(out)[0]["method"]) == (0, "toy")

@@ -11,7 +11,8 @@ import torch
 from click.testing import CliRunner
 
 import hookscope
-from hookscope.cli.commands.intervene import CLASSES, Intervene
+from hookscope.cli.commands.intervene import CLASSES
+from hookscope.cli.main import cli
 from hookscope.drawing import figure_bytes
 from hookscope.drawing.files import read_provenance
 from hookscope.images import read_picture
@@ -190,5 +191,5 @@ def test_channels_are_ablated_on_top_of_interventions_and_plotted(
 
 
 def test_the_manual_names_every_intervention() -> None:
-    manual = CliRunner().invoke(Intervene.made("intervene"), ["--help"]).output
+    manual = CliRunner().invoke(cli, ["help", "intervene"]).output
     assert [word for word in WORDS if not re.search(rf"^    {word} +\S", manual, re.MULTILINE)] == []

@@ -20,7 +20,7 @@ from hookscope.cli.command import Command
 from hookscope.cli.main import COMMANDS, MOVED, cli, main
 from hookscope.cli.output.formats import note
 from hookscope.cli.process import with_large_stack
-from hookscope.cli.shared.help import TOPICS, own_options, shared_options
+from hookscope.cli.shared.help import TOPICS, GroupedCommand, own_options, shared_options
 from hookscope.cli.shared.threshold_options import threshold_rows
 from hookscope.errors import LayerError, UsageError
 from tests.cli.helpers import POSIX, ROOT
@@ -291,7 +291,14 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
         assert isinstance(caught.value.code, int)
         return caught.value.code, *capsys.readouterr()
 
-    assert printed("help", "cam") == printed("cam", "--help")
+    assert printed("help", "graph") == printed("graph", "--help")
+    status, whole, _ = printed("help", "cam")
+    short = printed("cam", "--help")[1]
+    assert status == 0 and short.endswith("\n`hookscope help cam` says more.\n")
+    assert "  --smooth            Average six maps.\n" in short
+    assert "  --smooth            Average six maps: of the image and its mirror image,\n" in whole
+    assert "    hirescam            gradient of each position, without ReLU\n" in whole
+    assert "\n  Methods: gradcam, gradcam++, hirescam, " in short
     assert printed("help") == printed("--help")
     assert printed("help", "cma") == (2, "", "Error: no command 'cma'; nearest: cam, compare; see `hookscope --help`\n")
 
@@ -368,15 +375,24 @@ def test_every_command_there_is_has_help_and_traceback() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_begins_with_examples_and_fits_eighty_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_begins_with_examples_and_fits_eighty_columns_and_two_screens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     parent = click.Context(cli, help_option_names=["-h", "--help"])
     command = cli.get_command(parent, name)
     assert command is not None
-    _, _, examples, *others = command.get_help(click.Context(command, parent=parent)).split("\n\n")
-    assert examples.startswith("  Examples:\n")
-    lines = [line for text in others for line in text.splitlines() if not line.startswith("  --method [")]
-    assert [line for line in lines if len(line) > 80] == []
+    assert isinstance(command, GroupedCommand)
+    context = click.Context(command, parent=parent, info_name=name)
+    short, whole = command.get_help(context), command.whole_help(context)
+    assert len(short.splitlines()) <= 48  # two screens of a terminal with 24 lines
+    for text in (short, whole):
+        _, _, examples, *others = text.split("\n\n")
+        assert examples.startswith("  Examples:\n")
+        lines = [line for text in others for line in text.splitlines() if not line.startswith("  --method [")]
+        assert [line for line in lines if len(line) > 80] == []
+    told = [option for option in own_options(command) if option.get_help_record(context)]
+    assert [option.name for option in told if option.opts[-1] not in short] == []
 
 
 @pytest.fixture

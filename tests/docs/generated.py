@@ -65,7 +65,7 @@ def generate(words: str) -> str:
 
 
 def _help(command: str) -> str:
-    text = run_line(f"hookscope {command} --help".replace("  ", " "))
+    text = run_line(f"hookscope help {command}".strip())
     return f"```text\n{text}```"
 
 

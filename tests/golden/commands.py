@@ -302,7 +302,7 @@ CASES: dict[str, dict[str, str]] = {
         "not finite": "compare nets.py:small nets.py:nan star.png --format ndjson",
         "gate": "compare nets.py:small nets.py:sick star.png --max-relative 1 --min-cosine 0.9 --junit r.xml",
     },
-    "help": {"hookscope": "--help", **{name: f"{name} --help" for name in COMMANDS}},
+    "help": {"hookscope": "--help", **{name: f"help {name}" for name in COMMANDS}},
     "errors": {
         "no command": "no-such-command",
         "near command": "visualise shapes star.png",

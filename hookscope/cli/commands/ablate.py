@@ -49,7 +49,7 @@ class Ablate(OfImage):
 
     IMAGE is one file, or - for standard input; optical flow takes two. A row for each channel has score_drop, the score
     before minus the score without the channel, and the class that comes first then. --plot draws the channels as bars,
-    and the maps of the first ones. --at changes activations or weights in every pass; `hookscope intervene --help`
+    and the maps of the first ones. --at changes activations or weights in every pass; `hookscope help intervene`
     lists the changes.
     """
 

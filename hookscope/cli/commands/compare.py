@@ -44,8 +44,10 @@ class Compare(RowCommand, ImageList, BatchOptions):
       hookscope compare resnet18 model.onnx cat.jpg
 
     The two models may be one model with different weights, data type, device, preprocessing, interventions or images.
-    Options that end in -a or -b apply to one side; the same options without this end apply to both. Calls of A and B
-    are paired by name, by order and type, or by --map. IMAGE is a file, a folder, a glob, or - for standard input.
+    Options that end in -a or -b apply to one side; the same options without this end apply to both. IMAGE is a file,
+    a folder, a glob, or - for standard input.
+
+    Calls of A and B are paired by name, by order and type, or by --map.
 
     The answer comes first: the first call that differs by more than noise, and the cause that the numbers show. Noise
     is how far A is from itself when it runs again, and when its input changes by rounding. A difference is more than
@@ -86,12 +88,10 @@ class Compare(RowCommand, ImageList, BatchOptions):
         writes=check_plot,
         images=(_CKA_IMAGES,),
     )
-    html: str | None = shared.html_file("the answer, all pairs, maps and changed images")
+    html: str | None = shared.html_file("the answer, pairs, maps and changed images")
     max_relative: float | None = option("Largest allowed relative L2 difference of a pair.", type=Number())
     min_cosine: float | None = option("Smallest allowed cosine of a pair, such as 0.99.", type=Number(-1.0, 1.0))
-    min_agreement: float | None = option(
-        "Smallest allowed share of images with the same best class: 95%.", type=Share()
-    )
+    min_agreement: float | None = option("Smallest share of images with the same best class: 95%.", type=Share())
     junit: str | None = shared.out_file(
         "Also write the result of the limits as JUnit XML.", needs="max_relative min_cosine min_agreement"
     )

@@ -79,7 +79,7 @@ class CompareMaps(ExplainCommand):
     """
 
     methods: tuple[str, ...] | None = option(
-        "Methods to compare, comma separated; `hookscope cam --help` lists them.  [default: all]",
+        "Methods to compare, comma separated; `hookscope help cam` lists them.  [default: all]",
         metavar="LIST",
         parse=_parse_methods,
     )

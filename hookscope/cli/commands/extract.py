@@ -52,11 +52,14 @@ class Extract(OfManyImages):
     pool: str = option(
         "What to keep of an output: none keeps all of it, mean and max one number for each channel, cls the class"
         " token of a transformer, flatten all values in one row.",
+        metavar="POOL",
         type=click.Choice(extraction.POOLS),
         default="none",
     )
     dtype: str | None = option(
-        "Data type of the columns.  [default: the output's]", type=click.Choice(models.FILE_DTYPES)
+        "Data type of the columns: float16, float32 or float64.  [default: the output's]",
+        metavar="TYPE",
+        type=click.Choice(models.FILE_DTYPES),
     )
     logits: bool = option("Add a column with the scores of all classes.")
     target: scores.Target | None = target_option(

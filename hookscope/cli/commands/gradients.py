@@ -68,6 +68,7 @@ class Gradients(OfImage):
     loss: str = option(
         "The loss. score: the score of the class; cross-entropy: with the class as label; mse: the mean square of all"
         " outputs, which needs no classes.",
+        metavar="LOSS",
         type=click.Choice(["score", "cross-entropy", "mse"]),
         default="score",
     )
@@ -79,7 +80,9 @@ class Gradients(OfImage):
     clip_value: float | None = option("Clip every value of the parameter gradients to ±X.", metavar="X", type=float)
     scale: float | None = option("Multiply the gradients by X; -1 reverses them.", metavar="X", type=float)
     clamp_sign: str | None = option(
-        "Keep only gradients of this sign; set the others to 0.", type=click.Choice(["positive", "negative"])
+        "Keep only gradients of this sign: positive or negative; set the others to 0.",
+        metavar="SIGN",
+        type=click.Choice(["positive", "negative"]),
     )
     clip_norm: float | None = option("Clip the total norm of all parameter gradients to X.", metavar="X", type=float)
     freeze: tuple[str, ...] = option(

@@ -1,4 +1,4 @@
-"""Show the help of a command."""
+"""Show all of the help of a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from click.shell_completion import CompletionItem
 
 from hookscope.cli.command import Command
 from hookscope.cli.fields import argument
-from hookscope.cli.shared.help import TOPICS, shared_options
+from hookscope.cli.shared.help import TOPICS, GroupedCommand, shared_options
 from hookscope.cli.shared.threshold_options import threshold_rows
 
 _TOPICS = (*TOPICS, "findings", "commands")
@@ -23,7 +23,7 @@ def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 class Help(Command):
-    """Show the help of hookscope, of COMMAND, or of TOPIC.
+    """Show the help of hookscope, all of the help of COMMAND, or the help of TOPIC.
 
     \b
     Examples:
@@ -53,7 +53,8 @@ class Help(Command):
             _, asked, _ = program.resolve_command(shown, [self.name])
             assert asked is not None  # an unknown name is an error
             shown = click.Context(asked, parent=shown, info_name=self.name, **asked.context_settings)
-        click.echo(shown.command.get_help(shown))
+        command = shown.command
+        click.echo(command.whole_help(shown) if isinstance(command, GroupedCommand) else command.get_help(shown))
 
 
 def _topic(context: click.Context, program: click.Group, topic: str) -> str:

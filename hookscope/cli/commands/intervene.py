@@ -114,7 +114,7 @@ class Intervene(OfImage):
 
     def check(self) -> None:
         if not self.changes:
-            do = "such as --at layer3 zero:channels=0-31; --help lists the interventions"
+            do = "such as --at layer3 zero:channels=0-31; `hookscope help intervene` lists them"
             raise UsageError("intervene needs --at", do=do)
         super().check()
 

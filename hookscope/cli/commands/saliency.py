@@ -46,12 +46,14 @@ class Saliency(ExplainCommand):
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
 
     The command writes a PNG with three pictures: the image, the map over the grey image, and the same map smoothed.
-    IMAGE is a file, a folder, a glob, or - for standard input. Maps of gradient-input, integrated-gradients, lrp,
-    occlusion and rise have signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
+    IMAGE is a file, a folder, a glob, or - for standard input.
 
     \b
     Methods, where S is the score and x the image:
       {table}
+
+    Maps of gradient-input, integrated-gradients, lrp, occlusion and rise have signs: red raises the score, blue lowers
+    it. The scale is clipped at the 99.5th percentile.
 
     A row for each map has the class, its score and probability, the sum of the signed values, and the highest absolute
     value. peak_x and peak_y are the position of that value in pixels of the image; in a video model, of the mean over
@@ -70,30 +72,30 @@ class Saliency(ExplainCommand):
     table = kept_rows("saliency", "explain", _read_methods)
 
     method: str = shared.method_option(table, "gradient", "What to compute.")
-    samples: int | None = option(
-        "Number of noisy copies for smoothgrad, masks for rise.  [default: 25 copies, 1000 masks]"
-    )
+    samples: int | None = option("Noisy copies for smoothgrad, masks for rise.  [default: 25, 1000]")
     noise: float = option(
-        "Standard deviation of smoothgrad's noise, as a share of the image's range.",
+        "Noise of smoothgrad: standard deviation, as a share of the image's range.",
         metavar="SHARE",
         type=shared.FiniteRange(0),
         default=_DEFAULTS.noise,
     )
-    steps: int = option("Number of steps of integrated-gradients from zeros to the image.", default=_DEFAULTS.steps)
+    steps: int = option("Steps of integrated-gradients: from zeros to the image.", default=_DEFAULTS.steps)
     most_steps: int = option(
-        "Largest number of steps, when --steps are too few and are doubled.", default=_DEFAULTS.most_steps
+        "Most steps of integrated-gradients: --steps are doubled while they are too few.", default=_DEFAULTS.most_steps
     )
     smooth: float | None = option(
-        "Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
+        "Smoothing: standard deviation of a Gaussian, in pixels of the model's input; 0: no smoothed map."
         "  [default: 1/64 of the shorter side]",
         metavar="PIXELS",
         type=shared.FiniteRange(0),
     )
     window: int | None = option(
-        "Side of occlusion's square and of rise's cells, in pixels of the model's input."
+        "Side of occlusion's square or rise's cells: in pixels of the model's input."
         "  [default: 1/8 of the shorter side]"
     )
-    stride: int | None = option("With occlusion: pixels from one square to the next.  [default: half of --window]")
+    stride: int | None = option(
+        "Step of occlusion's square: in pixels of the model's input.  [default: half of --window]"
+    )
     layer: str | None = option(
         "Layer of guided-gradcam.  [default: the layer that cam takes]", metavar="LAYER", section="Layers"
     )
@@ -101,7 +103,7 @@ class Saliency(ExplainCommand):
         "Images in one forward pass, for methods that run several.", default=_DEFAULTS.batch_size, topic="images"
     )
     cmap: str | None = shared.colour_map_option(
-        "Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]"
+        "Any matplotlib colour map: inferno, for methods with signs RdBu_r.  [default: by method]"
     )
 
     def explained(self, explanation: Explanation) -> Iterator[Row]:

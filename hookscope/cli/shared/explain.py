@@ -78,7 +78,7 @@ class ExplainCommand(PictureCommand):
         parse=scores.Region.parse,
     )
     similar_to: ImageFiles | None = in_file(
-        "Explain the cosine similarity of the output to the output for another image, instead of a class.",
+        "Explain the similarity to IMAGE: the cosine of both outputs, instead of the score of a class.",
         metavar="IMAGE",
         parse=_reference,
     )

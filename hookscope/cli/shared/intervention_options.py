@@ -24,7 +24,7 @@ def _complete_at(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def at_option() -> Any:
     return option(
-        "Apply the intervention WORD at SEL, a layer selection or the name of a parameter; repeatable.",
+        "Apply the intervention WORD at SEL: a layer selection or the name of a parameter; repeatable.",
         "--at",
         metavar="SEL WORD",
         nargs=2,

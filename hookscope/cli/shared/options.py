@@ -199,7 +199,7 @@ def _selection(option: str, texts: Sequence[str]) -> hooks.Selection:
 
 
 def ops_option() -> Any:
-    help = "Also use operations that are not modules, such as torch.relu and +: 'block1::relu', '::add'."
+    help = "Also use operations that are not modules: torch.relu, +. Select them as 'block1::relu' or '::add'."
     return option(help, "--ops/--no-ops", default=None, section="Layers")
 
 
