@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hookscope.geometry import rules_window  # noqa: F401  (registers its rules)
 from hookscope.geometry.operation import RULES, AxisField, Followed, Operation, Rule, StrideTerm, union
-from hookscope.geometry.rules_elementwise import cat, constant, pointwise
-from hookscope.geometry.rules_reduction import attention, product, reduction
+from hookscope.geometry.rules import attention, cat, constant, pointwise, product, reduction
 from hookscope.hooks import InputSize, storage_key, tensors_in
 
 _POINTWISE = (  # without torch's tag

@@ -1,9 +1,10 @@
 from .find import (
+    Listener as Listener,
     find_pictures as find_pictures,
     label_of as label_of,
     read_names as read_names,
+    warn_of_image as warn_of_image,
 )
-from .listener import Listener as Listener, warn_of_image as warn_of_image
 from .reader import (
     MAX_BYTES as MAX_BYTES,
     ImageWarning as ImageWarning,

@@ -9,11 +9,13 @@ import stat
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import PurePath
+from typing import Any
 
-from hookscope.errors import ImageError, UsageError
+from hookscope.errors import HookscopeError, ImageError, UsageError, printable
 from hookscope.findings import counted
 from hookscope.images.reader import ImageWarning, read_picture
 from hookscope.images.remote import (
@@ -25,6 +27,44 @@ from hookscope.images.remote import (
     picture_format,
     remote_pictures,
 )
+
+
+def raise_error(position: int, name: str, error: HookscopeError) -> None:
+    """The default of ``Listener.skipped``, which ends the run."""
+    raise error
+
+
+def warn_of_image(name: str, text: str) -> None:
+    """The default of ``Listener.note``, which issues an `ImageWarning`."""
+    warnings.warn(f"{printable(name)}: {text}", ImageWarning, stacklevel=2)
+
+
+def _ignore(*arguments: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Functions that a run over images calls while it goes on.
+
+    Attributes:
+        start: Gets the number of images that an earlier run has done.
+        progress: Gets the number of images in each batch, skipped ones included.
+        skipped: Gets position, name and error of an image that cannot be used; raises the error by default.
+        note: Gets a name and a note on it; warns by default.
+        interrupt: Gets the number of images that are saved when an exception ends a run with a file.
+
+    Example:
+        >>> Listener(skipped=lambda position, name, error: print(f"{position}: {error}")).skipped(3, "a.png", "empty")
+        3: empty
+    """
+
+    start: Callable[[int], None] = _ignore
+    progress: Callable[[int], None] = _ignore
+    skipped: Callable[[int, str, HookscopeError], None] = raise_error
+    note: Callable[[str, str], None] = warn_of_image
+    interrupt: Callable[[int], None] = _ignore
+
 
 _PLAIN_PNM = re.compile(rb"P[1-3]\s+[#\d]")
 _HEAD_BYTES = 64
