@@ -125,7 +125,6 @@ LIGHT_FILES = [
     "scores/target.py",
     "scores/choice.py",
     "scores/target.py",
-    "parameters/facts.py",
     "parameters/findings.py",
     "statistics/columns.py",
     "statistics/findings.py",

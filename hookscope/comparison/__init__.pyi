@@ -1,3 +1,4 @@
+from .answer import ComparisonLimits as ComparisonLimits, check_comparison as check_comparison
 from .columns import (
     ANSWER as ANSWER,
     BROKEN_LIMITS as BROKEN_LIMITS,
@@ -27,6 +28,5 @@ from .figure import (
     map_difference as map_difference,
     matrix_plot as matrix_plot,
 )
-from .limits import ComparisonLimits as ComparisonLimits, check_comparison as check_comparison
 from .run import compare as compare
 from .side import Side as Side, make_side as make_side

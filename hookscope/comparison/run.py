@@ -15,10 +15,18 @@ from torch import Tensor, nn
 from hookscope.comparison.answer import find_answer
 from hookscope.comparison.cka import CkaSums
 from hookscope.comparison.facts import INPUT, Agreement, ChangedImage, ComparedMaps, Comparison, how_different
-from hookscope.comparison.first_pass import find_calls, run_alone
 from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches
 from hookscope.comparison.pairing import Pair
-from hookscope.comparison.passes import ComparedCalls, Kept, Wanted, keep_outputs, measure_noise, meet_outputs
+from hookscope.comparison.passes import (
+    ComparedCalls,
+    Kept,
+    Wanted,
+    find_calls,
+    keep_outputs,
+    measure_noise,
+    meet_outputs,
+    run_alone,
+)
 from hookscope.comparison.rows import RowSums, parts_of
 from hookscope.comparison.side import Side
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory

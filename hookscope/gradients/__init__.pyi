@@ -1,7 +1,11 @@
 from .anomaly import made_by as made_by
 from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
 from .backward_pass import (
-    GradientChanges as GradientChanges,
+    GRADIENTS as GRADIENTS,
+    PARAMETER_GRADIENTS as PARAMETER_GRADIENTS,
+    GradientReport as GradientReport,
+    LayerGradient as LayerGradient,
+    ParameterGradient as ParameterGradient,
     layer_gradients as layer_gradients,
     select_parameters as select_parameters,
 )
@@ -16,14 +20,8 @@ from .modify import (
     ClampGradientSign as ClampGradientSign,
     ClipGradientNorm as ClipGradientNorm,
     ClipGradientValue as ClipGradientValue,
+    GradientChanges as GradientChanges,
     ScaleGradient as ScaleGradient,
     ZeroGradient as ZeroGradient,
     change_gradients as change_gradients,
-)
-from .report import (
-    GRADIENTS as GRADIENTS,
-    PARAMETER_GRADIENTS as PARAMETER_GRADIENTS,
-    GradientReport as GradientReport,
-    LayerGradient as LayerGradient,
-    ParameterGradient as ParameterGradient,
 )

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, UsageError, nearest
-from hookscope.findings import listed
-from hookscope.gradients.autograd_flow import in_graph, refuse_reentrant_checkpoints
-from hookscope.gradients.cut_points import gradient_stops
-from hookscope.gradients.modify import (
-    ClampGradientSign,
-    ClipGradientValue,
-    ScaleGradient,
-    ZeroGradient,
-    check_positive,
-    clip_total_norm,
-)
-from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
+from hookscope.columns import Column, Columns
+from hookscope.display import Cells, Shown
+from hookscope.errors import HookscopeError, InputError, ModelError
+from hookscope.gradients.autograd_flow import gradient_stops, in_graph, refuse_reentrant_checkpoints
+from hookscope.gradients.modify import Change
 from hookscope.hooks import (
+    CALL,
     AnyModel,
     Call,
+    GradientSize,
     HookHandles,
     Layers,
     Observer,
@@ -49,106 +42,164 @@ from hookscope.hooks import (
     was_trained,
     was_updated,
 )
-from hookscope.scores import AnyLoss, LossLike, OwnLoss, as_loss
+from hookscope.scores import AnyLoss, LossLike, OwnLoss, Prediction, as_loss
 
-Change = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+def _of_output(name: str, **more: Any) -> Column:
+    """A number of the gradient at the output of a layer."""
+    return Column(name, lambda layer: getattr(layer.grad_output, name, None), **more)
+
+
+def _of_gradient(name: str, **more: Any) -> Column:
+    """A number of the gradient of a parameter."""
+    return Column(name, lambda parameter: getattr(parameter.gradient, name, None), **more)
+
+
+def _norm_after(parameter: ParameterGradient) -> float | None:
+    """The norm after the change; None without a finite value, where it is 0 as if no gradient were left."""
+    after = parameter.after
+    return after.norm if after is not None and after.nan + after.inf != after.count else None
+
+
+GRADIENTS = Columns(
+    *CALL.but(type={"where": "wide"}),
+    Column("grad_output", lambda layer: layer.output_shape, need=3),
+    Column("grad_output_norm", lambda layer: layer.grad_output and layer.grad_output.norm),
+    Column("grad_input", lambda layer: layer.input_shape, where="wide"),
+    Column("grad_input_norm", lambda layer: layer.grad_input and layer.grad_input.norm, need=5),
+    _of_output("mean_abs", need=1),
+    _of_output("zeros", need=6),
+    _of_output("nan", hide="zero"),
+    _of_output("inf", hide="zero"),
+    Column("ratio"),
+    Column("findings", hide="zero"),
+    Column("weights", where="rows"),
+)
+"""What ``gradients`` says of a layer call, a `LayerGradient`."""
+
+PARAMETER_GRADIENTS = Columns(
+    Column("name"),
+    Column("type", where="wide"),
+    Column("shape", need=4),
+    _of_gradient("norm"),
+    _of_gradient("mean_abs", where="wide"),
+    _of_gradient("max_abs", need=2),
+    _of_gradient("zeros", need=6),
+    _of_gradient("nan", hide="zero"),
+    _of_gradient("inf", hide="zero"),
+    Column("ratio"),
+    Column("norm_after", _norm_after, hide="unknown"),
+    Column("frozen", hide="zero"),
+    Column("findings", hide="zero"),
+    Column("weights", where="rows"),
+)
+"""What ``gradients`` says of a parameter, a `ParameterGradient`."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerGradient(Shown):
+    """The gradients of the loss at one layer call.
+
+    Attributes:
+        call: The call.
+        output_shape: Shape of its output and of ``grad_output``.
+        grad_output: The gradient at its output, None if none arrives.
+        input_shape: Shape of its input and of ``grad_input``.
+        grad_input: The gradient at its input through this call only, as a full backward hook has it, None if there is
+            none.
+        activation_norm: Euclidean norm of the finite values of its output.
+        activation_nonfinite: Count of NaN and Inf in its output.
+    """
+
+    call: Call
+    output_shape: Shape
+    grad_output: GradientSize | None
+    input_shape: Shape
+    grad_input: GradientSize | None
+    activation_norm: float
+    activation_nonfinite: int = 0
+
+    def _cells(self) -> Cells:
+        cells = {"index": self.call.index, "name": self.call.key, "type": self.call.type, "shape": self.output_shape}
+        norms = {"gradient norm": self.grad_output and self.grad_output.norm, "activation norm": self.activation_norm}
+        return cells | norms | {"ratio": self.ratio}
+
+    @property
+    def ratio(self) -> float | None:
+        """Norm of ``grad_output`` over the norm of the activation."""
+        return _ratio(self.grad_output, self.activation_norm)
 
 
 @dataclass(frozen=True, slots=True)
-class GradientChanges:
-    """Changes of all parameter gradients, applied in this order: freeze, scale, sign, clip value, clip norm.
+class ParameterGradient:
+    """The gradient of the loss with respect to one parameter.
 
-    ``freeze`` names layers (with their children) or parameters whose gradients become 0; gradients that flow through
-    these layers stay unchanged. The clips are as in `torch.nn.utils`, ``sign`` is as in `ClampGradientSign`.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
-        >>> change = GradientChanges(freeze=("0",), clip_value=2.0).of(net)
-        >>> {name: g.tolist() for name, g in change({"0.bias": torch.ones(1), "1.bias": torch.full((1,), 9.0)}).items()}
-        {'0.bias': [0.0], '1.bias': [2.0]}
+    Attributes:
+        name: Dotted path in ``named_parameters()``.
+        layer: The layer it belongs to.
+        type: Class name of that layer.
+        shape: Shape of the parameter.
+        gradient: Its gradient, None if none arrives.
+        weight_norm: Euclidean norm of the parameter.
+        frozen: Whether ``requires_grad`` is False.
+        after: The changed gradient, None without a change or a gradient.
     """
 
-    freeze: tuple[str, ...] = ()
-    clip_value: float | None = None
-    clip_norm: float | None = None
-    scale: float | None = None
-    sign: str | None = None
+    name: str
+    layer: str
+    type: str
+    shape: tuple[int, ...]
+    gradient: GradientSize | None
+    weight_norm: float
+    frozen: bool
+    after: GradientSize | None = None
 
-    def __post_init__(self) -> None:
-        for name, limit in (("clip value", self.clip_value), ("clip norm", self.clip_norm)):
-            if limit is not None:
-                check_positive(name, limit)
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise UsageError(f"scale {self.scale:g} is not finite", do="give a finite factor")
-        if self.sign is not None:
-            ClampGradientSign(self.sign)
-        for term in _terms(self.freeze):
-            if term.has_call_numbers:
-                raise UsageError(f"cannot freeze '{term}'", "freeze takes names, not calls", "name a layer: conv1")
-
-    def __bool__(self) -> bool:
-        return self != GradientChanges()
-
-    def describe(self) -> list[str]:
-        """The changes in the order in which they are applied: ``['freezing fc', 'clipping the norm to 1']``."""
-        steps = [f"freezing {', '.join(self.freeze)}"] if self.freeze else []
-        steps += [f"scaling by {self.scale:g}"] if self.scale is not None else []
-        steps += [f"clamping to {self.sign}"] if self.sign is not None else []
-        steps += [f"clipping values to ±{self.clip_value:g}"] if self.clip_value is not None else []
-        return steps + ([f"clipping the norm to {self.clip_norm:g}"] if self.clip_norm is not None else [])
-
-    def frozen(self, model: nn.Module, model_name: str = "") -> tuple[str, ...]:
-        """Names of the parameters of ``model`` that ``freeze`` selects."""
-        parameters = [name for name, _ in model.named_parameters()]
-        layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
-        frozen: set[str] = set()
-        for term in _terms(self.freeze):
-            frozen.update([str(term)] if str(term) in parameters else _inside(term, layers, parameters, model_name))
-        return tuple(name for name in parameters if name in frozen)
-
-    def of(self, model: nn.Module, model_name: str = "") -> Change:
-        """The change as a function from gradients by parameter name to new gradients.
-
-        ``model_name`` is the name of the model on the command line, for the LayerError of an unknown name.
-        """
-        frozen = set(self.frozen(model, model_name))
-        steps: list[Callable[[Tensor], Tensor]] = []
-        steps += [ScaleGradient(self.scale)] if self.scale is not None else []
-        steps += [ClampGradientSign(self.sign)] if self.sign is not None else []
-        steps += [ClipGradientValue(self.clip_value)] if self.clip_value is not None else []
-
-        def change(gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            changed = {name: ZeroGradient()(g) if name in frozen else g for name, g in gradients.items()}
-            for step in steps:
-                changed = {name: step(gradient) for name, gradient in changed.items()}
-            if self.clip_norm is not None:
-                changed = dict(zip(changed, clip_total_norm(changed.values(), self.clip_norm), strict=True))
-            return changed
-
-        return change
+    @property
+    def ratio(self) -> float | None:
+        """Norm of the gradient over the norm of the parameter."""
+        return _ratio(self.gradient, self.weight_norm)
 
 
-def _terms(freeze: tuple[str, ...]) -> tuple[Selection, ...]:
-    """One selection for each name or pattern."""
-    if freeze and not "".join(freeze).strip(", "):
-        raise UsageError("nothing to freeze", do="name a layer or a parameter")
-    return Selection(freeze).terms if freeze else ()
+def _ratio(size: GradientSize | None, norm: float) -> float | None:
+    return size.norm / norm if size is not None and norm > 0 else None
 
 
-def _inside(selection: Selection, layers: Sequence[str], parameters: Sequence[str], model_name: str) -> list[str]:
-    """The parameters of every layer that ``selection`` names, and of their children; a number is a name here."""
-    term = str(selection)
-    chosen = [term] if term in layers else [name for name in layers if selection.calls_by_name([name])]
-    frozen = [p for p in parameters if any(not name or p.startswith(f"{name}.") for name in chosen)]
-    if not chosen:
-        outline = listed(list(dict.fromkeys(name.partition(".")[0] for name in parameters)), 6)
-        some = nearest(term, [*layers, *parameters]) or f"there are {outline or 'no parameters'}"
-        how = f"list them with `hookscope weights {model_name}`" if model_name else ""
-        raise LayerError(f"no layer or parameter '{term}'", some, how)
-    if not frozen:
-        raise LayerError(f"cannot freeze '{term}'", "it has no parameters", "name another layer")
-    return frozen
+@dataclass(frozen=True, repr=False)
+class GradientReport(Shown):
+    """The gradients of one backward pass.
+
+    Attributes:
+        value: Value of the loss.
+        targets: The classes that the loss is computed from; empty for ``mse``.
+        layers: The selected calls in order of execution.
+        parameters: Every parameter of the model, in order of registration.
+        did_not_run: Selected layers that the pass did not reach.
+        total_norm: Common Euclidean norm of all parameter gradients.
+        total_after: The same after the change, None without a change.
+        loss: Name of the loss.
+        saturating: Class names of the model's activation functions with bounds, such as ``Sigmoid``.
+        updated: Whether the running statistics of each BatchNorm in eval mode were ever updated, by its name.
+        trained: Whether the scales and biases of a BatchNorm that was never updated were trained.
+    """
+
+    value: float
+    targets: tuple[Prediction, ...]
+    layers: tuple[LayerGradient, ...]
+    parameters: tuple[ParameterGradient, ...]
+    did_not_run: tuple[str, ...]
+    total_norm: float
+    total_after: float | None = None
+    loss: str = "score"
+    saturating: tuple[str, ...] = ()
+    updated: Mapping[str, bool] = field(default_factory=dict)
+    trained: bool = False
+
+    def _cells(self) -> Cells:
+        counts = {"layers": len(self.layers), "parameters": len(self.parameters)}
+        return {"loss": self.loss, "value": self.value, **counts, "total norm": self.total_norm}
+
+    def _rows(self) -> tuple[LayerGradient, ...]:
+        return self.layers
 
 
 _SATURATING = ("Hardsigmoid", "Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh")

@@ -8,8 +8,8 @@ from typing import Any
 
 from hookscope.drawing import Colour, Mark, Panel, RowPlot, finding_lines, layer_label, row_plot, with_types
 from hookscope.findings import Finding, single
+from hookscope.gradients.backward_pass import GradientReport, LayerGradient, ParameterGradient
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
-from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import GradientSize
 
 _MOST_DECADES = 40  # smaller values are drawn at the edge

@@ -24,9 +24,15 @@ from hookscope.findings import (
     ranked,
 )
 from hookscope.gradients.anomaly import first_anomaly
-from hookscope.gradients.backward_pass import layer_gradients
-from hookscope.gradients.cut_points import Stop, gradient_stops
-from hookscope.gradients.report import GRADIENTS, PARAMETER_GRADIENTS, GradientReport, LayerGradient, ParameterGradient
+from hookscope.gradients.autograd_flow import Stop, gradient_stops
+from hookscope.gradients.backward_pass import (
+    GRADIENTS,
+    PARAMETER_GRADIENTS,
+    GradientReport,
+    LayerGradient,
+    ParameterGradient,
+    layer_gradients,
+)
 from hookscope.hooks import Anomaly, AnyModel, GradientSize, module_of
 from hookscope.scores import LossLike
 

@@ -1,8 +1,11 @@
-from .ablation import Ablation as Ablation, ChannelWorth as ChannelWorth, ablate_each as ablate_each
-from .ablation_figure import draw_ablation as draw_ablation
-from .ablation_passes import channel_scores as channel_scores, scores_without as scores_without
+from .ablation import (
+    Ablation as Ablation,
+    ChannelWorth as ChannelWorth,
+    ablate_each as ablate_each,
+    channel_scores as channel_scores,
+    scores_without as scores_without,
+)
 from .base import Intervention as Intervention, ParameterIntervention as ParameterIntervention
-from .classes import ClassChange as ClassChange, class_changes as class_changes
 from .context import intervene as intervene
 from .dropout import (
     DropBlock as DropBlock,
@@ -13,22 +16,26 @@ from .dropout import (
     LinearSchedule as LinearSchedule,
 )
 from .effect import (
+    ClassChange as ClassChange,
     Effect as Effect,
     MovedLayer as MovedLayer,
+    class_changes as class_changes,
     from_the_start as from_the_start,
     intervention_effect as intervention_effect,
 )
-from .effect_page import draw_effect as draw_effect
 from .elementwise import (
     Clamp as Clamp,
+    Mean as Mean,
     Noise as Noise,
+    Patch as Patch,
     Permute as Permute,
     Quantize as Quantize,
     Scale as Scale,
+    Steer as Steer,
     Zero as Zero,
 )
+from .figure import draw_ablation as draw_ablation, draw_effect as draw_effect
 from .parameters import Freeze as Freeze, Prune as Prune
-from .replacement import Mean as Mean, Patch as Patch, Steer as Steer
 from .spec import (
     WORDS as WORDS,
     InterventionSpec as InterventionSpec,

@@ -1,10 +1,8 @@
-from .facts import (
+from .figure import weights_plot as weights_plot
+from .findings import (
     WEIGHTS as WEIGHTS,
     ParameterStatistics as ParameterStatistics,
     ParameterThresholds as ParameterThresholds,
-)
-from .figure import weights_plot as weights_plot
-from .findings import (
     finding_names as finding_names,
     parameter_findings as parameter_findings,
     weights_rows as weights_rows,

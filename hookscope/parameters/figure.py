@@ -8,7 +8,7 @@ from typing import Any
 
 from hookscope.drawing import Colour, Mark, Panel, RowPlot, finding_lines, layer_label, row_plot
 from hookscope.findings import Finding, counted, single
-from hookscope.parameters.facts import ParameterStatistics
+from hookscope.parameters.findings import ParameterStatistics
 
 _IN_ROW_OF_LAYER = {"weight", "bias", "running_mean", "running_var"}
 

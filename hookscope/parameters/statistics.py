@@ -25,7 +25,7 @@ from hookscope.hooks import (
     value_numbers,
     was_updated,
 )
-from hookscope.parameters.facts import ParameterStatistics, ParameterThresholds
+from hookscope.parameters.findings import ParameterStatistics, ParameterThresholds
 
 # With fewer weights, directions coincide by chance: among 64 random filters of two weights, nine pairs have a cosine
 # above 0.9999. Such filters are duplicates only if their weights are equal.

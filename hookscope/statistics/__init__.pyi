@@ -6,14 +6,13 @@ from .columns import (
     channel_rows as channel_rows,
     statistics_rows as statistics_rows,
 )
-from .figure import statistics_plot as statistics_plot
-from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
-from .layer_statistics import (
-    LayerStatistics as LayerStatistics,
-    ValueHistogram as ValueHistogram,
-    ValuePosition as ValuePosition,
-    in_intervals as in_intervals,
+from .figure import (
+    buckets as buckets,
+    check_installed as check_installed,
+    statistics_plot as statistics_plot,
+    write_events as write_events,
 )
+from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
 from .limits import (
     BrokenLimit as BrokenLimit,
     Limits as Limits,
@@ -22,7 +21,13 @@ from .limits import (
     checked_layers as checked_layers,
     junit_xml as junit_xml,
 )
-from .moments import Floats as Floats
+from .moments import (
+    Floats as Floats,
+    LayerStatistics as LayerStatistics,
+    ValueHistogram as ValueHistogram,
+    ValuePosition as ValuePosition,
+    in_intervals as in_intervals,
+)
 from .run import (
     SavedStatistics as SavedStatistics,
     StatisticsJob as StatisticsJob,
@@ -32,7 +37,6 @@ from .run import (
     merge_statistics as merge_statistics,
     save_statistics as save_statistics,
 )
-from .tensorboard import buckets as buckets, check_installed as check_installed, write_events as write_events
 from .totals import (
     BATCH_NORMS as BATCH_NORMS,
     BatchNormAccumulator as BatchNormAccumulator,

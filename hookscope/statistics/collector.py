@@ -38,8 +38,7 @@ from hookscope.hooks import (
     select_types,
     tensors_in,
 )
-from hookscope.statistics.accumulator import LayerAccumulator, bounds_of, has_fixed_channels
-from hookscope.statistics.channel_similarity import rotations_of
+from hookscope.statistics.accumulator import LayerAccumulator, bounds_of, has_fixed_channels, rotations_of
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.totals import BATCH_NORMS, BatchNormAccumulator, Coverage, RunningStatistics
 

@@ -10,7 +10,7 @@ from hookscope.findings import Finding, single
 from hookscope.hooks import CALL
 
 if TYPE_CHECKING:
-    from hookscope.statistics.layer_statistics import LayerStatistics, ValuePosition
+    from hookscope.statistics.moments import LayerStatistics, ValuePosition
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """Shares of the quantiles that statistics have."""

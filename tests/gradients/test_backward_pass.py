@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import InputError, LayerError, ModelError, TargetError, UsageError
-from hookscope.gradients.backward_pass import GradientChanges, layer_gradients
+from hookscope.gradients import GradientChanges, layer_gradients
 from hookscope.hooks import size_of, total_norm
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hookscope.errors import ModelError
 from hookscope.gradients.anomaly import first_anomaly
+from hookscope.gradients.autograd_flow import Stop, gradient_stops
 from hookscope.gradients.backward_pass import layer_gradients
-from hookscope.gradients.cut_points import Stop, gradient_stops
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
 from hookscope.scores.objective import Loss

@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from hookscope.drawing import Colour, RowPlot, draw_rows, figure_bytes
 from hookscope.findings.finding import Finding
-from hookscope.gradients.backward_pass import GradientChanges, layer_gradients
+from hookscope.gradients import GradientChanges, GradientReport, layer_gradients
 from hookscope.gradients.figure import gradients_plot
 from hookscope.gradients.findings import GradientThresholds, diagnose_gradients
-from hookscope.gradients.report import GradientReport
 from hookscope.scores.objective import Loss
 from tests.drawing.rows import ends, panel_of
 

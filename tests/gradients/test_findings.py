@@ -12,8 +12,8 @@ from hookscope.errors import UsageError
 from hookscope.findings import CATALOGUE
 from hookscope.findings.finding import Finding
 from hookscope.gradients.anomaly import first_anomaly
+from hookscope.gradients.autograd_flow import gradient_stops
 from hookscope.gradients.backward_pass import layer_gradients
-from hookscope.gradients.cut_points import gradient_stops
 from hookscope.gradients.findings import (
     GradientThresholds,
     anything_unreached,

@@ -24,8 +24,7 @@ from hookscope.interventions import (
     Permute,
     Quantize,
     Zero,
-    ablation_passes,
-    ablation_sites,
+    ablation as ablation_module,
     intervene,
     scores_without,
 )
@@ -141,13 +140,13 @@ def test_many_at_once_are_as_one_by_one(
 ) -> None:
     """``refused``: at how many places the picture cannot become many, before one is found."""
     net = random_net(name, **kwargs)
-    with_all = ablation_sites.baseline(ablation_sites.Passes(net, (PICTURE,)), layer, ("Conv2d",))
+    with_all = ablation_module.baseline(ablation_module.Passes(net, (PICTURE,)), layer, ("Conv2d",))
     [site], tried = with_all.sites, tries(monkeypatch)
-    filled = ablation_passes.rounds(site, with_all, 6)
+    filled = ablation_module.rounds(site, with_all, 6)
     channels, scores = next(channels for channels in filled if list(channels[0]) != site.silent)
     assert len(channels) == 6 and tried == [False] * refused + [True]
     for channel, found in zip(channels[:3], scores, strict=False):
-        expected = ablation_passes.Copies(None, [(site, Zero(channels=channel))]).scores(with_all.passes)[0]
+        expected = ablation_module.Copies(None, [(site, Zero(channels=channel))]).scores(with_all.passes)[0]
         assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
 
 
@@ -204,7 +203,7 @@ def test_groups_of_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Fills with whether copies side by side were taken, try by try."""
     tried: list[bool] = []
-    verified = ablation_passes._verified
+    verified = ablation_module._verified
 
     def noted(*args: Any, **probe: Any) -> Tensor | None:
         scores = verified(*args, **probe)
@@ -212,7 +211,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             tried.append(scores is not None)
         return scores
 
-    monkeypatch.setattr(ablation_passes, "_verified", noted)
+    monkeypatch.setattr(ablation_module, "_verified", noted)
     return tried
 
 
@@ -385,7 +384,7 @@ def test_hooks_are_gone_after_an_error_and_an_interruption() -> None:
 
 
 def test_complex_values_are_compared_with_their_imaginary_parts() -> None:
-    from hookscope.interventions.ablation_passes import _close
+    from hookscope.interventions.ablation import _close
 
     one = torch.tensor([1.0 + 1.0j])
     assert _close(one, one) and not _close(one, one.conj())

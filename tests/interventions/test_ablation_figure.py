@@ -13,7 +13,7 @@ from hookscope.drawing import Colour
 from hookscope.errors import UsageError
 from hookscope.hooks.calls import Call
 from hookscope.interventions.ablation import Ablation, ChannelWorth, ablate_each
-from hookscope.interventions.ablation_figure import draw_ablation
+from hookscope.interventions.figure import draw_ablation
 from hookscope.scores.logits import Prediction
 from tests.explain.pages import net, picture
 

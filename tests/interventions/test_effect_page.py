@@ -17,9 +17,9 @@ from hookscope.drawing.sheet_parts import Origin
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks.calls import Call
 from hookscope.hooks.tensors import shape_of
-from hookscope.interventions import Zero, effect_page as effect_pages
+from hookscope.interventions import Zero, figure
 from hookscope.interventions.effect import Effect, MovedLayer, intervention_effect
-from hookscope.interventions.effect_page import draw_effect, moved_maps
+from hookscope.interventions.figure import draw_effect, moved_maps
 from tests.explain.pages import net as loaded, picture
 
 
@@ -291,11 +291,11 @@ def test_maps_are_smaller_and_then_fewer_where_pixels_are_too_many(
 ) -> None:
     many = [layer(random(1, 16, 9, 9), random(1, 16, 9, 9, seed=1), f"conv{at}") for at in range(3)]
     zooms = {part["zoom"] for part in drawn(*many)[1]["parts"]}
-    monkeypatch.setattr(effect_pages, "MOST_PIXELS", 900_000)
+    monkeypatch.setattr(figure, "MOST_PIXELS", 900_000)
     image, told = drawn(*many)
     assert {part["zoom"] for part in told["parts"]} < {*range(1, min(zooms))}
     assert {len(part["channels"]) for part in told["parts"]} == {16}
-    monkeypatch.setattr(effect_pages, "MOST_PIXELS", 210_000)
+    monkeypatch.setattr(figure, "MOST_PIXELS", 210_000)
     image, told = drawn(layer(random(1, 16, 64, 64), random(1, 16, 64, 64, seed=1)))
     counts = {(len(part["channels"]), part["zoom"]) for part in told["parts"]}
     [(count, zoom)] = counts
@@ -304,7 +304,7 @@ def test_maps_are_smaller_and_then_fewer_where_pixels_are_too_many(
     assert any(f"16 of 16 channels moved, {count} drawn;" in line for line in words)
     assert len(told["bands"][0]["parts"][0]["ranges"]["after"]) == count
     assert (image.width - 2 * pages.MARGIN) * (image.height - 2 * pages.MARGIN) < 2 * 210_000
-    for place in (effect_pages, difference):
+    for place in (figure, difference):
         monkeypatch.setattr(place, "MOST_PIXELS", 9_000)
     with pytest.raises(UsageError, match="a page of 3 layers is too large"):
         drawn(*many)

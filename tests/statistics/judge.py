@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from hookscope.hooks import Call
 from hookscope.statistics import LayerStatistics, RunningStatistics, StatisticsCollector
-from hookscope.statistics.accumulator import LayerAccumulator
-from hookscope.statistics.channel_similarity import rotations_of
+from hookscope.statistics.accumulator import LayerAccumulator, rotations_of
 from hookscope.statistics.moments import ChannelMoments
 
 CALL = Call("conv", "Conv2d", 0, 0)

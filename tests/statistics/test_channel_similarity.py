@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank, rotations_of
+from hookscope.statistics.accumulator import ChannelCovariance, PatternSketch, effective_rank, rotations_of
 from hookscope.statistics.moments import ChannelMoments, sums_of_maps
 from tests.statistics.judge import names, random
 

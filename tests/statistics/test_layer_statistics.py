@@ -14,7 +14,7 @@ from torch import Tensor
 from hookscope.hooks import Call
 from hookscope.statistics import QUANTILES
 from hookscope.statistics.accumulator import LayerAccumulator
-from hookscope.statistics.layer_statistics import ValueHistogram, in_intervals
+from hookscope.statistics.moments import ValueHistogram, in_intervals
 from tests.statistics.judge import add, check_layer, layer_of, names, random
 
 SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)

@@ -19,8 +19,8 @@ from torch import nn
 from hookscope.errors import InstallationError, WriteError
 from hookscope.hooks import Call
 from hookscope.statistics import LayerStatistics, check_installed, write_events
-from hookscope.statistics.layer_statistics import ValueHistogram
-from hookscope.statistics.tensorboard import buckets
+from hookscope.statistics.figure import buckets
+from hookscope.statistics.moments import ValueHistogram
 from tests.helpers import seeded
 from tests.statistics import judge
 
