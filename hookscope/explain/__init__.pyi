@@ -1,18 +1,15 @@
-from .attention_methods import ATTENTION_METHODS as ATTENTION_METHODS
 from .cam import class_activation_maps as class_activation_maps, landmark_layers as landmark_layers
 from .cam_layers import candidates as candidates
 from .cam_maps import (
     ClassActivationMap as ClassActivationMap,
-    fuse_maps as fuse_maps,
-    maps_by_class as maps_by_class,
-)
-from .cam_methods import CAM_METHODS as CAM_METHODS
-from .cam_perturbation import (
     first_batch as first_batch,
+    fuse_maps as fuse_maps,
     in_place_of as in_place_of,
+    maps_by_class as maps_by_class,
     over_picture as over_picture,
     picture_of as picture_of,
 )
+from .cam_methods import ATTENTION_METHODS as ATTENTION_METHODS, CAM_METHODS as CAM_METHODS
 from .clip import animate_clip as animate_clip, draw_clip as draw_clip
 from .page import (
     OverlaySource as OverlaySource,

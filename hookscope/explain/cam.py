@@ -14,21 +14,28 @@ from torch import Tensor, nn
 
 from hookscope.display import Rows
 from hookscope.errors import InputError, LayerError, NoMapError, UsageError
-from hookscope.explain.attention_methods import ATTENTION_METHODS, AttentionMethod, follow_relevance
 from hookscope.explain.cam_layers import (
     MapLayer,
     before_head,
     candidates,
     connected_layers,
     default_layer,
-    gradients_of,
     layers_with_maps,
     outputs_of,
     with_gradient,
 )
-from hookscope.explain.cam_maps import ClassActivationMap
-from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod, gradient_free, method_named
-from hookscope.explain.cam_perturbation import Progress, Rerun, in_place_of, picture_of, progress_counter
+from hookscope.explain.cam_maps import ClassActivationMap, Progress, Rerun, in_place_of, picture_of, progress_counter
+from hookscope.explain.cam_methods import (
+    ATTENTION_METHODS,
+    CAM_METHODS,
+    AttentionMethod,
+    CamInputs,
+    CamMethod,
+    follow_relevance,
+    gradient_free,
+    gradients_of,
+    method_named,
+)
 from hookscope.hooks import (
     AnyModel,
     Call,

@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hookscope.errors import NoMapError
-from hookscope.explain.cam_methods import CAM_METHODS, gradient_free
+from hookscope.explain.cam_methods import CAM_METHODS, gradient_free, gradients_of
 from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
 from hookscope.scores import class_maps, gives_boxes
 
@@ -180,14 +179,6 @@ def before_head(model: nn.Module, layers: list[MapLayer], output: Any) -> list[M
 
 def _is_head(name: str, module: nn.Module) -> bool:
     return any(each.lower().endswith(_HEADS) for each in (name, *(kind.__name__ for kind in type(module).__mro__)))
-
-
-def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of ``score``, None for a tensor that it does not depend on; the graph is retained."""
-    in_graph = [tensor for tensor in tensors if tensor.requires_grad and score.requires_grad]
-    gradients = torch.autograd.grad(score, in_graph, retain_graph=True, allow_unused=True) if in_graph else ()
-    by_id = {id(tensor): gradient for tensor, gradient in zip(in_graph, gradients, strict=True)}
-    return [by_id.get(id(tensor)) for tensor in tensors]
 
 
 def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSize) -> list[MapLayer]:

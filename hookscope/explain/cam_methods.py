@@ -1,21 +1,30 @@
-"""The methods of class activation mapping: each computes the weights of the channels of one layer.
+"""The methods of class activation mapping.
 
-A method returns weights ``(C,)``, or ``(C, H, W)`` with a weight for every position. The map is the sum of weight times
-activation over the channels, followed by the ReLU where the paper has one; `hookscope.explain.cam` does the rest. In
-the formulas ``A`` is the activation ``(C, H, W)``, ``A_k`` its channel ``k``, ``S`` the score of the class (its logit),
-``G = dS/dA`` the gradient, and a sum or mean without an index goes over the positions of one channel.
+Most methods compute the weights of the channels of one layer: ``(C,)``, or ``(C, H, W)`` with a weight for every
+position. The map is the sum of weight times activation over the channels, followed by the ReLU where the paper has one;
+`hookscope.explain.cam` does the rest. In their formulas ``A`` is the activation ``(C, H, W)``, ``A_k`` its channel
+``k``, ``S`` the score of the class (its logit), ``G = dS/dA`` the gradient, and a sum or mean without an index goes
+over the positions of one channel.
+
+Methods for transformers follow attention through a whole pass. In their formulas ``A`` is the attention
+``(heads, L, L)`` of one layer, ``I`` the identity and ``S`` the score. The map of a layer is the row of the class token
+in the product over the layers up to this one, without the column of the class token; of a model without class token it
+is the mean of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookscope.errors import UsageError, nearest
+from hookscope.attention import Attention, AttentionMap, follow_attention, map_of, selected_attention, usual_query
+from hookscope.errors import LayerError, NoMapError, UsageError, nearest
+from hookscope.hooks import MODEL, InputSize, Layers, Selection
 
 Method = TypeVar("Method")
 
@@ -180,3 +189,141 @@ def method_named(name: str, methods: Mapping[str, Method]) -> Method:
 def gradient_free(methods: Mapping[str, Any]) -> str:
     """The methods that need no gradient, for an error."""
     return ", ".join(name for name, method in methods.items() if not method.gradient)
+
+
+_INSTEAD = "attention shows each layer alone"
+
+
+def rollout(attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """Attention rollout (Abnar and Zuidema, arXiv:2005.00928): what flows through all layers; ignores the class.
+
+    ``R = B_l B_(l-1) ... B_1``, ``B = (mean_heads(A) + I) / 2``: the residual connection is half of each layer.
+    """
+    mean = attention.mean(0)
+    return (mean + torch.eye(len(mean), dtype=mean.dtype, device=mean.device)) / 2
+
+
+def attention_gradient(attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """Attention times gradient (Chefer et al., arXiv:2012.09838): the attention that raises the score.
+
+    ``R = B_l B_(l-1) ... B_1 - I``, ``B = I + mean_heads(ReLU(dS/dA * A))``. The paper weighs the gradient with a
+    relevance by LRP; the attention in its place is the authors' own later form (arXiv:2103.15679).
+    """
+    assert gradient is not None
+    raised = (gradient * attention).relu().mean(0)
+    return raised + torch.eye(len(raised), dtype=raised.dtype, device=raised.device)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMethod:
+    """A method, and the steps around it.
+
+    Attributes:
+        layer: From the attention of a layer, and its gradient or None, to the matrix ``(L, L)`` of that layer.
+        summary: How it joins the layers, in a line of the help.
+        gradient: Whether it needs the gradient.
+        own: Whether each token's relevance for itself, the identity, is part of the map.
+    """
+
+    layer: Callable[[Tensor, Tensor | None], Tensor]
+    summary: str
+    gradient: bool
+    own: bool
+
+
+ATTENTION_METHODS = {
+    "rollout": AttentionMethod(rollout, "transformers: attention of all layers; ignores the class", False, True),
+    "attention-gradient": AttentionMethod(
+        attention_gradient, "transformers: attention of all layers, times its gradient", True, False
+    ),
+}
+"""Every method by the name of the method."""
+
+Follow = Callable[[Tensor], Iterator[tuple[AttentionMap, int]]]
+
+
+def follow_relevance(
+    model: nn.Module, inputs: tuple[Any, ...], layers: Layers | None, how: AttentionMethod, shown: InputSize
+) -> tuple[Any, Follow]:
+    """Run the model once; returns its output, and a function of a score.
+
+    That gives the map ``(1, h, w)`` of each selected call of attention, and the number of heads up to it.
+    """
+    if layers is not None:
+        Selection.of(layers).check_names([name for name, _ in model.named_modules()], type(model).__name__)
+    output, found = follow_attention(model, inputs, "0:", partial(_reduced, how))
+    calls = [call for call, _ in found]
+    last = calls[-1:] if layers is None else selected_attention(calls, Selection.of(layers))
+    steps = [step for call, step in found if (call.index or 0) <= (last[-1].index or 0)]
+    for attention, _ in steps:
+        _check_joins(attention, steps[0][0])
+
+    def follow(score: Tensor) -> Iterator[tuple[AttentionMap, int]]:
+        gradients = _gradients(score, [each for each, _ in steps]) if how.gradient else [None] * len(steps)
+        matrices, heads = list[Tensor](), 0
+        for (attention, count), gradient in zip(steps, gradients, strict=True):
+            weights = attention.weights[0]
+            matrices.append(weights[0] if gradient is None else how.layer(_exact(weights), gradient))
+            heads += count
+            if attention.call in last:
+                with torch.no_grad():
+                    found = map_of(attention, usual_query(model), shown, looks=partial(_looks, how, matrices))
+                if isinstance(found, NoMapError):
+                    raise found
+                yield found, heads
+
+    return output, follow
+
+
+def _reduced(how: AttentionMethod, attention: Attention) -> tuple[Attention, int]:
+    """What a method needs of one call, and the number of heads: without gradients one matrix, which is smaller."""
+    windows, heads, length, width = attention.weights.shape
+    if how.gradient or windows > 1 or length != width:
+        return attention, heads
+    matrix = how.layer(_exact(attention.weights[0]), None)[None, None]
+    return replace(attention, weights=matrix, source=matrix), heads
+
+
+def _looks(how: AttentionMethod, matrices: Sequence[Tensor], share: Tensor) -> Tensor:
+    """What queries with shares ``(1, L)`` look at through all ``matrices``, the last first: ``(1, 1, L)``."""
+    row = share.double()
+    for matrix in reversed(matrices):
+        row = row @ matrix
+    return (row if how.own else row - share)[None].float()
+
+
+def _exact(weights: Tensor) -> Tensor:
+    return weights.detach().cpu().double()  # not every device has double precision
+
+
+def _check_joins(attention: Attention, first: Attention) -> None:
+    """Refuse attention that no matrix over all tokens can join: in windows, from other tokens, of other numbers."""
+    windows, _, length, width = attention.weights.shape
+    tokens = first.weights.shape[-1]
+    if windows == 1 and length == width == tokens:
+        return
+    exists = f"its {length:,} queries look at {width:,} keys"
+    if windows > 1:
+        exists = f"it looks within {windows:,} windows"
+    elif length == width:
+        exists = f"it has {width:,} tokens, and {first.call.key or MODEL} has {tokens:,}"
+    raise NoMapError(f"the attention of {attention.call.key or MODEL} cannot be joined over layers", exists, _INSTEAD)
+
+
+def _gradients(score: Tensor, calls: list[Attention]) -> list[Tensor]:
+    """The gradients of ``score`` by the weights of each call, ``(heads, L, L)``; zeros where it does not depend."""
+    found = gradients_of(score, [attention.source for attention in calls])
+    if all(gradient is None for gradient in found):
+        exists = "no gradient reaches it: it is detached or computed under no_grad"
+        raise LayerError("the score does not depend on any attention", exists, "use the method rollout")
+    pairs = zip(calls, found, strict=True)
+    slopes = [torch.zeros_like(call.source) if gradient is None else gradient for call, gradient in pairs]
+    return [_exact(slope.reshape(call.weights.shape)[0]) for call, slope in zip(calls, slopes, strict=True)]
+
+
+def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of ``score``, None for a tensor that it does not depend on; the graph is retained."""
+    in_graph = [tensor for tensor in tensors if tensor.requires_grad and score.requires_grad]
+    gradients = torch.autograd.grad(score, in_graph, retain_graph=True, allow_unused=True) if in_graph else ()
+    by_id = {id(tensor): gradient for tensor, gradient in zip(in_graph, gradients, strict=True)}
+    return [by_id.get(id(tensor)) for tensor in tensors]

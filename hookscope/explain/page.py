@@ -26,8 +26,8 @@ from hookscope.drawing import (
     with_provenance,
 )
 from hookscope.errors import UsageError
-from hookscope.explain.attention_methods import ATTENTION_METHODS
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class, peak_of, shared_tops
+from hookscope.explain.cam_methods import ATTENTION_METHODS
 from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.findings import counted, percent

@@ -19,8 +19,8 @@ from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError
 from hookscope.explain.cam import class_activation_maps
+from hookscope.explain.cam_maps import in_place_of, over_picture, picture_of, progress_counter
 from hookscope.explain.cam_methods import gradient_free, method_named
-from hookscope.explain.cam_perturbation import in_place_of, over_picture, picture_of, progress_counter
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted

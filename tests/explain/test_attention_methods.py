@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, NoMapError, TargetError
-from hookscope.explain.attention_methods import ATTENTION_METHODS
 from hookscope.explain.cam import class_activation_maps
 from hookscope.explain.cam_maps import fuse_maps
+from hookscope.explain.cam_methods import ATTENTION_METHODS
 from hookscope.hooks.model_state import ModelSnapshot
 from tests.attention.nets import Vit, fused, picture, plain, swin, vit, vit_of_torch
 from tests.helpers import hooks_on

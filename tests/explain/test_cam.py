@@ -15,9 +15,8 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, UsageError
 from hookscope.explain.cam import class_activation_maps, landmark_layers
-from hookscope.explain.cam_maps import ClassActivationMap, fuse_maps
+from hookscope.explain.cam_maps import ClassActivationMap, fuse_maps, resized
 from hookscope.explain.cam_methods import CAM_METHODS
-from hookscope.explain.cam_perturbation import resized
 from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.logits import Prediction
