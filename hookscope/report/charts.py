@@ -1,9 +1,11 @@
-"""Plots as a page shows them: the panels and the charts that matplotlib draws, on the same scales, as SVG."""
+"""Plots as a page shows them, as SVG on the scales of matplotlib, and pictures as text: whole files in addresses."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,6 @@ from PIL import Image
 
 from hookscope.drawing import CURVE_COLOURS, Chart, Colour, DrawnPanel, RowPlot, colours, palette
 from hookscope.errors import printable
-from hookscope.report.pictures import png_address
 
 ROW, HEAD, FOOT, RAMP = 16, 34, 16, 28
 """Heights of a row, of what is above and below the rows, and of a colour bar, in pixels; the style sheet has two."""
@@ -228,3 +229,31 @@ def chart_data(chart: Chart) -> dict[str, object]:
 def _number(y: float | None) -> float | str | None:
     """A number as JSON has it: NaN and Inf as text."""
     return y if y is None or math.isfinite(y) else {math.inf: "Inf", -math.inf: "-Inf"}.get(y, "NaN")
+
+
+_HEIGHT = 20  # of a distribution, in units of its drawing
+
+
+def outline(histogram: Sequence[int]) -> str:
+    """The path of a histogram in a drawing of its length × 20; heights are square roots, so that few are seen too."""
+    highest = max(histogram, default=0) or 1
+    heights = (_HEIGHT * (1 - (count / highest) ** 0.5) for count in histogram)
+    return f"M0 {_HEIGHT}" + "".join(f"V{height:.3g}h1" for height in heights) + f"V{_HEIGHT}Z"
+
+
+def png_address(image: Image.Image, **options: Any) -> str:
+    """``data:image/png;base64,...`` of an image; ``options`` go to Pillow."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", **{"compress_level": 6, **options})
+    return _address("png", buffer)
+
+
+def jpeg_address(image: Image.Image, quality: int = 88) -> str:
+    """``data:image/jpeg;base64,...`` of an RGB image."""
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality, subsampling=0)
+    return _address("jpeg", buffer)
+
+
+def _address(kind: str, buffer: io.BytesIO) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -23,10 +23,9 @@ from hookscope.comparison import (
 from hookscope.drawing import colours, finite_or_none, palette, shape_text
 from hookscope.findings import counted, percent
 from hookscope.models import is_random
-from hookscope.report.network import ModuleRow, module_rows
+from hookscope.report.charts import png_address
+from hookscope.report.network import MAPS, ModuleRow, module_rows
 from hookscope.report.page import MAX_SIZE, added_sections, fit_page, items_that_fit, render
-from hookscope.report.pictures import MAPS, png_address
-from hookscope.report.tables import sortable
 
 _SIGNED = "RdBu_r"
 _DIGITS = 4  # of the CKA that the page holds
@@ -55,10 +54,6 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
         "rows": rows,
         "columns": _columns(comparison),
         "matrix": None if comparison.matrix is None else MatrixView(comparison.matrix),
-        "sortable": sortable,
-        "percent": percent,
-        "file_name": os.path.basename,
-        "counted": counted,
         "added": added_sections(comparison),
     }
     sizes = [[channel.size for channel in view.channels] for view in maps]

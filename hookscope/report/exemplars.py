@@ -28,9 +28,8 @@ from hookscope.exemplars import (
 )
 from hookscope.findings import counted
 from hookscope.models import LoadedModel, is_random
-from hookscope.report.network import outline
+from hookscope.report.charts import jpeg_address, png_address
 from hookscope.report.page import MAX_SIZE, fit_page, items_that_fit, render
-from hookscope.report.pictures import jpeg_address, png_address
 
 _SHARP = 48  # pixels of the longer side up to which a crop is a PNG: the squares of a magnified JPEG show its blocks
 _QUALITY = 75  # of JPEG
@@ -70,7 +69,6 @@ def draw_exemplars_page(
             summary={"weights": net.weights, "images": f"{images:,}", "preprocessing": net.preprocess.describe()},
             views=some,
             provenance=provenance or {},
-            outline=outline,
         )
         return page, sum(channel.weight for view in some for channel in view.channels)
 

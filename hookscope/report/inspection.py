@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from PIL import Image, ImageOps
 
-from hookscope.display import engineering
 from hookscope.exemplars import Crops, LayerExemplars
 from hookscope.explain import why_empty
 from hookscope.findings import ranked, severity_counts
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
+from hookscope.report.charts import jpeg_address, png_address
 from hookscope.report.exemplars import exemplar_views, fewer_exemplars
 from hookscope.report.layers import COLOUR_MAPS, colour_tables, fewer_channels, layer_views
-from hookscope.report.network import NetworkRow, network_rows, outline
+from hookscope.report.network import NetworkRow, map_or_cam, network_rows, over_image, seen_image
 from hookscope.report.page import MAX_SIZE, added_sections, fit_page, render
-from hookscope.report.pictures import jpeg_address, map_or_cam, over_image, png_address, seen_image
 from hookscope.structure import GraphNode, Marks, NetworkGraph, draw_graph, network_graph
 
 _MOST_NODES = 250  # of a graph that is not the first
@@ -54,8 +53,6 @@ def draw_page(
         "rows": rows,
         "graphs": graph_views(inspection, rows),
         "count": severity_counts(inspection.places),
-        "engineering": engineering,
-        "outline": outline,
         "colour_maps": COLOUR_MAPS,
         "colour_tables": colour_tables(),
         "exemplars": {

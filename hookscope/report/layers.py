@@ -18,7 +18,7 @@ from PIL import Image
 from hookscope.drawing import Tiles, colours, finite_or_none, palette
 from hookscope.errors import printable
 from hookscope.inspection import ImageMaps, InspectedLayer, Inspection
-from hookscope.report.pictures import png_address
+from hookscope.report.charts import png_address
 
 COLOUR_MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r", "PuOr")
 GAP = 1  # transparent pixels between the maps of a picture

@@ -1,4 +1,4 @@
-"""The network as a list: the calls of an inspection in order of execution, folded by module."""
+"""The network as a list: the calls of an inspection in order of execution, folded by module, and their pictures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from hookscope.drawing import shape_text
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.drawing import Heat, draw_heat, palette, shape_text
 from hookscope.hooks import MODEL, Call
-from hookscope.inspection import CallFacts, Inspection
-from hookscope.report.pictures import small_cam
+from hookscope.inspection import CallFacts, Inspection, Place
+from hookscope.report.charts import jpeg_address
 from hookscope.structure import size_of
 
 _UNFOLDED = 40  # rows that are open at first, at most
 
 Facts = TypeVar("Facts")
-_HEIGHT = 20  # of a distribution, in units of its drawing
 
 
 @dataclass
@@ -174,8 +177,49 @@ def network_rows(inspection: Inspection) -> list[NetworkRow]:
     return rows
 
 
-def outline(histogram: Sequence[int]) -> str:
-    """The path of a histogram in a drawing of its length × 20; heights are square roots, so that few are seen too."""
-    highest = max(histogram, default=0) or 1
-    heights = (_HEIGHT * (1 - (count / highest) ** 0.5) for count in histogram)
-    return f"M0 {_HEIGHT}" + "".join(f"V{height:.3g}h1" for height in heights) + f"V{_HEIGHT}Z"
+MAPS, HEAT = "viridis", "inferno"
+"""Colour maps of feature maps, and of Grad-CAM over an image."""
+
+_LEAST, _MOST, _SMALL = 224, 640, 56  # widths of images and of thumbnails, in pixels
+
+
+def seen_image(seen: Image.Image) -> Image.Image:
+    """What the network saw, in a size for the page: small ones magnified by a whole number, large ones reduced."""
+    if seen.width > _MOST:
+        return seen.resize((_MOST, max(1, round(seen.height * _MOST / seen.width))), Image.Resampling.LANCZOS)
+    factor = -(-_LEAST // seen.width)
+    return seen.resize((seen.width * factor, seen.height * factor), Image.Resampling.NEAREST)
+
+
+def over_image(seen: Image.Image, cam: NDArray[np.float32], width: int) -> Image.Image:
+    """A class activation map ``(h, w)`` over what the network saw."""
+    height = max(1, round(seen.height * width / seen.width))
+    ground = seen if width > seen.width else seen.resize((width, height), Image.Resampling.BILINEAR)
+    heat = Heat(cam, (0, 0, ground.width, ground.height), max(0.0, float(cam.max())))
+    return draw_heat(ground, heat, width, HEAT)
+
+
+def layer_cam(inspection: Inspection, layer: int, image: int = 0, width: int = _SMALL) -> Image.Image | None:
+    """The Grad-CAM of a layer over what the network saw; None if it has none."""
+    maps = inspection.layers[layer].images[image]
+    if maps is None or maps.cam is None:
+        return None
+    return over_image(inspection.images[image].seen, maps.cam, width)
+
+
+def small_cam(inspection: Inspection, layer: int) -> str:
+    """The address of a thumbnail of `layer_cam` for the first image that has one; empty if none has."""
+    cam = next(filter(None, (layer_cam(inspection, layer, at) for at in range(len(inspection.images)))), None)
+    return "" if cam is None else jpeg_address(cam, 80)
+
+
+def map_or_cam(
+    inspection: Inspection, layer: int, place: Place, image: int, width: int = _SMALL
+) -> tuple[Image.Image | None, int | None]:
+    """The map of the first channel of a place in its own size, and its number; else the Grad-CAM of the layer."""
+    maps, channel = inspection.layers[layer].images[image], place.channels[0] if place.channels else None
+    if maps is None or channel not in maps.tiles.channels or maps.tiles.values:
+        return layer_cam(inspection, layer, image, width), None
+    drawn = Image.fromarray(maps.tiles.levels[maps.tiles.channels.index(channel)], "P")
+    drawn.putpalette(palette(MAPS).tobytes())
+    return drawn, channel

@@ -8,7 +8,8 @@ from PIL import Image
 import hookscope
 from hookscope.hooks import Call
 from hookscope.inspection import CallFacts
-from hookscope.report.network import NetworkRow, network_rows, outline
+from hookscope.report.charts import outline
+from hookscope.report.network import NetworkRow, network_rows
 from tests.helpers import seeded
 from tests.report.example import example
 
