@@ -100,13 +100,11 @@ class Candidates:
 
     @classmethod
     def empty(cls) -> Self:
-        """No candidates."""
         none = np.zeros(0, np.int64)
         return cls(none, np.zeros(0), none, none, none)
 
     @classmethod
     def joined(cls, parts: list[Candidates]) -> Self:
-        """All candidates of ``parts``."""
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def __len__(self) -> int:
@@ -137,7 +135,6 @@ class BestImages:
         return may & np.isfinite(values)
 
     def add(self, found: Candidates) -> None:
-        """Add ``found``."""
         if len(found):
             self._waiting.append(found)
 
@@ -180,13 +177,11 @@ class BestImages:
         return np.unique(np.concatenate([part.image for part in (self._kept, *self._waiting)]))
 
     def state_dict(self, prints_of: PrintsOf) -> dict[str, Any]:
-        """Arrays for `from_state`."""
         best = self.best(prints_of)
         return {field.name: getattr(best, field.name) for field in fields(best)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], channels: int, top: int, least: bool = False) -> Self:
-        """Restore what `state_dict` returned."""
         restored = cls(channels, top, least)
         found = Candidates(**{field.name: np.array(state[field.name]) for field in fields(Candidates)})
         if len(found) and not 0 <= found.channel.min() <= found.channel.max() < channels:
@@ -215,7 +210,6 @@ class ClassMeans:
             self._add(label, values[rows].sum(0), len(rows))
 
     def merge(self, other: ClassMeans) -> None:
-        """Add the images of ``other``."""
         for label, sums in other._sums.items():
             self._add(label, sums, other._images[label])
         if other.too_many:
@@ -254,7 +248,6 @@ class ClassMeans:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, strings and arrays for `from_state`."""
         labels = list(self._sums)
         sums = np.stack(list(self._sums.values())) if labels else np.zeros((0, self.channels))
         images = [self._images[label] for label in labels]
@@ -262,7 +255,6 @@ class ClassMeans:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], channels: int) -> Self:
-        """Restore what `state_dict` returned."""
         restored = cls(channels)
         for label, images, sums in zip(state["labels"], state["images"], np.array(state["sums"]), strict=True):
             restored._add(label, sums.reshape(channels), int(images))
@@ -290,7 +282,6 @@ class ChannelHistograms:
             self._count()
 
     def merge(self, other: ChannelHistograms) -> None:
-        """Add the counts of ``other``."""
         if (other.low <= other.high).any():
             self._widen(other.low, other.high)
             channel, bins = other._counts.nonzero()
@@ -345,13 +336,11 @@ class ChannelHistograms:
         return self._counts[channel, :bins].copy(), np.ldexp((first + np.arange(bins + 1)).astype(float), exponent)
 
     def state_dict(self) -> dict[str, Any]:
-        """Arrays for `from_state`."""
         self._count()
         return {"low": self.low, "high": self.high, "counts": self._counts}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], channels: int) -> Self:
-        """Restore what `state_dict` returned."""
         restored = cls(channels)
         restored._widen(np.array(state["low"]), np.array(state["high"]))
         restored._counts = np.array(state["counts"], np.int64).reshape(channels, _BINS)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def exemplar_row(layer: LayerExemplars, channel: ChannelExemplars, weights: str) -> Row:
-    """A row of `EXEMPLARS`."""
     return EXEMPLARS.row(channel, layer, **CALL.row(layer.call), weights=weights)
 
 
@@ -23,7 +22,6 @@ def class_words(channel: ChannelExemplars) -> str:
 
 
 def _best(name: str) -> Callable[[ChannelExemplars], Any]:
-    """An attribute of the strongest exemplar, None where there is none."""
     return lambda channel: getattr(channel.most[0], name) if channel.most else None
 
 

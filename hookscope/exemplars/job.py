@@ -52,8 +52,6 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenImage:
-    """An image of the run, with its hash."""
-
     name: str
     sha256: str
     label: str
@@ -79,7 +77,6 @@ class FoundInLayer:
         self.nonfinite: Ints = np.zeros(count, np.int64)
 
     def merge(self, other: FoundInLayer, prints_of: PrintsOf) -> None:
-        """Add what was found on other images."""
         if self.channels != other.channels:
             text = f"{self.key} returned {len(other.channels)} channels after {len(self.channels)}"
             raise InputError(text, do="measure one size at a time")
@@ -92,18 +89,15 @@ class FoundInLayer:
 
     @property
     def key(self) -> str:
-        """The key of the call, and the part if there are several."""
         return key_of(self.call, self.part)
 
     def state_dict(self, prints_of: PrintsOf) -> dict[str, Any]:
-        """Numbers, strings, arrays, lists and dictionaries of these, for `from_state`."""
         own = {name: getattr(self, name) for name in ("part", "channels", "top", "least", "images", "nonfinite")}
         parts = {"histograms": self.histograms.state_dict(), "means": self.means.state_dict()}
         return own | {"call": astuple(self.call), "bests": [best.state_dict(prints_of) for best in self.bests]} | parts
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state_dict` returned."""
         channels, top = tuple(int(channel) for channel in state["channels"]), int(state["top"])
         restored = cls(Call(*state["call"]), state["part"], channels, top, bool(state["least"]), int(state["images"]))
         bests = zip(state["bests"], restored.bests, strict=True)
@@ -124,7 +118,6 @@ class FoundExemplars:
     _pruned: int = 0
 
     def merge(self, other: FoundExemplars) -> None:
-        """Add what was found on other images."""
         self.images += other.images
         self.seen |= other.seen
         order = list(self.layers)
@@ -178,11 +171,9 @@ class ExemplarsJob:
 
     @contextlib.contextmanager
     def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], FoundExemplars]]:
-        """Measure batches; hooks are on the model during each pass only."""
         yield _Reader(self, net).measure
 
     def merge(self, values: Sequence[FoundExemplars]) -> FoundExemplars:
-        """One value for several that follow each other."""
         merged = FoundExemplars()
         for value in values:
             merged.merge(value)
@@ -202,7 +193,6 @@ class _Reader:
         self.images: list[SeenImage] = []
 
     def measure(self, batch: Batch) -> FoundExemplars:
-        """What is found in a batch."""
         self._start(batch)
         observer = Observer(self.net.model, self.exact or self.job.layers, self.job.types, self._on_call)
         if self.exact is not None:

@@ -72,7 +72,6 @@ class SavedExemplars:
     synthesized: SynthesizedImages = field(default_factory=dict)
 
     def layers(self) -> list[LayerExemplars]:
-        """The exemplars of each layer, in order of execution."""
         return Rows(self._layer(layer) for layer in self.found.layers.values())
 
     def _layer(self, layer: FoundInLayer) -> LayerExemplars:
@@ -151,7 +150,6 @@ def save_synthesized(path: StrPath, layers: Iterable[LayerExemplars]) -> None:
 
 
 def _packed(made: SynthesizedImage) -> list[Any]:
-    """A PNG, and the numbers."""
     buffer = io.BytesIO()
     made.image.save(buffer, "PNG")
     return [base64.b64encode(buffer.getvalue()).decode("ascii"), made.value, made.best, made.seed]
@@ -334,8 +332,6 @@ def _check(top: int, measure: str, channels: tuple[int, ...] | None) -> None:
 
 @dataclass
 class ExemplarsRun(SavedRun[FoundExemplars]):
-    """One run over the images: what is found, done and lost so far."""
-
     source: ExemplarsSource
     types: tuple[str, ...] | None
     found: FoundExemplars = field(default_factory=FoundExemplars)

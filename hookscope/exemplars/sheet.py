@@ -45,7 +45,6 @@ class Crop:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in a cell."""
         width, height = (CELL, CELL) if self.image is None else self.image.size
         return width * self.zoom, height * self.zoom
 
@@ -224,7 +223,6 @@ def draw_exemplars(layer: LayerExemplars, net: AnyModel, crops: Crops | None = N
 
 
 def is_sheet(path: StrPath) -> bool:
-    """Whether a file is a page of `draw_exemplars`."""
     try:
         return {"measure", "field", "page"} <= read_provenance(path).keys()
     except ImageError:
@@ -244,7 +242,6 @@ def field_words(field: ReceptiveField) -> str:
 
 
 def measure_words(measure: str) -> str:
-    """What the value of an image is."""
     return f"value: {_MEASURES[measure]}"
 
 
@@ -382,7 +379,6 @@ def _paste(page: Image.Image, pen: ImageDraw.ImageDraw, drawn: Image.Image, at: 
 
 
 def fitted(image: Image.Image) -> Image.Image:
-    """An image of the network's input in the size of a cell."""
     longest = max(image.size)
     if longest <= CELL:
         return image.resize(
@@ -410,7 +406,6 @@ def _histogram(pen: ImageDraw.ImageDraw, channel: ChannelExemplars, x: int, y: i
 def _write(
     pen: ImageDraw.ImageDraw, text: str, at: tuple[float, float], width: int, colour: tuple[int, int, int]
 ) -> None:
-    """``text`` in one line, cut off at ``width``."""
     letters, text = font(_TEXT), printable(text)
     if letters.getlength(text) > width:
         while text and letters.getlength(f"{text}…") > width:

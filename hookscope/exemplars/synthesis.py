@@ -182,7 +182,6 @@ class _Layer:
         return of_images(values, grid, len(inputs), call.key)
 
     def prepared(self, colours: Tensor) -> Tensor:
-        """The inputs for images ``(N, C, H, W)`` with colours in 0..1."""
         values = self.seen.transforms.values
         assert values is not None  # `of_seen` raises without
         inputs = values(colours).to(self.seen.dtype)
@@ -268,7 +267,6 @@ class _Spectrum:
         self.shape = (seen.channels, *frequency.shape, 2)
 
     def colours(self, coefficients: Tensor) -> Tensor:
-        """Images ``(N, C, H, W)`` in 0..1."""
         waves = torch.fft.irfft2(torch.view_as_complex(coefficients * self.scale), s=self.size)
         return torch.einsum("ck,nkhw->nchw", self.mix, waves).sigmoid()
 

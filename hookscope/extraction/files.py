@@ -52,7 +52,6 @@ class FeatureSource(RunIdentity):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
-        """The source that a file or a saved run names."""
         return cls(**{each.name: metadata.get(each.name, "") for each in fields(cls)})
 
 

@@ -46,8 +46,6 @@ _SAFETENSORS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Data type and shape of the values of one row."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -105,7 +103,6 @@ class FeatureTable:
 
     @property
     def text(self) -> str:
-        """The metadata as JSON."""
         return json.dumps(self.metadata)
 
 
@@ -130,7 +127,6 @@ def as_text(value: Any) -> str:
 
 
 def tsv(rows: Iterable[Iterable[Any]]) -> bytes:
-    """Lines of a table."""
     text, rows = io.StringIO(), [[as_text(value) for value in row] for row in rows]
     # csv does not quote \r where lines end with \n.
     has_returns = any("\r" in value for row in rows for value in row)
@@ -141,7 +137,6 @@ def tsv(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def write_rows(path: str, table: FeatureTable) -> None:
-    """Write a table of `ROW_FIELDS`."""
     with open(path, "wb") as stream:
         stream.write(tsv([ROW_FIELDS]))
         for fields in table.fields():
@@ -349,7 +344,6 @@ def format_of(suffix: str, name: str) -> FeatureFormat:
 
 
 def check_dtype(format: FeatureFormat, suffix: str, name: str, dtype: str) -> None:
-    """Refuse a data type that the format does not hold."""
     if dtype not in (*_SAFETENSORS, "complex128") or dtype in format.without:
         raise InputError(
             f"{suffix} cannot hold {name}, which is {dtype}", do="choose another ‹dtype|--dtype› or format"

@@ -126,11 +126,9 @@ class ExtractionJob:
 
     @contextlib.contextmanager
     def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], FeatureBatch]]:
-        """Extract from batches; hooks are on the model during each pass only."""
         yield _Extractor(self, net).extract
 
     def merge(self, values: Sequence[FeatureBatch]) -> FeatureBatch:
-        """One value for several that follow each other."""
         for value in values[1:]:
             check_alike(shapes_of(values[0]), value.features, value.names[0])
         return FeatureBatch(
@@ -144,7 +142,6 @@ class ExtractionJob:
 
 
 def shapes_of(batch: FeatureBatch) -> dict[str, tuple[int, ...]]:
-    """The shape of the features of one image, by column."""
     return {column: tuple(rows.shape[1:]) for column, rows in batch.features.items()}
 
 
@@ -210,7 +207,6 @@ class _Extractor:
         return FeatureBatch(batch.positions, batch.names, batch.sha256, labels, features, overflowed)
 
     def _parts(self, call: Call, module: nn.Module, output: Any, images: int, shown: InputSize) -> dict[str, Tensor]:
-        """The pooled rows of each tensor of an output."""
         pool = self.job.pool
         if _lists_a_mapping_for_each(output, images):  # the boxes, labels and scores of a detector
             rows = dict[str, list[Tensor]]()

@@ -17,7 +17,6 @@ from hookscope.system import StrPath, check_folder, check_writable
 
 
 def remove(path: str) -> None:
-    """Remove a file or a folder that may be missing."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
@@ -54,7 +53,6 @@ class Output:
 
     @property
     def work(self) -> str:
-        """The folder of parts."""
         return os.path.join(os.path.dirname(self.target), f".{os.path.basename(self.target)}.parts")
 
     @property
@@ -109,7 +107,6 @@ class Output:
         self.clear_work()
 
     def leave_work(self) -> None:
-        """Remove the lock, and the folder of parts if it is empty."""
         remove(self.work_file(".lock"))
         with contextlib.suppress(OSError):  # it holds parts, or files of others
             os.rmdir(self.work)
@@ -246,7 +243,6 @@ class FeatureState:
         return counted(self.done, "image") if total is None else f"{self.done} of {counted(total, 'image')}"
 
     def table(self, output: Output) -> FeatureTable:
-        """The rows of all parts."""
         columns = {name: asdict(column) for name, column in self.columns.items()}
         metadata = {**self.about, "columns": columns, "rows": self.rows, "lost": len(self.skipped)}
         parts = [(output.work_file(f"{number}.npz"), rows) for number, rows in enumerate(self.parts)]
@@ -254,7 +250,6 @@ class FeatureState:
 
 
 def metadata_of(output: Output) -> dict[str, Any]:
-    """The metadata of a complete file."""
     try:
         metadata = output.format.metadata(output.target)
         return {"shard": 0, "columns": metadata["columns"], **metadata}

@@ -174,7 +174,6 @@ class Extraction:
 
     @cached_property
     def source(self) -> FeatureSource:
-        """What the features are made from."""
         job = self.job
         given: dict[str, Any] = {"preprocess": "none: tensors were given"} if self.paths is None else {}
         layers = "" if job.layers is None else layers_in_words(job.layers, job.types)
@@ -240,7 +239,6 @@ class TensorEngine:
     items: Any
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
-        """Do ``job`` on the tensors from position ``first`` on; ``paths`` are not used."""
         with job.open(net) as measure:
             for position, images, labels in _batches_of(self.items, job, first):
                 inputs = (images,) if isinstance(images, Tensor) else as_batch(net.family, images)
@@ -298,7 +296,6 @@ def _lists_of(items: Any, job: Job[Any], first: int) -> Iterator[list[Any]]:
 
 
 def _split(item: Any) -> tuple[Any, Any]:
-    """Images and labels of what a data set or a DataLoader gives."""
     images, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
     if not isinstance(
         images if isinstance(images, Tensor) else images[0] if isinstance(images, tuple | list) else None, Tensor

@@ -48,7 +48,6 @@ class Part(Generic[Value]):
     notes: tuple[tuple[str, str], ...] = ()
 
     def report(self, listener: Listener) -> None:
-        """Tell the notes and the skipped images."""
         for name, text in self.notes:
             listener.note(name, text)
         for image in self.skipped:
@@ -81,14 +80,7 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Runs a job in this process, a part for each batch."""
-
     def run(self, job: Job[Value], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Value]]:
-        """Do ``job`` on the images of ``paths`` from position ``first`` on.
-
-        Raises:
-            InputError: The model refuses the first batch, and all images have one size.
-        """
         with job.open(net) as measure:
             yield from parts_of(job, net, paths[first:], first, measure)
 
@@ -168,7 +160,6 @@ def done_packed(job: Job[Any], net: LoadedModel, block: Block, measure: Callable
 
 
 def _joined(job: Job[Any], parts: Sequence[Part[Any]]) -> Part[Any]:
-    """One part for several that follow each other."""
     if len(parts) == 1:
         return parts[0]
     values = [part.value for part in parts if part.value is not None]

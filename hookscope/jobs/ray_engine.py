@@ -228,7 +228,6 @@ def _check_answer(address: str) -> None:
 
 
 def _most_workers(has: dict[str, float], processors: int, gpus: float) -> int:
-    """How many workers the cluster has room for."""
     if gpus and has.get("GPU", 0) < gpus:
         asked = (
             f"‹gpus_per_worker={gpus:g}|--gpus-per-worker {gpus:g}› needs "
@@ -243,7 +242,6 @@ def _most_workers(has: dict[str, float], processors: int, gpus: float) -> int:
 
 @contextlib.contextmanager
 def _errors_of_ray(ray: Any) -> Iterator[None]:
-    """Turn Ray's errors into one line."""
     try:
         yield
     except ray.exceptions.RayError as error:
@@ -318,7 +316,6 @@ class RayWorker:
         self._do = lambda block: done_packed(job, net, pickle.loads(block), measure)
 
     def __call__(self, block: bytes) -> bytes:
-        """The part of a block, or an error, packed."""
         return self._do(block)
 
 

@@ -92,7 +92,6 @@ class RunSettings:
 
     @property
     def images_in_pass(self) -> int:
-        """The batch size, or the usual one."""
         return self.batch_size or 16
 
 
@@ -116,7 +115,6 @@ class RunIdentity:
 
     @classmethod
     def of(cls, net: LoadedModel, layers: str, saved: bool = True, **settings: Any) -> Self:
-        """The identity of a run with ``net``."""
         fingerprint = fingerprint_of(net.model) if saved else ""
         return cls(
             net.name, net.weights, fingerprint, **{"preprocess": net.preprocess.describe(), **settings}, layers=layers
@@ -166,7 +164,6 @@ class SaveTimer:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Around each save."""
         began = time.monotonic()
         yield
         now = time.monotonic()
@@ -191,16 +188,13 @@ class Progress:
 
     @classmethod
     def after(cls, paths: Sequence[str], done: int, skipped: int = 0) -> Progress:
-        """The progress of a run after the first ``done`` of ``paths``."""
         return cls(done, hash_of_names(paths[:done]), skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """Its fields, as files hold them."""
         return {"done": self.done, "names": self.names, "lost": self.skipped}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """Restore what `state_dict` returned."""
         return cls(state["done"], state["names"], state["lost"])
 
 
@@ -221,22 +215,18 @@ class SavedRun(ABC, Generic[Value]):
 
     @property
     @abstractmethod
-    def images(self) -> int:
-        """The number of images used."""
+    def images(self) -> int: ...
 
     def load(self, file: StrPath) -> Progress:
         """Load what an earlier run has saved, if it was a run of the same; a run without a file has nothing to load."""
         return self.progress
 
     @abstractmethod
-    def merge(self, part: Part[Value], value: Value) -> None:
-        """Add the value of ``part``."""
+    def merge(self, part: Part[Value], value: Value) -> None: ...
 
-    def write(self, file: StrPath) -> None:
-        """Write what was found so far."""
+    def write(self, file: StrPath) -> None: ...
 
     def finish(self) -> None:
-        """Complete what was found."""
         self.save()
 
     def do(self, resume: bool = False) -> None:
@@ -278,7 +268,6 @@ class SavedRun(ABC, Generic[Value]):
 
     @property
     def is_save_due(self) -> bool:
-        """Whether it is time to save."""
         return self.timer.is_due
 
     def _add(self, part: Part[Value]) -> None:
@@ -290,12 +279,10 @@ class SavedRun(ABC, Generic[Value]):
             self.done = part.done
 
     def report(self, part: Part[Value]) -> None:
-        """Tell the notes and the skipped images of ``part``."""
         part.report(self.settings.listener)
 
     @property
     def progress(self) -> Progress:
-        """How far the run is."""
         return Progress.after(self.paths, self.done, self.skipped)
 
     def save(self) -> None:

@@ -117,7 +117,6 @@ class StepFacts:
             batches[layer.name] = min(batch, batches.get(layer.name, batch))
 
     def without_gradients(self, module: nn.Module) -> None:
-        """A module begins under no_grad."""
         self._now().no_grad[id(module)] = weakref.ref(module)
 
     def after_without_gradients(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -247,7 +246,6 @@ class StepFacts:
         }
 
     def row(self, step: OptimizerStep, gradients: Mapping[str, Any], loss: float | None) -> dict[str, Any]:
-        """The facts of a sampled step that is done."""
         tracked = step.optimizer
         begun = [facts for facts in self._segments if facts.segment >= tracked.since]
         latest = next((facts for facts in reversed(begun) if facts.backwards), None)

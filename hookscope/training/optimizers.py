@@ -105,7 +105,6 @@ class Optimizers:
         return self._only is None
 
     def of(self, optimizer: Optimizer) -> TrackedOptimizer | None:
-        """None if the optimizer is not followed."""
         for tracked in self.all:
             if tracked.optimizer() is optimizer:
                 return tracked
@@ -147,7 +146,6 @@ class Optimizers:
         return bool(self._histograms) and (not self.all or any(map(self.is_histogram_due, self.all)))
 
     def count_step(self, stepped: TrackedOptimizer, segment: int) -> None:
-        """Count a step that ``segment`` begins after."""
         if stepped not in self.all:
             stepped.number = len(self.all)
             self.all.append(stepped)
@@ -157,19 +155,16 @@ class Optimizers:
 
 
 def optimizers_in_memory() -> list[Optimizer]:
-    """All optimizers of torch that exist in this process."""
     # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
     return [value for value in gc.get_objects() if issubclass(type(value), Optimizer)]
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """The parameters of all groups of an optimizer."""
     for group in getattr(optimizer, "param_groups", ()):
         yield from group["params"]
 
 
 def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a step has a closure, which computes the gradients inside the step."""
     return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
 
 

@@ -72,7 +72,6 @@ class WatcherOutput:
             raise
 
     def write_step(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Write the lines of the layers in one sampled step."""
         rows = [self._line("layer", step, line) for line in lines]
         self._run.sampled += 1
         if self._log is None:
@@ -153,7 +152,6 @@ def scalars_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def histograms_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Histogram]:
-    """The histograms of the lines of one step, tagged like the scalars."""
     return {f"{_tag(row)}/{name}": each for row in rows for name, each in row.get("histograms", {}).items()}
 
 

@@ -288,7 +288,6 @@ def step_ticks(edges: tuple[float, float], most: int) -> list[tuple[float, str]]
 
 
 def rows_of(labels: Sequence[str], run: RunSeries) -> list[int]:
-    """The rows of the calls with these labels."""
     rows = {layer.label: row for row, layer in enumerate(run.layers)}
     return [rows[label] for label in labels if label in rows]
 
@@ -344,7 +343,6 @@ def _flags(findings: Sequence[TimedFinding], left: float, right: float) -> list[
 
 
 def rate_chart(losses: Sequence[LossSeries]) -> Chart:
-    """The learning rates, on an axis from 0."""
     curves = [Curve("", loss.steps.tolist(), loss.rates.tolist(), colour) for colour, loss in enumerate(losses)]
     return Chart("learning rate", curves, axis="linear", within=(0.0,), edges=edges_of(losses)[:2])
 
@@ -453,7 +451,6 @@ def plot_training(
 
 @plain_settings()
 def _draw_charts(figure: Figure, plot: RunPlot, above: float) -> None:
-    """Draw the charts above the rows, over the same steps."""
     width, height = figure.get_size_inches()
     places = [axes.get_position() for axes in figure.axes]
     left = places[0].x0 * width if places else _LEFT

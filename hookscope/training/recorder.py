@@ -85,7 +85,6 @@ class CallMetrics:
     _drift: tuple[Tensor, Tensor] | None = None
 
     def add(self, outputs: list[OutputSums]) -> None:
-        """Add the outputs of the call in another pass."""
         if outputs:
             alive = outputs[0].alive
             if not self.outputs:
@@ -97,7 +96,6 @@ class CallMetrics:
         self.outputs += outputs
 
     def scalars(self) -> Iterator[Tensor | float]:
-        """All scalars that `metrics` reads."""
         for sums in self.outputs:
             yield from (sums.mean, sums.spread, sums.nonzero, sums.non_finite)
         if self.alive is not None:
@@ -108,7 +106,6 @@ class CallMetrics:
             yield from self._drift
 
     def metrics(self, scalars: FetchedScalars) -> dict[str, Any]:
-        """The metrics by their names in the log."""
         moments = [(sums.count, scalars[sums.mean], scalars[sums.spread] ** 2) for sums in self.outputs]
         count, mean, squares = functools.reduce(merge_moments, moments) if moments else (0, None, 0.0)
         channels = 0 if self.alive is None else self.alive.numel()
@@ -160,7 +157,6 @@ class MetricsRecorder:
         self._loss_output: tuple[int, Tensor] | None = None
 
     def begin(self, now: Pass) -> None:
-        """A pass has begun."""
         record = self._record(now.model)
         record.passes += 1
         top, root = now.top(), now.model.module()
@@ -208,7 +204,6 @@ class MetricsRecorder:
             self._losses.append((value, divisor))
 
     def losses_since(self, optimizer: TrackedOptimizer) -> int:
-        """How many losses were recorded since the last step of the optimizer."""
         return len(self._losses) if self._losses_of >= optimizer.since else 0
 
     def add_loss_output(self, value: Tensor) -> None:
@@ -264,7 +259,6 @@ class MetricsRecorder:
             }
 
     def loss_of(self, step: OptimizerStep) -> float | None:
-        """The loss of a step; None where it is unknown."""
         losses, factor = self._losses_of_step(step)
         return _mean(losses, factor, FetchedScalars(losses))
 
@@ -318,7 +312,6 @@ class MetricsRecorder:
 
 
 def _mean(losses: Sequence[Tensor], factor: float, scalars: FetchedScalars) -> float | None:
-    """The mean of the losses times ``factor``; None without losses."""
     return sum(scalars[value] for value in losses) / len(losses) * factor if losses else None
 
 

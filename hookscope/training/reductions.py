@@ -69,7 +69,6 @@ def differs(tensor: Tensor, copy: Tensor) -> bool:
 
 
 def output_sums(output: Any, module: nn.Module | None = None) -> list[OutputSums]:
-    """The sums of every tensor in ``output``; channels are the channels of the first."""
     return [_sums(tensor, module, first=not at) for at, tensor in enumerate(values_of(output))]
 
 
@@ -92,7 +91,6 @@ def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
 
 
 def histogram_of(values: Iterable[Tensor], histogram: ValueHistogram | None = None) -> ValueHistogram:
-    """The counts of ``values``, added to the counts of ``histogram``."""
     histogram = histogram or ValueHistogram()
     for tensor in values:
         histogram.update(as_float(_dense(tensor)).float())
@@ -149,7 +147,6 @@ class BatchMoments:
         self._moments: tuple[int, Tensor, Tensor] | None = None  # count, mean and summed squares
 
     def add(self, inputs: Tensor) -> None:
-        """Add a batch ``(N, C, *positions)``."""
         values = as_float(local(inputs))
         channels = values.shape[1]
         count = values.numel() // max(channels, 1)
@@ -217,11 +214,9 @@ class StepWeights:
         self._gradients = self._measure_gradients() if gradients else None
 
     def have_changed(self) -> bool:
-        """Whether any weight differs from that at the start."""
         return any(differs(self._parameters[key], copy) for key, copy in self._copies.items())
 
     def gradient_norms(self) -> dict[int, float]:
-        """The norms of the gradients that were measured, by ``id`` of the parameter."""
         return {key: size for key, (size, _) in (self._gradients or {}).items()}
 
     def step_is_done(self) -> None:
@@ -236,7 +231,6 @@ class StepWeights:
         self._copies = {}
 
     def metrics(self, own: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The metrics of a layer with these parameters, by their names in the log."""
         weights = [id(p) for name, p in own.items() if not is_bias(name)]
         weight_norm, weight_non_finite = _total(self._weights, weights)
         update_norm, _ = _total(self._updates, weights)

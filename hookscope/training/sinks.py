@@ -27,6 +27,8 @@ _LONGEST_PARAMETER = 500  # characters, of MLflow
 _LONGEST_REASON = 200  # characters
 Histogram = Mapping[str, Sequence[float]]
 """``edges`` ``(B + 1,)`` in ascending order and ``counts`` ``(B,)``."""
+Scalars, Histograms = Mapping[str, float], Mapping[str, Histogram]
+"""By their tags."""
 
 
 class Sink(ABC):
@@ -44,10 +46,8 @@ class Sink(ABC):
         """Write what runs, by name."""
 
     @abstractmethod
-    def write(
-        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
-        """Write the values of one sampled step of an optimizer, by their tags."""
+    def write(self, step: int, optimizer: int, scalars: Scalars, histograms: Histograms) -> None:
+        """Write the values of one sampled step of an optimizer."""
 
     @abstractmethod
     def close(self, failed: bool) -> None: ...
@@ -68,25 +68,15 @@ class TensorBoard(Sink):
         except OSError as error:
             raise WriteError(f"cannot write {place}: {error.strerror or error}") from error
 
-    def write(
-        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
+    def write(self, step: int, optimizer: int, scalars: Scalars, histograms: Histograms) -> None:
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, step)
         for tag, histogram in histograms.items():
             edges, counts = histogram["edges"], histogram["counts"]
             middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
-            self._writer.add_histogram_raw(
-                tag,
-                min=edges[0],
-                max=edges[-1],
-                num=sum(counts),
-                sum=sum(count * middle for count, middle in zip(counts, middles, strict=True)),
-                sum_squares=sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)),
-                bucket_limits=list(edges[1:]),
-                bucket_counts=list(counts),
-                global_step=step,
-            )
+            sums = [sum(n * middle**power for n, middle in zip(counts, middles, strict=True)) for power in (1, 2)]
+            of_all = edges[0], edges[-1], sum(counts), *sums
+            self._writer.add_histogram_raw(tag, *of_all, list(edges[1:]), list(counts), step)
         self._writer.flush()
 
     def close(self, failed: bool) -> None:
@@ -115,9 +105,7 @@ class Wandb(Sink):
     def begin(self, header: Mapping[str, Any]) -> None:
         self._run.config.update(dict(header))
 
-    def write(
-        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
+    def write(self, step: int, optimizer: int, scalars: Scalars, histograms: Histograms) -> None:
         drawn = {tag: self._histogram(np_histogram=_with_width(each)) for tag, each in histograms.items()}
         self._run.log({"step": step, **scalars, **drawn})
 
@@ -144,12 +132,10 @@ class Mlflow(Sink):
         self.where = f"{mlflow.get_tracking_uri()}, run {self._run}"
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        values = {name: str(value)[:_LONGEST_PARAMETER] for name, value in header.items() if value is not None}
-        self._client.log_batch(self._run, params=[self._mlflow.entities.Param(*each) for each in values.items()])
+        new, values = self._mlflow.entities.Param, ((name, v) for name, v in header.items() if v is not None)
+        self._client.log_batch(self._run, params=[new(name, str(v)[:_LONGEST_PARAMETER]) for name, v in values])
 
-    def write(
-        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
+    def write(self, step: int, optimizer: int, scalars: Scalars, histograms: Histograms) -> None:
         now, new = time.time_ns() // 10**6, self._mlflow.entities.Metric
         metrics = [new(_mlflow_name(tag), value, now, step) for tag, value in scalars.items()]
         for at in range(0, len(metrics), _MOST_IN_A_BATCH):
@@ -229,9 +215,7 @@ class SinkProcess(Sink):
     def begin(self, header: Mapping[str, Any]) -> None:
         self._send("begin", header)
 
-    def write(
-        self, step: int, optimizer: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
+    def write(self, step: int, optimizer: int, scalars: Scalars, histograms: Histograms) -> None:
         self._send("write", step, optimizer, scalars, histograms)
 
     def close(self, failed: bool) -> None:

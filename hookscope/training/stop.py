@@ -35,7 +35,6 @@ class StopRule:
             raise NonFiniteError(error.asked, error.exists, error.do)
 
     def before_call(self, now: Pass, module: nn.Module, args: Any) -> None:
-        """Check the input of a layer that will overwrite it."""
         if getattr(module, "inplace", False) is True and (bad := _not_finite(args)):
             now.non_finite_inputs[id(module)] = gradients.made_by(bad[0])
 
@@ -113,7 +112,6 @@ class StopRule:
 def _from_the_loss_on(
     tracked: TrackedOptimizer, models: Sequence[TrackedModel], order: Mapping[int, int]
 ) -> Iterator[tuple[str, Layer | None, Tensor]]:
-    """The parameters of an optimizer with their names and layers."""
     named: dict[int, tuple[str, Layer | None, Tensor]] = {}
     for model in models:
         for layer, _, own in model.with_parameters():

@@ -80,7 +80,6 @@ class Layer:
         return self._kind_of(module)[1]
 
     def is_in_all(self, module: nn.Module) -> bool:
-        """Whether ``all`` means it."""
         return self._kind_of(module)[2]
 
     def is_single(self, module: nn.Module) -> bool:
@@ -97,7 +96,6 @@ class Layer:
         return self._kind
 
     def may_want(self, module: nn.Module) -> bool:
-        """Whether any of its calls can be chosen."""
         if self.is_loss:
             return False
         selection = self.choice.selection
@@ -160,7 +158,6 @@ class TrackedModel:
         return Layer(module, names, self, self._choice)
 
     def with_parameters(self) -> Iterator[tuple[Layer, nn.Module, dict[str, Tensor]]]:
-        """The layers that have parameters of their own, with these."""
         for layer in self.layers.values():
             module = layer.module()
             if module is not None and not _is_parametrization(layer.name):
@@ -235,7 +232,6 @@ class ModelTracker:
 
     @property
     def current(self) -> Pass | None:
-        """The pass that runs in this thread."""
         return getattr(self._thread, "current", None)
 
     def _add(self, module: nn.Module) -> TrackedModel:
@@ -375,7 +371,6 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def is_compiled_wrapper(module: nn.Module) -> bool:
-    """Whether it is what ``torch.compile`` makes of a module."""
     return "_orig_mod" in module._modules
 
 

@@ -316,7 +316,6 @@ class TrainingWatcher:
         self._finish(step)
 
     def _finish(self, step: OptimizerStep) -> None:
-        """Write and count a step that is done."""
         tracked = step.optimizer
         self._run.steps, self.last_step = self._run.steps + 1, tracked.steps
         if step.weights is not None:
@@ -401,7 +400,6 @@ class TrainingWatcher:
             self._loss_tap.off()
 
     def _announce_empty_step(self) -> None:
-        """Say why a sampled step has no lines."""
         note, why = "nothing-seen", "no chosen layer with parameters of the optimizer ran"
         try:
             for model in self._models.models:
@@ -412,7 +410,6 @@ class TrainingWatcher:
         self._output.announce(note, self.last_step, f"nothing is logged: {why}")
 
     def _fail(self, error: Exception) -> None:
-        """Stop watching; the training goes on."""
         self.is_off, self._open = True, None
         with contextlib.suppress(Exception):
             self._remove_module_hooks()  # hooks of optimizers stay to the end: torch is iterating over them

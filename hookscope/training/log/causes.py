@@ -89,7 +89,6 @@ def cause(
     precedes: Iterable[str] = (),
     before: str | None = None,
 ) -> Callable[[Look], Look]:
-    """Register the function below as a rule for findings of ``kind``, which joins the catalogue, see `add_kind`."""
     add_kind(kind, "training", before)
 
     def register(look: Look) -> Look:
@@ -104,17 +103,14 @@ def cause(
 
 @cause(CATALOGUE["loss-scale"], 1, explains=("no-step", "loss-flat", "no-gradient"), precedes=_UNSTABLE)
 def _loss_scale(now: History) -> Evidence | None:
-    scale, first = now.number("loss_scale"), now.number("first_loss_scale")
+    scale, first, ran = now.number("loss_scale"), now.number("first_loss_scale"), now["backwards"]
     if now["optimizer_steps"] == 0 and scale == scale and now["weights_changed"] is False:
-        return Evidence(
-            f"backward ran {now['backwards']:,} times, the GradScaler skipped every step, and its scale is {scale:.4g}",
-            numbers={"scale": scale, "backwards": now["backwards"]},
-        )
+        words = f"backward ran {ran:,} times, the GradScaler skipped every step, and its scale is {scale:.4g}"
+        return Evidence(words, numbers={"scale": scale, "backwards": ran})
     if now["clip_scaled"]:
-        words = (
-            f"{now['clip_function']} clipped to {now['clip_limit']} gradients that were {scale:,.0f} times too large"
-        )
-        return Evidence(words, "scaled clipping", numbers={"scale": scale, "limit": now["clip_limit"]})
+        limit = now["clip_limit"]
+        words = f"{now['clip_function']} clipped to {limit} gradients that were {scale:,.0f} times too large"
+        return Evidence(words, "scaled clipping", numbers={"scale": scale, "limit": limit})
     limits = now.limits
     if scale < limits["least_scale"] or scale < first * limits["scale_fall"]:
         words = f"the loss scale is {scale:.4g}, {first:.4g} at first: each halving is a skipped step"
@@ -173,9 +169,8 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     if not _has_no_gradient(now):
         return None
     if not now["backwards"]:
-        return Evidence(
-            f"no backward pass ran before the step of {now['optimizer_type']}", "no backward", numbers=numbers
-        )
+        words = f"no backward pass ran before the step of {now['optimizer_type']}"
+        return Evidence(words, "no backward", numbers=numbers)
     if now["loss_without_graph"]:
         words = f"none of {held} parameters gets a gradient: the loss has no graph, so backward reaches nothing"
         return Evidence(words, "no path", numbers=numbers)
@@ -258,15 +253,13 @@ def _maximized(now: History) -> Evidence | None:
 
 @cause(CATALOGUE["input-constant"], explains=("loss-flat", "constant-output"), precedes=_UNSTABLE)
 def _input_constant(now: History) -> Evidence | None:
-    shape = now["input_shape"] or [0]
-    if now["input_min"] is not None and now["input_min"] == now["input_max"]:
-        return Evidence(
-            f"every value of the input {tuple(shape)} is {now['input_min']:g}", numbers={"samples": shape[0]}
-        )
-    if shape[0] > 1 and now["input_spread"] == 0:
+    shape, lowest = now["input_shape"] or [0], now["input_min"]
+    words = ""
+    if lowest is not None and lowest == now["input_max"]:
+        words = f"every value of the input {tuple(shape)} is {lowest:g}"
+    elif shape[0] > 1 and now["input_spread"] == 0:
         words = f"all {shape[0]} samples of the input {tuple(shape)} are equal"
-        return Evidence(words, numbers={"samples": shape[0]})
-    return None
+    return Evidence(words, numbers={"samples": shape[0]}) if words else None
 
 
 @cause(CATALOGUE["input-constant"])
@@ -274,12 +267,8 @@ def _input_repeats(now: History) -> Evidence | None:
     names = ("input_shape", "input_mean", "input_std", "input_min", "input_max")
     own = [now[name] for name in names]
     neighbours = [now.rows[at] for at in (now.at - 1, now.at + 1) if 0 <= at < len(now.rows)]
-    if (
-        now["optimizer"] is None
-        or own[1] is None
-        or own[3] == own[4]
-        or not any([row.get(n) for n in names] == own for row in neighbours)
-    ):
+    repeats = any([row.get(name) for name in names] == own for row in neighbours)
+    if not repeats or now["optimizer"] is None or own[1] is None or own[3] == own[4]:
         return None
     words = f"the input {tuple(own[0])} is the same at each sampled step: mean {own[1]:.6g}, standard deviation"
     return Evidence(f"{words} {own[2]:.6g}", "repeats", numbers={"mean": own[1], "std": own[2]})
@@ -329,20 +318,17 @@ def _eval_mode(now: History) -> Evidence | None:
 @cause(CATALOGUE["eval-mode"], 1)
 def _validation(now: History) -> Evidence | None:
     loss = now["validation_in_train_mode"]
-    if not loss:
-        return None
-    return Evidence(f"a pass without gradients ran in train mode, and its loss was taken ({loss})", "validation")
+    words = f"a pass without gradients ran in train mode, and its loss was taken ({loss})"
+    return Evidence(words, "validation") if loss else None
 
 
 @cause(CATALOGUE["optimizer-settings"], 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)
 def _settings(now: History) -> Evidence | None:
     kind, rate, decay = now["optimizer_type"], now.number("rate"), now.number("weight_decay")
     limits = now.limits
-    if now.number("momentum") >= 1:
-        return Evidence(
-            f"{kind} has momentum {now['momentum']:g}: each step repeats all earlier ones",
-            numbers={"momentum": now["momentum"]},
-        )
+    if (momentum := now.number("momentum")) >= 1:
+        words = f"{kind} has momentum {momentum:g}: each step repeats all earlier ones"
+        return Evidence(words, numbers={"momentum": momentum})
     if rate >= limits["adaptive_rate"] and kind in _ADAPTIVE:
         words = f"{kind} has a learning rate of {rate:g}: each step changes each weight by about as much"
         return Evidence(words, "rate", numbers={"rate": rate})
@@ -351,16 +337,13 @@ def _settings(now: History) -> Evidence | None:
         words = f"a step of {kind} changes a weight by {update:.2g} times its norm (median of the layers; learning rate"
         return Evidence(f"{words} {rate:g})", "rate", numbers={"rate": rate, "update": update})
     if rate * decay > limits["decay"]:
-        words = (
-            f"{kind} has weight decay {decay:g} and learning rate {rate:g}: each step takes {min(rate * decay, 1):.0%}"
-        )
-        return Evidence(f"{words} of every weight", "decay", numbers={"rate": rate, "weight_decay": decay})
+        words = f"{kind} has weight decay {decay:g} and learning rate {rate:g}: each step takes"
+        words += f" {min(rate * decay, 1):.0%} of every weight"
+        return Evidence(words, "decay", numbers={"rate": rate, "weight_decay": decay})
     return None
 
 
-@cause(
-    CATALOGUE["learning-rate-vanishes"], explains=("update-too-small", "no-update", "loss-flat", "vanishing-gradient")
-)
+@cause(CATALOGUE["learning-rate-vanishes"], explains=_LIFELESS - {"no-gradient", "frozen"})
 def _rate_vanishes(now: History) -> Evidence | None:
     rates = [row.get("rate") for row in now.rows]
     rate, peak = now["rate"], max((r for r in rates if r is not None), default=None)
@@ -372,10 +355,8 @@ def _rate_vanishes(now: History) -> Evidence | None:
     first = max((at for at, is_low in enumerate(low) if not is_low), default=-1) + 1
     steps = [row["step"] for row in now.rows]
     if 0 < first <= now.at and steps[-1] - steps[first] >= steps[-1] / 2:
-        words = (
-            f"the learning rate is {rate:.2g}, {peak:.2g} at most: it fell to a thousandth before step {steps[first]}"
-        )
-        words += f", and {steps[-1] - steps[first] + 1:,} of {steps[-1] + 1:,} steps came after"
+        words = f"the learning rate is {rate:.2g}, {peak:.2g} at most: it fell to a thousandth before step"
+        words += f" {steps[first]}, and {steps[-1] - steps[first] + 1:,} of {steps[-1] + 1:,} steps came after"
         return Evidence(words, numbers={"rate": rate, "highest": peak})
     largest = max(_updates(now), default=None) if 0 < rate <= peak <= now.limits["tiny_rate"] else None
     if largest is not None and largest < _FLOAT32 and not _has_no_gradient(now):

@@ -23,8 +23,9 @@ _FIRST = b'{"row": "run"'
 _MOST_BYTES = 1 << 31  # a step of a hundred layers takes 40 thousand
 _LONGEST_LINE = 1 << 22
 _MOST_CALLS = 20_000  # of layers: more take minutes
+_LISTS = {"layer": "rows", "note": "notes", "facts": "facts"}  # the fields of a run, by the kind of their lines
 _NO_METRICS = ("row", "loss", "passes", "learning_rate")  # in the line of a layer
-_SAMPLE = "sample fewer steps with ‹every|--every›"
+_SAMPLE, _FEWER = "sample fewer steps with ‹every|--every›", "watch fewer layers with ‹layers|--layer›"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,9 +85,7 @@ def read_runs(path: StrPath) -> list[Run]:
                     raise InputError(f"the log '{name}' is too long", f"the limit is {_MOST_BYTES:,} bytes", _SAMPLE)
                 if len(calls) > _MOST_CALLS:
                     exists = f"a run has more than {_MOST_CALLS:,} layer calls"
-                    raise InputError(
-                        f"the log '{name}' is too large", exists, "watch fewer layers with ‹layers|--layer›"
-                    )
+                    raise InputError(f"the log '{name}' is too large", exists, _FEWER)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}") from error
     return runs
@@ -96,12 +95,12 @@ def last_rows(run: Run) -> list[dict[str, Any]]:
     """The metrics of each layer call at the last step in which it ran, in order of execution."""
     last = {(row.get("model"), row.get("layer"), row.get("call")): row for row in run.rows}
     rows = [{name: value for name, value in row.items() if name not in _NO_METRICS} for row in last.values()]
-    return sorted(rows, key=_place_in_run)
 
+    def place(row: Mapping[str, Any]) -> tuple[int, int]:
+        order = row.get("order")
+        return row.get("model") or 0, (row.get("index") or 0) if order is None else order  # old logs have no order
 
-def _place_in_run(row: Mapping[str, Any]) -> tuple[int, int]:
-    order = row.get("order")
-    return row.get("model") or 0, (row.get("index") or 0) if order is None else order  # old logs have no order
+    return sorted(rows, key=place)
 
 
 def last_run(run: Run | StrPath) -> Run:
@@ -131,14 +130,10 @@ def _add_line(line: dict[str, Any], runs: list[Run]) -> None:
     kind = line.get("row")
     if kind == "run":
         runs.append(Run(line))
-    elif runs and kind == "layer":
-        runs[-1].rows.append(line)
-    elif runs and kind == "note":
-        runs[-1].notes.append(line)
-    elif runs and kind == "facts":
-        runs[-1].facts.append(line)
     elif runs and kind == "end":
         runs[-1] = replace(runs[-1], end=line)
+    elif runs and kind in _LISTS:
+        getattr(runs[-1], _LISTS[kind]).append(line)
 
 
 class RunLog:
@@ -183,11 +178,11 @@ class RunLog:
         if self._descriptor < 0 or os.getpid() != self._pid:
             return
         for row in rows:
-            values = {name: None if _is_nan_or_inf(value) else value for name, value in row.items()}
+            bad = {name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+            values = dict(row) | dict.fromkeys(bad)
             self._append(json.dumps(values, allow_nan=False).encode("ascii") + b"\n")
 
     def close(self) -> None:
-        """Close the file; later lines are dropped."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # somebody closed it: its number may belong to another file now
                 self._status()
@@ -273,7 +268,3 @@ class LateLog:
             if self._waiting:
                 self._log.write(self._waiting)
             self._log.close()
-
-
-def _is_nan_or_inf(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from hookscope.training.log.run_rules import (
     nonfinite_findings,
     note_finding,
 )
-from hookscope.training.log.series import LayerSeries, RunSeries, runs_of_true, series_of
+from hookscope.training.log.series import LayerSeries, RunSeries, in_long_runs, series_of
 from hookscope.training.log.summary import TimedFinding, known, summary, timed_finding, when_words, with_severity_of
 
 
@@ -35,22 +35,17 @@ def with_causes(
     if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
         symptoms = [*symptoms, *flat_findings(series, classes, thresholds)]
     pairs = _causes(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
-    pairs = [(rule, finding) for rule, finding in pairs if not _is_explained(rule, finding, pairs)]
-    explained = frozenset[str]().union(*(rule.explains for rule, finding in pairs if finding.severity != "note"))
-    causes = [
-        finding if finding.severity == "note" else with_severity_of(finding, rule.precedes, symptoms)
+    explaining = [rule for rule, finding in pairs if finding.severity != "note"]
+    pairs = [
+        (rule, finding)
         for rule, finding in pairs
+        if not any(finding.finding in other.explains for other in explaining if other is not rule)
     ]
-    causes.sort(key=lambda finding: finding.severity == "note")
-    return [*causes, *(finding for finding in symptoms if finding.finding not in explained)]
-
-
-def _is_explained(rule: CauseRule, finding: TimedFinding, causes: Iterable[tuple[CauseRule, TimedFinding]]) -> bool:
-    """Whether another of the causes explains the finding, and is more than a note."""
-    return any(
-        explanation.severity != "note" and finding.finding in other.explains and other is not rule
-        for other, explanation in causes
-    )
+    notes = [finding for _, finding in pairs if finding.severity == "note"]
+    grave = [(rule, finding) for rule, finding in pairs if finding.severity != "note"]
+    explained = frozenset[str]().union(*(rule.explains for rule, _ in grave))
+    causes = [with_severity_of(finding, rule.precedes, symptoms) for rule, finding in grave]
+    return [*causes, *notes, *(finding for finding in symptoms if finding.finding not in explained)]
 
 
 def _causes(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tuple[CauseRule, TimedFinding]]:
@@ -77,8 +72,7 @@ def _judge(
     """The finding from the first to the last long enough series of steps that show it."""
     shown = [rule.look(History(rows, at, series, limits)) for at in range(len(rows))]
     needed = min(int(limits["patience"]) if rule.patience is None else rule.patience, len(rows))
-    mask = np.array([evidence is not None for evidence in shown])
-    at = [n for begin, end in runs_of_true(mask) if end - begin >= needed for n in range(begin, end)]
+    at = in_long_runs(np.array([evidence is not None for evidence in shown]), needed)
     if not at:
         return None
     first, last = at[0], at[-1]
@@ -86,10 +80,9 @@ def _judge(
     assert evidence is not None
     time, lasts = known(rows[first].get("time")), last == len(rows) - 1
     when = int(rows[first]["step"]), int(rows[last]["step"]), time, lasts
-    layer = evidence.layers[0] if len(evidence.layers) == 1 else ""
-    optimizer = rows[first].get("optimizer") or 0
-    more: dict[str, Any] = {"layers": evidence.layers, "optimizer": optimizer, "numbers": dict(evidence.numbers)}
-    begin = "" if rows[first].get("optimizer") is None else f"{when_words(*when, len(rows))}: "
+    layer, optimizer = evidence.layers[0] if len(evidence.layers) == 1 else "", rows[first].get("optimizer")
+    more: dict[str, Any] = {"layers": evidence.layers, "optimizer": optimizer or 0, "numbers": dict(evidence.numbers)}
+    begin = "" if optimizer is None else f"{when_words(*when, len(rows))}: "
     return timed_finding(rule.kind.name, f"{begin}{evidence.words}", *when, evidence.case, layer, **more)
 
 
@@ -119,7 +112,6 @@ class FindingInterval:
 
     @property
     def step(self) -> int:
-        """The first step that shows it."""
         return int(self.layer.steps[self.first])
 
     @property
@@ -136,12 +128,13 @@ def judge(rule: Rule, context: LayerContext) -> tuple[bool, FindingInterval | No
 
     The finding lasts from the first to the last long enough series of bad sampled steps.
     """
-    values, limit = rule.measure(context), rule.limit_of(context.thresholds)
+    values = rule.measure(context)
+    limit = context.thresholds[rule.limit] if isinstance(rule.limit, str) else rule.limit
     known = np.flatnonzero(~np.isnan(values))
     bad = values[known] < limit if rule.lowest else values[known] > limit
     patience = context.thresholds.patience if rule.patience is None else rule.patience
     needed = min(patience, len(context.run.loss_of(context.layer.optimizer).steps))
-    at = known[[n for begin, end in runs_of_true(bad) if end - begin >= needed for n in range(begin, end)]]
+    at = known[in_long_runs(bad, needed)]
     if not len(at):
         return bool(len(known)), None
     worst = at[np.argmin(values[at]) if rule.lowest else np.argmax(values[at])]
@@ -167,7 +160,7 @@ def spacing(layer: LayerSeries) -> float:
 
 
 _ENOUGH = 20  # samples that show a trend
-# Findings that may follow from a dead layer before.
+# Findings that may follow from a dead layer before
 _FOLLOW = ("dead-channels", "constant-output", "vanishing-activations", "saturated", "batchnorm-drift")
 _DIVERGENCE = ("non-finite", "loss-rises", "dead-layer", "constant-output")
 _LEADS_TO = {"update-too-large": _DIVERGENCE, "exploding-gradient": _DIVERGENCE}
@@ -233,7 +226,10 @@ def _begins_within(finding: TimedFinding, cause: TimedFinding) -> bool:
 
 def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     layers = [layer for layer in run.layers if layer.model == model]
-    first_calls = _first_calls(layers)
+    by_name: dict[str, LayerSeries] = {}
+    for layer in sorted(layers, key=lambda layer: layer.call):
+        by_name.setdefault(layer.name, layer)
+    first_calls = sorted(by_name.values(), key=lambda layer: layer.index)
     judged: dict[str, int] = {}
     intervals: dict[str, list[FindingInterval]] = {}
     for name in REPORT_ORDER["training"]:
@@ -248,13 +244,6 @@ def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Ite
         for group in grouped(own, thresholds.patience):
             after = _consequence_words(group, consequences, thresholds) if name == "dead-layer" else ""
             yield _finding(RULES[name], group, judged[name], after)
-
-
-def _first_calls(layers: Sequence[LayerSeries]) -> list[LayerSeries]:
-    by_name: dict[str, LayerSeries] = {}
-    for layer in sorted(layers, key=lambda layer: layer.call):
-        by_name.setdefault(layer.name, layer)
-    return sorted(by_name.values(), key=lambda layer: layer.index)
 
 
 def _consequences(
@@ -316,19 +305,13 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
         text += f", in {named.times} of {span} sampled steps"
     text += f": {_values(rule, named, first.step)}{_other_layers(rule, group, named, worst, judged)}{after}"
     value = worst.value if abs(worst.value) < float("inf") else None
-    severity: dict[str, Any] = {"severity": rule.severity} if rule.severity else {}
-    if rule.of_all and len(group) == judged:
-        severity = {"severity": rule.of_all}
+    severity = rule.of_all if rule.of_all and len(group) == judged else rule.severity
+    more: dict[str, Any] = {"severity": severity} if severity else {}
+    more["numbers"] = {"worst": value, "worst_step": worst.worst_step, "layers": len(group)}
+    more["layers"] = tuple(interval.layer.label for interval in group)
+    layer = named.layer
     return timed_finding(
-        rule.kind.name,
-        text,
-        *when,
-        layer=named.layer.label,
-        numbers={"worst": value, "worst_step": worst.worst_step, "layers": len(group)},
-        layers=tuple(interval.layer.label for interval in group),
-        model=named.layer.model,
-        optimizer=named.layer.optimizer,
-        **severity,
+        rule.kind.name, text, *when, layer=layer.label, model=layer.model, optimizer=layer.optimizer, **more
     )
 
 

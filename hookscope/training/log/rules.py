@@ -109,9 +109,6 @@ class Rule:
         """Whether it concerns the parameters of a layer, which all its calls share."""
         return self.metric in ("gradient_norm", "update_to_weight")
 
-    def limit_of(self, thresholds: TrainingThresholds) -> float:
-        return thresholds[self.limit] if isinstance(self.limit, str) else self.limit
-
 
 def _ratio(over: Array, under: Array) -> Array:
     """NaN unless the denominator is positive."""

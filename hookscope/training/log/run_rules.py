@@ -25,13 +25,18 @@ _NOISE = 4.0  # standard deviations
 
 
 def loss_findings(run: RunSeries, thresholds: TrainingThresholds) -> list[TimedFinding]:
-    """None with several optimizers, whose losses may rise in turn."""
+    loss = _known_losses(run)
+    return [] if loss is None else [*_rises(loss, thresholds), *_spikes(loss, thresholds)]
+
+
+def _known_losses(run: RunSeries) -> LossSeries | None:
+    """The losses without gaps; None with few, and with several optimizers, whose losses may rise in turn."""
     if len(run.losses) != 1:
-        return []
+        return None
     [loss] = run.losses
     at = ~np.isnan(loss.losses)
-    loss = LossSeries(loss.optimizer, loss.steps[at], loss.times[at], loss.losses[at], loss.rates[at])
-    return [] if len(loss.steps) < _FEWEST else [*_rises(loss, thresholds), *_spikes(loss, thresholds)]
+    known = LossSeries(loss.optimizer, loss.steps[at], loss.times[at], loss.losses[at], loss.rates[at])
+    return known if len(known.steps) >= _FEWEST else None
 
 
 def _reach(losses: Array) -> int:
@@ -91,12 +96,8 @@ def _spikes(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedF
 
 def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     """A loss that ends where it began; ``classes`` are the classes of its cross-entropy, NaN where unknown."""
-    if len(run.losses) != 1:
-        return
-    [whole] = run.losses
-    at = ~np.isnan(whole.losses)
-    loss = LossSeries(whole.optimizer, whole.steps[at], whole.times[at], whole.losses[at], whole.rates[at])
-    if len(loss.steps) < _FEWEST or loss.steps[-1] < thresholds["flat_after"]:
+    loss = _known_losses(run)
+    if loss is None or loss.steps[-1] < thresholds["flat_after"]:
         return
     losses, smooth, part = loss.losses, _smoothed(loss.losses), max(3, len(loss.losses) // 4)
     noise = 1.4826 * float(np.median(np.abs(losses - smooth)))
@@ -113,19 +114,12 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
         return
     text = f"the loss is {last:.4g} (mean of the last {part} sampled steps), {losses[0]:.4g} at first"
     text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""
-    numbers: dict[str, float | int | str | None] = {"first": float(losses[0]), "last": last}
-    case = "chance" if guesses else ""
-    yield _finding("loss-flat", loss, 0, len(smooth) - 1, text, numbers, case)
+    numbers = {"first": float(losses[0]), "last": last}
+    yield _finding("loss-flat", loss, 0, len(smooth) - 1, text, numbers, "chance" if guesses else "")
 
 
 def _finding(
-    name: str,
-    loss: LossSeries,
-    first: int,
-    last: int,
-    text: str,
-    numbers: dict[str, float | int | str | None],
-    case: str = "",
+    name: str, loss: LossSeries, first: int, last: int, text: str, numbers: Mapping[str, float], case: str = ""
 ) -> TimedFinding:
     when = int(loss.steps[first]), int(loss.steps[last]), float(loss.times[first]), last == len(loss.steps) - 1
     return timed_finding(name, f"{when_words(*when)}: {text}", *when, case, numbers=numbers, optimizer=loss.optimizer)
@@ -142,32 +136,30 @@ def nonfinite_findings(run: RunSeries, notes: Sequence[Mapping[str, Any]] = ()) 
     weights. If the run was stopped, the note in its log says where, and which operation made them.
     """
     stops = [note for note in notes if note.get("note") == "non-finite"]
-    models = sorted({layer.model for layer in run.layers})
-    findings = [finding for model in models if (finding := _of_model(model, run, False)) is not None]
-    if not stops:
-        return findings
-    return [*map(note_finding, stops), *(finding for finding in findings if finding.step < _step(stops[0]))]
+    before = _step(stops[0]) if stops else math.inf
+    return [*map(note_finding, stops), *(finding for finding in _of_models(run, False) if finding.step < before)]
 
 
 def contained_findings(run: RunSeries) -> list[TimedFinding]:
     """One finding for each model with Inf that do not spread, as in the mask of an attention."""
+    return _of_models(run, True)
+
+
+def _of_models(run: RunSeries, are_contained: bool) -> list[TimedFinding]:
     models = sorted({layer.model for layer in run.layers})
-    return [finding for model in models if (finding := _of_model(model, run, True)) is not None]
+    return [finding for model in models if (finding := _of_model(model, run, are_contained)) is not None]
 
 
 def note_finding(note: Mapping[str, Any]) -> TimedFinding:
-    """A note of the log as a finding."""
     name, step, time = str(note.get("note") or "note"), _step(note), known(note.get("time"))
     layer = call_key(str(note.get("layer") or ""), note.get("call") or 0)
     text = str(note.get("text") or "")
     if name != "non-finite":
         more = {"severity": "note"} if name in _TRUE_NOTES else {}
         return timed_finding(name, text, step, step, time, False, layer=layer, **more)
-    text = (
-        f"at step {step_words(step, time)}, where the run was stopped: {text or note.get('operation') or 'NaN or Inf'}"
-    )
-    layers = (layer,) if layer else ()
-    numbers = {"phase": "stopped", "operation": note.get("operation")}
+    operation, layers = note.get("operation"), (layer,) if layer else ()
+    text = f"at step {step_words(step, time)}, where the run was stopped: {text or operation or 'NaN or Inf'}"
+    numbers = {"phase": "stopped", "operation": operation}
     return timed_finding(name, text, step, step, time, True, layer=layer, layers=layers, numbers=numbers)
 
 
@@ -189,7 +181,7 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
     step, last = min(steps[0] for steps in bad.values()), max(steps[-1] for steps in bad.values())
     phase, source = _source([layer for layer in layers if bad.get(layer.label, [None])[0] == step], step)
     lasts = last == max(int(layer.steps[-1]) for layer in layers)
-    time = float(source.times[_at(source, step)])
+    time = float(source.times[source.steps == step][0])
     when = when_words(step, last, time, lasts, max(len(layer.steps) for layer in layers))
     text = f"{when}: {_words(phase, source, step)}{_nearer_the_loss(phase, source, layers, step)}"
     text += f"; {counted(len(bad) - 1, 'more layer')} too" if len(bad) > 1 else ""
@@ -199,20 +191,10 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
         text += "; loss, gradients and weights are finite"
     elif finite:
         text += f"; at step {max(finite):,} everything was finite"
-    return timed_finding(
-        "non-finite",
-        text,
-        step,
-        last,
-        time,
-        lasts,
-        "contained" if are_contained else "operation unknown",
-        layer=source.label,
-        layers=tuple(bad),
-        numbers={"phase": phase, "values": _count(source, phase, step), "layers": len(bad)},
-        model=model,
-        optimizer=source.optimizer,
-    )
+    case = "contained" if are_contained else "operation unknown"
+    numbers = {"phase": phase, "values": _count(source, phase, step), "layers": len(bad)}
+    of: dict[str, Any] = {"layers": tuple(bad), "model": model, "optimizer": source.optimizer}
+    return timed_finding("non-finite", text, step, last, time, lasts, case, source.label, numbers=numbers, **of)
 
 
 def _bad_steps(layer: LayerSeries) -> list[int]:
@@ -232,13 +214,8 @@ def _contained_steps(optimizer: int, run: RunSeries) -> set[int]:
     return bad.difference(np.concatenate(spread).tolist())
 
 
-def _at(layer: LayerSeries, step: int) -> int:
-    at: int = layer.steps.tolist().index(step)
-    return at
-
-
 def _count(layer: LayerSeries, phase: str, step: int) -> int:
-    count = layer.values[_PHASES[phase]][_at(layer, step)]
+    count = layer.values[_PHASES[phase]][layer.steps == step][0]
     return int(count) if count > 0 else 0
 
 
@@ -257,7 +234,7 @@ def _words(phase: str, layer: LayerSeries, step: int) -> str:
         return f"{count} values of its gradient are NaN or Inf; all activations are finite"
     if phase == "weights":
         return f"{count} values of its weights are NaN or Inf, while activations and gradients are finite"
-    kind = "Inf" if layer.values["infinite"][_at(layer, step)] == 1 else "NaN or Inf"
+    kind = "Inf" if (layer.values["infinite"][layer.steps == step] == 1).any() else "NaN or Inf"
     text = f"{count} values of its activation are {kind}"
     return f"{text}, as are values of its weights" if _count(layer, "weights", step) else text
 
@@ -265,7 +242,7 @@ def _words(phase: str, layer: LayerSeries, step: int) -> str:
 def _nearer_the_loss(phase: str, source: LayerSeries, layers: Sequence[LayerSeries], step: int) -> str:
     """The next layer whose gradient is finite: the cause lies between the two."""
     after = [layer for layer in layers if layer.index > source.index and layer.optimizer == source.optimizer]
-    finite = [layer for layer in after if step in layer.steps and layer.values["gradient_norm"][_at(layer, step)] >= 0]
+    finite = [layer for layer in after if (layer.values["gradient_norm"][layer.steps == step] >= 0).any()]
     return f", and so is the gradient of '{finite[0].label}' after it" if phase == "backward" and finite else ""
 
 

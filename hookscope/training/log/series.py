@@ -33,6 +33,11 @@ _Key = tuple[int, str, int]  # model, layer, call
 _Row = Mapping[str, Any]
 
 
+def in_long_runs(mask: NDArray[np.bool_], needed: int) -> list[int]:
+    """The positions in ``(S,)`` at which at least ``needed`` values in a row are true."""
+    return [at for begin, end in runs_of_true(mask) if end - begin >= needed for at in range(begin, end)]
+
+
 def runs_of_true(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Where the values of ``(S,)`` are true: begin and end of each run, the end not included."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]]))).tolist()
@@ -144,7 +149,7 @@ class RunSeries:
             for other in self._small
             if (other.model, other.optimizer) == (layer.model, layer.optimizer)
             and layer.name != other.name
-            and layer.name.startswith((f"{other.name}.", _block(other.name)))
+            and layer.name.startswith((f"{other.name}.", other.name[: other.name.rfind(".") + 1]))
         ]
         return np.isin(layer.steps, np.concatenate(block) if block else [])
 
@@ -235,12 +240,6 @@ def _numbers(rows: Sequence[_Row], name: str, before: str = "") -> Array:
     """The numbers ``name`` of the rows, NaN where it is none; rows without the field have it as ``before``."""
     values: Iterable[Any] = (row.get(name, row.get(before)) for row in rows)
     return np.array([float(value) if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
-
-
-def _block(name: str) -> str:
-    """How the names of all layers of its block begin."""
-    before, dot, _ = name.rpartition(".")
-    return before + dot
 
 
 def _is_whole(value: object) -> bool:

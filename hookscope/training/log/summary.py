@@ -68,7 +68,6 @@ def with_severity_of(finding: TimedFinding, follow: Container[str], findings: It
 
 
 def known(time: Any) -> float | None:
-    """A time from the log; None for NaN and what is not a number."""
     return float(time) if isinstance(time, (int, float)) and time == time else None
 
 
@@ -137,7 +136,6 @@ class RunSummary:
 
     @property
     def ended(self) -> str:
-        """How it ended, in words."""
         if self.reason is None:
             return "not ended: it still runs, or was killed"
         text = _ENDS.get(self.reason, self.reason)
@@ -160,7 +158,6 @@ class RunSummary:
 
 
 def summary(run: Run) -> RunSummary:
-    """The totals of a run."""
     rows = [row for row in run.rows if isinstance(row.get("step"), int)]
     end = run.end or {}
     lines = [*rows, *run.notes, end]
