@@ -83,7 +83,7 @@ def shapes_file(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("package")
     path = folder / "shapes.safetensors"
     save_file({key: value.half() for key, value in state.items()}, path, {"hookscope": json.dumps(SHAPES)})
-    monkeypatch.setattr("hookscope.models.bundled.package_folder", lambda: str(folder))
+    monkeypatch.setattr("hookscope.models.names.package_folder", lambda: str(folder))
     return path
 
 

@@ -3,16 +3,25 @@ from .batches import (
     load_batches as load_batches,
 )
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
-from .checkpoint_files import load_content as load_content
-from .data_type import (
+from .checkpoints import load_content as load_content
+from .choices import (
     AUTOCAST as AUTOCAST,
     DTYPE_WORDS as DTYPE_WORDS,
     DTYPES as DTYPES,
     FILE_DTYPES as FILE_DTYPES,
+    PREPROCESS_WORDS as PREPROCESS_WORDS,
+    RESIZE_WORDS as RESIZE_WORDS,
+    parse_numbers as parse_numbers,
+    parse_preprocess as parse_preprocess,
+    parse_range as parse_range,
+    parse_resize as parse_resize,
 )
 from .from_python import find_in_source as find_in_source
-from .inputs import (
+from .load import load_model as load_model, parse_dtype as parse_dtype, pick_device as pick_device
+from .loaded import (
+    LoadedModel as LoadedModel,
     as_batch as as_batch,
+    as_loaded as as_loaded,
     check_size as check_size,
     dtype_name as dtype_name,
     example_inputs as example_inputs,
@@ -21,8 +30,6 @@ from .inputs import (
     is_quantized as is_quantized,
     outputs_of as outputs_of,
 )
-from .load import load_model as load_model, parse_dtype as parse_dtype, pick_device as pick_device
-from .loaded import LoadedModel as LoadedModel, as_loaded as as_loaded
 from .metadata import WeightsMetadata as WeightsMetadata
 from .model_source import (
     WEIGHTS_WORDS as WEIGHTS_WORDS,
@@ -38,14 +45,6 @@ from .names import (
     unreadable_settings as unreadable_settings,
 )
 from .preprocess import Preprocess as Preprocess
-from .preprocess_choice import (
-    PREPROCESS_WORDS as PREPROCESS_WORDS,
-    RESIZE_WORDS as RESIZE_WORDS,
-    parse_numbers as parse_numbers,
-    parse_preprocess as parse_preprocess,
-    parse_range as parse_range,
-    parse_resize as parse_resize,
-)
 from .run import (
     describe_error as describe_error,
     forward_error as forward_error,

@@ -25,8 +25,7 @@ from torch.utils.data import DataLoader
 from hookscope.errors import HookscopeError, ImageError, UsageError
 from hookscope.hooks import one_thread
 from hookscope.images import Listener, read_picture, read_pipe
-from hookscope.models.inputs import as_batch
-from hookscope.models.loaded import LoadedModel
+from hookscope.models.loaded import LoadedModel, as_batch
 from hookscope.models.preprocess import Preprocess
 
 

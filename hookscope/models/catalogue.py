@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookscope.errors import ModelError, SelectionError, WeightsError, nearest
-from hookscope.models.bundled import BUNDLED, BundledModel, weights_path
-from hookscope.models.from_efficientnet_lite import PARAMETERS, EfficientNetLiteSource
 from hookscope.models.metadata import Description, count_parameters, read_description, read_header
-from hookscope.models.names import package_versions
+from hookscope.models.names import BUNDLED, BundledModel, package_versions, weights_path
+from hookscope.models.sources import LITE_PARAMETERS, EfficientNetLiteSource
 from hookscope.system import cache
 
 # By the folder of a builder in torchvision.models; the builders in that folder itself are for classification.
@@ -75,7 +74,7 @@ def catalogue() -> tuple[ModelInfo, ...]:
     The first call imports torchvision (seconds). Later calls, also in other processes, read torchvision's table from
     the cache while the versions are the same; the bundled files are read each time.
     """
-    extra = [ModelInfo(name, "classification", PARAMETERS) for name in EfficientNetLiteSource.names()]
+    extra = [ModelInfo(name, "classification", LITE_PARAMETERS) for name in EfficientNetLiteSource.names()]
     models = [*_cached(), *map(_describe_bundled, BUNDLED.values()), *extra]
     return tuple(sorted(models, key=lambda model: model.name))
 

@@ -37,8 +37,7 @@ class PythonSource(MadeSource):
         return ":" in text or text.endswith(".py") or is_module_name(text)
 
     def make(self, pretrained: bool) -> nn.Module:
-        from hookscope.models.declared_inputs import declared
-        from hookscope.models.factories import call_factory, named, only_factory
+        from hookscope.models.factories import call_factory, declared, named, only_factory
 
         text = FactoryText.parse(self.text)
         with _importable(text.source):
@@ -58,7 +57,7 @@ class PythonSource(MadeSource):
         return net
 
     def record(self, net: nn.Module, metadata: WeightsMetadata) -> LoadedModel:
-        from hookscope.models.declared_inputs import take_pictures, with_declared_input
+        from hookscope.models.factories import take_pictures, with_declared_input
 
         source = self._factory.source
         if "model_inputs" in self._declared:

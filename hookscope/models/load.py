@@ -10,13 +10,11 @@ import torch
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import listed
-from hookscope.models.data_type import AUTOCAST, AUTOCAST_DTYPES, DTYPES
-from hookscope.models.declared_inputs import preprocess_of
+from hookscope.models.choices import AUTOCAST, AUTOCAST_DTYPES, DTYPES, PreprocessChoice
+from hookscope.models.factories import preprocess_of
 from hookscope.models.from_python import find_in_source
-from hookscope.models.inputs import check_size, dtype_name
-from hookscope.models.loaded import LoadedModel
+from hookscope.models.loaded import LoadedModel, check_size, dtype_name
 from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
-from hookscope.models.preprocess_choice import PreprocessChoice
 from hookscope.models.run import quiet_and_seeded
 from hookscope.models.sources import find_source
 

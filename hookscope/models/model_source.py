@@ -268,3 +268,34 @@ class MadeSource(ModelSource):
         metadata = WeightsMetadata(self.transforms(net), names, tuple(self.notes))
         loaded = self.record(net, metadata.without_weights(missing) if missing else metadata)
         return replace(loaded, checkpoint=self.checkpoint)
+
+
+class FileSource(ModelSource):
+    """A file with the end ``ending``, which `read` turns into a module with what it takes as attributes."""
+
+    own_weights = True
+    ending: ClassVar[str]
+
+    @abstractmethod
+    def read(self) -> Any:
+        """The module, with ``input_shape`` (C, H, W), 0 for any length, and ``input_dtype``."""
+
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        return text.endswith(cls.ending)
+
+    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        if not os.path.isfile(self.text):
+            raise ModelError(f"no file '{self.text}'")
+        if weights.kind in (WeightsKind.NAME, WeightsKind.FILE):  # where none are needed, its own do no harm
+            asked = f"{self.text} holds its own weights and takes no others"
+            raise UsageError(asked, do="leave ‹weights|--weights› out for this model")
+        from hookscope.models.loaded import LoadedModel
+
+        net = self.read()
+        shape, note = net.input_shape, f"{self.text} takes (N, H, W, C): the axes of pictures are moved for it"
+        notes = (note,) if getattr(net, "channels_last", False) else ()
+        metadata = WeightsMetadata(input_size=shape if all(shape) else None, notes=notes)
+        loaded = LoadedModel.of(net, self.text, os.path.basename(self.text), metadata, "classification")
+        preprocess = replace(loaded.preprocess, channels=shape[0] or 3, dtype=net.input_dtype)
+        return replace(loaded, preprocess=preprocess, checkpoint=self.text)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hookscope.errors import HookscopeError, InputError, ModelError, is_out_of_memory
 from hookscope.findings import counted
 from hookscope.hooks import same_bits
-from hookscope.models.inputs import dtype_name
+from hookscope.models.loaded import dtype_name
 from hookscope.models.onnx_graph import OnnxGraph, Part, make_session
 
 _DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}

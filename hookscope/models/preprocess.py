@@ -13,7 +13,7 @@ from torchvision.transforms import functional as F
 
 from hookscope.errors import InputError, UsageError, is_out_of_memory
 from hookscope.findings import counted
-from hookscope.models.preprocess_choice import PreprocessChoice
+from hookscope.models.choices import PreprocessChoice
 from hookscope.models.transforms import Normalisation, OwnTransforms, Resize, Transforms, imagenet_transforms
 
 _USUAL = {"imagenet": imagenet_transforms(), "half": imagenet_transforms(mean=(0.5,), std=(0.5,))}

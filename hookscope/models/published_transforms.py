@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from hookscope.models.inputs import family_of
+from hookscope.models.loaded import family_of
 from hookscope.models.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,

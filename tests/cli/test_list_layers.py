@@ -124,7 +124,7 @@ def test_types(run: Run, types: str, names: list[str]) -> None:
 def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_torch(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookscope.models.bundled.package_folder", lambda: "/nowhere/hookscope")
+    monkeypatch.setattr("hookscope.models.names.package_folder", lambda: "/nowhere/hookscope")
     first = printed(run, model="shapes", format="table")
     lines = first.splitlines()
     assert lines[-1] == "shapes at 128x128: 727,626 parameters, 81,102,378 MACs"

@@ -13,9 +13,8 @@ from hookscope.drawing.forward import input_frames, run_and_reduce
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import InputError, LayerError, NoMapError
-from hookscope.models.inputs import family_of
 from hookscope.models.load import load_model
-from hookscope.models.loaded import LoadedModel
+from hookscope.models.loaded import LoadedModel, family_of
 from hookscope.models.preprocess import Preprocess
 from tests.helpers import hooks_on
 from tests.nets import Function

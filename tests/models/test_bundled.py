@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 import hookscope
 from hookscope.errors import WeightsError
-from hookscope.models import bundled as module
-from hookscope.models.bundled import BUNDLED, weights_path
+from hookscope.models import names as module
 from hookscope.models.metadata import count_parameters, read_description, read_header
+from hookscope.models.names import BUNDLED, weights_path
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "samples" / "shapes" / "shapes.safetensors"

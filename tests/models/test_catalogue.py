@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from hookscope.errors import ModelError, SelectionError
 from hookscope.models import catalogue as module, names as registry
-from hookscope.models.bundled import BUNDLED
 from hookscope.models.catalogue import ModelInfo, catalogue, find_models
+from hookscope.models.names import BUNDLED
 from hookscope.models.sources import model_names
 from hookscope.system import cache
 

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hookscope.errors import WeightsError
-from hookscope.models.checkpoint_files import read_checkpoint
-from hookscope.models.checkpoints import load_checkpoint
+from hookscope.models.checkpoints import load_checkpoint, read_checkpoint
 from hookscope.models.load import load_model
 from hookscope.models.model_source import WeightsChoice, WeightsKind
 from tests.helpers import Trap, same_values

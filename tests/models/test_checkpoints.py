@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 
 from hookscope.errors import WeightsError
-from hookscope.models.checkpoint_files import read_checkpoint
-from hookscope.models.checkpoints import load_checkpoint, load_into, mismatches
+from hookscope.models.checkpoints import load_checkpoint, load_into, mismatches, read_checkpoint
 from hookscope.models.load import load_model
 from tests.helpers import Trap, same_values
 

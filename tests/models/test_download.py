@@ -16,9 +16,9 @@ import torch
 from torchvision.models import SqueezeNet1_1_Weights, squeezenet1_1
 
 from hookscope.errors import WeightsError
-from hookscope.models import download as weights
-from hookscope.models.download import fetch
+from hookscope.models import torchvision_builders as weights
 from hookscope.models.load import load_model
+from hookscope.models.torchvision_builders import fetch
 from tests.helpers import Trap, same_values
 
 ENTRY = SqueezeNet1_1_Weights.IMAGENET1K_V1

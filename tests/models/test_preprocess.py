@@ -11,8 +11,8 @@ from torchvision import models, transforms as T
 from torchvision.transforms import functional as F
 
 from hookscope.errors import InputError, UsageError
+from hookscope.models.choices import PreprocessChoice
 from hookscope.models.preprocess import Preprocess
-from hookscope.models.preprocess_choice import PreprocessChoice
 from hookscope.models.transforms import Normalisation, OwnTransforms, Transforms, imagenet_transforms, usual_transforms
 
 

@@ -15,11 +15,10 @@ from torchvision.models import ResNet18_Weights
 from hookscope.cli.main import cli
 from hookscope.errors import ModelError, UsageError
 from hookscope.models import sources
-from hookscope.models.from_efficientnet_lite import EfficientNetLiteSource
 from hookscope.models.load import load_model
 from hookscope.models.model_source import WEIGHTS_WORDS, MadeSource, WeightsChoice, WeightsKind, is_random, random_label
 from hookscope.models.names import torchvision_names
-from hookscope.models.sources import find_source, model_names
+from hookscope.models.sources import EfficientNetLiteSource, find_source, model_names
 
 ROOT = Path(__file__).parents[2]
 

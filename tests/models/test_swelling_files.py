@@ -18,7 +18,7 @@ PROGRAM = """
 import resource, sys
 import hookscope.models.load
 from hookscope import HookscopeError
-from hookscope.models.checkpoint_files import load_content
+from hookscope.models.checkpoints import load_content
 from hookscope.statistics.run import load_statistics
 from hookscope.training.log.file import read_runs
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from hookscope.errors import CategoriesError, InputError, ModelError, TargetError, UsageError
 from hookscope.explain import class_activation_maps
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.models.inputs import example_inputs
 from hookscope.models.load import load_model
-from hookscope.models.loaded import LoadedModel
+from hookscope.models.loaded import LoadedModel, example_inputs
 from hookscope.scores.logits import (
     Prediction,
     check_categories,

@@ -16,8 +16,8 @@ from hookscope.hooks.activations import capture
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.registration import HookHandles
 from hookscope.hooks.tensors import shape_of
-from hookscope.models.inputs import example_inputs
 from hookscope.models.load import load_model
+from hookscope.models.loaded import example_inputs
 from hookscope.models.names import torchvision_names
 from hookscope.models.torchvision_builders import build_skeleton
 from hookscope.tracing.facts import Trace, rows_of_type

@@ -19,9 +19,8 @@ from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.activations import capture
 from hookscope.hooks.model_state import ModelSnapshot, random_states
 from hookscope.hooks.registration import HookHandles
-from hookscope.models.inputs import family_of
 from hookscope.models.load import load_model
-from hookscope.models.loaded import LoadedModel
+from hookscope.models.loaded import LoadedModel, family_of
 from hookscope.models.preprocess import Preprocess
 from hookscope.verification.checks import Check, verify
 from hookscope.verification.paired_passes import Edge, noise_pictures, run_fx_graph

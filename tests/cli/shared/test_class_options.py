@@ -84,7 +84,7 @@ def test_names_of_classes_are_completed_where_they_are_known(
     assert completed("jack-o", Typed({"model": "resnet34"})) == [r"jack-o\'-lantern"]
     for model in ("raft_small", "nets.py:mine", "no_such_model", None):
         assert completed("", Typed({"model": model})) == ["top:1", "top:3", "top:5"]
-    monkeypatch.setattr("hookscope.models.bundled.package_folder", lambda: str(tmp_path / "nowhere" / "package"))
+    monkeypatch.setattr("hookscope.models.names.package_folder", lambda: str(tmp_path / "nowhere" / "package"))
     assert completed("x", Typed({"model": "shapes"})) == []
 
 

@@ -9,8 +9,8 @@ import pytest
 from hookscope.cli.commands.list_layers import ListLayers
 from hookscope.cli.shared import options
 from hookscope.cli.shared.options import FileSize, InputSize, Seed
+from hookscope.models.choices import PREPROCESS_WORDS, PreprocessChoice
 from hookscope.models.load import load_model
-from hookscope.models.preprocess_choice import PREPROCESS_WORDS, PreprocessChoice
 from hookscope.system import cache
 from hookscope.tracing.cached_summary import listing
 

@@ -1,4 +1,4 @@
-"""What the user chooses of the preprocessing as a type, parsed once."""
+"""What the user chooses of the data type and the preprocessing as types, parsed once, without torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,37 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hookscope.errors import UsageError, nearest
+
+
+class DataType(NamedTuple):
+    """A floating-point type of torch.
+
+    Attributes:
+        spacing: The distance of numbers near 1.
+        in_files: Whether NumPy and files of features have it.
+        in_autocast: Whether `torch.autocast` takes it.
+    """
+
+    spacing: float
+    in_files: bool = True
+    in_autocast: bool = False
+
+
+DTYPES = {
+    "float16": DataType(2**-10, in_autocast=True),
+    "bfloat16": DataType(2**-7, in_files=False, in_autocast=True),
+    "float32": DataType(2**-23),
+    "float64": DataType(2**-52),
+}
+AUTOCAST = "autocast"
+AUTOCAST_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.in_autocast)
+FILE_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.in_files)
+DTYPE_WORDS = (*DTYPES, AUTOCAST, *(f"{AUTOCAST}:{name}" for name in AUTOCAST_DTYPES))
+"""What parse_dtype reads."""
+
 
 PREPROCESS_WORDS = ("weights", "imagenet", "half", "stretch", "none")
 """The words for preprocessing, beside ``file.py:function``."""
