@@ -27,13 +27,6 @@ from .files import (
     write_animation as write_animation,
     write_png as write_png,
 )
-from .forward import (
-    input_frames as input_frames,
-    input_size_of as input_size_of,
-    layers_of_classes as layers_of_classes,
-    names_of_channels as names_of_channels,
-    run_and_reduce as run_and_reduce,
-)
 from .grid import (
     MOST_PIXELS as MOST_PIXELS,
     Grid as Grid,
@@ -120,5 +113,10 @@ from .tiles import (
     ChannelChoice as ChannelChoice,
     Tiles as Tiles,
     finite_extremes as finite_extremes,
+    input_frames as input_frames,
+    input_size_of as input_size_of,
+    layers_of_classes as layers_of_classes,
+    names_of_channels as names_of_channels,
     reduce_maps as reduce_maps,
+    run_and_reduce as run_and_reduce,
 )

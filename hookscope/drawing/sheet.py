@@ -93,6 +93,7 @@ def draw_sheet(
     names: Sequence[str] = (),
     layer: nn.Module | None = None,
     plain: bool = False,
+    alpha: float | None = None,
 ) -> Image.Image:
     """Draw the feature maps of an activation as a palette image, as ``visualize`` does.
 
@@ -116,6 +117,7 @@ def draw_sheet(
         names: Names of all channels, such as classes.
         layer: The module that returned ``activation``; says on which axis the channels are.
         plain: Maps only, without text, bars and image.
+        alpha: Opacity, 0 to 1, of the largest absolute value of maps that lie over the image, see `draw_overlay`.
 
     Raises:
         NoMapError: for another shape.
@@ -127,9 +129,32 @@ def draw_sheet(
         >>> draw_sheet(torch.rand(16, 7, 7), title="conv1", columns=4).mode
         'P'
     """
-    parsed = _scale(scale)
-    style = Style(_columns(columns), cell, cmap or parsed.cmap, plain)
-    return _drawn(activation, image, net, title, channels, style, parsed, names, layer)
+    if alpha is not None and not 0 <= alpha <= 1:
+        raise UsageError(f"alpha must be from 0 to 1, not {alpha}")
+    if columns is not None and columns < 1:
+        raise UsageError(f"columns must be at least 1 or None, not {columns}")
+    parsed = Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale)
+    if channels is None:
+        choice = ChannelChoice(usual=True)
+    else:
+        choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
+    if image is not None:
+        seen = image.convert("RGB")
+        image = net.preprocess.denormalise(net.preprocess(seen)) if isinstance(net, LoadedModel) else seen
+    size = InputSize(image.height, image.width) if image else None
+    if isinstance(activation, (torch.Tensor, np.ndarray)):
+        activation = torch.as_tensor(activation)
+        if activation.dim() == 0 or not activation.numel():
+            raise NoMapError(f"an activation of {tuple(activation.shape)} has no maps")
+        if layer is None:  # one map (H, W), or maps (C, H, W), or values (C,) of one image
+            one = activation.dim() in (1, 3) or (activation.dim() == 2 and len(activation) > 1 and not names)
+            activation, layer = activation[None] if one else activation, _CHANNELS_FIRST
+            activation = activation[None] if one and activation.dim() == 3 else activation
+    summary = reduce_output(activation, layer, size, choice, parsed, names)
+    if names and not any(part.names for part in summary.parts):
+        raise UsageError(f"there are {len(names)} names for {summary.parts[0].tiles.total} channels")
+    style = Style(columns, cell, cmap or parsed.cmap, plain, alpha)
+    return _composed(summary, title, Origin.of(net), style, [[image]] if image else None)[0]
 
 
 def draw_overlay(
@@ -138,14 +163,8 @@ def draw_overlay(
     net: LoadedModel | nn.Module | None = None,
     *,
     alpha: float = ALPHA,
-    title: str = "",
-    channels: str | Sequence[int] | None = None,
-    columns: int | None = None,
-    cell: int | None = None,
-    cmap: str | None = None,
     scale: str | tuple[float, float] = "symmetric",
-    names: Sequence[str] = (),
-    layer: nn.Module | None = None,
+    **options: Any,
 ) -> Image.Image:
     """Draw feature maps over the greyed image: the larger the absolute value, the more opaque the colour.
 
@@ -154,14 +173,8 @@ def draw_overlay(
         image: The image under the maps, as for `draw_sheet`.
         net: As for `draw_sheet`.
         alpha: Opacity of the largest absolute value, 0 to 1.
-        title: As for `draw_sheet`, and so are the next arguments.
-        channels: All, or a choice.
-        columns: Maps in a row.
-        cell: Smallest side of a map.
-        cmap: A colour map.
         scale: By default all maps have one scale, which is symmetric about 0.
-        names: Names of all channels.
-        layer: The module that returned ``activation``.
+        **options: ``title``, ``channels``, ``columns``, ``cell``, ``cmap``, ``names`` and ``layer`` of `draw_sheet`.
 
     Raises:
         NoMapError: for another shape.
@@ -174,11 +187,7 @@ def draw_overlay(
         >>> draw_overlay(torch.rand(4, 7, 7), Image.new("RGB", (224, 224)), columns=2).mode
         'RGB'
     """
-    if not 0 <= alpha <= 1:
-        raise UsageError(f"alpha must be from 0 to 1, not {alpha}")
-    parsed = _scale(scale)
-    style = Style(_columns(columns), cell, cmap or parsed.cmap, False, alpha)
-    return _drawn(activation, image, net, title, channels, style, parsed, names, layer)
+    return draw_sheet(activation, image, net, alpha=alpha, scale=scale, **options)
 
 
 def draw_call(
@@ -208,49 +217,6 @@ def draw_call(
         "parts": places,
     }
     return Sheet(with_provenance(image, provenance), provenance, left_out)
-
-
-def _scale(scale: str | tuple[float, float]) -> Scale:
-    return Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale)
-
-
-def _columns(columns: int | None) -> int | None:
-    if columns is not None and columns < 1:
-        raise UsageError(f"columns must be at least 1 or None, not {columns}")
-    return columns
-
-
-def _drawn(
-    activation: Any,
-    image: Image.Image | None,
-    net: LoadedModel | nn.Module | None,
-    title: str,
-    channels: str | Sequence[int] | None,
-    style: Style,
-    scale: Scale,
-    names: Sequence[str],
-    layer: nn.Module | None,
-) -> Image.Image:
-    if channels is None:
-        choice = ChannelChoice(usual=True)
-    else:
-        choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
-    if image is not None:
-        seen = image.convert("RGB")
-        image = net.preprocess.denormalise(net.preprocess(seen)) if isinstance(net, LoadedModel) else seen
-    size = InputSize(image.height, image.width) if image else None
-    if isinstance(activation, (torch.Tensor, np.ndarray)):
-        activation = torch.as_tensor(activation)
-        if activation.dim() == 0 or not activation.numel():
-            raise NoMapError(f"an activation of {tuple(activation.shape)} has no maps")
-        if layer is None:  # one map (H, W), or maps (C, H, W), or values (C,) of one image
-            one = activation.dim() in (1, 3) or (activation.dim() == 2 and len(activation) > 1 and not names)
-            activation, layer = activation[None] if one else activation, _CHANNELS_FIRST
-            activation = activation[None] if one and activation.dim() == 3 else activation
-    summary = reduce_output(activation, layer, size, choice, scale, names)
-    if names and not any(part.names for part in summary.parts):
-        raise UsageError(f"there are {len(names)} names for {summary.parts[0].tiles.total} channels")
-    return _composed(summary, title, Origin.of(net), style, [[image]] if image else None)[0]
 
 
 def _composed(

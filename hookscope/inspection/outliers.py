@@ -1,7 +1,9 @@
-"""Layers, blocks and channels unlike others of their kind: what they add, how wide and how empty their maps are."""
+"""Layers, blocks and channels unlike others of their kind, and the layer where classes begin to separate."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +79,7 @@ def _block(kind: str, key: str, blocks: Mapping[str, float]) -> Place:
     others = f"the median of the {len(blocks)} blocks of its class is {_times(usual)}"
     reason = f"{key} changes its input by {_times(change)}; {others}."
     numbers = {"change": change, "median": usual, "blocks": len(blocks)}
-    return Place(kind, "note", key, reason, None, None, numbers, _meaning(kind, key))
+    return _note(kind, key, reason, numbers)
 
 
 def _times(change: float) -> str:
@@ -105,8 +107,7 @@ def _widest_channels(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
         reaches = f"{sizes[channel]:.3g}, {times:.3g} times the layer's usual {usual:.3g}"
         reason = f"Channel {channel} of {layer.key} reaches {reaches}."
         numbers = {"largest": float(sizes[channel]), "usual": usual, "times": times}
-        meaning = _meaning("widest-maps", layer.call.key)
-        yield Place("widest-maps", "note", layer.call.key, reason, (channel,), None, numbers, meaning)
+        yield _note("widest-maps", layer.call.key, reason, numbers, channel)
 
 
 def _of_type(calls: Sequence[CallFacts]) -> Iterator[list[CallFacts]]:
@@ -132,7 +133,7 @@ def _widest_call(calls: Sequence[CallFacts]) -> Iterator[Place]:
         key, kind = facts.call.key, facts.call.type
         reason = f"{key} reaches {largest:.3g}, {times:.3g} times the {usual:.3g} that is usual for {kind} here."
         numbers = {"largest": float(largest), "usual": usual, "times": times}
-        yield Place("widest-maps", "note", key, reason, None, None, numbers, _meaning("widest-maps", key))
+        yield _note("widest-maps", key, reason, numbers)
 
 
 def _emptiest(evidence: InspectionEvidence) -> Iterator[Place]:
@@ -152,7 +153,7 @@ def _emptiest(evidence: InspectionEvidence) -> Iterator[Place]:
     for share, key, usual, kind in sorted(found, reverse=True)[:1]:
         reason = f"{percent(share)} of the values of {key} are 0; {percent(usual)} is usual for {kind} here."
         numbers = {"zeros": share, "usual": usual}
-        yield Place("emptiest-maps", "note", key, reason, None, None, numbers, _meaning("emptiest-maps", key))
+        yield _note("emptiest-maps", key, reason, numbers)
     if not found:
         yield from _most_constant([layer for layer in evidence.layers if layer.call.key not in reported])
 
@@ -166,10 +167,12 @@ def _most_constant(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
     count, channels = int(constant[at].sum()), tuple(np.flatnonzero(constant[at])[:_SOME].tolist())
     reason = f"{count} of {len(constant[at])} maps of {key} are constant; {percent(np.median(shares))} is usual."
     numbers = {"constant": count, "channels": len(constant[at]), "usual": float(np.median(shares))}
-    yield Place("emptiest-maps", "note", key, reason, channels, None, numbers, _meaning("emptiest-maps", key))
+    yield _note("emptiest-maps", key, reason, numbers, *channels)
 
 
 _MEANINGS = {
+    "classes-separate": "Before this layer, the channel means of these images differ little. "
+    "Compare the maps from here on:",
     "adds-nothing": "The network may not need this block for these images. See its maps:",
     "adds-most": "This block changes its input more than others of its class. See its maps:",
     "widest-maps": "Such large values may decide an answer alone, and are hard to quantize. See the maps:",
@@ -178,6 +181,91 @@ _MEANINGS = {
 _COMMANDS = {"emptiest-maps": ("stats MODEL IMAGES", "StatisticsCollector")}
 
 
-def _meaning(kind: str, key: str) -> str:
+def _note(kind: str, key: str, reason: str, numbers: Mapping[str, float], *channels: int) -> Place:
     command, call = _COMMANDS.get(kind, ("visualize MODEL IMAGE", "capture"))
-    return spelled(f"{_MEANINGS[kind]} ‹{call}(net.model, {key!r})|hookscope {command} --layer {shlex.quote(key)}›")
+    show = spelled(f"‹{call}(net.model, {key!r})|hookscope {command} --layer {shlex.quote(key)}›")
+    return Place(kind, "note", key, reason, channels or None, None, numbers, f"{_MEANINGS[kind]} {show}")
+
+
+_RISE = 2.0  # how far the ratio after the layer is above that before it, at least
+_BEFORE = 0.05  # without images of one answer: the distance before the layer over that after it, at most
+_AGREE = 0.9  # share of layers that are on their side of the threshold
+_ROUNDING = 1e-6  # distance of equal images
+_PAIRS = 2  # of images with one answer, from which their usual distance is known
+
+
+def distances(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``(n, n)`` distances of images with channel means ``(n, C)``: norm of the difference over the root mean square
+    of both norms, from 0 to 2."""
+    squares = (means**2).sum(1)
+    apart = ((means[:, None] - means[None]) ** 2).sum(2)
+    both = (squares[:, None] + squares[None]) / 2
+    shares: NDArray[np.float64] = np.sqrt(np.divide(apart, both, out=np.zeros_like(apart), where=both > 0))
+    return shares
+
+
+def separation(means: NDArray[np.float64], answers: Sequence[int]) -> float:
+    """How far images of different answers are apart.
+
+    With enough pairs of images of one answer, the mean distance of pairs of different answers over theirs; else the
+    mean distance of pairs of different answers.
+    """
+    between, within = _pairs(answers)
+    apart = distances(means)
+    of_different = float(np.mean([apart[pair] for pair in between]))
+    if len(within) < _PAIRS:
+        return of_different
+    of_one = float(np.mean([apart[pair] for pair in within]))
+    return (of_different + _ROUNDING) / (of_one + _ROUNDING)
+
+
+def _pairs(answers: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The pairs of images of different answers, and of images of one answer."""
+    pairs = list(itertools.combinations(range(len(answers)), 2))
+    return [(i, k) for i, k in pairs if answers[i] != answers[k]], [
+        (i, k) for i, k in pairs if answers[i] == answers[k]
+    ]
+
+
+def split(values: Sequence[float]) -> int | None:
+    """The first layer of the later side: all values before are low, and all values from there on high.
+
+    A value is high above the geometric mean of the medians of the first and of the last tenth, where the first
+    counts as at least a hundredth of the last. None if more than a tenth of the values are on the wrong side.
+    """
+    tenth = max(len(values) // 10, 1)
+    early, late = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
+    high = np.array(values) > math.sqrt(max(early, late / 100) * late)
+    right = [int((~high[:at]).sum() + high[at:].sum()) for at in range(len(values) + 1)]
+    at = int(np.argmax(right))
+    return at if 0 < at < len(values) and late > early and right[at] >= _AGREE * len(values) else None
+
+
+def separating_places(evidence: InspectionEvidence) -> Iterator[Place]:
+    """The layer where classes begin to separate, if there are two answers or more, and a clear rise."""
+    answers = [image.predictions[0].index for image in evidence.images if image.predictions]
+    if len(answers) < len(evidence.images) or len(set(answers)) < 2:
+        return
+    measured: dict[str, float] = {}
+    for layer in evidence.layers:
+        maps = [image for image in layer.images if image is not None]
+        if len(maps) == len(answers) and layer.call.key not in measured:
+            measured[layer.call.key] = separation(np.array([image.mean for image in maps]), answers)
+    values = list(measured.values())
+    at = split(values) if np.isfinite(values).all() and len(values) >= _FEWEST else None
+    if at is None:
+        return
+    before, after = float(np.median(values[:at])), float(np.median(values[at:]))
+    related = len(_pairs(answers)[1]) >= _PAIRS
+    if after < _RISE * before or (not related and before > _BEFORE * after):
+        return
+    key = list(measured)[at]
+    counts = f"the {len(set(answers))} answers to {len(answers)} images begin to separate"
+    apart = (
+        f"{after:.3g} times the distance of images of one answer, {before:.3g} times before"
+        if related
+        else f"{percent(after)} of their size, {percent(before)} before"
+    )
+    reason = f"At {key} {counts}: their distance is {apart}."
+    numbers = {"before": before, "after": after, "images": len(answers), "answers": len(set(answers))}
+    yield _note("classes-separate", key, reason, numbers)

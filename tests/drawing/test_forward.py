@@ -9,9 +9,8 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope.drawing.forward import input_frames, run_and_reduce
 from hookscope.drawing.scale import Scale
-from hookscope.drawing.tiles import ChannelChoice
+from hookscope.drawing.tiles import ChannelChoice, input_frames, run_and_reduce
 from hookscope.errors import InputError, LayerError, NoMapError
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel, family_of

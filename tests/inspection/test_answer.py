@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from hookscope import LoadedModel, ablate_each, capture, intervene, load_model
 from hookscope.cli.main import cli
 from hookscope.errors import spelling_for_shell
-from hookscope.inspection import answer
-from hookscope.inspection.answer import answer_places, distances, separating_places, separation, split
+from hookscope.inspection import places as places_module
 from hookscope.inspection.facts import Place
-from hookscope.inspection.places import find_places
+from hookscope.inspection.outliers import distances, separating_places, separation, split
+from hookscope.inspection.places import answer_places, find_places
 from hookscope.interventions import Zero
 from tests.inspection.recorded import evidence_of
 from tests.nets import Function
@@ -179,7 +179,7 @@ def test_few_channels_rank_above_many_outliers_above_others_and_then_what_change
         return Place("carries-answer", "note", "conv", "", tuple(range(channels)), numbers=numbers)
 
     expected = [place(1, 1.0, times=9.0), place(1, 0.1), place(1, 0.3), place(2, 0.0)]
-    assert sorted([expected[at] for at in (3, 1, 0, 2)], key=answer._rank) == expected
+    assert sorted([expected[at] for at in (3, 1, 0, 2)], key=places_module._rank) == expected
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_copies_of_the_image_cost_at_most_one_pass(
     answers: list[tuple[str, int]], rest: dict[str, float], chosen: str
 ) -> None:
     candidates: Any = [SimpleNamespace(key=key) for key, _ in answers]
-    assert "".join(each.key for each in answer._affordable(candidates, rest)) == chosen
+    assert "".join(each.key for each in places_module._affordable(candidates, rest)) == chosen
 
 
 def test_the_command_line_of_a_place_shows_it(driven: LoadedModel) -> None:

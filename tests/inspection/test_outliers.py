@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from hookscope import LoadedModel
 from hookscope.findings import CATALOGUE
-from hookscope.inspection.answer import answer_places
 from hookscope.inspection.facts import Place
 from hookscope.inspection.outliers import block_places, deviations, far_beyond, map_places
-from hookscope.inspection.places import find_places
+from hookscope.inspection.places import answer_places, find_places
 from tests.inspection.recorded import evidence_of
 from tests.nets import Function
 
