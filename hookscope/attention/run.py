@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.attention.positions import Coordinates
-from hookscope.attention.weights import Attention, follow_attention
+from hookscope.attention.weights import Attention, Coordinates, follow_attention
 from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import NoMapError, UsageError

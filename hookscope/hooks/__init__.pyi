@@ -51,14 +51,6 @@ from .model_state import (
     random_states_kept as random_states_kept,
     same_bits as same_bits,
 )
-from .moments import (
-    GradientSize as GradientSize,
-    merge_moments as merge_moments,
-    norm_and_nonfinite as norm_and_nonfinite,
-    size_of as size_of,
-    total_norm as total_norm,
-    value_numbers as value_numbers,
-)
 from .non_finite import (
     UNKNOWN as UNKNOWN,
     Anomaly as Anomaly,
@@ -95,14 +87,20 @@ from .registration import (
 )
 from .selection import Layers as Layers, Selection as Selection, layer_text as layer_text
 from .tensors import (
+    GradientSize as GradientSize,
     as_float as as_float,
     as_plain as as_plain,
     finite_values as finite_values,
     joined_inputs as joined_inputs,
     map_tensors as map_tensors,
+    merge_moments as merge_moments,
     named_inputs as named_inputs,
+    norm_and_nonfinite as norm_and_nonfinite,
     shape_of as shape_of,
+    size_of as size_of,
     split_inputs as split_inputs,
     storage_key as storage_key,
     tensors_in as tensors_in,
+    total_norm as total_norm,
+    value_numbers as value_numbers,
 )

@@ -111,8 +111,6 @@ class CallMapping(Shown, Mapping[str, Any]):
 
 @dataclass(frozen=True, repr=False)
 class _Kept(Shown):
-    """A row of the table of kept values."""
-
     call: Call
     value: Any
 

@@ -226,7 +226,6 @@ def channels_last(
 
 
 def _like(height: int, width: int, shown: InputSize | None) -> bool:
-    """Whether a map has the proportions of the network's input."""
     shown = shown or InputSize(1, 1)
     return abs(height * shown.width / max(width * shown.height, 1) - 1) < 0.15
 

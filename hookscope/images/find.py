@@ -96,7 +96,6 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
 
 
 def _pictures(path: str, own: list[str]) -> Iterable[str]:
-    """The picture ``path``, or those in the folder."""
     if is_remote(path):
         return remote_pictures(path)
     return _walk(path, own) if os.path.isdir(path) else (path,)

@@ -135,8 +135,6 @@ class _Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Result:
-    """One prepared picture, or the error."""
-
     position: int
     name: str
     notes: tuple[str, ...] = ()

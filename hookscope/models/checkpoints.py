@@ -105,7 +105,6 @@ def _state_dicts(content: Mapping[Any, Any], place: str = "") -> Iterator[tuple[
 
 
 def _weights_in(folder: str) -> str:
-    """The file with the weights in a folder, or its index of several."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -125,7 +124,6 @@ def _weights_in(folder: str) -> str:
 
 
 def _read_shards(index: str) -> dict[str, Tensor]:
-    """The tensors that an index places in several files of its folder."""
     try:
         if os.path.getsize(index) > _LARGEST_HEADER:
             raise ValueError("it is too large")
@@ -369,7 +367,6 @@ def _check_types(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: s
 
 
 def _is_kept(value: Tensor, own: Tensor) -> bool:
-    """Whether ``value`` has the same numbers, to the precision of floats, in the type of ``own``."""
     if value.is_quantized or own.is_quantized or value.is_complex() or own.is_complex():
         return value.dtype == own.dtype or (value.is_complex() and own.is_complex())
     if own.is_floating_point():

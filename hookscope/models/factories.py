@@ -64,7 +64,6 @@ def _check_arguments(factory: Any, text: FactoryText, spec: str) -> None:
 
 
 def _example(signature: inspect.Signature, text: FactoryText) -> str:
-    """What to write so that all required arguments are given."""
     words = [*map(repr, text.args), *(f"{name}={value!r}" for name, value in text.kwargs.items())]
     for parameter in list(signature.parameters.values())[len(text.args) :]:
         needed = parameter.default is parameter.empty and parameter.kind not in (

@@ -132,7 +132,6 @@ class _Processor:
 
 
 def _in_folder(folder: Path) -> Transforms | OwnTransforms | None:
-    """The transforms in the configuration of an image processor in ``folder``."""
     for file in (folder / name for name in _PROCESSOR_FILES):
         # a damaged file says nothing
         with suppress(OSError, ValueError, RecursionError, TypeError, AttributeError, LookupError):

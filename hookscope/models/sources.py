@@ -154,7 +154,6 @@ class EfficientNetLiteSource(MadeSource):
 
 
 def _checked_lite(path: str) -> str:
-    """The file ``path`` of the package, if it is the one that is known."""
     import hashlib
 
     try:

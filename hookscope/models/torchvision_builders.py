@@ -106,7 +106,6 @@ def _open(url: str) -> Any:
 
 
 def _copy(answer: Any, file: BinaryIO, progress: Progress | None) -> str:
-    """Write the answer to ``file`` and return its SHA-256."""
     length = answer.headers.get("Content-Length") or ""
     total = int(length) if length.isdecimal() else None
     digest, done = hashlib.sha256(), 0

@@ -61,7 +61,6 @@ class Resize:
         return F.crop(picture, max(0, top), max(0, left), *self.crop)
 
     def _crop_ranges(self, high: int, wide: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Begin and end of the crop from top and left, of a picture that is resized."""
         crop = self.crop or (high, wide)
         return _crop_range(high, crop[0], self.floor), _crop_range(wide, crop[1], self.floor)
 

@@ -149,7 +149,6 @@ class _Sketch:
         return dict.fromkeys(shape.values() if isinstance(shape, dict) else [shape] if shape is not None else [])
 
     def readers(self) -> Mapping[int, set[int]]:
-        """For each node those that read it."""
         if self._readers is None:
             self._readers = defaultdict(set)
             for node, reads in self.reads.items():
@@ -233,7 +232,6 @@ class _Sketch:
             self.reads[into][source] = self.reads[into].get(source, {}) | shapes
 
     def order(self) -> list[int]:
-        """The nodes, each after those that it reads, and else in order of execution."""
         self._readers = None
         readers, left = self.readers(), {node: len(reads) for node, reads in self.reads.items()}
         ready, order = [node for node, count in left.items() if not count], list[int]()

@@ -1,6 +1,12 @@
 from .cached_summary import cached_listing as cached_listing, listing as listing
 from .call_recorder import CallRecorder as CallRecorder
-from .events import CallRecord as CallRecord, PassRecord as PassRecord, trace_events as trace_events
+from .events import (
+    CallRecord as CallRecord,
+    Facts as Facts,
+    PassRecord as PassRecord,
+    TensorSummary as TensorSummary,
+    trace_events as trace_events,
+)
 from .facts import (
     INPUT as INPUT,
     LAYER_CALLS as LAYER_CALLS,
@@ -28,4 +34,3 @@ from .summary import (
     trace as trace,
     trace_at as trace_at,
 )
-from .tensor_summary import Facts as Facts, TensorSummary as TensorSummary

@@ -33,7 +33,7 @@ from hookscope.hooks import (
     word_of,
 )
 from hookscope.tracing.causes import cause_of
-from hookscope.tracing.tensor_summary import Facts, facts_of
+from hookscope.tracing.events import Facts, facts_of
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -206,7 +206,6 @@ class _Search(NonFiniteSearch):
         return NonFinite(call, anomaly.kind, *about, inputs, output)
 
     def _names_of(self, args: Any, kwargs: Any) -> Iterator[str]:
-        """The names of the tensors among the arguments: of parameters and buffers their own."""
         for part, tensor in tensors_in({**{str(at): value for at, value in enumerate(args)}, **kwargs}).items():
             _, name = self._owners.get(id(tensor), ("", ""))
             yield name or part

@@ -147,22 +147,13 @@ def verify(
     net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE
     with _quiet_pass():
         passes = PairedPasses.run(net, list(pictures), Selection.of(layers), None if types is None else tuple(types))
-    with _quiet_pass():
-        check, edges = _feature_extractor(passes, net_tolerance)
+    check, edges = _feature_extractor(passes, net_tolerance)
     yield check
-    with _quiet_pass():
-        check = _recomputation(passes, net_tolerance)
-    yield check
-    with _quiet_pass():
-        check = _model_output(passes.plain, passes.hooked, lambda: run_model(net, passes.pictures))
-    yield check
+    yield _recomputation(passes, net_tolerance)
+    yield _model_output(passes.plain, passes.hooked, lambda: run_model(net, passes.pictures))
     yield _inputs(edges, passes.activations, passes.signatures)
-    with _quiet_pass():
-        check = _untouched(passes)
-    yield check
-    with _quiet_pass():
-        check = _shapes(passes)
-    yield check
+    yield _untouched(passes)
+    yield _shapes(passes)
 
 
 @contextmanager
@@ -174,6 +165,7 @@ def _quiet_pass() -> Iterator[None]:
         yield
 
 
+@_quiet_pass()
 def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, Edges | None]:
     """The check, and which calls feed which; no edges where the graph does not run."""
     comparison = Comparison("feature-extractor", tolerance)
@@ -194,6 +186,7 @@ def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, E
     return comparison.check("no chosen call is a node of the graph"), edges
 
 
+@_quiet_pass()
 def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
     comparison = Comparison("re-computation", tolerance)
     layers = dict(passes.model.named_modules())
@@ -236,7 +229,6 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
 
 
 def _copied(layer: nn.Module) -> nn.Module | None:
-    """A copy of a layer; None where it holds an object that cannot be copied, such as a tensor in an autograd graph."""
     try:
         return copy.deepcopy(layer)
     except Exception as error:
@@ -245,6 +237,7 @@ def _copied(layer: nn.Module) -> nn.Module | None:
         return None
 
 
+@_quiet_pass()
 def _model_output(plain: Any, hooked: Any, run_again: Callable[[], Any]) -> Check:
     comparison = Comparison("model-output")
     plain_tensors, hooked_tensors = tensors_in(plain), tensors_in(hooked)
@@ -274,6 +267,7 @@ def _inputs(edges: Edges | None, activations: Activations, signatures: Mapping[s
     return comparison.check("no chosen call feeds another")
 
 
+@_quiet_pass()
 def _untouched(passes: PairedPasses) -> Check:
     comparison = Comparison("untouched")
     changes = [*passes.changes, *passes.changes_after_exception()]
@@ -307,6 +301,7 @@ def _first_random_leaf(passes: PairedPasses) -> str:
     return next(iter(keys), "")
 
 
+@_quiet_pass()
 def _shapes(passes: PairedPasses) -> Check:
     comparison = Comparison("shapes")
     try:

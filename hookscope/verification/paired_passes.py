@@ -142,7 +142,6 @@ def _mutable(value: Any) -> Any:
 
 
 def _versions(value: Any) -> list[int]:
-    """How often each tensor inside was written to."""
     return [tensor._version for tensor in tensors_in(value).values()]
 
 

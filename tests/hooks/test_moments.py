@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hookscope.hooks import moments
-from hookscope.hooks.moments import value_numbers
+from hookscope.hooks import tensors as moments
+from hookscope.hooks.tensors import value_numbers
 
 
 @pytest.mark.parametrize("piece", [7, 1 << 18])

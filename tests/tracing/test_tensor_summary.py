@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.tracing.tensor_summary import TensorSummary, facts_of
+from hookscope.tracing.events import TensorSummary, facts_of
 
 
 def facts(tensor: Tensor, most: int = 0) -> TensorSummary:
