@@ -82,7 +82,6 @@ class _Facts:
 
     @property
     def where(self) -> str:
-        """The first pair that differs, and how far."""
         return f"A and B differ first at {_name(self.first)}: {_distance(self.first)}"
 
 
@@ -114,7 +113,6 @@ def find_answer(
 
 
 def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
-    """The answer where no pair differs beyond the noise."""
     rest = (
         f"; {counted(len(unpaired), 'call')} {'has' if len(unpaired) == 1 else 'have'} no partner" if unpaired else ""
     )
@@ -275,7 +273,6 @@ def _precision(side: SideFacts) -> float:
 
 
 def _how(side: SideFacts) -> str:
-    """How a side computes."""
     return f"computes in {side.dtype}" + (f" ({side.special})" if side.special else "")
 
 
@@ -325,7 +322,6 @@ class ComparisonLimits:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the limits that are set, as the options are called."""
         names = [each.name for each in fields(self) if getattr(self, each.name) is not None]
         return tuple(name.replace("_", "-") for name in names)
 

@@ -74,7 +74,6 @@ class CkaSums:
         self._own_b += b.square().sum(1)
 
     def matrix(self, images: int) -> CkaMatrix:
-        """The CKA over all batches so far; ``images`` is their number of images."""
         values = self._products / self._own_a.sqrt()[:, None] / self._own_b.sqrt()
         return CkaMatrix(*self._names, np.asarray(values).round(12), images)  # so that 1 is 1
 
@@ -86,7 +85,6 @@ class PairCka:
         self._sums = CkaSums(("a",), ("b",))
 
     def add(self, features_a: Tensor, features_b: Tensor) -> None:
-        """Add a batch of outputs ``(n, ...)``, of the same images on both sides."""
         self._sums.add([gram(features_a)], [gram(features_b)])
 
     @property

@@ -82,13 +82,11 @@ BROKEN_LIMITS = Columns(
 
 
 def pair_row(pair: PairedCall, names: Sequence[str]) -> Row:
-    """A row of `PAIRS`; ``names`` are the images' names."""
     row = PAIRS.row(pair)
     return {**row, "image": None if row["image"] is None else names[row["image"]]}
 
 
 def answer_row(found: Comparison) -> Row:
-    """The row of `ANSWER`."""
     changed = len(found.agreement.changed) if found.agreement else None
     sides = {"a": asdict(found.a), "b": asdict(found.b)}
     return ANSWER.row(found.answer, found.agreement, images=len(found.names), changed=changed, **sides)

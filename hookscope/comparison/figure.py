@@ -80,7 +80,6 @@ class DifferenceRow:
     pairs: Sequence[PairedCall]
 
     def values(self, name: str) -> list[float]:
-        """The finite ones of a field of the pairs."""
         known = (getattr(pair, name) for pair in self.pairs)
         return [value for value in known if value is not None and math.isfinite(value)]
 
@@ -92,7 +91,6 @@ class DifferenceRow:
 
     @property
     def noise(self) -> float:
-        """What a difference must be above to be more than noise."""
         return TIMES_NOISE * max(self.values("noise"), default=0.0)
 
     @property
@@ -206,7 +204,6 @@ def _answer_lines(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _marked(comparison: Comparison, rows: Sequence[DifferenceRow]) -> dict[int, str]:
-    """The rows of the answer, and what to write beside them."""
     answer, words = comparison.answer, dict[int, list[str]]()
     for key, what in ((answer.first, "first difference"), (answer.most, "adds most")):
         at = next((at for at, row in enumerate(rows) if key and any(pair.key == key for pair in row.pairs)), None)

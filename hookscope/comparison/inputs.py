@@ -88,7 +88,6 @@ def _words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
 
 
 def _known(factors: Floats, offsets: Floats) -> str:
-    """The usual steps that make such factors and offsets."""
     mean, std = _IMAGENET if len(factors) == 3 else _IMAGENET.mean(1, keepdims=True)
     for one, other, forth, back in (("B", "A", factors, offsets), ("A", "B", 1 / factors, -offsets / factors)):
         for scale, end in ((1, ""), (255, ", and has colours 0..255")):
@@ -104,7 +103,6 @@ def _are(numbers: Floats, wanted: Floats | float) -> bool:
 
 
 def _numbers(values: Sequence[float] | Floats | range) -> str:
-    """Numbers in words; one number where all are the same."""
     words = [f"{round(float(value), 6) + 0.0:.4g}" for value in values]  # no minus before a 0
     return words[0] if len(set(words)) == 1 else ", ".join(words)
 
@@ -124,7 +122,6 @@ class PairedBatch:
     b: tuple[Any, ...]
 
     def part(self, part: slice) -> PairedBatch:
-        """Some of the images."""
         if len(self.names[part]) == len(self.names):
             return self
         a, b = (tuple(value[part] for value in inputs) for inputs in (self.a, self.b))
@@ -140,7 +137,6 @@ class PairedBatch:
 
 
 def as_pictures(images: Any) -> Pictures:
-    """One image or several as a list; a batch as it is."""
     if isinstance(images, Tensor):
         if images.dim() < 2 or not len(images):
             raise UsageError(f"a tensor of {tuple(images.shape)} is not a batch", do="give (N, C, H, W)")
@@ -193,7 +189,6 @@ def _batches(
 
 
 def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, listener: Listener) -> Generator[Batch, None, None]:
-    """Batches of a tensor, or of PIL images."""
     stacks = net.family != "detection"
     for first in range(0, len(images), batch_size):
         some = images[first : first + batch_size]

@@ -91,11 +91,9 @@ class _Side:
         self.free = set(range(len(seen)))
 
     def free_between(self, start: int, stop: int) -> list[int]:
-        """The calls from ``start`` on that need a partner and have none."""
         return [at for at in range(start, stop) if at in self.free and self.kinds[at] not in _HANDS_ON]
 
     def computes_one(self, at: int) -> bool:
-        """Whether the call computes one function, neither a block nor a fused layer."""
         return self.kinds[at] != _BLOCK and len(self.functions[at]) == 1
 
     def left(self) -> tuple[Call, ...]:
@@ -417,7 +415,6 @@ def _only_of_kind(side: _Side, positions: Sequence[int]) -> Iterator[tuple[int, 
 
 
 def nothing_pairs(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> LayerError:
-    """The error that names the two calls of the same kind whose outputs are nearest in size."""
     one, other = (_Side(side, [each.call.key for each in side]) for side in (a, b))
     sizes = [
         (abs(log(prod(x) + 1) - log(prod(y) + 1)), i, j)

@@ -39,8 +39,6 @@ from hookscope.models import model_errors_as_input_errors
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the caller of `compare` wants to know, in its words."""
-
     layers: Selection | None
     types: tuple[Any, ...] | None
     ops: bool
@@ -95,8 +93,6 @@ def run_side(side: Side, inputs: tuple[Any, ...], observers: Sequence[Observer] 
 
 @dataclass(slots=True)
 class Kept:
-    """What a call of A leaves for B: copies of its inputs and of its output."""
-
     module: Any
     args: tuple[Any, ...] | None
     kwargs: dict[str, Any]

@@ -93,7 +93,6 @@ class DifferenceSums:
 
     @property
     def relative_l2(self) -> float | None:
-        """Norm of B − A divided by the norm of A."""
         if not self.finite:
             return None
         if self.moved == 0:
@@ -135,7 +134,6 @@ class ConstantChannels:
     count: int = 0
 
     def add(self, output: Tensor) -> None:
-        """Add an output ``(N, C, ...)``."""
         channels = output.shape[1]
         if not output.numel():
             return
@@ -175,7 +173,6 @@ class PartSums:
         return math.inf if sums.nonfinite_a or sums.nonfinite_b else sums.relative_l2 if sums.values else None
 
     def only_dead_in(self, side: ConstantChannels, other: ConstantChannels) -> float | None:
-        """Share of the channels that are dead in ``side`` and not in ``other``."""
         if side.dead is None or other.dead is None or len(side.dead) != len(other.dead):
             return None
         return float((side.dead & ~other.dead).double().mean())
@@ -217,13 +214,11 @@ class RowSums:
                         constant.add(by_channel(as_plain(side), layer, size))
 
     def add_alone(self, key: str, output: Any, alone: Any) -> None:
-        """Add what the layer of B puts out on the inputs of A."""
         for part, a, b, images in parts_of(output, alone, (0,), False):
             if a.shape == b.shape and part in self._sums[key]:
                 self._sums[key][part].alone.add(a, b, images)
 
     def add_noise(self, key: str, output: Any, again: Any, batch: PairedBatch, listed: bool = False) -> None:
-        """Add what A returned in another pass over the same batch."""
         found: dict[str, DifferenceSums] = {}
         rounding: dict[str, float] = {}
         for part, a, b, images in parts_of(output, again, batch.positions, listed):

@@ -86,7 +86,6 @@ class AgreementSums:
     has_scores: bool = True
 
     def add(self, output_a: Any, output_b: Any, positions: Sequence[int], names: Sequence[str]) -> None:
-        """Add the outputs of both sides for a batch."""
         if not self.has_scores:
             return
         sides = (output_a, self.a), (output_b, self.b)
@@ -131,7 +130,6 @@ class AgreementSums:
 
 
 def _best(scores: Tensor) -> Tensor:
-    """The best class of each image, −1 where a score is NaN."""
     return torch.where(scores.isnan().any(1), -1, scores.argmax(1))
 
 
@@ -288,7 +286,6 @@ class ComparisonRun:
             yield batch.part(slice(first, first + step))
 
     def _look(self, batch: PairedBatch) -> None:
-        """Find the calls, with as few images as may be."""
         if self.a.compiled or self.b.compiled:  # another number of images is another program to compile
             least = len(batch.names)
         else:
@@ -299,7 +296,6 @@ class ComparisonRun:
             self.matrix = CkaSums(tuple(self.calls.matrix_a), tuple(self.calls.matrix_b))
 
     def add(self, batch: PairedBatch) -> None:
-        """Run both sides on a batch, and add what differs to the sums."""
         first, done = not self.names, len(self.names)
         if first:
             self.first = batch.positions[0]

@@ -91,7 +91,6 @@ class CompiledPass:
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """Other modules with the same parameters and buffers."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
@@ -226,7 +225,6 @@ class Side:
 
     @property
     def facts(self) -> SideFacts:
-        """What this side is, in words."""
         net, special = self.net, []
         if self.autocast is not None:
             special.append(f"autocast {dtype_name(self.autocast)}")
@@ -251,7 +249,6 @@ class Side:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader should know of the passes so far."""
         compiled = getattr(self.net.model, "_compiled_pass", None)
         if compiled is None or not compiled.apart:
             return ()
@@ -293,7 +290,6 @@ def make_side(
 
 
 def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
-    """``net``, or a copy of it in another data type."""
     own = _dtypes(net.model)
     if is_quantized(net.model):
         raise UsageError(f"{net.name} is quantized and cannot be {dtype_name(dtype)}", do="leave its data type")
@@ -307,5 +303,4 @@ def _converted(net: LoadedModel, dtype: torch.dtype) -> LoadedModel:
 
 
 def _dtypes(model: nn.Module) -> tuple[torch.dtype, ...]:
-    """The data types of the floating-point parameters, in order of registration."""
     return tuple(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))

@@ -51,12 +51,10 @@ class FindingKind:
     severity: str = "warning"
 
     def text(self, case: str = "") -> str:
-        """Meaning and advice of ``case``, or the usual ones."""
         special = self.cases.get(case, Case())
         return spelled(f"{special.meaning or self.meaning} {special.advice or self.advice}")
 
     def severity_of(self, case: str = "") -> str:
-        """Severity of ``case``, or the usual one."""
         return self.cases.get(case, Case()).severity or self.severity
 
     def finding(self, layer: str, evidence: str, case: str = "", **details: Any) -> Finding:
@@ -962,12 +960,10 @@ def add_kind(kind: FindingKind, question: str, before: str | None = None) -> Fin
 
 
 def thresholds_for(question: str) -> list[Threshold]:
-    """The thresholds of the findings of ``question``, the most severe finding first."""
     return [threshold for name in REPORT_ORDER[question] for threshold in CATALOGUE[name].thresholds]
 
 
 def default(finding: str, threshold: str) -> float:
-    """The default of a threshold."""
     return next(entry.default for entry in CATALOGUE[finding].thresholds if entry.name == threshold)
 
 
@@ -981,12 +977,10 @@ class Thresholds:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """The thresholds named in ``values``; other names become ``others``."""
         own = {entry.name for entry in fields(cls)}
         others = {name: value for name, value in values.items() if name not in own}
         return cls(**{name: value for name, value in values.items() if name in own}, others=others)
 
     def __getitem__(self, name: str) -> float:
-        """The threshold ``name`` of any registered rule."""
         defaults = {threshold.name: threshold.default for threshold in thresholds_for(self.question)}
         return float({**defaults, **vars(self), **self.others}[name])

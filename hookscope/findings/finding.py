@@ -148,7 +148,6 @@ def operations_in_words(operations: Counter[str]) -> str:
 
 
 def percent(share: float) -> str:
-    """A share from 0 to 1 in percent."""
     return f"{100 * share:.3g} %"
 
 

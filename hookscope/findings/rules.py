@@ -43,7 +43,6 @@ class Rules:
         return register
 
     def findings(self, measured: Any) -> Iterator[Finding]:
-        """What the rules find, in the order of `REPORT_ORDER`."""
         for name in REPORT_ORDER[self.question]:
             if name in self.by_name:
                 yield from self.by_name[name](measured)
@@ -79,5 +78,4 @@ def _is_of_untrained(finding: Finding) -> bool:
 
 
 def existing(findings: Iterable[Finding | None]) -> Iterator[Finding]:
-    """The findings without None."""
     return (finding for finding in findings if finding is not None)

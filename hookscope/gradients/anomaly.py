@@ -78,7 +78,6 @@ class _Search(NonFiniteSearch):
         self._origins: dict[Any, Anomaly] = {}  # by node of the autograd graph
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func``, test its result, and remember which nodes of the graph are its own."""
         # nodes of custom functions do not belong to this operation
         self._note_nodes(tensors_in((args, kwargs)).values(), self._here(located=False))
         result = super().__torch_function__(func, types, args, kwargs)
@@ -107,7 +106,6 @@ class _Search(NonFiniteSearch):
         return known or min(self.infinite, key=lambda origin: origin.deliberate, default=None)
 
     def backward_anomaly(self, value: Tensor, leaves: Sequence[Tensor]) -> Anomaly | None:
-        """The anomaly of the gradients of ``leaves``."""
         self.infinite = []
         with HookHandles() as handles:
             for node, origin in list(self._origins.items()):
@@ -123,7 +121,6 @@ class _Search(NonFiniteSearch):
         self._test(list(tensors_in(input_gradients).values()), list(tensors_in(output_gradients).values()), here)
 
     def _note_nodes(self, tensors: Iterable[Tensor], origin: Anomaly) -> None:
-        """Assign the unknown nodes behind ``tensors`` to this operation."""
         waiting = [node_of(tensor) for tensor in tensors if tensor.requires_grad]
         while waiting:
             node = waiting.pop()
@@ -138,7 +135,6 @@ class _Search(NonFiniteSearch):
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether no tensor in ``value`` holds NaN or Inf."""
     return not any(kinds_of(tensors_in(value).values()).values())
 
 

@@ -67,7 +67,6 @@ class Cut:
 
     @property
     def reason(self) -> str:
-        """``detached`` or ``no graph``."""
         return "detached" if self.operation in _DETACHING and not self.no_grad else "no graph"
 
 
@@ -100,7 +99,6 @@ class AutogradTracer(WatchedPass):
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` and record the sources of its result."""
         kwargs = kwargs or {}
         arguments = list(tensors_in((args, kwargs)).values())
         # before the call, because an in-place operation changes the node
@@ -121,7 +119,6 @@ class AutogradTracer(WatchedPass):
         return result
 
     def mask_of(self, value: Any) -> int:
-        """The bits of all sources of the tensors in ``value``."""
         mask = 0
         for tensor in tensors_in(value).values():
             key = storage_key(tensor)

@@ -46,12 +46,10 @@ from hookscope.scores import AnyLoss, LossLike, OwnLoss, Prediction, as_loss
 
 
 def _of_output(name: str, **more: Any) -> Column:
-    """A number of the gradient at the output of a layer."""
     return Column(name, lambda layer: getattr(layer.grad_output, name, None), **more)
 
 
 def _of_gradient(name: str, **more: Any) -> Column:
-    """A number of the gradient of a parameter."""
     return Column(name, lambda parameter: getattr(parameter.gradient, name, None), **more)
 
 
@@ -126,7 +124,6 @@ class LayerGradient(Shown):
 
     @property
     def ratio(self) -> float | None:
-        """Norm of ``grad_output`` over the norm of the activation."""
         return _ratio(self.grad_output, self.activation_norm)
 
 
@@ -156,7 +153,6 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """Norm of the gradient over the norm of the parameter."""
         return _ratio(self.gradient, self.weight_norm)
 
 
@@ -352,7 +348,6 @@ class _Record:
 
     @property
     def calls(self) -> list[_RecordedCall]:
-        """The selected calls in order of execution, after the pass."""
         return [recorded for recorded in self._calls if self.observer.wanted(recorded.call)]
 
     def _on_input(self, module: nn.Module, args: Any, kwargs: Any) -> Any:

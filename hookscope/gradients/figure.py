@@ -30,7 +30,6 @@ class _Row:
     biases: list[ParameterGradient] = field(default_factory=list)
 
     def gradients(self, which: str) -> list[_Gradient]:
-        """Of the activations, weights or biases."""
         if which == "activations":
             return [_Gradient(self.layer.grad_output)] if self.layer is not None else []
         return [

@@ -146,8 +146,6 @@ def anything_unreached(report: GradientReport) -> bool:
 def gradient_rows(
     report: GradientReport, thresholds: GradientThresholds | None = None, weights: str = ""
 ) -> tuple[list[Row], list[Row]]:
-    """A row of `GRADIENTS` for each call, which has the findings on the layer's own parameters too, and a row of
-    `PARAMETER_GRADIENTS` for each parameter."""
     layers = [
         GRADIENTS.row(layer, findings=layer_finding_names(layer, report.parameters, thresholds), weights=weights)
         for layer in report.layers
@@ -180,7 +178,6 @@ def layer_finding_names(
 def parameter_finding_names(
     parameter: ParameterGradient, thresholds: GradientThresholds | None = None
 ) -> tuple[str, ...]:
-    """The names of the findings on one parameter."""
     thresholds = thresholds or GradientThresholds()
     if parameter.gradient is None:
         return ("no-gradient",)
@@ -232,7 +229,6 @@ def _non_finite(report: GradientReport, anomaly: Anomaly | None, searched: bool)
 
 
 def _of_anomaly(anomaly: Anomaly) -> Finding:
-    """The finding names the origin first, then the NaN that came of it."""
     origin = anomaly.origin
     if origin.source and origin.operation in ("", "the output"):
         text = f"the output holds {origin.kind} from an operation that torch does not report"
@@ -330,7 +326,6 @@ def _is_small(parameter: ParameterGradient) -> bool:
 def _chain_words(
     chain: Sequence[ParameterGradient], weights: Sequence[ParameterGradient], worst: ParameterGradient, lowest: bool
 ) -> str:
-    """How many weights nearer the input are affected, and which one is worst."""
     more, nearer = len(chain) - 1, list(weights).index(chain[-1])
     if not more:
         return ""

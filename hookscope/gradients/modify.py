@@ -185,7 +185,6 @@ class GradientChanges:
         return steps + ([f"clipping the norm to {self.clip_norm:g}"] if self.clip_norm is not None else [])
 
     def frozen(self, model: nn.Module, model_name: str = "") -> tuple[str, ...]:
-        """Names of the parameters of ``model`` that ``freeze`` selects."""
         parameters = [name for name, _ in model.named_parameters()]
         layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
         frozen: set[str] = set()
@@ -216,7 +215,6 @@ class GradientChanges:
 
 
 def _terms(freeze: tuple[str, ...]) -> tuple[Selection, ...]:
-    """One selection for each name or pattern."""
     if freeze and not "".join(freeze).strip(", "):
         raise UsageError("nothing to freeze", do="name a layer or a parameter")
     return Selection(freeze).terms if freeze else ()
@@ -322,8 +320,6 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
 
 
 def _checked(change: GradientHook, name: str) -> Callable[[Tensor], Tensor | None]:
-    """``change`` with a check of its result; the error of torch does not name the layer."""
-
     def checked(gradient: Tensor) -> Tensor | None:
         changed = change(gradient)
         if changed is None or (isinstance(changed, torch.Tensor) and changed.shape == gradient.shape):

@@ -104,15 +104,12 @@ class Copies:
 
     @property
     def fits(self) -> bool:
-        """Whether every site had all copies in their order."""
         return not self._waiting
 
     def alone(self, copy: int) -> Copies:
-        """The pass of one copy on its own."""
         return Copies(None, [self._changes[copy]])
 
     def scores(self, passes: Passes) -> Tensor:
-        """Run the pass; scores ``(N, K)``."""
         sites = {site.call.name for site, _ in self._changes}
         if self._fork and self._fork.shared:
             self._sharing = set(_up_to(passes.model, self._fork.name, self._changes[0][0].call.name))
@@ -207,7 +204,6 @@ def _expanded(tensor: Tensor, count: int) -> Tensor:
 
 
 def _narrowed(tensor: Tensor, count: int) -> Tensor:
-    """The first of ``count`` equal copies."""
     is_batch = tensor.dim() > 0 and len(tensor) % count == 0
     return tensor[: len(tensor) // count] if is_batch else tensor
 
@@ -224,7 +220,6 @@ def _up_to(model: nn.Module, fork: str, site: str) -> Iterator[str]:
 
 
 def _close(values: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors differ only by the rounding of another batch size."""
     dtype = values.dtype
     if dtype != torch.float64 and not values.is_complex():
         values, expected = values.float(), expected.float()

@@ -53,7 +53,6 @@ class Fork:
 
     @property
     def batch_size(self) -> int:
-        """How many channels fit well in one pass."""
         return min(max(_BYTES // max(self.bytes, 1), _FEWEST), _MOST)
 
 
@@ -76,7 +75,6 @@ class AblationSite:
 
     @property
     def channels(self) -> int:
-        """The number of channels."""
         return self.shape[self.axis]
 
     @property
@@ -98,7 +96,6 @@ class Passes:
     read: Callable[[Any], Tensor] | None = None
 
     def scores(self, observer: Observer) -> Tensor:
-        """The scores ``(N, K)`` of a pass on copies of the inputs."""
         with torch.no_grad(), random_states_kept(), buffers_kept(self.model), observer:
             if self.seed is not None:
                 torch.manual_seed(self.seed)
@@ -126,7 +123,6 @@ class Baseline:
 
 
 def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Baseline:
-    """Run the model once, and find which chosen calls have channels."""
     model, selection = passes.model, Selection.of(layers)
     recorder = _Recorder(model, selection, types)
     observer = recorder.observer = Observer(
@@ -217,7 +213,6 @@ def _channels_in(output: Any, module: nn.Module) -> tuple[Any, ...] | None:
 
 
 def live_channels(tensor: Tensor, axis: int) -> tuple[int, ...]:
-    """The channels that are not 0 everywhere."""
     values = tensor.dequantize() if tensor.is_quantized else tensor
     return tuple((values != 0).movedim(axis, 0).flatten(1).any(1).nonzero()[:, 0].tolist())
 

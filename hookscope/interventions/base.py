@@ -77,7 +77,6 @@ def parse_positions(value: Any) -> tuple[tuple[int, int], ...] | None:
 
 
 def type_with_article(value: Any) -> str:
-    """The class name of ``value`` with its article, for an error."""
     name = type(value).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
@@ -223,7 +222,6 @@ class Intervention(Spelled):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether every tensor stays the same, to the bit."""
         return self.neutral is not None and bool(getattr(self, self.neutral[0]) == self.neutral[1])
 
     def change(self, site: Site, part: Tensor) -> Tensor:
@@ -231,7 +229,6 @@ class Intervention(Spelled):
         raise NotImplementedError
 
     def is_active(self, module: nn.Module) -> bool:
-        """Whether it changes the output of ``module`` now."""
         return True
 
     def at(self, step: int) -> Self:
@@ -274,7 +271,6 @@ class ParameterIntervention(Spelled):
         return True
 
     def applied(self, name: str, parameter: nn.Parameter) -> AbstractContextManager[None]:
-        """A context in which ``parameter``, called ``name`` in the model, is changed."""
         raise NotImplementedError
 
 

@@ -180,7 +180,6 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         stack.push(self._observer(where, change))
 
     def _layers_named(self, where: Selection) -> dict[str, nn.Module]:
-        """The layers with these names; a number may be a name too."""
         modules = dict(self._model.named_modules(remove_duplicate=False))
         if str(where) in modules:
             return {str(where): modules[str(where)]}
@@ -256,7 +255,6 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         return layers + [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
 
     def _changed(self, change: Change, call: Call, module: nn.Module, value: Any, of_input: bool = False) -> Any:
-        """The changed output or input; None where nothing changes."""
         again = is_recomputing()
         if not again:
             self._step_of[call.name] = self.step

@@ -263,7 +263,6 @@ def from_the_start(
 def _changed_layers(
     model: nn.Module, pairs: Iterable[tuple[str | Selection, Any]]
 ) -> tuple[list[Selection], list[Selection]]:
-    """The calls that interventions change, and the layers whose parameters they change."""
     layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     called, owners = [], []

@@ -112,7 +112,6 @@ def _pictures(
     net: LoadedModel | nn.Module | None,
     cmap: str | None,
 ) -> list[tuple[Image.Image, tuple[str, str]]]:
-    """The photograph and the kept maps of ``shown`` with their words, in two colours if one has values below 0."""
     picture, box = seen_part(photograph, net)
     kept = [(_label(channel, _LONGEST_CAPTION), channel.values) for channel in shown]
     maps = [(label, np.nan_to_num(values, posinf=0, neginf=0)) for label, values in kept if values is not None]
@@ -157,7 +156,6 @@ def _ablation_plot(ablation: Ablation, shown: Sequence[ChannelWorth], origin: Or
 
 
 def _note(ablation: Ablation, channel: ChannelWorth) -> str:
-    """What stands beside the bar of a channel."""
     if math.isnan(channel.score_drop):
         return "NaN"
     words = f"{channel.score_drop:.3g}"
@@ -279,7 +277,6 @@ def _add_heading(page: SheetPage, origin: Origin, interventions: Sequence[str], 
 
 
 def _add_band(page: SheetPage, band: _Band, step: int) -> list[dict[str, Any]]:
-    """Add the text and grids of a call; the places of the maps."""
     layer, width = band.layer, width_of_columns(step)
     title = f"{layer.call.key or layer.call.type}   {layer.call.type}   {shape_text(layer.shape)}"
     page.add_text(title + ("   changed here" if layer.changed else ""), width, 18, 13, bold=True)

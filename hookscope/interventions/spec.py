@@ -68,7 +68,6 @@ def _text(value: Any) -> str:
 
 
 def _parameters(kind: type[Spelled]) -> dict[str, _Parameter]:
-    """The parameters of a class by their names on the command line."""
     hints = typing.get_type_hints(kind)
     parameters = [
         _Parameter(
@@ -146,7 +145,6 @@ class InterventionSpec:
 
 
 def help_rows() -> Iterator[tuple[str, str]]:
-    """Every intervention with its own parameters, and what it does; interventions on parameters last."""
     shared = {field.name for field in dataclasses.fields(Intervention)}
     for word, kind in sorted(WORDS.items(), key=lambda item: (not issubclass(item[1], Intervention), item[0])):
         own = [p for p in _parameters(kind).values() if p.name not in shared and p.name not in kind.one_pass]
@@ -235,7 +233,6 @@ def mean_at(activations: Iterable[dict[str, Any]]) -> dict[str, dict[str, Tensor
 
 
 def read_direction(path: str) -> Tensor:
-    """Read the only tensor in a ``.npy``, ``.pt``, ``.pth`` or ``.safetensors`` file."""
     tensors = tensors_in(_read_content(path))
     if len(tensors) != 1:
         exists = f"it holds {len(tensors)}" + (f": {', '.join(list(tensors)[:4])}" if tensors else "")

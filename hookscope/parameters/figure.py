@@ -106,7 +106,6 @@ def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding])
 
 
 def _note(finding: Finding, leaf: str) -> str:
-    """The finding in a few words, to stand beside the row of its layer."""
     channels = finding.channels or ()
     match finding.finding:
         case "non-finite":

@@ -161,7 +161,6 @@ class ParameterStatistics(Shown):
 
     @property
     def count(self) -> int:
-        """Count of all values."""
         return math.prod(self.shape)
 
 
@@ -179,14 +178,12 @@ rule, parameter_rule = RULES.rule, RULES.row_rule
 
 
 def finding_names(row: ParameterStatistics, thresholds: ParameterThresholds | None = None) -> tuple[str, ...]:
-    """The names of the findings on one parameter, the most severe first."""
     return tuple(finding.finding for finding in parameter_findings([row], thresholds))
 
 
 def weights_rows(
     rows: Sequence[ParameterStatistics], thresholds: ParameterThresholds | None = None, weights: str = ""
 ) -> list[Row]:
-    """A row of `WEIGHTS` for each parameter."""
     return [WEIGHTS.row(row, findings=finding_names(row, thresholds), weights=weights) for row in rows]
 
 

@@ -282,7 +282,6 @@ def _as_maps(
     style: Style,
     ordered: bool,
 ) -> _Section:
-    """Filters of one input, each a map with its number."""
     maps, moments = _laid_flat(flat[numbers])
     tiles = reduce_maps(maps[:, 0], None, _symmetric(flat))
     order = _MEASURE if ordered else ""
@@ -335,7 +334,6 @@ def _with_numbers(grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> tu
 
 
 def _symmetric(flat: Tensor) -> SymmetricScale:
-    """The scale of all filters of the layer, whichever of them are drawn."""
     return SymmetricScale(float(torch.where(torch.isfinite(flat), flat, 0.0).abs().max()))
 
 
@@ -393,7 +391,6 @@ def _paint_ramp(image: Image.Image, pixels: Pixels, top: int) -> None:
 
 
 def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None:
-    """Draw the colours of each filter in the place of its map."""
     if section.rgb is None:
         return
     layout = section.grid.layout
@@ -408,7 +405,6 @@ def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None
 
 
 def _place(section: _Section, x: int, y: int) -> dict[str, Any]:
-    """Where the maps lie and which values their colours mean."""
     place = placed("", "", section.grid, x, y)
     keys = ["x", "y", "columns", "step_x", "step_y", "zoom", "height", "width", "frames"]
     keys += ["scale", "channels", "low", "high"]

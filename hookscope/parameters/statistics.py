@@ -39,7 +39,6 @@ _SAMPLE = 512  # coordinates from which these are chosen
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether the layer is a convolution: plain, transposed or quantised."""
     return "_ConvNd" in class_names(module)
 
 
@@ -289,7 +288,6 @@ def _has_statistics(module: nn.Module) -> bool:
 
 
 def _layer_facts(module: Any, name: str, tensor: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
-    """The fields of `ParameterStatistics` for convolutions and BatchNorms."""
     if name == "weight" and is_convolution(module):
         return _filter_facts(module, tensor, thresholds)
     if name not in ("running_mean", "running_var") or not _has_statistics(module):

@@ -101,5 +101,4 @@ def plan_plot(plan: Plan) -> RowPlot:
 
 
 def _held(kind: str, start: int, end: int) -> Mark:
-    """What is there from the first call to the last."""
     return Mark("bar", lambda row: (start, end), _KINDS[kind], f"{kind} {_KIND_NAMES[kind]}", 1)

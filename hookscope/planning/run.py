@@ -270,7 +270,6 @@ def _costs(
 
 
 def _params_of_calls(trace: Trace) -> Counter[int]:
-    """How many parameters each call holds; a layer that is never called counts to the layer around it."""
     first: dict[str, int] = {}
     for place, call in enumerate(trace.calls):
         first.setdefault(trace.layers[call.layer].name, place)

@@ -190,8 +190,6 @@ class StorageFollower(MacCounter):
             self._events.append((number, False, self.place()))
 
     def saving(self) -> saved_tensors_hooks:
-        """A context whose operations tell of every tensor that autograd keeps."""
-
         def pack(tensor: Tensor) -> Tensor:
             number = self.see(tensor)
             if number is not None and number not in self._kinds:
@@ -208,7 +206,6 @@ class StorageFollower(MacCounter):
         return self.total(kind)
 
     def total(self, kind: str) -> int:
-        """The bytes of all storages of a kind."""
         return sum(self._sizes[number] for number, named in self._kinds.items() if named == kind)
 
     def peak(self) -> tuple[int, dict[str, int], Any]:
@@ -251,8 +248,6 @@ class Conditions:
 
 @dataclass(frozen=True)
 class CountedCall:
-    """What was counted in a call of `Trace.calls`, without the calls inside it."""
-
     bytes_moved: int
     saved: int
 
@@ -306,7 +301,6 @@ class _Run:
         return self.phase, None if node is None else node._sequence_nr()
 
     def call_at(self, place: tuple[str, Any]) -> int | None:
-        """The position of the call at a `place` among the calls that were recorded."""
         phase, owner = place
         if phase == "backward" and owner is not None:
             position = bisect_right(self.sequence, owner)

@@ -29,7 +29,6 @@ OptimizerLike = str | Callable[[Iterable[Tensor]], Optimizer]
 
 
 def optimizer_names() -> dict[str, type[Optimizer]]:
-    """The classes of `torch.optim` by lower-case name."""
     classes = [value for value in vars(torch.optim).values() if isinstance(value, type)]
     return {cls.__name__.lower(): cls for cls in classes if issubclass(cls, Optimizer) and cls is not Optimizer}
 
@@ -63,7 +62,6 @@ def create_state(optimizer: Optimizer) -> None:
 
 
 def step(optimizer: Optimizer) -> None:
-    """One step of the optimizer."""
     try:
         with _AnyNumber():  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -84,7 +82,6 @@ class _AnyNumber(TorchDispatchMode):
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """Every tensor that the optimizer keeps from step to step."""
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
@@ -123,7 +120,6 @@ class Subject:
         return cls(loaded.model, loaded.name, shape, loaded.family, loaded.device, dtype, notes=loaded.notes)
 
     def with_values(self) -> Subject:
-        """The same with random weights, if it has none."""
         if not self.bare:
             return self
         return replace(self, model=load_model(self.name, "none", device="cpu").model, bare=False)

@@ -179,7 +179,6 @@ class _Running:
 
     @property
     def charged(self) -> str:
-        """The key of the call whose time this is."""
         return self.key if self.key is not None else self.within.charged if self.within is not None else ""
 
 
@@ -345,7 +344,6 @@ class _Step:
             self._optimizer = build_optimizer(optimizer, trained, self.clock.device.type)
 
     def run(self) -> list[tuple[Any, Any]]:
-        """Run it; when each of its parts began and ended."""
         self._clear()
         self.clock.wait()
         outputs, forward = self._timed(self._forward)

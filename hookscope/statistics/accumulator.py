@@ -58,7 +58,6 @@ class PatternSketch(Accumulator):
 
     @classmethod
     def empty(cls, channels: int) -> Self:
-        """A sketch of no values."""
         return cls(np.zeros((channels, _LENGTH)), np.zeros(_LENGTH))
 
     def update(self, values: Tensor, rotations: Tensor) -> None:
@@ -74,7 +73,6 @@ class PatternSketch(Accumulator):
         self.positions += values.shape[0] * values.shape[2]
 
     def merge(self, other: PatternSketch) -> None:
-        """Add the values of ``other``."""
         self.products += other.products
         self.ones += other.ones
         self.positions += other.positions
@@ -166,11 +164,9 @@ class ChannelCovariance(Accumulator):
 
     @classmethod
     def empty(cls, channels: int) -> Self:
-        """The covariance of no values."""
         return cls(0, np.zeros(channels), np.zeros((channels, channels)))
 
     def update(self, values: Tensor) -> None:
-        """Add finite ``values`` ``(N, C, P)``."""
         flat = values.movedim(1, 0).flatten(1)
         largest = float(torch.linalg.vector_norm(flat, math.inf))
         # a power of two keeps squares within the range of the numbers and changes no digit
@@ -186,7 +182,6 @@ class ChannelCovariance(Accumulator):
         self.merge(ChannelCovariance(flat.shape[1], mean.cpu().numpy(), products.cpu().numpy()))
 
     def merge(self, other: ChannelCovariance) -> None:
-        """Add the values of ``other``."""
         with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
             self.count, self.mean, self.products = merge_moments(
                 (self.count, self.mean, self.products), (other.count, other.mean, other.products), outer=True
@@ -194,7 +189,6 @@ class ChannelCovariance(Accumulator):
 
     @property
     def covariance(self) -> Floats:
-        """``(C, C)`` population covariance."""
         return self.products / max(self.count, 1)
 
 
@@ -369,7 +363,6 @@ class LayerAccumulator:
         self.channels, self.shape = 1, (None, *self.shape[1:])
 
     def statistics(self, calls: int = 1, duplicate_correlation: float = 0.9999) -> LayerStatistics:
-        """The statistics so far; the layer runs ``calls`` times in a pass."""
         m, whole = self.moments, self.moments.as_one()
         count, nan, inf = int(whole.count[0]), int(whole.nan[0]), int(whole.inf[0])
         values, some = count + nan + inf, count > 0
@@ -405,7 +398,6 @@ class LayerAccumulator:
 
     @property
     def key(self) -> str:
-        """``name`` or ``name#call``, and the part if there are several."""
         return key_of(self.call, self.part)
 
     def state_dict(self) -> dict[str, Any]:
@@ -416,7 +408,6 @@ class LayerAccumulator:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state_dict` returned."""
         restored = cls(Call(*state["call"]), int(state["channels"]), tuple(state["bounds"]), bool(state["with_rank"]))
         restored.part, restored.items = state["part"], int(state["items"])
         restored.shape = tuple(state["shape"])
@@ -436,14 +427,12 @@ def has_fixed_channels(call: Call) -> bool:
 
 
 def _common(old: tuple[int | None, ...], new: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """The lengths that two shapes have in common, None on other axes."""
     if not old or not new or len(old) != len(new):
         return old or new
     return tuple(a if a == b else None for a, b in zip(old, new, strict=True))
 
 
 def _where(mask: NDArray[np.bool_]) -> tuple[int, int]:
-    """Item and channel of the first True in ``(N, C)``."""
     item, channel = divmod(int(mask.argmax()), mask.shape[1])
     return item, channel
 

@@ -167,7 +167,6 @@ class StatisticsCollector:
         self._pass = _Pass()
 
     def _drop_unwanted(self, watch: Observer) -> None:
-        """Drop calls that were measured only because the number of calls was not known yet."""
         if watch.selection.from_the_end:
             layers, unmeasured = self._pass.totals.layers, self.coverage.unmeasured
             self._pass.totals.layers = {key: layer for key, layer in layers.items() if watch.wanted(layer.call)}
@@ -262,7 +261,6 @@ def usual_layers(model: nn.Module) -> Selection:
 
 
 def _left_out(model: nn.Module, chosen: Selection) -> Counter[str]:
-    """How many single layers of each class ``chosen`` does not name."""
     layers = [(name, module) for name, module in model.named_modules() if name and is_single(name, module)]
     return Counter(type(module).__name__ for name, module in layers if not chosen.calls_by_name([name]))
 
@@ -308,7 +306,6 @@ class _Pass:
         return cls(names, size, RunningStatistics(images=count))
 
     def remember(self, tensor: Tensor, key: str, moments: ChannelMoments | None) -> None:
-        """Keep that ``tensor`` is measured as the output of ``key``."""
         if not tensor.is_inference():  # torch counts no writes to those
             self.measured[id(tensor)] = _Known(ref(tensor), tensor._version, key, moments)
 

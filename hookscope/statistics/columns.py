@@ -74,7 +74,6 @@ CHANNELS = Columns(
 
 
 def statistics_rows(layers: Sequence[LayerStatistics], findings: Sequence[Finding], weights: str) -> list[Row]:
-    """A row of `STATISTICS` for each layer call, with the names of its findings."""
     names: dict[str, list[str]] = {}
     for finding in single(findings):
         names.setdefault(finding.layer, []).append(finding.finding)
@@ -82,7 +81,6 @@ def statistics_rows(layers: Sequence[LayerStatistics], findings: Sequence[Findin
 
 
 def channel_rows(layers: Sequence[LayerStatistics], weights: str) -> Iterator[Row]:
-    """A row of `CHANNELS` for each channel of each layer call."""
     for layer in layers:
         moments, saturated, dead = layer.by_channel, layer.saturated_by_channel, set(layer.dead_channels)
         first = {channel: group[0] for group in layer.duplicate_channels for channel in group[1:]}

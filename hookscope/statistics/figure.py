@@ -43,17 +43,14 @@ class StatisticsRow:
 
     @property
     def largest(self) -> float:
-        """The largest absolute value."""
         return max(-(self.layer.min or 0.0), self.layer.max or 0.0)
 
     @property
     def size(self) -> float | None:
-        """The root mean square, None if it is 0 or no number."""
         return self.layer.rms if self.layer.rms and math.isfinite(self.layer.rms) else None
 
     @property
     def dead(self) -> float:
-        """The share of dead channels."""
         return len(self.layer.dead_channels) / max(self.layer.channels, 1)
 
 
@@ -189,7 +186,6 @@ def _worst(findings: Sequence[Finding]) -> Finding:
 
 
 def _share(finding: Finding) -> float:
-    """The share of channels or values that a finding is about, 0 without a share."""
     channels = finding.numbers.get("channels")
     if finding.channels and channels:
         return len(finding.channels) / float(channels)
@@ -197,7 +193,6 @@ def _share(finding: Finding) -> float:
 
 
 def _marks(layers: Sequence[LayerStatistics], findings: Sequence[Finding], first: int | None) -> dict[int, str]:
-    """The names of the findings by row."""
     named: dict[str, list[str]] = {}
     for finding in findings:
         names = named.setdefault(finding.layer, [])
@@ -305,7 +300,6 @@ def _add(writer: Any, layer: LayerStatistics, step: int) -> None:
 
 
 def _histogram(layer: LayerStatistics) -> dict[str, Any]:
-    """TensorBoard's form of a distribution: buckets of the finite values, and exact sums."""
     count = layer.values - layer.nan - layer.inf
     low, high = layer.min or 0.0, layer.max or 0.0
     limits, counts = buckets(layer.histogram.bins(), low, high)

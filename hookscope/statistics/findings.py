@@ -70,7 +70,6 @@ class Measured:
 
     @property
     def untrained(self) -> bool:
-        """Whether there are BatchNorms, and neither their statistics nor their scales were ever trained."""
         return bool(self.drifts) and not any(drift.updated or drift.trained for drift in self.drifts)
 
     @cached_property
@@ -317,13 +316,11 @@ def _saturated(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Find
 
 
 def _stuck(layer: LayerStatistics) -> set[int]:
-    """The channels whose values are all at one bound."""
     shares = layer.saturated_by_channel
     return set() if shares is None else {at for at in layer.dead_channels if shares[at] == 1}
 
 
 def _own_dead(layer: LayerStatistics, before: LayerStatistics | None) -> tuple[int, ...]:
-    """The dead channels of ``layer`` that are not dead in ``before``."""
     return tuple(at for at in layer.dead_channels if before is None or at not in before.dead_channels)
 
 

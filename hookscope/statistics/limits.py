@@ -28,7 +28,6 @@ class Limits:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the limits that are set, as the options are called."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         names = [name for name, value in values.items() if value is not None and value is not False]
         return tuple(dict.fromkeys(name.removesuffix("_share").replace("_", "-") for name in names))
@@ -71,7 +70,6 @@ class LimitsResult:
 
     @property
     def calls(self) -> set[str]:
-        """The keys of all calls that were checked against some limit."""
         return {key for keys in self.checked.values() for key in keys}
 
     def verdict(self) -> str:

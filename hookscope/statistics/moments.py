@@ -30,7 +30,6 @@ class Accumulator:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state_dict` returned."""
         return cls(**deepcopy(dict(state)))
 
 
@@ -153,13 +152,11 @@ class ChannelMoments(Accumulator):
 
     @classmethod
     def empty(cls, channels: int) -> Self:
-        """Moments of no values."""
         none, zero = np.zeros(channels, np.int64), np.zeros(channels)
         return cls(none, zero, zero, np.full(channels, np.inf), np.full(channels, -np.inf), none, none, none)
 
     @classmethod
     def of(cls, sums: MapSums) -> Self:
-        """Moments of a batch."""
         count, low, high = sums.count.sum(0), sums.low.min(0), sums.high.max(0)
         mean = sums.total.sum(0) / count.clip(min=1)
         with np.errstate(over="ignore", invalid="ignore"):  # squares of float64 beyond 1e154
@@ -170,7 +167,6 @@ class ChannelMoments(Accumulator):
 
     @classmethod
     def of_map_means(cls, sums: MapSums) -> Self:
-        """Moments of the means of all maps with a finite value."""
         some = sums.count > 0
         means = sums.total / sums.count.clip(min=1)
         moments = cls.empty(sums.count.shape[1])
@@ -190,7 +186,6 @@ class ChannelMoments(Accumulator):
         return variance
 
     def as_one(self) -> ChannelMoments:
-        """The moments of the values of all channels together."""
         c, count = self, self.count.sum(keepdims=True)
         mean = (c.mean * c.count).sum(keepdims=True) / count.clip(min=1)
         with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
@@ -199,7 +194,6 @@ class ChannelMoments(Accumulator):
         return ChannelMoments(count, mean, m2, low, high, *(n.sum(keepdims=True) for n in (c.zeros, c.nan, c.inf)))
 
     def merge(self, other: ChannelMoments) -> None:
-        """Add the moments of other values."""
         with np.errstate(over="ignore", invalid="ignore"):
             self.count, self.mean, self.m2 = merge_moments(
                 (self.count, self.mean, self.m2), (other.count, other.mean, other.m2)
@@ -230,7 +224,6 @@ class ValueHistogram:
         self._counts = np.zeros((0, _BINS), np.int64)
 
     def update(self, values: Tensor) -> None:
-        """Count ``values``, float32 of any shape."""
         keys = values.contiguous().view(torch.int32) >> 16
         counts = torch.bincount(keys.add_(_MIDDLE).flatten(), minlength=_KEYS).cpu().numpy()
         dense = counts.reshape(_OCTAVES, _BINS)
@@ -245,7 +238,6 @@ class ValueHistogram:
         self._counts[self._rows[octaves]] += counts
 
     def merge(self, other: ValueHistogram) -> None:
-        """Add the counts of ``other``."""
         self._add(*other._filled())
 
     def _filled(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -286,13 +278,11 @@ class ValueHistogram:
         return [float(value) for value in below + (above - below) * (ranks % 1)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Arrays for `from_state`."""
         octaves, counts = self._filled()
         return {"octaves": octaves, "counts": counts}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state_dict` returned."""
         histogram = cls()
         histogram._add(np.array(state["octaves"], np.int64), np.array(state["counts"], np.int64))
         return histogram
@@ -300,7 +290,6 @@ class ValueHistogram:
 
 @cache
 def _ends() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lower and upper ends of the bins of positive finite keys."""
     keys = np.arange(0x7F81, dtype=np.uint32) << 16  # infinity included
     with np.errstate(all="ignore"):
         edges = keys.view(np.float32).astype(np.float64)

@@ -174,8 +174,6 @@ def measure_images(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredImages:
-    """Running statistics of some images, and what was not measured."""
-
     totals: RunningStatistics
     coverage: Coverage
 
@@ -209,7 +207,6 @@ class StatisticsJob:
             yield measure
 
     def merge(self, values: Sequence[MeasuredImages]) -> MeasuredImages:
-        """One value for several that follow each other."""
         merged = MeasuredImages(RunningStatistics(), Coverage())
         for value in values:
             merged.totals.merge(value.totals)

@@ -45,7 +45,6 @@ class BatchNormDrift:
 
     @property
     def median_shift(self) -> float:
-        """Median over the channels of the absolute ``shift``."""
         return float(np.median(np.abs(self.shift)))
 
     @property
@@ -67,7 +66,6 @@ class BatchNormAccumulator(Accumulator):
 
     @classmethod
     def of(cls, module: Any) -> Self:
-        """An accumulator of no inputs for a BatchNorm."""
         # copies: training changes a float64 buffer in place
         mean, variance = (
             buffer.detach().double().cpu().numpy().copy() for buffer in (module.running_mean, module.running_var)
@@ -80,18 +78,15 @@ class BatchNormAccumulator(Accumulator):
         return len(self.running_mean)
 
     def update(self, inputs: Tensor) -> None:
-        """Add a batch ``(N, C, *positions)``."""
         if inputs.numel():
             values = as_float(inputs)
             sums = sums_of_maps(values.reshape(values.shape[0], values.shape[1], -1))
             self.moments.merge(ChannelMoments.of(sums))
 
     def merge(self, other: BatchNormAccumulator) -> None:
-        """Add an accumulator of the same layer."""
         self.moments.merge(other.moments)
 
     def drift(self, layer: str) -> BatchNormDrift:
-        """Distance of the inputs so far from the running statistics."""
         variance = self.running_var + self.eps
         with np.errstate(invalid="ignore", divide="ignore"):  # a damaged file may have variances of 0 or below
             shift = (self.moments.mean - self.running_mean) / variance**0.5
@@ -129,7 +124,6 @@ class Coverage:
     is_empty: bool = True
 
     def count(self, did_not_run: Collection[str], first: bool) -> None:
-        """Add what a pass did not reach."""
         self.idle = tuple(name for name in (did_not_run if first else self.idle) if name in did_not_run)
 
     def merge(self, other: Coverage) -> None:
