@@ -208,7 +208,10 @@ def _parameters(facts: _Facts) -> tuple[str, str, str] | None:
 def _rounding(facts: _Facts) -> tuple[str, str, str] | None:
     if not facts.rounding or facts.is_more_than_rounding(facts.first):
         return None
-    words = [f"{name} {_how(side)}" for name, side in (("A", facts.a), ("B", facts.b))]
+    words = [
+        f"{name} computes in {side.dtype}" + (f" ({side.special})" if side.special else "")
+        for name, side in (("A", facts.a), ("B", facts.b))
+    ]
     last = facts.calls[-1]
     end = f": {_distance(last)} at {_name(last)}" if last.differs else ": the output does not differ"
     most = f"; {_name(facts.alone)} adds most, {facts.alone.isolated_l2:.2g} alone" if facts.alone is not None else ""
@@ -223,7 +226,8 @@ def _unpaired(facts: _Facts) -> tuple[str, str, str] | None:
         ("A", _between(facts.only_a, before.a if before else None, facts.first.a)),
         ("B", _between(facts.only_b, before.b if before else None, facts.first.b)),
     )
-    between = [f"{side} has {_keys(calls)}, and the other has not" for side, calls in sides if calls]
+    missing = [(side, listed([f"{call.key} ({call.type})" for call in calls], 3)) for side, calls in sides if calls]
+    between = [f"{side} has {keys}, and the other has not" for side, keys in missing]
     if not between or facts.first.is_beyond_noise(facts.first.isolated_l2):
         return None
     return "unpaired", f"{'; '.join(between)}. {facts.where}", ""
@@ -272,10 +276,6 @@ def _precision(side: SideFacts) -> float:
     return max((_PRECISION[name] for name in _types(side)), default=0.0)
 
 
-def _how(side: SideFacts) -> str:
-    return f"computes in {side.dtype}" + (f" ({side.special})" if side.special else "")
-
-
 def _name(pair: PairedCall) -> str:
     return pair.key if pair.key == pair.key_b else f"{pair.key} ({pair.key_b} in B)"
 
@@ -296,10 +296,6 @@ def _between(calls: Sequence[Call], before: Call | None, after: Call) -> list[Ca
     low = -1 if before is None or before.order is None else before.order
     high = np.inf if after.order is None else after.order
     return [call for call in calls if call.order is not None and low < call.order < high]
-
-
-def _keys(calls: Sequence[Call]) -> str:
-    return listed([f"{call.key} ({call.type})" for call in calls], 3)
 
 
 def _size(shape: Shape) -> str:

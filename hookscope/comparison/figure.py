@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hookscope.comparison.facts import TIMES_NOISE, CkaMatrix, ComparedMaps, Comparison, PairedCall, SideFacts
+from hookscope.comparison.facts import TIMES_NOISE, CkaMatrix, ComparedMaps, Comparison, PairedCall
 from hookscope.drawing import (
     MOST_PIXELS,
     Colour,
@@ -183,16 +183,12 @@ def _title(comparison: Comparison) -> str:
 
 def _side_lines(comparison: Comparison) -> list[tuple[str, str]]:
     """A line for each side, in red if its weights are random."""
-    sides = {"A": comparison.a, "B": comparison.b}
-    return [
-        (f"{name}: {_side_words(side)}", Colour.ALARM if is_random(side.weights) else Colour.FAINT)
-        for name, side in sides.items()
-    ]
-
-
-def _side_words(side: SideFacts) -> str:
-    weights = f"weights: {side.weights}" if side.weights else ""
-    return ", ".join(filter(None, [side.model, weights, side.dtype, side.device, side.preprocess, side.special]))
+    lines = []
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
+        weights = f"weights: {side.weights}" if side.weights else ""
+        words = filter(None, [side.model, weights, side.dtype, side.device, side.preprocess, side.special])
+        lines.append((f"{name}: {', '.join(words)}", Colour.ALARM if is_random(side.weights) else Colour.FAINT))
+    return lines
 
 
 def _answer_lines(comparison: Comparison) -> list[tuple[str, str]]:

@@ -201,8 +201,10 @@ def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, listener: Li
             continue
         usable: list[tuple[int, Picture, Tensor]] = []
         for position, image in zip(positions, some, strict=True):
+            if not isinstance(image, InputImage | Image.Image):
+                raise UsageError("paths and images do not mix", do="give a list of paths, or a list of PIL images")
             try:
-                usable.append((position, image, net.prepare(_opened(image)).to(net.device)))
+                usable.append((position, image, net.prepare(image).to(net.device)))
             except InputError as error:
                 listener.skipped(position, _name(image, position), error)
         for _, run in itertools.groupby(usable, lambda each: each[2].shape if stacks else None):
@@ -213,12 +215,6 @@ def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, listener: Li
                 as_batch(net.family, [tensor for *_, tensor in members]),
                 tuple(image.sha256 if isinstance(image, InputImage) else "" for _, image, _ in members),
             )
-
-
-def _opened(image: Picture) -> InputImage | Image.Image:
-    if not isinstance(image, InputImage | Image.Image):
-        raise UsageError("paths and images do not mix", do="give a list of paths, or a list of PIL images")
-    return image
 
 
 def _name(image: Picture, position: int) -> str:

@@ -402,16 +402,13 @@ def _between(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_M
             last_a, last_b = (side.end_of_run(run) for side, run in ((one, a), (other, b)))
             yield _Match(a[0], last_a, b[0], last_b, how)
             continue
-        only = [{kind: at for at, kind in _only_of_kind(side, found)} for side, found in ((one, a), (other, b))]
-        for kind in only[0].keys() & only[1].keys():
-            one.free.remove(only[0][kind])
-            other.free.remove(only[1][kind])
-            yield _Match(only[0][kind], only[0][kind], only[1][kind], only[1][kind], "order")
-
-
-def _only_of_kind(side: _Side, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
-    counts = Counter(side.kinds[at] for at in positions)
-    yield from ((at, side.kinds[at]) for at in positions if counts[side.kinds[at]] == 1)
+        kinds_a, kinds_b = ([side.kinds[at] for at in found] for side, found in ((one, a), (other, b)))
+        for kind in {*kinds_a} & {*kinds_b}:
+            if kinds_a.count(kind) == kinds_b.count(kind) == 1:
+                i, j = a[kinds_a.index(kind)], b[kinds_b.index(kind)]
+                one.free.remove(i)
+                other.free.remove(j)
+                yield _Match(i, i, j, j, "order")
 
 
 def nothing_pairs(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> LayerError:

@@ -81,16 +81,16 @@ def merged(findings: Iterable[AnyFinding], most: int = 3) -> list[AnyFinding]:
         >>> [str(finding) for finding in merged(findings)]
         ['saturated act60: 60 %; 4 more layers too: act61, act62, act63, act64. Scale down.']
     """
-    alike: dict[tuple[str, str, str], list[AnyFinding]] = {}
+    groups: dict[tuple[str, str, str], list[AnyFinding]] = {}
     for finding in findings:
-        alike.setdefault((finding.finding, finding.severity, finding.meaning), []).append(finding)
-    return [finding for parts in alike.values() for finding in (parts if len(parts) <= most else [_merged(parts)])]
-
-
-def _merged(parts: Sequence[AnyFinding]) -> AnyFinding:
-    first, more = parts[0], list(dict.fromkeys(part.layer for part in parts[1:]))
-    evidence = f"{first.evidence}; {counted(len(more), 'more layer')} too: {listed(more)}"
-    return replace(first, evidence=evidence, parts=tuple(parts))
+        groups.setdefault((finding.finding, finding.severity, finding.meaning), []).append(finding)
+    whole = list[AnyFinding]()
+    for first, *others in groups.values():
+        more = list(dict.fromkeys(part.layer for part in others))
+        evidence = f"{first.evidence}; {counted(len(more), 'more layer')} too: {listed(more)}"
+        merges = len(others) >= most
+        whole += [replace(first, evidence=evidence, parts=(first, *others))] if merges else [first, *others]
+    return whole
 
 
 def single(findings: Iterable[AnyFinding]) -> Iterator[AnyFinding]:

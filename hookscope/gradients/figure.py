@@ -67,7 +67,8 @@ def gradients_plot(
     types = {row.layer.call.key: row.layer.call.type for row in rows if row.layer is not None}
     said = findings and with_types(findings, types)
     own = [gradient for row in rows for which in kinds for gradient in row.gradients(which)]
-    words = ["absolute values on a log scale: dot mean, line to the largest"] if any(map(_shown, own)) else []
+    drawn = any(gradient.before is not None and gradient.before.max_abs > 0 for gradient in own)
+    words = ["absolute values on a log scale: dot mean, line to the largest"] if drawn else []
     words += ["blue before, orange after the change"] if any(gradient.after for gradient in own) else []
     words += ["coloured rows have a finding"] if marked else []
     blank = any(not row.gradients(which) for row in rows for which in kinds)
@@ -122,10 +123,6 @@ def gradient_panel(which: str, rows: Sequence[_Row], width: float) -> Panel:
         Mark("right", at_edge(lambda g: _spoiled(g.before)), Colour.ALARM, "▸ red: NaN or Inf", marker=">"),
     ]
     return Panel(f"gradient of the {which}", width, marks, "log", decades=_MOST_DECADES)
-
-
-def _shown(gradient: _Gradient) -> bool:
-    return gradient.before is not None and gradient.before.max_abs > 0
 
 
 def _spoiled(size: GradientSize | None) -> bool:

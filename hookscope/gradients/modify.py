@@ -127,14 +127,12 @@ def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:
     tensors = list(gradients)
     if not tensors:
         return []
-    norms = [torch.linalg.vector_norm(tensor, dtype=_wide(tensor)).to(tensors[0].device) for tensor in tensors]
+    # sums of squares overflow half precision
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    norms = [torch.linalg.vector_norm(tensor, dtype=wide.get(tensor.dtype)) for tensor in tensors]
+    norms = [norm.to(tensors[0].device) for norm in norms]
     factor = (limit / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
     return [tensor * factor.to(tensor) for tensor in tensors]
-
-
-def _wide(gradient: Tensor) -> torch.dtype | None:
-    """The type to sum squares in: sums of squares overflow half precision."""
-    return torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else None
 
 
 Change = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]

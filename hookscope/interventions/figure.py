@@ -280,24 +280,19 @@ def _add_band(page: SheetPage, band: _Band, step: int) -> list[dict[str, Any]]:
     layer, width = band.layer, width_of_columns(step)
     title = f"{layer.call.key or layer.call.type}   {layer.call.type}   {shape_text(layer.shape)}"
     page.add_text(title + ("   changed here" if layer.changed else ""), width, 18, 13, bold=True)
-    page.add_text(_distance_words(layer), width, 2)
-    if band.why is not None:
-        page.add_text(f"not drawn: {band.why}", width, 2)
-    return [place for part in band.parts for place in _add_part(page, band, part, step)]
-
-
-def _distance_words(layer: MovedLayer) -> str:
     measures = {"relative L2": layer.relative_l2, "cosine": layer.cosine}
     words = [f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in measures.items()]
-    return "   ".join([*words, *([f"NaN or Inf after: {layer.nonfinite:,}"] if layer.nonfinite else [])])
-
-
-def _add_part(page: SheetPage, band: _Band, part: DrawnDifference, step: int) -> list[dict[str, Any]]:
-    maps, width = part.maps, width_of_columns(step)
-    if len(band.parts) > 1:
-        page.add_text(maps.part or "maps", width, 8, bold=True)
-    page.add_text(_moved_words(maps, part.drawn), width, 2)
-    return add_difference(page, part, ", ".join(filter(None, [band.layer.call.key, maps.part])), step)
+    words += [f"NaN or Inf after: {layer.nonfinite:,}"] if layer.nonfinite else []
+    page.add_text("   ".join(words), width, 2)
+    if band.why is not None:
+        page.add_text(f"not drawn: {band.why}", width, 2)
+    places = []
+    for part in band.parts:
+        if len(band.parts) > 1:
+            page.add_text(part.maps.part or "maps", width, 8, bold=True)
+        page.add_text(_moved_words(part.maps, part.drawn), width, 2)
+        places += add_difference(page, part, ", ".join(filter(None, [layer.call.key, part.maps.part])), step)
+    return places
 
 
 def _moved_words(maps: MapDifference, drawn: int) -> str:

@@ -221,7 +221,9 @@ def parameter_statistics(
             with one_thread():
                 numbers = value_numbers(as_float(tensor)) | _layer_facts(module, name, tensor, thresholds)
                 if bins and numbers["min"] is not None:
-                    numbers["histogram"] = _histogram(as_float(tensor), numbers["min"], numbers["max"], bins)
+                    values, low, high = as_float(tensor).detach().double(), numbers["min"], numbers["max"]
+                    counts = torch.histc(values[values.isfinite()], bins if high > low else 1, low, high)
+                    numbers["histogram"] = tuple(counts.long().tolist())
             kind = type(module).__name__
             rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers))
     if not rows and layers is not None:
@@ -230,12 +232,6 @@ def parameter_statistics(
             do="‹parameter_statistics without layers|weights without --layer› lists layers with parameters",
         )
     return rows
-
-
-def _histogram(values: Tensor, low: float, high: float, bins: int) -> tuple[int, ...]:
-    finite = values.detach().double()
-    counts = torch.histc(finite[finite.isfinite()], bins if high > low else 1, low, high)
-    return tuple(counts.long().tolist())
 
 
 def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | None:

@@ -99,13 +99,18 @@ def plan(
         >>> cost.calls[0].macs, cost.memory.parameters, cost.memory.saved
         (21952, 896, 3136)
     """
-    _check_batch(batch_size)
+    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
+        raise UsageError(f"batch size must be a whole number, not {batch_size!r}")
+    if not 1 <= batch_size <= LARGEST_BATCH:
+        raise UsageError(f"batch size must be from 1 to {LARGEST_BATCH}, not {batch_size}")
     if memory is not None and memory < 1:
         raise UsageError(f"memory must be at least 1 byte, not {memory}")
     device = pick_device(device) if device == "auto" else device
     subject = Subject.of(net, input_size)
     names = _blocks(subject.model, checkpoint)
-    where = _device_type(device or subject.device)
+    where = re.sub(r":[0-9]+$", "", device or subject.device)
+    if where not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"no device '{device}' to plan for", "there are cpu, cuda, mps")
     kind, autocast = (None, None) if dtype is None else parse_dtype(dtype, where)
     conditions = Conditions(where, kind, autocast, optimizer if train else None, names)
     subject, conditions, record = _recorded(subject, batch_size, conditions)
@@ -162,18 +167,14 @@ def _recorded(subject: Subject, batch: int, conditions: Conditions) -> tuple[Sub
             if is_out_of_memory(error):
                 raise
             refusal = error
-            if subject.bare and not _wants_values(error):
-                break
+            if subject.bare and not isinstance(error, NotImplementedError) and "meta" not in str(error):
+                break  # not for want of values
     assert refusal is not None
     trace = refusal.__traceback__
     while trace is not None and trace.tb_frame.f_locals.get("self") is not subject.model:
         trace = trace.tb_next  # to the model itself, after which layers are named
     refusal = refusal.with_traceback(trace or refusal.__traceback__)
     raise forward_error(subject.name, subject.inputs(batch, "meta"), refusal) from refusal
-
-
-def _wants_values(error: BaseException) -> bool:
-    return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
 def _measured(
@@ -325,20 +326,6 @@ def _largest_batch(peak_of: Callable[[int], int], limit: int, least: int = 1) ->
         middle = min(max(int(low + (limit - peak(low)) / slope), low + 1), high - 1)
         low, high = (middle, high) if peak(middle) <= limit else (low, middle)
     return low
-
-
-def _check_batch(batch: Any) -> None:
-    if isinstance(batch, bool) or not hasattr(batch, "__index__"):
-        raise UsageError(f"batch size must be a whole number, not {batch!r}")
-    if not 1 <= batch <= LARGEST_BATCH:
-        raise UsageError(f"batch size must be from 1 to {LARGEST_BATCH}, not {batch}")
-
-
-def _device_type(device: str) -> str:
-    found = re.fullmatch(r"(cpu|cuda|mps)(:[0-9]+)?", device)
-    if found is None:
-        raise UsageError(f"no device '{device}' to plan for", "there are cpu, cuda, mps")
-    return found[1]
 
 
 def _blocks(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:

@@ -96,7 +96,10 @@ def measure(
     device = _device_name(step.clock.device)
     return CallTimes(
         Measured(device, saved, peak, forward, backward, update, repeats, warm_up, macs, moved),
-        *(_medians([run.seconds(phase) for run in calls]) for phase in ("forward", "backward")),
+        *(
+            {key: _timing([seconds.get(key, 0.0) for seconds in runs]) for key in runs[-1]}
+            for runs in ([run.seconds(phase) for run in calls] for phase in ("forward", "backward"))
+        ),
     )
 
 
@@ -115,10 +118,6 @@ def speed(device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[flo
         return min(clock.seconds(start, end) for start, end in pairwise(marks))
 
     return n**3 / best(lambda: matrix @ matrix), 2 * block.nbytes / best(lambda: target.copy_(block))
-
-
-def _medians(runs: list[dict[str, float]]) -> dict[str, Timing]:
-    return {key: _timing([run.get(key, 0.0) for run in runs]) for key in runs[-1]}
 
 
 def _timing(seconds: Any) -> Timing:
@@ -215,8 +214,10 @@ class _SelfTimes:
         operations = Operations(self._model, self._around)
         operations.modules.watch(handles)
         for module in self._model.modules():
-            handles.forward_pre(module, self._before)
-            handles.forward(module, self._after, always=True)
+            handles.forward_pre(module, lambda module, *_: self._begin(self._names[id(module)]))
+            handles.forward(
+                module, lambda module, *given: self._end(self._names[id(module)], given[-1] is not None), always=True
+            )
 
     def watch_backward(self, loss: Tensor, handles: HookHandles) -> None:
         """Put a hook on every node behind ``loss``: the time of a node ends where the next one begins."""
@@ -241,12 +242,6 @@ class _SelfTimes:
         self.stop()
         self._now = _Running("", None, maker.charged)
         self.start()
-
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._begin(self._names[id(module)])
-
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._end(self._names[id(module)], output is not None)
 
     def _around(self, place: str, kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = f"{place}{OPERATION}{kind}"

@@ -162,15 +162,12 @@ class StatisticsCollector:
         used = self._modes.used | {id(parameter) for module in running for parameter in module._parameters.values()}
         self.coverage.unused = tuple(name for name in self.coverage.idle if self._is_unused(name, used))
         self._passes += 1
-        self._drop_unwanted(self._watch)
+        if self._watch.selection.from_the_end:  # only now is it known which calls are wanted
+            layers, unmeasured, wanted = self._pass.totals.layers, self.coverage.unmeasured, self._watch.wanted
+            self._pass.totals.layers = {key: layer for key, layer in layers.items() if wanted(layer.call)}
+            self.coverage.unmeasured = {key: why for key, why in unmeasured.items() if wanted(key[0])}
         self.totals.merge(self._pass.totals)
         self._pass = _Pass()
-
-    def _drop_unwanted(self, watch: Observer) -> None:
-        if watch.selection.from_the_end:
-            layers, unmeasured = self._pass.totals.layers, self.coverage.unmeasured
-            self._pass.totals.layers = {key: layer for key, layer in layers.items() if watch.wanted(layer.call)}
-            self.coverage.unmeasured = {key: why for key, why in unmeasured.items() if watch.wanted(key[0])}
 
     def _is_unused(self, name: str, used: Collection[int]) -> bool:
         """Whether a layer has parameters and no operation took one of them."""
@@ -183,17 +180,15 @@ class StatisticsCollector:
             self._modes.paused(function, *args)
 
     def _on_call(self, call: Call, module: nn.Module | Operation, args: Any, kwargs: Any, output: Any) -> None:
-        if isinstance(module, Operation) and not (self._has_values(module, output) or self.layers.is_explicit(call)):
-            return
+        if isinstance(module, Operation) and not self.layers.is_explicit(call):
+            has_values = not module.hands_on and any(map(_has_fractions, tensors_in(output).values()))
+            if not has_values:  # a view of its input, positions or a mask
+                return
         tensors = list(self._tensors_of(output))
         for tensor in tensors:
             self.unseen(self._measure, call, module, *tensor)
         if not tensors:
             self.coverage.unmeasured[call, ""] = "it returned no tensor"
-
-    def _has_values(self, operation: Operation, output: Any) -> bool:
-        """Whether an operation computes values, rather than a view of its input, positions or a mask."""
-        return not operation.hands_on and any(map(_has_fractions, tensors_in(output).values()))
 
     def _tensors_of(self, output: Any) -> Iterator[tuple[str, Tensor, str | None]]:
         """Each tensor of an output, with its part; and with its image where the output lists a mapping for each."""

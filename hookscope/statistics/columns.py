@@ -16,10 +16,6 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """Shares of the quantiles that statistics have."""
 
 
-def _quantile(share: float) -> Column:
-    return Column(f"p{100 * share:g}", lambda layer: layer.quantiles.get(share), where="wide")
-
-
 def _place(place: ValuePosition | None) -> dict[str, Any] | None:
     return place and place._asdict()
 
@@ -38,7 +34,10 @@ STATISTICS = Columns(
     Column("max_at", lambda layer: _place(layer.high_at), where="rows"),
     Column("rms", where="wide"),
     Column("zeros"),
-    *map(_quantile, QUANTILES),
+    *(
+        Column(f"p{100 * share:g}", lambda layer, share=share: layer.quantiles.get(share), where="wide")
+        for share in QUANTILES
+    ),
     Column("nan", where="wide"),
     Column("inf", where="wide"),
     Column("channels", where="wide"),

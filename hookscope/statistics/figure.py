@@ -62,10 +62,6 @@ def _one(value: Callable[[LayerStatistics], float | None]) -> Callable[[Statisti
     return lambda row: (row.values(value(row.layer)) or [None])[0]
 
 
-def _nothing(row: StatisticsRow) -> str:
-    return "" if row.layer.quantiles else "no finite value" if row.layer.values else "no value"
-
-
 def _dead_words(row: StatisticsRow) -> tuple[float, str] | None:
     return (row.dead, f"{len(row.layer.dead_channels)} of {row.layer.channels}") if row.dead else None
 
@@ -79,7 +75,11 @@ VALUE_MARKS = [
     Mark("line", _band(0.25, 0.75), Colour.BLUE, size=_BAND),
     Mark("tick", _one(lambda layer: layer.quantiles.get(0.5)), "white", "white tick median", _BAND),
     Mark("dot", _one(lambda layer: layer.mean), Colour.ORANGE, "orange dot mean", 2.4),
-    Mark("text", _nothing, Colour.ALARM),
+    Mark(
+        "text",
+        lambda row: "" if row.layer.quantiles else "no finite value" if row.layer.values else "no value",
+        Colour.ALARM,
+    ),
 ]
 """What the panel of values draws of a `StatisticsRow`."""
 

@@ -87,17 +87,15 @@ class LimitsResult:
 
     def words(self) -> Iterator[str]:
         """A line for each limit: how many calls of which types were checked against it, and how many broke it."""
+        unmeasured = [each for each in (*self.broken, *self.allowed) if each.unmeasured and each.layer]
         for limit, calls in self.checked.items():
             types = [f"{count:,} {name}" for name, count in Counter(calls.values()).most_common()]
             of_these = {
                 "beyond the limit": sum(each.limit == limit and not each.unmeasured for each in self.broken),
-                "not measured": sum(each.limit == limit and bool(each.layer) for each in self._unmeasured()),
+                "not measured": sum(each.limit == limit for each in unmeasured),
             }
             ends = "".join(f"; {count:,} {what}" for what, count in of_these.items() if count)
             yield f"{limit}: {counted(len(calls), 'call')}{f' ({listed(types, 6)})' if types else ''}{ends}"
-
-    def _unmeasured(self) -> Iterator[BrokenLimit]:
-        yield from (each for each in (*self.broken, *self.allowed) if each.unmeasured)
 
 
 @dataclass(frozen=True, slots=True)
