@@ -250,11 +250,7 @@ def _part(batch: Batch, part: slice) -> Batch:
         return batch
     inputs = tuple(value[part] for value in batch.inputs)
     return replace(
-        batch,
-        names=batch.names[part],
-        positions=batch.positions[part],
-        inputs=inputs,
-        sha256=batch.sha256[part],
+        batch, names=batch.names[part], positions=batch.positions[part], inputs=inputs, sha256=batch.sha256[part]
     )
 
 

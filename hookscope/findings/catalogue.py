@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 from hookscope.errors import spelled
-from hookscope.findings.finding import Finding
+from hookscope.findings.finding import SEVERITIES, Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +72,22 @@ CATALOGUE: dict[str, FindingKind] = {}
 
 
 def _kind(
-    name: str,
-    meaning: str,
-    advice: str,
-    *thresholds: Threshold,
-    cases: Mapping[str, Case] | None = None,
-    severity: str = "warning",
+    name: str, meaning: str, advice: str, *thresholds: Threshold, cases: Mapping[str, Case] | None = None, severity: str
 ) -> None:
     CATALOGUE[name] = FindingKind(name, meaning, advice, thresholds, cases or {}, severity)
 
 
-_UNTRAINED = Case(
-    advice="The BatchNorms were never updated, so they normalise nothing: train the model, or load trained weights.",
-    severity="note",
+_error, _warning, _note = (partial(_kind, severity=severity) for severity in SEVERITIES)
+_as_error, _as_warning, _as_note = (partial(Case, severity=severity) for severity in SEVERITIES)
+
+_UNTRAINED = _as_note(
+    advice="The BatchNorms were never updated, so they normalise nothing: train the model, or load trained weights."
 )
 _START = (
     "Check the weights, the range of the inputs, and any sqrt, log or division at 0; in training also the"
     " learning rate and the loss scale."
 )
-_kind(
+_error(
     "non-finite",
     "NaN and Inf spread to every value computed from them.",
     _START,
@@ -102,15 +100,13 @@ _kind(
         "operation unknown": Case(
             "", f"{_START} To name the operation, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›."
         ),
-        "contained": Case(
+        "contained": _as_note(
             "These Inf reach neither the loss nor a gradient.",
             "This is usual for the mask of an attention. Elsewhere look for a division by 0 or an overflow.",
-            "note",
         ),
     },
-    severity="error",
 )
-_kind(
+_warning(
     "exploding-activations",
     "Half precision turns values above 65504 into Inf.",
     "Normalise before this layer, lower the learning rate or scale the initialisation down.",
@@ -124,7 +120,7 @@ _kind(
     ),
     cases={"untrained": _UNTRAINED},
 )
-_kind(
+_warning(
     "vanishing-activations",
     "Signals this small carry almost no gradient, and half precision rounds them away.",
     "Add normalisation or residual connections, or scale the initialisation up.",
@@ -137,14 +133,13 @@ _kind(
     ),
     cases={
         "untrained": _UNTRAINED,
-        "recovers": Case(
+        "recovers": _as_note(
             "Later layers are larger again, as after a shortcut, a gate or a normalisation.",
             "This is expected for a branch that starts small, as with layer scale; otherwise scale its weights up.",
-            "note",
         ),
     },
 )
-_kind(
+_error(
     "constant-output",
     "The output does not depend on the input.",
     "Look for zeroed or equal weights, for a dead layer or a wrong input range before this layer, or for identical"
@@ -153,27 +148,23 @@ _kind(
     Threshold(
         "same", 1e-05, "spread between images over spread of the layer; images differ by less through rounding alone"
     ),
-    severity="error",
     cases={
         "untrained": _UNTRAINED,
-        "head": Case(
+        "head": _as_warning(
             "The output of the model is 0 for every input.",
             "This is expected for a last layer that starts at 0 and is not trained; otherwise look for zeroed weights.",
-            "warning",
         ),
-        "bypassed": Case(
+        "bypassed": _as_warning(
             "The layer does not depend on the input, but later layers do, through a shortcut.",
             "Look for zeroed weights, or for a dead layer before this layer. A branch that starts at 0 is expected.",
-            "warning",
         ),
-        "side": Case(
+        "side": _as_note(
             "The layer does not depend on the input, but later layers do.",
             "This is expected for a table of positions. A gate that does so is a constant factor.",
-            "note",
         ),
     },
 )
-_kind(
+_warning(
     "saturated",
     "An activation function passes almost no gradient at its bounds.",
     "Normalise the input of the function, scale down the weights before it, or use an unbounded function.",
@@ -189,19 +180,17 @@ _kind(
         "slope", 0.02, "mean slope over the steepest; 1 % from a bound it is 4 % for a sigmoid and 2 % for a tanh"
     ),
     cases={
-        "gate": Case(
+        "gate": _as_note(
             "A gate near a bound lets its channel through unchanged, or blocks it.",
             "This is usual in squeeze-and-excitation; if no gate ever changes, normalise the input of the gates.",
-            "note",
         ),
-        "output": Case(
+        "output": _as_note(
             "The last function of the model is near its bounds: the model is confident.",
             "This is expected for probabilities of a trained model and for generated images.",
-            "note",
         ),
     },
 )
-_kind(
+_note(
     "dead-channels",
     "A dead channel has the same value for every input, and after a ReLU no gradient revives it.",
     "A few are usual in trained models. If there are many, train with a lower learning rate, a warm-up, normalisation"
@@ -252,16 +241,14 @@ _kind(
             "A few are usual in trained models. If there are many, look for dead filters with weights.",
         ),
     },
-    severity="note",
 )
-_kind(
+_error(
     "dead-layer",
     "A dead layer passes nothing on, and after a ReLU no gradient revives it.",
     "Check the bias and the weights before the layer, lower the learning rate, or use a leaky ReLU.",
     Threshold("dead_layer", 0.9999, "all channels are 0, whatever the rounding of the share"),
-    severity="error",
 )
-_kind(
+_note(
     "duplicate-channels",
     "Duplicate channels carry the same information.",
     "Look for filters that were copied or initialised equally. If they stay the same on a few hundred images, all but"
@@ -275,10 +262,9 @@ _kind(
         most=1.0,
     ),
     Threshold("many_duplicate", 0.5, "chosen: share of spare channels that is a warning, as for dead channels"),
-    cases={"many": Case(advice="Look for filters that were copied or initialised equally.", severity="warning")},
-    severity="note",
+    cases={"many": _as_warning(advice="Look for filters that were copied or initialised equally.")},
 )
-_kind(
+_note(
     "low-rank",
     "The channels carry few independent signals.",
     "Make the layer narrower. If the features collapsed, lower the learning rate or the weight decay.",
@@ -290,14 +276,13 @@ _kind(
         "An effective rank below this share of the highest possible rank is a finding.",
         share=True,
     ),
-    severity="note",
 )
 _ASSUMED = "The inputs do not match the running statistics. The model does not say its mean and std: they were assumed."
 _SAY_PREPROCESSING = (
     "First give the preprocessing of training: ‹preprocess= of load_model|--preprocess, --mean, --std›. If the finding"
     " stays, check the data."
 )
-_kind(
+_warning(
     "batchnorm-drift",
     "The layer's inputs do not match its running statistics, so it normalises them wrongly in eval mode.",
     "Check preprocessing and the data, or update the running statistics; in training check the momentum, the batch"
@@ -323,16 +308,15 @@ _kind(
     Threshold("wide_shift", 10.0, "chosen: ten standard deviations are not chance on few images either"),
     Threshold("wide_ratio", 100.0, "chosen: the standard deviation is off by a factor of 10, as with 0..255 for 0..1"),
     cases={
-        "few": Case(
+        "few": _as_note(
             "The layer's inputs do not match its running statistics; a few images may differ from training images.",
             "Measure at least 30 varied images. If the finding stays, check preprocessing and the data.",
-            "note",
         ),
         "assumed": Case(_ASSUMED, _SAY_PREPROCESSING),
-        "assumed few": Case(_ASSUMED, _SAY_PREPROCESSING, "note"),
+        "assumed few": _as_note(_ASSUMED, _SAY_PREPROCESSING),
     },
 )
-_kind(
+_note(
     "few-images",
     "A channel that is constant on few images may be alive on others.",
     "Measure at least 30 varied images.",
@@ -343,11 +327,10 @@ _kind(
         "few-images",
         "With fewer images, dead channels are only counted in the rows, and a drift is a note.",
     ),
-    severity="note",
 )
 _NONFINITE_STEP = "One step with NaN or Inf in the gradient makes the weights NaN."
 _EDGE = "Keep the input of the operation away from points such as sqrt, log or division at 0."
-_kind(
+_warning(
     "exploding-gradient",
     "One step along this gradient overwrites the weights.",
     "Clip the gradient norm, lower the learning rate, normalise before this layer or scale the initialisation down.",
@@ -362,24 +345,17 @@ _kind(
     ),
     cases={
         "untrained": _UNTRAINED,
-        "small weights": Case(
+        "small weights": _as_note(
             "The weights are near 0, so any gradient is large compared to them.",
             "This is expected for a head that starts near 0.",
-            "note",
         ),
-        "non-finite": Case(
-            _NONFINITE_STEP,
-            f"Find the operation with ‹detect_anomaly=True|gradients --detect-anomaly›. {_EDGE}",
-            severity="error",
+        "non-finite": _as_error(
+            _NONFINITE_STEP, f"Find the operation with ‹detect_anomaly=True|gradients --detect-anomaly›. {_EDGE}"
         ),
-        "anomaly": Case(
-            _NONFINITE_STEP,
-            _EDGE,
-            severity="error",
-        ),
+        "anomaly": _as_error(_NONFINITE_STEP, _EDGE),
     },
 )
-_kind(
+_warning(
     "vanishing-gradient",
     "A step hardly changes these weights.",
     "Try normalisation, residual connections, another initialisation or another activation function.",
@@ -399,80 +375,65 @@ _kind(
             "No step changes these weights.",
             "Look for a later ReLU whose output is always 0, an input that is 0, or a loss that is 0.",
         ),
-        "zero up to the input": Case(
+        "zero up to the input": _as_error(
             "No step changes these weights, nor any weight before them.",
             "Look for a later ReLU whose output is always 0, a step function such as sign or round, an input that is 0,"
             " or zeroed weights.",
-            "error",
         ),
-        "small scale": Case(
+        "small scale": _as_note(
             "A later scale is 0 or near 0. Layer scale and the last normalisation of a residual block may start so.",
             "This is expected before training; the scale has a gradient and grows.",
-            "note",
         ),
-        "learned": Case(
+        "learned": _as_note(
             "The loss is almost 0, so this image gives almost no gradient.",
             "Choose ‹loss='score'|--loss score›, or an image that the model gets wrong.",
-            "note",
         ),
         "untrained": _UNTRAINED,
     },
 )
-_FROZEN = Case(
+_FROZEN = _as_note(
     "A frozen parameter does not learn.",
     "Freezing is intended when only other layers are fine-tuned; otherwise set requires_grad=True before creating the"
     " optimizer.",
-    severity="note",
 )
-_kind(
+_warning(
     "no-gradient",
     "The layer does not learn.",
     "Look for a detach, a no_grad or a non-differentiable operation after the layer, an output that the loss does not"
     " use, or a dead layer further on.",
     cases={
         "frozen": _FROZEN,
-        "frozen and cut off": Case(
+        "frozen and cut off": _as_note(
             "A frozen parameter does not learn. Here requires_grad=True alone would not help, because no gradient"
             " arrives.",
             "Freezing is intended when only other layers are fine-tuned; otherwise also remove detach and no_grad from"
             " the layers after the parameter.",
-            severity="note",
         ),
-        "detached": Case(
+        "detached": _as_error(
             "Nothing before the detach learns from this loss.",
             "Remove the detach unless it is intended, as for a target or a teacher.",
-            severity="error",
         ),
-        "no graph": Case(
+        "no graph": _as_error(
             "Nothing before this point learns from this loss.",
             "Run this operation outside no_grad, or replace it by a differentiable one, such as softmax or a"
             " straight-through estimator.",
-            severity="error",
         ),
-        "all frozen": Case("Nothing learns.", "Set requires_grad True for the layers that are to be trained.", "error"),
-        "clipped": Case(
-            "Nothing learns: the clipping leaves no gradient.",
-            "Raise the limit; the norm is usually clipped to 1.",
-            "error",
+        "all frozen": _as_error("Nothing learns.", "Set requires_grad True for the layers that are to be trained."),
+        "clipped": _as_error(
+            "Nothing learns: the clipping leaves no gradient.", "Raise the limit; the norm is usually clipped to 1."
         ),
-        "no backward": Case("Nothing learns.", "Call loss.backward() before optimizer.step().", "error"),
-        "no path": Case(
+        "no backward": _as_error("Nothing learns.", "Call loss.backward() before optimizer.step()."),
+        "no path": _as_error(
             "Nothing learns from this loss.",
             "Look for detach, item, data, numpy, argmax, comparisons and no_grad between the model and the loss. A"
             " requires_grad_() on the loss hides the error that torch raises for it.",
-            "error",
         ),
-        "loss of 0": Case(
-            "Nothing learns.", "Look at the weights of the terms of the loss, and at its masks.", "error"
-        ),
-        "cleared": Case(
+        "loss of 0": _as_error("Nothing learns.", "Look at the weights of the terms of the loss, and at its masks."),
+        "cleared": _as_error(
             "Nothing learns: the gradients are cleared before they are used.",
             "Call zero_grad() before backward() or after step(), not between them.",
-            "error",
         ),
-        "all zero": Case(
-            "Nothing learns.", "Look for dead or saturated layers, and for a loss that is clamped.", "error"
-        ),
+        "all zero": _as_error("Nothing learns.", "Look for dead or saturated layers, and for a loss that is clamped."),
         "under no_grad": Case(
             "These layers do not learn.",
             "Remove no_grad. This is expected for a frozen backbone: then give the optimizer only the other layers.",
@@ -482,26 +443,20 @@ _kind(
             "Use these parameters in forward, or remove them. Auxiliary heads that run only in training are unused in"
             " eval mode.",
         ),
-        "other output": Case(
+        "other output": _as_note(
             "The layer leads to an output of the model that this loss does not take.",
             "This is expected where the training has a loss for each output.",
-            "note",
         ),
-        "auxiliary": Case(
-            "Auxiliary heads run only in training.",
-            "To measure them, put the model in train mode.",
-            "note",
-        ),
+        "auxiliary": _as_note("Auxiliary heads run only in training.", "To measure them, put the model in train mode."),
     },
 )
-_kind("frozen", _FROZEN.meaning, _FROZEN.advice, severity="note")
-_kind(
+_note("frozen", _FROZEN.meaning, _FROZEN.advice)
+_error(
     "negative-variance",
     "A BatchNorm takes the square root of its running variance, which is NaN below 0.",
     "Load an earlier checkpoint; a variance below 0 comes from arithmetic on checkpoints, or from a damaged file.",
-    severity="error",
 )
-_kind(
+_warning(
     "exploding-weights",
     "Weights this large come from a training that diverged, or from a wrong scale.",
     "Load an earlier checkpoint; in training lower the learning rate, clip the gradient norm or add weight decay.",
@@ -515,7 +470,7 @@ _kind(
         endless=True,
     ),
 )
-_kind(
+_warning(
     "exploding-variance",
     "The inputs of this BatchNorm exploded in training: half precision cannot hold values this far apart.",
     "Look at the weights before it, load an earlier checkpoint, and lower the learning rate.",
@@ -528,7 +483,7 @@ _kind(
         endless=True,
     ),
 )
-_kind(
+_warning(
     "constant-weights",
     "All weights are equal, so all outputs of the layer are the same.",
     "Look for an initialisation with one value: equal weights stay equal in training.",
@@ -538,14 +493,13 @@ _kind(
             "This is expected for a head or a branch that starts at 0; otherwise look for a layer that was zeroed or"
             " left out of the checkpoint.",
         ),
-        "scale": Case(
+        "scale": _as_note(
             "A normalisation with a scale of 0 outputs only its bias.",
             "This is expected for the last normalisation of a residual block before training.",
-            "note",
         ),
     },
 )
-_kind(
+_note(
     "dead-filters",
     "The channel of a dead filter holds only the bias.",
     "A few are usual in trained models, and can be pruned. If there are many, train with a lower learning rate, less"
@@ -560,10 +514,9 @@ _kind(
     Threshold(
         "many", 0.5, "chosen: share that is a warning; a trained EfficientNet-Lite has 12.5 % in its first layer"
     ),
-    cases={"many": Case(severity="warning")},
-    severity="note",
+    cases={"many": _as_warning()},
 )
-_kind(
+_note(
     "duplicate-filters",
     "Duplicate filters detect the same thing.",
     "Prune all but one of each group, or look for weights that were copied or set to one value.",
@@ -576,10 +529,9 @@ _kind(
         " duplicates only if equal.",
         most=1.0,
     ),
-    cases={"many": Case(advice="Look for weights that were copied or set to one value.", severity="warning")},
-    severity="note",
+    cases={"many": _as_warning(advice="Look for weights that were copied or set to one value.")},
 )
-_kind(
+_note(
     "collapsed-variance",
     "The channel had the same value for every training image: its filter is dead, or nothing reaches it.",
     "Prune the channel, or look for dead ReLUs before it.",
@@ -587,23 +539,20 @@ _kind(
         "collapsed", 0.01, "running variance over eps: below it less than a tenth of the channel's spread is left"
     ),
     cases={
-        "many": Case(
+        "many": _as_warning(
             "Most channels had the same value for every training image.",
             "Look for dead ReLUs or zeroed weights before it, or for training on equal images.",
-            "warning",
-        ),
+        )
     },
-    severity="note",
 )
-_kind(
+_warning(
     "never-updated",
     "A BatchNorm that was never updated passes values on unchanged in eval mode.",
     "Look for a layer that is missing in the checkpoint, frozen or unused.",
     cases={
-        "all": Case(
+        "all": _as_note(
             "Random weights have running statistics of 0 and 1; trained weights do not.",
             "Train the model, or load trained weights, before you look at other findings.",
-            "note",
         ),
         "trained": Case(
             "The scales and biases of the BatchNorms were trained, but their running statistics were not.",
@@ -611,27 +560,24 @@ _kind(
         ),
     },
 )
-_kind(
+_error(
     "loss-rises",
     "The model is now worse than it was.",
     "Lower the learning rate, warm it up, clip the gradient norm, and return to the weights of the lowest loss.",
     Threshold("rising", 0.5, "chosen: rise over the lowest loss, beyond the noise of the loss"),
-    severity="error",
 )
-_kind(
+_note(
     "loss-spike",
     "One batch was unusual, or one step was too long.",
     "Look at the images of that batch, and clip the gradient norm.",
     Threshold("spike", 3.0, "chosen: loss over the loss of the steps before it"),
-    severity="note",
 )
-_kind(
+_error(
     "no-update",
     "The layer has a gradient but does not learn.",
     "Pass the parameters of the layer to the optimizer, and check the learning rate of their parameter group.",
-    severity="error",
 )
-_kind(
+_warning(
     "update-too-large",
     "Updates this large overwrite what the layer learned; a thousandth of the weight is usual.",
     "Lower the learning rate, or warm it up.",
@@ -642,43 +588,40 @@ _kind(
         " 0.2 (resnet18, momentum 0.9)",
     ),
 )
-_kind(
+_warning(
     "update-too-small",
     "The layer learns almost nothing; updates of a thousandth of the weight are usual.",
     "Raise the learning rate, and check the schedule.",
     Threshold("too_small", 1e-06, "update norm over weight norm: a million such steps make one weight"),
 )
-_kind(
+_note(
     "few-samples",
     "Most findings need several sampled steps in a row, so other findings may be missing.",
     "Train longer, or sample more steps.",
     Threshold("patience", 3, "sampled steps in a row: one batch proves little"),
-    severity="note",
 )
-_kind("watcher-failed", "The log ends here.", "The training went on without the watcher.")
+_warning("watcher-failed", "The log ends here.", "The training went on without the watcher.")
 
 # Why a training run does not learn.
-_kind(
+_error(
     "no-step",
     "The gradients are computed but never used.",
     "Call optimizer.step() after loss.backward(), with its parentheses and for each optimizer.",
     Threshold("few_backwards", 10, "chosen: accumulation over fewer backward passes is usual"),
-    severity="error",
 )
-_kind(
+_error(
     "gradients-accumulate",
     "Each step uses the sum of all gradients so far, not only the gradient of its batch.",
     "Call optimizer.zero_grad() before the first backward pass of each step, on the optimizer that steps.",
-    severity="error",
 )
-_kind(
+_warning(
     "eval-mode",
     "Dropout is off, and BatchNorm neither uses nor learns the statistics of the batch.",
     "Call model.train() at the start of each epoch, because validation calls model.eval(). Models of from_pretrained"
     " start in eval mode.",
     cases={
-        "some": Case(
-            "The rest of the model is in train mode.", "This is expected for frozen BatchNorms in fine-tuning.", "note"
+        "some": _as_note(
+            "The rest of the model is in train mode.", "This is expected for frozen BatchNorms in fine-tuning."
         ),
         "validation": Case(
             "The loss was computed with dropout and batch statistics, and BatchNorm learns from validation data.",
@@ -686,47 +629,44 @@ _kind(
         ),
     },
 )
-_kind(
+_warning(
     "not-optimized",
     "These parameters never change.",
     "Give them to the optimizer. If only the other layers are to be trained, set requires_grad False.",
     cases={
-        "replaced": Case(
+        "replaced": _as_error(
             "The optimizer holds tensors that do not belong to the trained model.",
             "Create the optimizer when the model is complete: after new layers, copies and to(device).",
-            "error",
         ),
-        "other model": Case(
+        "other model": _as_note(
             "The gradients of this model are computed but never used.",
             "This is expected for a loss network or a discriminator that is not trained: set requires_grad=False, to"
             " save time.",
-            "note",
         ),
     },
 )
-_kind(
+_warning(
     "input-scale",
     "Initialisations and learning rates are made for inputs of about zero mean and unit size.",
     "Divide pictures of 0 to 255 by 255, and normalise once by the mean and standard deviation of the data.",
     Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, pictures of 0 to 255 about 130"),
     Threshold("odd_input", 2.5, "root mean square of pictures that were normalised twice: 3 to 5"),
     Threshold("small_input", 0.01, "root mean square of pictures that were divided by 255 twice: 0.002"),
-    cases={"odd": Case("", "Check whether the data are normalised twice, or not at all.", "note")},
+    cases={"odd": _as_note("", "Check whether the data are normalised twice, or not at all.")},
 )
-_kind(
+_warning(
     "input-constant",
     "The model cannot distinguish the samples.",
     "Look at the data set: an index that is not used, a file that is read for all, a transform that clears the values.",
     cases={
-        "repeats": Case(
+        "repeats": _as_note(
             "Each step trains on the same data.",
             "This is expected for a test that overfits one batch, and where one batch is all data; otherwise look at"
             " the loop and the loader.",
-            "note",
         )
     },
 )
-_kind(
+_warning(
     "target-constant",
     "The model learns to give every input the same answer.",
     "Look at the labels of the data set. This is expected for contrastive losses that put the positive first.",
@@ -737,7 +677,7 @@ _kind(
         )
     },
 )
-_kind(
+_warning(
     "loss-flat",
     "The model has not learned.",
     "Train on one batch until its loss is near 0: if that fails, look at the loss, the labels and the learning rate.",
@@ -745,35 +685,31 @@ _kind(
     Threshold("flat_after", 40, "chosen: in fewer steps little can be learned"),
     cases={"chance": Case("The model has not learned: it guesses.")},
 )
-_kind(
+_error(
     "probabilities-as-logits",
     "The softmax or sigmoid is computed twice: the loss cannot come near 0, and gradients are small.",
     "Remove the softmax or sigmoid from the model in training; cross_entropy and the losses with_logits contain it.",
-    severity="error",
 )
-_kind(
+_warning(
     "loss-input",
     "The model cannot output both positive and negative logits.",
     "End the model with a linear layer, without an activation function after it.",
     cases={
-        "wrong dim": Case(
-            "The samples of a batch compete with each other, not the classes.",
-            "Give dim=1, or use cross_entropy.",
-            "error",
+        "wrong dim": _as_error(
+            "The samples of a batch compete with each other, not the classes.", "Give dim=1, or use cross_entropy."
         ),
-        "no logarithm": Case(
+        "no logarithm": _as_error(
             "nll_loss takes log-probabilities; with other inputs it falls without limit.",
             "Use cross_entropy on logits, or log_softmax before nll_loss.",
-            "error",
         ),
     },
 )
-_kind(
+_warning(
     "loss-maximized",
     "The steps make the loss larger.",
     "Remove the minus sign before the loss, or maximize=True. This is expected for unlearning and for an adversary.",
 )
-_kind(
+_warning(
     "learning-rate-vanishes",
     "The weights hardly change from then on.",
     "Call scheduler.step() once per epoch if it counts epochs, or give it the number of steps.",
@@ -785,15 +721,15 @@ _kind(
     ),
     Threshold("tiny_rate", 1e-5, "chosen: with a higher rate, small steps have another cause"),
     cases={
-        "zero": Case(
-            "No step changes a weight.", "Look at the learning rate of the optimizer and at the scheduler.", "error"
+        "zero": _as_error(
+            "No step changes a weight.", "Look at the learning rate of the optimizer and at the scheduler."
         ),
-        "too small": Case(
-            "The steps are lost in rounding.", "Raise the learning rate; 1e-3 is usual for Adam, 0.1 for SGD.", "error"
+        "too small": _as_error(
+            "The steps are lost in rounding.", "Raise the learning rate; 1e-3 is usual for Adam, 0.1 for SGD."
         ),
     },
 )
-_kind(
+_error(
     "optimizer-settings",
     "With a momentum of 1 all earlier steps are repeated at full length.",
     "Use a momentum of 0.9.",
@@ -806,9 +742,8 @@ _kind(
         ),
         "decay": Case("The decay is stronger than what is learned.", "Use a weight decay of 1e-4 to 0.05."),
     },
-    severity="error",
 )
-_kind(
+_error(
     "loss-scale",
     "The gradients in half precision are Inf or NaN again and again, and those steps are skipped.",
     "Look for Inf in the loss, run the loss and large sums in float32, or use bfloat16, which needs no scale.",
@@ -820,29 +755,26 @@ _kind(
             "Call scaler.unscale_(optimizer) before clipping.",
         )
     },
-    severity="error",
 )
-_kind(
+_warning(
     "batchnorm-small-batch",
     "With two values per channel BatchNorm keeps only which one is larger; with one value, nothing.",
     "Use larger batches, GroupNorm or LayerNorm, or drop the last batch of an epoch.",
     cases={
-        "few samples": Case(
+        "few samples": _as_note(
             "The statistics are computed on single images, and differ from the running ones of eval mode.",
             "This is expected where an instance normalisation is meant; otherwise use larger batches or GroupNorm.",
-            "note",
         )
     },
 )
 
 # What an inspection finds that one layer alone does not show.
-_kind(
+_error(
     "random-weights",
     "The network is not trained: its answers and its channels mean nothing.",
     "Load trained weights first: ‹weights=|--weights› takes a file or a name of weights.",
-    severity="error",
 )
-_kind(
+_warning(
     "input-mismatch",
     "The network was probably trained on images that were prepared in another way.",
     "Give the preprocessing of training: ‹preprocess= of load_model|--preprocess, --range, --mean, --std›.",
@@ -855,11 +787,11 @@ _kind(
     Threshold("much_better", 3.0, "chosen: beyond it this is a warning; unusual images reach 1.5"),
     Threshold("large_input", 20.0, "chosen: mean and std of training leave values within 3, a range of -1 to 1 less"),
     cases={
-        "little": Case("The network may have been trained on images that were prepared in another way.", "", "note"),
-        "large": Case("Most networks take values within 3 of 0; this one may be made for larger ones.", "", "note"),
+        "little": _as_note("The network may have been trained on images that were prepared in another way.", ""),
+        "large": _as_note("Most networks take values within 3 of 0; this one may be made for larger ones.", ""),
     },
 )
-_kind(
+_note(
     "sudden-drift",
     "From this BatchNorm on, the network may compute with values that it was not trained on.",
     "Compare this BatchNorm and the layer before it with the checkpoint: values may come from another model.",
@@ -886,11 +818,10 @@ _kind(
         "sign": Case(
             "The layer seems to compute the opposite of what its BatchNorm expects.",
             "Compare the weights with the checkpoint: their signs may have been changed.",
-        ),
+        )
     },
-    severity="note",
 )
-_kind(
+_warning(
     "initial-weights",
     "The weights are uniform with sharp bounds, as an initialisation makes them: the layer is probably not trained.",
     "Look for a layer that is missing in the checkpoint, that was initialised again, or that is frozen.",
@@ -902,7 +833,7 @@ _kind(
     ),
     Threshold("few_weights", 256, "chosen: the largest of fewer uniform weights may be further from the bound"),
 )
-_kind(
+_note(
     "outlier-weights",
     "One channel is much larger than all others of its layer, and may decide the answer alone.",
     "Look at the map of the channel, and set it to 0 with intervene to see whether the answer changes.",
@@ -911,23 +842,13 @@ _kind(
         2.0,
         "largest over second largest norm of the weights of a channel: ten trained networks reach 1.41",
     ),
-    Threshold(
-        "outlier_value",
-        4.0,
-        "largest over second largest bias or scale: the same networks reach 2.1 and 3.4",
-    ),
-    severity="note",
+    Threshold("outlier_value", 4.0, "largest over second largest bias or scale: the same networks reach 2.1 and 3.4"),
 )
-_kind(
+_note(
     "outlier-layer",
     "The weights of this layer are on another scale than the weights of all other layers.",
     "Compare the layer with the checkpoint: it may have been scaled, or come from another model.",
-    Threshold(
-        "outlier_layer",
-        12.0,
-        "norm of a filter, over the median of the layers: ten trained networks reach 5.4",
-    ),
-    severity="note",
+    Threshold("outlier_layer", 12.0, "norm of a filter, over the median of the layers: ten trained networks reach 5.4"),
 )
 
 _ORDER = {

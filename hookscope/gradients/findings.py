@@ -158,9 +158,7 @@ def gradient_rows(
 
 
 def layer_finding_names(
-    layer: LayerGradient,
-    parameters: Iterable[ParameterGradient] = (),
-    thresholds: GradientThresholds | None = None,
+    layer: LayerGradient, parameters: Iterable[ParameterGradient] = (), thresholds: GradientThresholds | None = None
 ) -> tuple[str, ...]:
     """The names of the findings on one call and on the layer's own ones of ``parameters``."""
     own = [p for p in parameters if p.layer == layer.call.name]

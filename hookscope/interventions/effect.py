@@ -31,14 +31,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.interventions.context import Changes, intervene, pairs_of
-from hookscope.scores import (
-    Target,
-    check_categories,
-    class_label,
-    class_scores,
-    one_picture,
-    probabilities,
-)
+from hookscope.scores import Target, check_categories, class_label, class_scores, one_picture, probabilities
 
 _BEST = Target("top:5")
 

@@ -12,14 +12,7 @@ from torch import Tensor
 
 from hookscope.errors import LayerError, UsageError
 from hookscope.hooks import tensors_in
-from hookscope.interventions.base import (
-    Intervention,
-    Site,
-    check_number,
-    laid_out_like,
-    position_axes,
-    replaced,
-)
+from hookscope.interventions.base import Intervention, Site, check_number, laid_out_like, position_axes, replaced
 
 
 @dataclass(frozen=True)

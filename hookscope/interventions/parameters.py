@@ -14,13 +14,7 @@ from torch.nn.utils import prune
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import Call, HookHandles
-from hookscope.interventions.base import (
-    Change,
-    Intervention,
-    ParameterIntervention,
-    check_number,
-    checked,
-)
+from hookscope.interventions.base import Change, Intervention, ParameterIntervention, check_number, checked
 
 
 @dataclass(frozen=True)

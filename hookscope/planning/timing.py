@@ -322,11 +322,7 @@ class _Step:
     """One step of a model, run in ways that measure something else each time."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        inputs: tuple[Any, ...],
-        optimizer: OptimizerLike | None,
-        autocast: torch.dtype | None,
+        self, model: nn.Module, inputs: tuple[Any, ...], optimizer: OptimizerLike | None, autocast: torch.dtype | None
     ) -> None:
         self._autocast = autocast
         self._model, self._inputs, self._trains = model, inputs, optimizer is not None
