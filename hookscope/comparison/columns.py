@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hookscope.columns import Column, Columns, Row
-from hookscope.comparison.similarities import SIMILARITIES
+from hookscope.comparison.similarities import SIMILARITIES, Similarity
 
 if TYPE_CHECKING:
     from hookscope.comparison.facts import Comparison, PairedCall
@@ -26,6 +26,10 @@ def _of_largest(name: str, attribute: str, help: str = "", **more: Any) -> Colum
         return getattr(pair.difference and pair.difference.largest, attribute, None)
 
     return Column(name, value, help, **more)
+
+
+def _similarity(name: str, kind: Similarity) -> Column:
+    return Column(name, lambda pair: pair.similarities.get(name), kind.help, kind.need, "unknown")
 
 
 PAIRS = Columns(
@@ -47,10 +51,7 @@ PAIRS = Columns(
     Column("noise", help="relative_l2 of A against itself", where="rows"),
     Column("differs", help="true above ten times the noise, or if one side has NaN", where="rows"),
     _of_difference("cosine", "of both outputs", need=5, hide="unknown"),
-    *(
-        Column(name, lambda pair, name=name: pair.similarities.get(name), kind.help, kind.need, "unknown")
-        for name, kind in SIMILARITIES.items()
-    ),
+    *(_similarity(name, kind) for name, kind in SIMILARITIES.items()),
     _of_largest("max_abs", "value", "largest difference; image, place, value_a and value_b say where", need=2),
     _of_largest("image", "image", where="rows"),
     _of_largest("place", "place", where="rows"),

@@ -223,25 +223,22 @@ def _name(image: Picture, position: int) -> str:
 
 def _common(of_a: Iterator[Batch], of_b: Iterator[Batch]) -> Iterator[PairedBatch]:
     """The runs of images that are neighbours in a batch of each side; an image that one side lacks is left out."""
+
+    def after(batch: Batch, count: int, others: Iterator[Batch]) -> Batch | None:
+        return _part(batch, slice(count, None)) if count < batch.count else next(others, None)
+
     a, b = next(of_a, None), next(of_b, None)
     while a is not None and b is not None:
         if a.positions[0] < b.positions[0]:
-            a = _without_first(a) or next(of_a, None)
+            a = after(a, 1, of_a)
         elif a.positions[0] > b.positions[0]:
-            b = _without_first(b) or next(of_b, None)
+            b = after(b, 1, of_b)
         else:
             pairs = zip(a.positions, b.positions, strict=False)
             length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             one, two = _part(a, slice(length)), _part(b, slice(length))
             yield PairedBatch(one.positions, one.names, one.sha256, one.inputs, two.inputs)
-            rest_a, rest_b = _part(a, slice(length, None)), _part(b, slice(length, None))
-            a = rest_a if rest_a.positions else next(of_a, None)
-            b = rest_b if rest_b.positions else next(of_b, None)
-
-
-def _without_first(batch: Batch) -> Batch | None:
-    rest = _part(batch, slice(1, None))
-    return rest if rest.positions else None
+            a, b = after(a, length, of_a), after(b, length, of_b)
 
 
 def _part(batch: Batch, part: slice) -> Batch:

@@ -352,7 +352,12 @@ class _Chains:
             name for name in self._parameters if holder_of(name) in self._flow.began or self._cut_of_parameter(name)
         ]
         for name in parted:
-            yield self._of_parameter(name)
+            cut, at = self._cut_of_parameter(name), holder_of(name)
+            del self._parameters[name]
+            if cut is None:
+                yield Stop("unused", at, (), (name,), f"the loss does not depend on '{name}'")
+            else:
+                yield Stop(cut.reason, at, (), (name,), f"'{name}' is cut off by {cut}", cut.place)
         layers = list(dict.fromkeys(holder_of(name) for name in self._flow.parameters))
         idle = {holder_of(name) for name in self._parameters}
         place = {name: at for at, name in enumerate(layers)}
@@ -360,13 +365,6 @@ class _Chains:
             own = tuple(name for name in self._parameters if holder_of(name) in run)
             who = f"'{run[0]}'" if len(run) == 1 else f"{len(run)} layers from '{run[0]}' to '{run[-1]}'"
             yield Stop("unused", run[-1], (), own, f"{who} did not run")
-
-    def _of_parameter(self, name: str) -> Stop:
-        cut = self._cut_of_parameter(name)
-        del self._parameters[name]
-        if cut is None:
-            return Stop("unused", holder_of(name), (), (name,), f"the loss does not depend on '{name}'")
-        return Stop(cut.reason, holder_of(name), (), (name,), f"'{name}' is cut off by {cut}", cut.place)
 
     def _cut_of_parameter(self, name: str) -> Cut | None:
         return next((cut for cut in reversed(self._cuts) if self._parameters[name] in self._behind[cut.bit]), None)

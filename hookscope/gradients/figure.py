@@ -9,13 +9,12 @@ from typing import Any
 from hookscope.drawing import Colour, Mark, Panel, RowPlot, finding_lines, layer_label, row_plot, with_types
 from hookscope.findings import Finding, single
 from hookscope.gradients.backward_pass import GradientReport, LayerGradient, ParameterGradient
-from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
+from hookscope.gradients.findings import GradientThresholds, is_spoiled, layer_finding_names, parameter_finding_names
 from hookscope.hooks import GradientSize
 
 _MOST_DECADES = 40  # smaller values are drawn at the edge
 _WIDEST = 8.7  # inches, all panels together
 _ABOVE, _BELOW = -0.18, 0.22  # of the middle of a row: the gradient before and after a change
-_ZEROED = "◂ orange: 0 after the change"
 _AFTER_LIGHT = "#f3d28a"
 
 
@@ -94,21 +93,14 @@ def gradient_panel(which: str, rows: Sequence[_Row], width: float) -> Panel:
         return lambda row: any(map(holds, row.gradients(which)))
 
     def sizes(side: str, dark: str, light: str, shift: float) -> list[Mark]:
-        def mean(gradient: _Gradient) -> float | None:
-            size = getattr(gradient, side)
-            return size.mean_abs if size and size.max_abs > 0 else None
-
-        def largest(gradient: _Gradient) -> float | None:
-            size = getattr(gradient, side)
-            return size.max_abs if size and size.max_abs > 0 else None
-
-        def line(gradient: _Gradient) -> tuple[Any, Any] | None:
-            return None if mean(gradient) is None else (mean(gradient), largest(gradient))
+        def ends(gradient: _Gradient) -> tuple[float, float] | None:
+            size: GradientSize | None = getattr(gradient, side)
+            return (size.mean_abs, size.max_abs) if size and size.max_abs > 0 else None
 
         return [
-            Mark("line", each(line), light, "", 1.6, shift),
-            Mark("tick", each(largest), dark, "", 4.0, shift),
-            Mark("dot", each(mean), dark, "", 2.8, shift),
+            Mark("line", each(ends), light, "", 1.6, shift),
+            Mark("tick", each(lambda gradient: (ends(gradient) or (None, None))[1]), dark, "", 4.0, shift),
+            Mark("dot", each(lambda gradient: (ends(gradient) or (None, None))[0]), dark, "", 2.8, shift),
         ]
 
     marks = [
@@ -120,17 +112,13 @@ def gradient_panel(which: str, rows: Sequence[_Row], width: float) -> Panel:
         Mark(
             "left", at_edge(lambda g: _is_zero(g.after)), Colour.ORANGE, "◂ orange: 0 after the change", 0, _BELOW, "<"
         ),
-        Mark("right", at_edge(lambda g: _spoiled(g.before)), Colour.ALARM, "▸ red: NaN or Inf", marker=">"),
+        Mark("right", at_edge(lambda g: is_spoiled(g.before)), Colour.ALARM, "▸ red: NaN or Inf", marker=">"),
     ]
     return Panel(f"gradient of the {which}", width, marks, "log", decades=_MOST_DECADES)
 
 
-def _spoiled(size: GradientSize | None) -> bool:
-    return size is not None and bool(size.nan or size.inf)
-
-
 def _is_zero(size: GradientSize | None) -> bool:
-    return size is not None and size.max_abs == 0 and not _spoiled(size)
+    return size is not None and size.max_abs == 0 and not is_spoiled(size)
 
 
 def _rows(report: GradientReport) -> list[_Row]:

@@ -166,7 +166,7 @@ def layer_finding_names(
     size = layer.grad_output
     if size is None:
         names.insert(0, "no-gradient")
-    elif _spoiled(size) or _spoiled(layer.grad_input) or layer.activation_nonfinite:
+    elif is_spoiled(size) or is_spoiled(layer.grad_input) or layer.activation_nonfinite:
         names.insert(0, "exploding-gradient")
     elif size.max_abs == 0:
         names.insert(0, "vanishing-gradient")
@@ -179,7 +179,7 @@ def parameter_finding_names(
     thresholds = thresholds or GradientThresholds()
     if parameter.gradient is None:
         return ("no-gradient",)
-    if _spoiled(parameter.gradient):
+    if is_spoiled(parameter.gradient):
         return ("exploding-gradient",)
     if not _is_weight(parameter):  # the gradient of a bias or a scale may be near 0
         return ()
@@ -189,7 +189,7 @@ def parameter_finding_names(
     return ("exploding-gradient",) if ratio is not None and ratio > thresholds.exploding else ()
 
 
-def _spoiled(size: GradientSize | None) -> bool:
+def is_spoiled(size: GradientSize | None) -> bool:
     return size is not None and bool(size.nan or size.inf)
 
 
@@ -212,14 +212,14 @@ def _non_finite(report: GradientReport, anomaly: Anomaly | None, searched: bool)
         numbers: Numbers = {"phase": "forward", "values": forward[0].activation_nonfinite if forward else 1}
         yield kind.finding(key, f"{what} NaN or Inf already in the forward pass", case, numbers=numbers)
         return
-    bad = [p for p in report.parameters if _spoiled(p.gradient)]
+    bad = [p for p in report.parameters if is_spoiled(p.gradient)]
     if bad and (size := bad[-1].gradient) is not None:
         text = f"{nonfinite_words(size.nan, size.inf)} in the gradient of '{bad[-1].name}'"
         text += f", and in {counted(len(bad) - 1, 'parameter')} before it" if len(bad) > 1 else ""
         numbers = {"phase": "backward", "nan": size.nan, "inf": size.inf, "parameters": len(bad)}
         yield kind.finding(bad[-1].layer, text, case, numbers=numbers)
         return
-    layers = [layer for layer in report.layers if _spoiled(layer.grad_output) or _spoiled(layer.grad_input)]
+    layers = [layer for layer in report.layers if is_spoiled(layer.grad_output) or is_spoiled(layer.grad_input)]
     if layers:
         text = "NaN or Inf in the gradients at its output or input"
         numbers = {"phase": "backward", "calls": len(layers)}
@@ -243,7 +243,7 @@ def _of_anomaly(anomaly: Anomaly) -> Finding:
 
 
 def _by_ratio(report: GradientReport, thresholds: GradientThresholds, name: str) -> Iterator[Finding]:
-    weights = [p for p in report.parameters if p.gradient is not None and _is_weight(p) and not _spoiled(p.gradient)]
+    weights = [p for p in report.parameters if p.gradient is not None and _is_weight(p) and not is_spoiled(p.gradient)]
     weights = _in_order_of_execution(weights, report)
     bad = [at for at, weight in enumerate(weights) if parameter_finding_names(weight, thresholds) == (name,)]
     runs = chains(bad, lambda run, at: at == run[-1] + 1)

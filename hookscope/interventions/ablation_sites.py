@@ -218,7 +218,7 @@ def live_channels(tensor: Tensor, axis: int) -> tuple[int, ...]:
 
 
 def _bytes(value: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value).values())
+    return sum(tensor.nbytes for tensor in tensors_in(value).values())
 
 
 def channel_maps(passes: Passes, sites: Sequence[AblationSite]) -> dict[str, Maps]:

@@ -207,13 +207,11 @@ def _section(
     words = _count_words(len(numbers), count, "filters" if in_colour or inputs == 1 else "output channels (rows)")
     words += f", by {_MEASURE}" if choice.top else ""
     hint = spelled(f"   {ALL_CHANNELS}") if len(numbers) < count else ""
-    norms, _ = filter_norms(filters)
+    norms = filter_norms(filters)[0][numbers].cpu().numpy()
+    chosen = _ChosenFilters(layer, title, words, hint, flat, numbers, norms, style, _MEASURE if choice.top else "")
     if in_colour:
-        return _in_colour(layer, title, words, hint, flat[numbers], numbers, norms[numbers], style, bool(choice.top))
-    if inputs == 1:
-        return _as_maps(layer, title, words, hint, flat, numbers, norms[numbers], style, bool(choice.top))
-    grouped = filters.shape[0] > 1
-    return _as_matrix(layer, title, words, hint, flat, numbers, style, grouped)
+        return chosen.in_colour()
+    return chosen.as_maps() if inputs == 1 else chosen.as_matrix(grouped=filters.shape[0] > 1)
 
 
 def _count_words(count: int, total: int, what: str) -> str:
@@ -230,89 +228,79 @@ def _laid_flat(kernels: Tensor) -> tuple[Tensor, int]:
     return kernels.transpose(2, 3).flatten(3), moments
 
 
-def _in_colour(
-    layer: str,
-    title: str,
-    words: str,
-    hint: str,
-    kernels: Tensor,
-    numbers: list[int],
-    norms: Tensor,
-    style: Style,
-    ordered: bool,
-) -> _Section:
-    """Three inputs as red, green and blue: 0 is grey, and the largest |weight| of each filter ends its scale."""
-    maps, moments = _laid_flat(kernels)
-    values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
-    finite = np.isfinite(values)
-    known = np.where(finite, values, 0.0)
-    ends = np.abs(known).max(axis=(1, 2, 3))
-    unit = np.where(ends > 0, ends, 1.0)[:, None, None, None]
-    rgb = np.rint(_GREY + _GREY * (known / unit)).astype(np.uint8)
-    nonfinite = ~finite.all(axis=3)
-    rgb[nonfinite] = colours.palette(style.cmap)[colours.NAN]
-    blank = reduce_maps(torch.zeros(len(numbers), *maps.shape[2:]), None, SymmetricScale(1.0))
-    tiles = replace(
-        blank,
-        channels=numbers,
-        low=-ends,
-        high=ends,
-        strength=norms.cpu().numpy(),
-        constant=np.zeros(len(numbers), bool),
-        nonfinite=(~finite).sum(axis=(1, 2, 3)),
-        scale="filter",
-        order=_MEASURE if ordered else "",
-    )
-    words += "; the three input channels are red, green and blue"
-    words += f", {moments} moments of a filter from left to right" if moments > 1 else ""
-    words += f"{hint}   {_BAR}" + ("   NaN or Inf magenta (!)" if nonfinite.any() else "")
-    about = {"layer": layer, "drawn": "rgb", "moments": moments}
-    grid = _grid(tiles, style, moments)
-    return _Section(title, words, grid, about, grid.pixels, rgb=rgb)
+@dataclass(frozen=True)
+class _ChosenFilters:
+    """The filters ``numbers`` of ``flat``, the words about them, and three ways to draw them."""
 
+    layer: str
+    title: str
+    words: str
+    hint: str
+    flat: Tensor
+    numbers: list[int]
+    norms: NDArray[np.float64]
+    style: Style
+    order: str
 
-def _as_maps(
-    layer: str,
-    title: str,
-    words: str,
-    hint: str,
-    flat: Tensor,
-    numbers: list[int],
-    norms: Tensor,
-    style: Style,
-    ordered: bool,
-) -> _Section:
-    maps, moments = _laid_flat(flat[numbers])
-    tiles = reduce_maps(maps[:, 0], None, _symmetric(flat))
-    order = _MEASURE if ordered else ""
-    tiles = replace(tiles, channels=numbers, strength=norms.cpu().numpy(), order=order)
-    words += "; each sees one input channel" + (f", {moments} moments from left to right" if moments > 1 else "")
-    grid = _grid(tiles, style, moments)
-    about = {"layer": layer, "drawn": "maps", "moments": moments}
-    return _Section(title, f"{words}{hint}   {_BAR}", grid, about, grid.pixels)
+    def in_colour(self) -> _Section:
+        """Three inputs as red, green and blue: 0 is grey, and the largest |weight| of each filter ends its scale."""
+        maps, moments = _laid_flat(self.flat[self.numbers])
+        values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
+        finite = np.isfinite(values)
+        known = np.where(finite, values, 0.0)
+        ends = np.abs(known).max(axis=(1, 2, 3))
+        unit = np.where(ends > 0, ends, 1.0)[:, None, None, None]
+        rgb = np.rint(_GREY + _GREY * (known / unit)).astype(np.uint8)
+        nonfinite = ~finite.all(axis=3)
+        rgb[nonfinite] = colours.palette(self.style.cmap)[colours.NAN]
+        tiles = replace(
+            reduce_maps(torch.zeros(len(self.numbers), *maps.shape[2:]), None, SymmetricScale(1.0)),
+            low=-ends,
+            high=ends,
+            constant=np.zeros(len(self.numbers), bool),
+            nonfinite=(~finite).sum(axis=(1, 2, 3)),
+            scale="filter",
+        )
+        words = "the three input channels are red, green and blue"
+        words += f", {moments} moments of a filter from left to right" if moments > 1 else ""
+        return self._section("rgb", tiles, words, moments, "   NaN or Inf magenta (!)" * bool(nonfinite.any()), rgb)
 
+    def as_maps(self) -> _Section:
+        maps, moments = _laid_flat(self.flat[self.numbers])
+        tiles = reduce_maps(maps[:, 0], None, _symmetric(self.flat))
+        words = "each sees one input channel" + (f", {moments} moments from left to right" if moments > 1 else "")
+        return self._section("maps", tiles, words, moments)
 
-def _as_matrix(
-    layer: str, title: str, words: str, hint: str, flat: Tensor, numbers: list[int], style: Style, grouped: bool
-) -> _Section:
-    """A row for each filter and a column for each input, of many inputs the strongest of these filters."""
-    count = flat.shape[1]
-    most = ChannelChoice(top=style.columns or _COLUMNS)
-    inputs = list(range(count))
-    if count > most.top:
-        inputs = most.of(flat[numbers].transpose(0, 1).flatten(1)[:, None])
-    maps, moments = _laid_flat(flat[numbers][:, inputs])
-    tiles = reduce_maps(maps.flatten(0, 1), None, _symmetric(flat))
-    tiles = replace(tiles, channels=[number * count + at for number in numbers for at in inputs], values=())
-    cell = style.cell or (_CELL_OF_ONE if maps[0, 0].numel() == 1 else _CELL)
-    grid = draw_grid(tiles, len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
-    words += f"; {_count_words(len(inputs), count, 'input channels (columns)')}"
-    words += f", by {_MEASURE} in these rows" if len(inputs) < count else ""
-    words += "; a filter sees the input channels of its group" if grouped else ""
-    words += f", {moments} moments from left to right" if moments > 1 else ""
-    pixels, left, down = _with_numbers(grid, numbers, inputs)
-    about = {"layer": layer, "drawn": "matrix", "moments": moments, "filters": numbers, "inputs": inputs}
-    return _Section(title, words + hint, grid, about, pixels, left, down)
+    def _section(
+        self, drawn: str, tiles: Tiles, words: str, moments: int, more: str = "", rgb: NDArray[np.uint8] | None = None
+    ) -> _Section:
+        """Each filter with its number and a bar of its norm."""
+        style, strongest = self.style, MOST_PIXELS // _MOST_LAYERS
+        tiles = replace(tiles, channels=self.numbers, strength=self.norms, order=self.order)
+        grid = draw_grid(tiles, style.columns, style.cell, style.plain, moments, strongest)
+        about = {"layer": self.layer, "drawn": drawn, "moments": moments}
+        words = f"{self.words}; {words}{self.hint}   {_BAR}{more}"
+        return _Section(self.title, words, grid, about, grid.pixels, rgb=rgb)
+
+    def as_matrix(self, grouped: bool) -> _Section:
+        """A row for each filter and a column for each input, of many inputs the strongest of these filters."""
+        flat, numbers, count = self.flat, self.numbers, self.flat.shape[1]
+        most = ChannelChoice(top=self.style.columns or _COLUMNS)
+        inputs = list(range(count))
+        if count > most.top:
+            inputs = most.of(flat[numbers].transpose(0, 1).flatten(1)[:, None])
+        maps, moments = _laid_flat(flat[numbers][:, inputs])
+        tiles = reduce_maps(maps.flatten(0, 1), None, _symmetric(flat))
+        tiles = replace(tiles, channels=[number * count + at for number in numbers for at in inputs], values=())
+        cell = self.style.cell or (_CELL_OF_ONE if maps[0, 0].numel() == 1 else _CELL)
+        grid = draw_grid(tiles, len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
+        words = f"{self.words}; {_count_words(len(inputs), count, 'input channels (columns)')}"
+        words += f", by {_MEASURE} in these rows" if len(inputs) < count else ""
+        words += "; a filter sees the input channels of its group" if grouped else ""
+        words += f", {moments} moments from left to right" if moments > 1 else ""
+        pixels, left, down = _with_numbers(grid, numbers, inputs)
+        about = {"layer": self.layer, "drawn": "matrix", "moments": moments, "filters": numbers, "inputs": inputs}
+        return _Section(self.title, words + self.hint, grid, about, pixels, left, down)
 
 
 def _with_numbers(grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> tuple[Pixels, int, int]:
@@ -335,10 +323,6 @@ def _with_numbers(grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> tu
 
 def _symmetric(flat: Tensor) -> SymmetricScale:
     return SymmetricScale(float(torch.where(torch.isfinite(flat), flat, 0.0).abs().max()))
-
-
-def _grid(tiles: Tiles, style: Style, frames: int) -> Grid:
-    return draw_grid(tiles, style.columns, style.cell, style.plain, frames, MOST_PIXELS // _MOST_LAYERS)
 
 
 def _draw_page(

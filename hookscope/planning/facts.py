@@ -56,17 +56,9 @@ class CallCost(Shown):
     backward: Timing | None = None
 
     def _cells(self) -> Cells:
-        return {
-            "layer": self.call.key,
-            "type": self.call.type,
-            "output_shape": self.output_shape,
-            "params": self.params,
-            "macs": self.macs,
-            "bytes_moved": self.bytes_moved,
-            "saved": self.saved,
-            "receptive_field": self.receptive_field,
-            "forward": self.forward.median if self.forward else None,
-        }
+        names = ("output_shape", "params", "macs", "bytes_moved", "saved", "receptive_field")
+        cells = {"layer": self.call.key, "type": self.call.type} | {name: getattr(self, name) for name in names}
+        return cells | {"forward": self.forward.median if self.forward else None}
 
 
 @dataclass(frozen=True, slots=True, repr=False)

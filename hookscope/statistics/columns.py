@@ -20,6 +20,10 @@ def _place(place: ValuePosition | None) -> dict[str, Any] | None:
     return place and place._asdict()
 
 
+def _quantile(share: float) -> Column:
+    return Column(f"p{100 * share:g}", lambda layer: layer.quantiles.get(share), where="wide")
+
+
 STATISTICS = Columns(
     *CALL.but(type={"need": 1}, call={"where": "all"}),
     Column("part", hide="zero"),
@@ -34,10 +38,7 @@ STATISTICS = Columns(
     Column("max_at", lambda layer: _place(layer.high_at), where="rows"),
     Column("rms", where="wide"),
     Column("zeros"),
-    *(
-        Column(f"p{100 * share:g}", lambda layer, share=share: layer.quantiles.get(share), where="wide")
-        for share in QUANTILES
-    ),
+    *map(_quantile, QUANTILES),
     Column("nan", where="wide"),
     Column("inf", where="wide"),
     Column("channels", where="wide"),
