@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,10 +45,9 @@ class SegmentFacts:
         modes: Of layers that behave differently in eval mode: in which modes they ran, by name.
         trains: Whether the model itself was in train mode.
         batches: Of BatchNorms in train mode: values of a channel and samples in the smallest batch, by name.
-        inputs: The input of the first layer with weights: shape and scalars.
+        inputs: Shape and scalars of the input of the first layer with weights.
         no_grad: Modules that ran under no_grad, by ``id``.
         validation: The loss of a pass without gradients of a model in train mode.
-        loss: The loss function, see `loss_facts`.
         after: How many gradients there were after the first backward pass, and the norms of the smallest.
     """
 
@@ -61,7 +59,7 @@ class SegmentFacts:
     inputs: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
     no_grad: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
     validation: str | None = None
-    loss: dict[str, Any] = field(default_factory=dict)
+    loss: dict[str, Any] = field(default_factory=dict)  # see `loss_facts`
     after: tuple[int, list[Tensor]] | None = None
 
 
@@ -98,7 +96,8 @@ class StepFacts:
         facts, number = self._now(), layer.model.number
         if module is now.top():
             facts.trains.setdefault(number, module.training)
-        if self._with_input is now or not _has_weights(module):
+        has_weights = any("weight" in name and p is not None for name, p in module._parameters.items())
+        if self._with_input is now or not has_weights:
             return
         self._with_input = now
         is_norm = any("Norm" in name for name in class_names(module))
@@ -179,10 +178,8 @@ class StepFacts:
 
     def _known_parameters(self) -> Iterator[Tensor]:
         roots = [root for model in self._models.models if (root := model.module()) is not None]
-        every = itertools.chain(
-            (p for root in roots for p in root.parameters()),
-            (p for tracked in self._optimizers.all for p in tracked.parameters()),
-        )
+        owners: list[nn.Module | TrackedOptimizer] = [*roots, *self._optimizers.all]
+        every = (p for owner in owners for p in owner.parameters())
         yield from {id(p): p for p in every if p.requires_grad and not p.is_meta}.values()
 
     # Runs without a step
@@ -279,11 +276,19 @@ class StepFacts:
         for part in begun:  # the latest counts
             for number in models:
                 if number in part.trains:
-                    facts |= _mode_facts(part.modes.get(number, {}), part.trains[number])
-                if number in part.batches:
-                    facts |= _batch_facts(part.batches[number])
+                    modes = part.modes.get(number, {})
+                    in_eval = [name for name, in_train in modes.items() if in_train == {False}]
+                    facts |= {"train_mode": part.trains[number], "modes": len(modes), "eval_modes": len(in_eval)}
+                    facts["eval_layers"] = in_eval[:_MOST_NAMES]
+                if batches := part.batches.get(number):
+                    name, (values, samples) = min(batches.items(), key=lambda item: item[1])
+                    facts |= {"batchnorm": name, "batchnorms": len(batches), "batchnorm_values": values}
+                    facts["batchnorm_samples"] = samples
                 if number in part.inputs:
-                    facts |= _input_facts(*part.inputs[number])
+                    shape, inputs = part.inputs[number]
+                    fetched = FetchedScalars(inputs.values())
+                    facts |= {f"input_{name}": fetched[value] for name, value in inputs.items()}
+                    facts |= {"input_shape": shape} if inputs else {}
             facts |= {"validation_in_train_mode": part.validation} if part.validation else {}
         scalars = FetchedScalars(value for value in loss.values() if isinstance(value, torch.Tensor))
         loss = {name: scalars[v] if isinstance(v, torch.Tensor) else v for name, v in loss.items()}
@@ -352,10 +357,6 @@ class StepFacts:
         return {"loss_scale": scale, "first_loss_scale": self._first_scale}
 
 
-def _has_weights(module: nn.Module) -> bool:
-    return any("weight" in name and p is not None for name, p in module._parameters.items())
-
-
 def _differs_in_eval(module: nn.Module) -> bool:
     """Whether it computes something else in eval mode: dropout, or a BatchNorm that is not frozen."""
     if isinstance(module, _DropoutNd):
@@ -370,13 +371,8 @@ def _differs_in_eval(module: nn.Module) -> bool:
 
 def _uses_the_batch(module: nn.Module) -> bool:
     """Whether it is a BatchNorm that normalises by the batch of this process."""
-    if (
-        not isinstance(module, _BatchNorm)
-        or isinstance(module, SyncBatchNorm)
-        or "InstanceNorm" in type(module).__name__
-    ):
-        return False
-    return module.training or module.running_mean is None
+    is_own = isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
+    return is_own and "InstanceNorm" not in type(module).__name__ and (module.training or module.running_mean is None)
 
 
 def _input_scalars(value: Tensor) -> dict[str, Tensor]:
@@ -389,27 +385,6 @@ def _input_scalars(value: Tensor) -> dict[str, Tensor]:
     if len(values) > 1:
         scalars["spread"] = (values - values[:1]).abs().amax()
     return scalars
-
-
-def _input_facts(shape: list[int], scalars: Mapping[str, Tensor]) -> dict[str, Any]:
-    fetched = FetchedScalars(scalars.values())
-    facts = {f"input_{name}": fetched[value] for name, value in scalars.items()}
-    return facts | {"input_shape": shape} if facts else {}
-
-
-def _mode_facts(modes: Mapping[str, set[bool]], trains: bool) -> dict[str, Any]:
-    in_eval = [name for name, in_train in modes.items() if in_train == {False}]
-    return {
-        "train_mode": trains,
-        "modes": len(modes),
-        "eval_modes": len(in_eval),
-        "eval_layers": in_eval[:_MOST_NAMES],
-    }
-
-
-def _batch_facts(batches: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    name, (values, samples) = min(batches.items(), key=lambda item: item[1])
-    return {"batchnorm": name, "batchnorms": len(batches), "batchnorm_values": values, "batchnorm_samples": samples}
 
 
 def _settings(optimizer: Optimizer | None) -> dict[str, Any]:

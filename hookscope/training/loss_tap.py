@@ -94,7 +94,21 @@ class Clipping:
     scaled: bool
 
 
-class ClippingTap:
+class Tap:
+    """Patches that are on together."""
+
+    _patches: Sequence[Patch] = ()
+
+    def on(self) -> None:
+        for patch in self._patches:
+            patch.on()
+
+    def off(self) -> None:
+        for patch in reversed(self._patches):
+            patch.off()
+
+
+class ClippingTap(Tap):
     """Keeps the last clipping of gradients in ``last``, while on. Torch has no hook there."""
 
     def __init__(self, is_scaled: Callable[[], bool]) -> None:
@@ -106,14 +120,6 @@ class ClippingTap:
             for name in ("clip_grad_norm_", "clip_grad_value_")
         ]
 
-    def on(self) -> None:
-        for patch in self._patches:
-            patch.on()
-
-    def off(self) -> None:
-        for patch in reversed(self._patches):
-            patch.off()
-
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             with contextlib.suppress(Exception):
@@ -124,7 +130,7 @@ class ClippingTap:
         return original(*args, **kwargs)
 
 
-class LossTap:
+class LossTap(Tap):
     """Calls ``on_loss(value, roots)`` before each backward pass that starts at scalars, and ``on_done()`` after it.
 
     Torch has no hook there. To wrap ``torch.autograd.backward`` would put a frame into the traceback of each error of a
@@ -140,22 +146,19 @@ class LossTap:
         self._on_loss, self._on_done = on_loss, on_done
         self._scaler: weakref.ref[Any] | None = None
         self._last_scale: Tensor | None = None  # changed in place by the scaler
-        self._patches: list[Patch] = []
         self._has_scales = self._waits_for_end = False
 
     def on(self) -> None:
         if self._patches:
             return
         scalers = {torch.amp.GradScaler, *_subclasses(torch.amp.GradScaler)}
-        self._patches = [Patch(scaler, "scale", self._scale) for scaler in scalers if "scale" in vars(scaler)]
-        self._patches.append(Patch(torch.autograd, "_tensor_or_tensors_to_tuple", self._backward))
-        for patch in self._patches:
-            patch.on()
+        patches = [Patch(scaler, "scale", self._scale) for scaler in scalers if "scale" in vars(scaler)]
+        self._patches = [*patches, Patch(torch.autograd, "_tensor_or_tensors_to_tuple", self._backward)]
+        super().on()
 
     def off(self) -> None:
-        for patch in self._patches:
-            patch.off()
-        self._patches = []
+        super().off()
+        self._patches = ()
 
     def scale(self) -> float | None:
         """The scale of the ``GradScaler`` that was used last, read back from its device; None without one."""
@@ -252,7 +255,7 @@ class _Switch:
     token: Any = None
 
 
-class CompiledCalls:
+class CompiledCalls(Tap):
     """Tells when compiled code runs, so that nothing of the watching is in torch where dynamo looks.
 
     Dynamo compiles a function again if hooks have come or gone since. It switches itself on with ``set_eval_frame``
@@ -277,7 +280,6 @@ class CompiledCalls:
     ) -> None:
         self._on_switch, self._on_call, self._on_return = on_switch, on_call, on_return
         self.shows_inside = True
-        self._patches: list[Patch] = []
         self._thread = threading.local()
         self._running: set[int] = set()  # the threads
         self._cancel: Callable[[], None] = lambda: None
@@ -287,17 +289,14 @@ class CompiledCalls:
 
     def off(self) -> None:
         self._cancel()
-        for patch in self._patches:
-            patch.off()
-        self._patches = []
+        super().off()
 
     def _wrap(self) -> None:
         module = sys.modules["torch._dynamo.eval_frame"]
         names = ("set_eval_frame", "_maybe_set_eval_frame")  # the second is the first, or calls it
         same = [name for name in names if getattr(module, name, None) is module.set_eval_frame]
         self._patches = [Patch(module, name, self._set) for name in same]
-        for patch in self._patches:
-            patch.on()
+        super().on()
 
     def _set(self, original: Callable[[Any], Any], callback: Any) -> Any:
         switches: list[_Switch] | None = self._thread.__dict__.get("switches")

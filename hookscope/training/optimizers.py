@@ -35,8 +35,8 @@ class TrackedOptimizer:
         self.was_searched = self.steps_eagerly = False
 
     def parameters(self) -> Iterator[Tensor]:
-        for group in self._groups():
-            yield from group["params"]
+        optimizer = self.optimizer()
+        return iter(()) if optimizer is None else parameters_of(optimizer)
 
     def _groups(self) -> list[dict[str, Any]]:
         optimizer = self.optimizer()
@@ -96,13 +96,10 @@ class Optimizers:
 
     def __init__(self, only: Optimizer | None, every: int, histograms: int = 0) -> None:
         self.every, self._only, self._histograms = every, only, every * histograms
+        self.are_all = only is None
         self.all: list[TrackedOptimizer] = [] if only is None else [TrackedOptimizer(only, 0)]
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._in_functions: dict[int, tuple[weakref.ref[Any], weakref.WeakSet[Optimizer]]] = {}
-
-    @property
-    def are_all(self) -> bool:
-        return self._only is None
 
     def of(self, optimizer: Optimizer) -> TrackedOptimizer | None:
         for tracked in self.all:

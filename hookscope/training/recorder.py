@@ -87,12 +87,10 @@ class CallMetrics:
     def add(self, outputs: list[OutputSums]) -> None:
         if outputs:
             alive = outputs[0].alive
-            if not self.outputs:
-                self.alive = alive
-            elif alive is not None and self.alive is not None and alive.shape == self.alive.shape:
-                self.alive = self.alive | alive
-            else:  # the number of channels differs: no channel is known to be dead
-                self.alive = None
+            if self.outputs and alive is not None:  # where the number of channels differs, none is known to be dead
+                before = self.alive
+                alive = before | alive if before is not None and alive.shape == before.shape else None
+            self.alive = alive
         self.outputs += outputs
 
     def scalars(self) -> Iterator[Tensor | float]:
@@ -321,11 +319,8 @@ def _in_order(calls: Sequence[CallMetrics], not_run: Sequence[CallMetrics]) -> l
     ordered = list(calls)
     for call in not_run:
         place, model = places[id(call.layer)], call.layer.model
-        behind = (
-            at
-            for at, other in enumerate(ordered)
-            if other.layer.model is model and places.get(id(other.layer), -1) > place
-        )
+        of_model = (at for at, other in enumerate(ordered) if other.layer.model is model)
+        behind = (at for at in of_model if places.get(id(ordered[at].layer), -1) > place)
         ordered.insert(next(behind, len(ordered)), call)
     return ordered
 

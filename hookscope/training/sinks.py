@@ -27,8 +27,8 @@ _LONGEST_PARAMETER = 500  # characters, of MLflow
 _LONGEST_REASON = 200  # characters
 Histogram = Mapping[str, Sequence[float]]
 """``edges`` ``(B + 1,)`` in ascending order and ``counts`` ``(B,)``."""
-Scalars, Histograms = Mapping[str, float], Mapping[str, Histogram]
-"""By their tags."""
+Scalars = Mapping[str, float]  # by their tags
+Histograms = Mapping[str, Histogram]
 
 
 class Sink(ABC):

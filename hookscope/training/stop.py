@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +18,8 @@ from hookscope.training.reductions import is_finite, values_of
 from hookscope.training.tracker import Layer, Pass, TrackedModel, own_parameters
 
 _LOWER = "lower the learning rate, clip the gradients or look at the data of this step"
+_ALL_FINITE = "the loss and all outputs are finite"
+_ANOMALY = "torch.autograd.set_detect_anomaly(True) names the operation"
 
 
 class StopRule:
@@ -61,14 +63,12 @@ class StopRule:
         where = f"{_nan_or_inf(bad_outputs)} in the output of {name} ({kind})"
         for own, parameter in own_parameters(module).items():
             if not is_finite(parameter):
-                path = f"{layer.name}.{own}".lstrip(".")
-                why = f"{path} is not finite"
+                why = f"{f'{layer.name}.{own}'.lstrip('.')} is not finite"
                 self._stop(where, f"{own} of {name}", why, _LOWER, layer=layer.name, call=call)
-        why, do = "its input and its parameters are finite", _LOWER
-        if not is_leaf(module):
-            kind = gradients.made_by(bad_outputs[0])
-            why, do = _cause(kind)
-        self._stop(where, kind, why, do, layer=layer.name, call=call)
+        if is_leaf(module):
+            self._stop(where, kind, "its input and its parameters are finite", _LOWER, layer=layer.name, call=call)
+        operation = gradients.made_by(bad_outputs[0])
+        self._stop(where, operation, *_cause(operation), layer=layer.name, call=call)
 
     def before_backward(self, roots: Sequence[Tensor]) -> None:
         self.raise_again()
@@ -78,11 +78,7 @@ class StopRule:
             self._stop(f"the loss is {_nan_or_inf(bad)}", operation, *_cause(operation))
 
     def before_step(
-        self,
-        tracked: TrackedOptimizer,
-        optimizer: Optimizer,
-        models: Sequence[TrackedModel],
-        order: Mapping[int, int],
+        self, tracked: TrackedOptimizer, optimizer: Optimizer, models: Sequence[TrackedModel], order: Mapping[int, int]
     ) -> None:
         """Check the gradients; the layer that ran last (by ``order``) comes first."""
         # with `found_inf`, a GradScaler leaves it to the optimizer to skip steps with gradients that are not finite
@@ -90,12 +86,8 @@ class StopRule:
             return
         for name, layer, parameter in _from_the_loss_on(tracked, models, order):
             if parameter.grad is not None and not is_finite(parameter.grad):
-                where = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}"
-                why, do = (
-                    "the loss and all outputs are finite",
-                    "torch.autograd.set_detect_anomaly(True) names the operation",
-                )
-                self._stop(where, "backward", why, do, name.rpartition(".")[0] if layer is None else layer.name)
+                where, why = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}", _ALL_FINITE
+                self._stop(where, "backward", why, _ANOMALY, name.rpartition(".")[0] if layer is None else layer.name)
 
     def _stop(self, where: str, operation: str, why: str, do: str, layer: str = "", call: int = 0) -> NoReturn:
         """Raise the error.
@@ -111,13 +103,13 @@ class StopRule:
 
 def _from_the_loss_on(
     tracked: TrackedOptimizer, models: Sequence[TrackedModel], order: Mapping[int, int]
-) -> Iterator[tuple[str, Layer | None, Tensor]]:
-    named: dict[int, tuple[str, Layer | None, Tensor]] = {}
-    for model in models:
-        for layer, _, own in model.with_parameters():
-            named.update({id(p): (f"{layer.name}.{name}".lstrip("."), layer, p) for name, p in own.items()})
+) -> list[tuple[str, Layer | None, Tensor]]:
+    layers = [(layer, own) for model in models for layer, _, own in model.with_parameters()]
+    named: dict[int, tuple[str, Layer | None, Tensor]] = {
+        id(p): (f"{layer.name}.{name}".lstrip("."), layer, p) for layer, own in layers for name, p in own.items()
+    }
     parameters = [named.get(id(p), (f"parameter {at}", None, p)) for at, p in enumerate(tracked.parameters())]
-    yield from sorted(parameters, key=lambda each: order.get(id(each[1]), -1), reverse=True)
+    return sorted(parameters, key=lambda each: order.get(id(each[1]), -1), reverse=True)
 
 
 def _cause(operation: str) -> tuple[str, str]:

@@ -45,17 +45,9 @@ class Layer:
         is_compiled: Whether its calls run compiled code, so that the layers in it are not seen.
     """
 
-    __slots__ = (
-        "_by_name", "_kind", "choice", "is_compiled", "is_loss", "model", "module", "names",
-    )  # fmt: skip
+    __slots__ = ("_by_name", "_kind", "choice", "is_compiled", "is_loss", "model", "module", "names")
 
-    def __init__(
-        self,
-        module: nn.Module,
-        names: tuple[str, ...],
-        model: TrackedModel,
-        choice: LayerChoice,
-    ) -> None:
+    def __init__(self, module: nn.Module, names: tuple[str, ...], model: TrackedModel, choice: LayerChoice) -> None:
         self.module = weakref.ref(module)
         self.names, self.model, self.choice = names, model, choice
         self._by_name = choice.selection.calls_by_name(names)
@@ -72,7 +64,7 @@ class Layer:
             begins = tuple(f"{name}." if name else "" for name in outer.names)
             inside = [name for name in self.names if name.startswith(begins)]
             if inside:
-                return next((name for name in inside if _parent(name) in outer.names), inside[0])
+                return next((name for name in inside if name.rpartition(".")[0] in outer.names), inside[0])
         return self.name
 
     def is_counted(self, module: nn.Module) -> bool:
@@ -87,9 +79,7 @@ class Layer:
         return self.is_compiled or self._kind_of(module)[3]
 
     def _kind_of(self, module: nn.Module) -> tuple[type, bool, bool, bool]:
-        if (
-            self._kind is None or self._kind[0] is not type(module) or self.is_compiled
-        ):  # a lazy layer changes its class
+        if self._kind is None or self._kind[0] is not type(module) or self.is_compiled:  # lazy layers change class
             names, single = class_names(module) or ["Module"], self.is_compiled or is_single(self.name, module)
             counted, in_all = (matches_type(names, types, single) for types in (self.model.types, self.model.all_types))
             self._kind = (type(module), counted, in_all, single)
@@ -121,8 +111,7 @@ class TrackedModel:
     """
 
     def __init__(self, module: nn.Module, number: int, choice: LayerChoice) -> None:
-        self.module, self._choice = weakref.ref(module), choice
-        self.number = number
+        self.module, self._choice, self.number = weakref.ref(module), choice, number
         self.layers: dict[int, Layer] = {}
         self.types: tuple[str, ...] = ()
         self.all_types: tuple[str, ...] = ()
@@ -142,7 +131,7 @@ class TrackedModel:
                 self.is_opaque = True
                 continue
             names = named.setdefault(id(module), (module, []))[1]
-            name = _plain_name(path, wrapped)
+            name = _WRAPPERS.sub("", _MODULE.sub("", path) if wrapped else path).rstrip(".")
             if name not in names:
                 names.append(name)
             self.is_opaque |= isinstance(module, torch.jit.ScriptModule)
@@ -160,10 +149,10 @@ class TrackedModel:
     def with_parameters(self) -> Iterator[tuple[Layer, nn.Module, dict[str, Tensor]]]:
         for layer in self.layers.values():
             module = layer.module()
-            if module is not None and not _is_parametrization(layer.name):
-                parameters = own_parameters(module)
-                if parameters:
-                    yield layer, module, parameters
+            if module is None or "parametrizations" in layer.name.split("."):
+                continue
+            if parameters := own_parameters(module):
+                yield layer, module, parameters
 
     def check(self) -> None:
         """Raise a LayerError for a name or a type that the model does not have, with the nearest."""
@@ -243,14 +232,14 @@ class ModelTracker:
 
     def holding(self, parameters: set[int]) -> tuple[TrackedModel, ...]:
         """The models with any of ``parameters`` (by ``id``), without those that are part of a later model."""
-        return tuple(
-            model
-            for model in self.models
-            if any(not parameters.isdisjoint(map(id, own.values())) for _, _, own in model.with_parameters())
-            and (module := model.module()) is not None
-            and (layer := self._layer_of(module)) is not None
-            and layer.model is model
-        )
+
+        def holds(model: TrackedModel) -> bool:
+            module = model.module()
+            layer = None if module is None else self._layer_of(module)
+            own = (id(p) for _, _, own in model.with_parameters() for p in own.values())
+            return layer is not None and layer.model is model and not parameters.isdisjoint(own)
+
+        return tuple(filter(holds, self.models))
 
     def mark_compiled(self, module: nn.Module) -> TrackedModel | None:
         """Note that calls of a module run compiled code; its model if that is new."""
@@ -276,7 +265,8 @@ class ModelTracker:
         if current is not None:
             if layer is not None and layer.model is current.model and module is not current.top():
                 return layer, False
-            if _is_running(current, module):
+            top = current.top()  # does the pass still run, apart from the call that starts now?
+            if is_on_stack(top, nn.Module._call_impl.__code__, beyond=int(module is top)):
                 current.depth += module is current.top()
                 return (layer or self._new_layer(module, current)), False
             self._thread.current = None  # its forward raised, and the script caught the exception
@@ -346,21 +336,6 @@ def is_on_stack(owner: Any, code: Any, beyond: int = 0) -> bool:
     return count > beyond
 
 
-def _is_running(current: Pass, starting: nn.Module) -> bool:
-    """Whether the pass still runs, apart from the call that starts now."""
-    top = current.top()
-    return is_on_stack(top, nn.Module._call_impl.__code__, beyond=int(starting is top))
-
-
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _plain_name(path: str, wrapped: bool) -> str:
-    """A dotted path without the words of wrappers."""
-    return _WRAPPERS.sub("", _MODULE.sub("", path) if wrapped else path).rstrip(".")
-
-
 def own_parameters(module: nn.Module) -> dict[str, Tensor]:
     """The parameters a layer holds itself, by name, with parameters of `torch.nn.utils.parametrizations`."""
     own: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None and not is_lazy(p)}
@@ -377,7 +352,3 @@ def is_compiled_wrapper(module: nn.Module) -> bool:
 def _without_wrapper(module: nn.Module) -> nn.Module:
     inner = module._modules.get("_orig_mod")
     return module if inner is None else inner
-
-
-def _is_parametrization(name: str) -> bool:
-    return "parametrizations" in name.split(".")

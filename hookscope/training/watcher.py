@@ -65,10 +65,6 @@ def _guarded(
     return hook
 
 
-def _tracers() -> tuple[Any, Any]:
-    return sys.gettrace(), sys.getprofile()
-
-
 class TrainingWatcher:
     """Watches the models and optimizers of this process while it is on.
 
@@ -82,7 +78,7 @@ class TrainingWatcher:
     ) -> None:
         self.last_step: int | None = None
         self.is_off, self._pid = True, os.getpid()
-        self._tracers = _tracers()
+        self._tracers = sys.gettrace(), sys.getprofile()
         self._run, self._models, self._optimizers, self._output = run, models, optimizers, output
         self._stop = StopRule(run, output, optimizers) if stops else None
         self._recorder = MetricsRecorder()
@@ -326,7 +322,8 @@ class TrainingWatcher:
                 facts = self._facts.row(step, gradients, self._recorder.loss_of(step))
             self._output.write_step(tracked.steps, lines)
             self._output.write_facts(tracked.steps, facts)
-            for tracer, before, name in zip(_tracers(), self._tracers, ("settrace", "setprofile"), strict=True):
+            tracers = zip((sys.gettrace(), sys.getprofile()), self._tracers, ("settrace", "setprofile"), strict=True)
+            for tracer, before, name in tracers:
                 if tracer is not None and tracer is not before:
                     text = f"the script traces its calls with sys.{name}, and sees hookscope's in sampled steps"
                     self._output.announce("traced", self.last_step, text)
