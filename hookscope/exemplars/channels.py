@@ -242,10 +242,8 @@ class ClassMeans:
             others = (means.sum(0) - best) / (len(labels) - 1)
             index = (best - others) / (best + others)
         valid = (means >= 0).all(0) & np.isfinite(index)
-        return [
-            (labels[where], float(value)) if known else ("", None)
-            for where, value, known in zip(at, index, valid, strict=True)
-        ]
+        each = zip(at, index, valid, strict=True)
+        return [(labels[where], float(value)) if known else ("", None) for where, value, known in each]
 
     def state_dict(self) -> dict[str, Any]:
         labels = list(self._sums)

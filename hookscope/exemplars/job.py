@@ -76,6 +76,9 @@ class FoundInLayer:
         self.histograms, self.means = ChannelHistograms(count), ClassMeans(count)
         self.nonfinite: Ints = np.zeros(count, np.int64)
 
+    def emptied(self) -> FoundInLayer:
+        return FoundInLayer(self.call, self.part, self.channels, self.top, self.least)
+
     def merge(self, other: FoundInLayer, prints_of: PrintsOf) -> None:
         if self.channels != other.channels:
             text = f"{self.key} returned {len(other.channels)} channels after {len(self.channels)}"
@@ -122,10 +125,7 @@ class FoundExemplars:
         self.seen |= other.seen
         order = list(self.layers)
         for key, layer in other.layers.items():
-            if key not in self.layers:
-                empty = FoundInLayer(layer.call, layer.part, layer.channels, layer.top, layer.least)
-                self.layers[key] = empty
-            self.layers[key].merge(layer, self.prints_of)
+            self.layers.setdefault(key, layer.emptied()).merge(layer, self.prints_of)
         if order and len(order) < len(self.layers):
             self.layers = {key: self.layers[key] for key in _in_order(order, list(other.layers))}
         self.prune()
@@ -228,9 +228,7 @@ class _Reader:
         found.seen = {position: image for position, image in images.items() if position in used}
         self.before.seen |= found.seen
         for key, layer in found.layers.items():
-            known = self.before.layers.setdefault(
-                key, FoundInLayer(layer.call, layer.part, layer.channels, layer.top, layer.least)
-            )
+            known = self.before.layers.setdefault(key, layer.emptied())
             for mine, new in zip(known.bests, layer.bests, strict=True):
                 mine.merge(new, self.before.prints_of)
         self.before.prune()

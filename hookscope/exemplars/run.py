@@ -6,7 +6,7 @@ import base64
 import io
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -78,21 +78,15 @@ class SavedExemplars:
         seen = self.receptive_fields.get(layer.key, _WHOLE)
         bests = [self._by_channel(best.best(self.found.prints_of), len(layer.channels), seen) for best in layer.bests]
         least = bests[1] if layer.least else [()] * len(layer.channels)
-        each = zip(
-            layer.channels, bests[0], least, layer.histograms.shown(), layer.means.selectivity(),
-            layer.nonfinite.tolist(), strict=True,
-        )  # fmt: skip
+        facts = layer.histograms.shown(), layer.means.selectivity(), layer.nonfinite.tolist()
         made_of, channels = self.synthesized.get(layer.key, {}), []
+        each: Iterator[Any] = zip(layer.channels, bests[0], least, *facts, strict=True)
         for channel, most, fewest, (counts, edges), (best_class, selectivity), nonfinite in each:
             classes = tuple(Counter(exemplar.label for exemplar in most if exemplar.label).most_common())
             highest = most[0].value if most else None
-            made = tuple(each for each in made_of.get(channel, ()) if each.best == highest)
-            channels.append(
-                ChannelExemplars(
-                    channel, most, fewest, counts, edges, classes, selectivity, best_class, nonfinite=nonfinite,
-                    synthesized=made, unreached=made_of.get(channel) == (),
-                )
-            )  # fmt: skip
+            made = tuple(image for image in made_of.get(channel, ()) if image.best == highest)
+            rest = selectivity, best_class, nonfinite, made, made_of.get(channel) == ()
+            channels.append(ChannelExemplars(channel, most, fewest, counts, edges, classes, *rest))
         return LayerExemplars(layer.call, layer.part, self.source.measure, layer.images, seen, tuple(channels))
 
     def _by_channel(self, best: Candidates, channels: int, seen: ReceptiveField) -> list[tuple[Exemplar, ...]]:
@@ -102,9 +96,8 @@ class SavedExemplars:
             image = self.found.seen[position]
             place = None if row < 0 else (row, column)
             box = (0, 0, image.size[1], image.size[0]) if place is None else seen.box(place, image.size)
-            found[channel].append(
-                Exemplar(float(value), position, image.name, image.sha256, image.label, place, box, image.size)
-            )
+            seen_in = position, image.name, image.sha256, image.label
+            found[channel].append(Exemplar(float(value), *seen_in, place, box, image.size))
         return [tuple(exemplars) for exemplars in found]
 
 
@@ -126,18 +119,13 @@ def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
         "print": padded.view(np.int64),
         "print_size": prints.shape[1],
     }
-    content = {
-        "source": asdict(saved.source),
-        "progress": saved.progress.state_dict(),
-        "images": images,
-        "layers": layers,
-    }
+    about = {"source": asdict(saved.source), "progress": saved.progress.state_dict(), "count": found.images}
     fields = {key: asdict(seen) for key, seen in saved.receptive_fields.items()}
     made = {
         key: {channel: [_packed(image) for image in images] for channel, images in by_channel.items()}
         for key, by_channel in saved.synthesized.items()
     }
-    write_state(path, _KIND, content | {"count": found.images, "fields": fields, "synthesized": made})
+    write_state(path, _KIND, about | {"images": images, "layers": layers, "fields": fields, "synthesized": made})
 
 
 def save_synthesized(path: StrPath, layers: Iterable[LayerExemplars]) -> None:
@@ -225,12 +213,11 @@ def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
         InputError: They were found with others, or the file cannot be read.
     """
     saved, name = load_exemplars(path), printable(str(path))
-    here = {"fingerprint": fingerprint_of(net.model), "preprocess": net.preprocess.describe()}
-    if saved.source.fingerprint != here["fingerprint"]:
+    if saved.source.fingerprint != fingerprint_of(net.model):
         exists = f"they are of {saved.source.model}, weights {saved.source.weights}"
         raise InputError(f"'{name}' holds no exemplars of {net.name} with these weights", exists, _FIND)
-    if saved.source.preprocess != here["preprocess"]:
-        exists = f"{saved.source.preprocess}, here {here['preprocess']}"
+    if saved.source.preprocess != (here := net.preprocess.describe()):
+        exists = f"{saved.source.preprocess}, here {here}"
         raise InputError(f"the exemplars in '{name}' had another preprocessing", exists, _FIND)
     return saved.layers()
 
@@ -352,11 +339,8 @@ class ExemplarsRun(SavedRun[FoundExemplars]):
         kept = list(saved.found.seen.values())
         for image, picture in zip(kept, pictures_in([image.name for image in kept]), strict=True):
             if picture is not None and picture != picture_of(image.sha256):
-                raise InputError(
-                    f"cannot resume '{name}'",
-                    f"{image.name} has changed",
-                    "start again with ‹overwrite=True|--overwrite›",
-                )
+                do = "start again with ‹overwrite=True|--overwrite›"
+                raise InputError(f"cannot resume '{name}'", f"{image.name} has changed", do)
         self.found, self.synthesized = saved.found, saved.synthesized
         return progress
 

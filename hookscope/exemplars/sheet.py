@@ -32,10 +32,9 @@ class Crop:
     """What a unit sees of an exemplar.
 
     Attributes:
-        image: The crop in pixels of the network's input, or made smaller to `CELL`; None if ``missing``.
+        image: The crop in pixels of the network's input, or made smaller to `CELL`; None if ``missing`` says why.
         zoom: How many times to magnify it; the same for all crops of a layer that are not the whole input.
         dot: Centre of what the unit sees, in pixels of ``image``, where that is the whole input; else None.
-        missing: Why there is no image.
     """
 
     image: Image.Image | None
@@ -145,9 +144,11 @@ def _cut(seen: Image.Image, box: Box, reduced: float) -> Image.Image:
     part = seen.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
     if reduced == 1:
         return part
-    return part.resize(
-        (max(1, round(part.width * reduced)), max(1, round(part.height * reduced))), Image.Resampling.BOX
-    )
+    return _reduced(part, reduced)
+
+
+def _reduced(image: Image.Image, by: float) -> Image.Image:
+    return image.resize((max(1, round(image.width * by)), max(1, round(image.height * by))), Image.Resampling.BOX)
 
 
 def _seen(net: LoadedModel, name: str, sha256: str) -> Image.Image | str:
@@ -183,11 +184,7 @@ _GROUPS = {
     "least": "excite it least, the weakest first",
     "synthesized": "synthesized",
 }
-_MEASURES = {
-    "max": "the largest activation of the channel on the image",
-    "mean": "the mean activation of the channel on the image",
-    "abs": "the largest absolute activation of the channel on the image",
-}
+_MEASURES = {"max": "largest", "mean": "mean", "abs": "largest absolute"}
 
 
 def draw_exemplars(layer: LayerExemplars, net: AnyModel, crops: Crops | None = None) -> list[Image.Image]:
@@ -242,7 +239,7 @@ def field_words(field: ReceptiveField) -> str:
 
 
 def measure_words(measure: str) -> str:
-    return f"value: {_MEASURES[measure]}"
+    return f"value: the {_MEASURES[measure]} activation of the channel on the image"
 
 
 def times_best(image: SynthesizedImage) -> str:
@@ -311,9 +308,8 @@ def _heading(
     at, count = number
     index = "" if layer.call.index is None else f"   index {layer.call.index}"
     which = f"   channels {channels[0].channel} to {channels[-1].channel}, page {at} of {count}" if count > 1 else ""
-    about = "   ".join(
-        filter(None, [origin.model, *origin.words, f"{layer.images:,} images", measure_words(layer.measure)])
-    )
+    words = [origin.model, *origin.words, f"{layer.images:,} images", measure_words(layer.measure)]
+    about = "   ".join(filter(None, words))
     texts = [(f"{layer.key or layer.call.type}   {layer.call.type}{index}{which}", _HEAD, True, INK)]
     seen = field_words(layer.field) + (f"   {RING_WORDS}" if has_rings else "")
     texts += [(about, _TEXT, False, FAINT), (seen, _TEXT, False, FAINT)]
@@ -379,13 +375,10 @@ def _paste(page: Image.Image, pen: ImageDraw.ImageDraw, drawn: Image.Image, at: 
 
 
 def fitted(image: Image.Image) -> Image.Image:
-    longest = max(image.size)
-    if longest <= CELL:
-        return image.resize(
-            (image.width * (CELL // longest), image.height * (CELL // longest)), Image.Resampling.NEAREST
-        )
-    size = (max(1, round(image.width * CELL / longest)), max(1, round(image.height * CELL / longest)))
-    return image.resize(size, Image.Resampling.BOX)
+    zoom = CELL // max(image.size)
+    if not zoom:
+        return _reduced(image, CELL / max(image.size))
+    return image.resize((image.width * zoom, image.height * zoom), Image.Resampling.NEAREST)
 
 
 def _histogram(pen: ImageDraw.ImageDraw, channel: ChannelExemplars, x: int, y: int) -> None:
@@ -395,7 +388,7 @@ def _histogram(pen: ImageDraw.ImageDraw, channel: ChannelExemplars, x: int, y: i
         return
     highest = max(1, int(counts.max()))
     for at, count in enumerate(counts.tolist()):
-        left, right = (x + at * _HISTOGRAM // len(counts), x + (at + 1) * _HISTOGRAM // len(counts) - 1)
+        left, right = x + at * _HISTOGRAM // len(counts), x + (at + 1) * _HISTOGRAM // len(counts) - 1
         if count:
             pen.rectangle((left, bottom - round((CELL - 2) * math.sqrt(count / highest)), right, bottom), _BAR)
     low, high = (f"{end:.4g}" for end in (channel.edges[0], channel.edges[-1]))
@@ -422,39 +415,28 @@ def _provenance(
     return {
         **about,
         "layer": call.name,
-        "call": call.call,
-        "index": call.index,
-        "order": call.order,
-        "type": call.type,
-        "part": layer.part,
-        "measure": layer.measure,
-        "images": layer.images,
+        **_named(call, "call", "index", "order", "type"),
+        **_named(layer, "part", "measure", "images"),
         "page": list(number),
-        "field": {name: getattr(field, name) for name in ("source", "size", "stride", "start", "reason")},
+        "field": _named(field, "source", "size", "stride", "start", "reason"),
         "channels": [_channel_facts(channel) for channel in channels],
     }
 
 
 def _channel_facts(channel: ChannelExemplars) -> dict[str, Any]:
+    exemplar, names = ("value", "name", "sha256", "label", "place", "box"), ("channel", "selectivity", "best_class")
     return {
-        "channel": channel.channel,
-        "selectivity": channel.selectivity,
-        "best_class": channel.best_class,
+        **_named(channel, *names),
         "classes": dict(channel.classes),
         "nonfinite": channel.nonfinite,
-        "most": [_exemplar_facts(each) for each in channel.most],
-        "least": [_exemplar_facts(each) for each in channel.least],
-        "synthesized": [
-            {"value": _number(each.value), "best": _number(each.best), "seed": each.seed}
-            for each in channel.synthesized
-        ],
+        "most": [_named(each, *exemplar) for each in channel.most],
+        "least": [_named(each, *exemplar) for each in channel.least],
+        "synthesized": [_named(each, "value", "best", "seed") for each in channel.synthesized],
     }
 
 
-def _exemplar_facts(exemplar: Exemplar) -> dict[str, Any]:
-    names = ("name", "sha256", "label", "place", "box")
-    return {"value": _number(exemplar.value), **{name: getattr(exemplar, name) for name in names}}
-
-
-def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+def _named(facts: Any, *names: str) -> dict[str, Any]:
+    """Attributes by their names; NaN and Inf are texts, which JSON has none for."""
+    values = {name: getattr(facts, name) for name in names}
+    bad = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: str(value) if name in bad else value for name, value in values.items()}

@@ -14,7 +14,7 @@ from torchvision.transforms import functional as F
 
 from hookscope.drawing import input_size_of
 from hookscope.errors import UsageError
-from hookscope.exemplars.facts import LayerExemplars, SynthesizedImage
+from hookscope.exemplars.facts import ChannelExemplars, LayerExemplars, SynthesizedImage
 from hookscope.exemplars.job import MEASURED, MEASURES, of_images, with_places
 from hookscope.hooks import MODEL, AnyModel, Layers, Selection, as_float, capture, differentiable, tensors_in
 from hookscope.models import LoadedModel, Preprocess, as_batch, as_loaded, model_errors_as_input_errors
@@ -116,8 +116,7 @@ def synthesize_images(
 
 
 def _check(count: int, steps: int, tries: int, measure: str, batch_size: int) -> None:
-    numbers = {"count": count, "steps": steps, "tries": tries, "batch size": batch_size}
-    for name, number in numbers.items():
+    for name, number in {"count": count, "steps": steps, "tries": tries, "batch size": batch_size}.items():
         if number < 1:
             raise UsageError(f"{name} {number}", do=f"give a {name} from 1")
     if measure not in MEASURES:
@@ -137,13 +136,12 @@ def add_synthesized(
     wanted = [each.channel for each in found.channels if each.channel in chosen]
     settings |= {"part": found.part, "measure": found.measure, "best": best, "on_progress": on_progress}
     images = synthesize_images(net, Selection.of_calls([found.call]), wanted, **settings)
-    excited = (
-        replace(each, synthesized=images[each.channel], unreached=not images[each.channel])
-        if each.channel in images
-        else each
-        for each in found.channels
-    )
-    return replace(found, channels=tuple(excited))
+
+    def excited(channel: ChannelExemplars) -> ChannelExemplars:
+        made = images.get(channel.channel)
+        return channel if made is None else replace(channel, synthesized=made, unreached=not made)
+
+    return replace(found, channels=tuple(map(excited, found.channels)))
 
 
 @dataclass(frozen=True)
@@ -174,10 +172,8 @@ class _Layer:
             asked = f"{call.key or MODEL} has no output '{self.part}'"
             raise UsageError(asked, f"it has {', '.join(tensors) or 'none'}")
         tensor = tensors[self.part] if self.part else next(iter(tensors.values()))
-        # `as_float` leaves the graph
-        tensor = (
-            tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.requires_grad else as_float(tensor)
-        )
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        tensor = tensor.to(wide) if tensor.requires_grad else as_float(tensor)  # which leaves the graph
         values, grid = with_places(tensor, net.model.get_submodule(call.name), input_size_of(inputs[0]))
         return of_images(values, grid, len(inputs), call.key)
 

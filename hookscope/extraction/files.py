@@ -21,7 +21,7 @@ from torch import Tensor
 from hookscope.errors import InputError, LayerError, WriteError
 from hookscope.extraction import formats
 from hookscope.extraction.facts import FeatureBatch, WrittenFeatures
-from hookscope.extraction.formats import RESERVED, Column, as_text, check_dtype, tsv, write_part
+from hookscope.extraction.formats import RESERVED, ROW_FIELDS, Column, as_text, check_dtype, tsv, write_part
 from hookscope.extraction.job import check_alike
 from hookscope.extraction.output import FeatureState, Output, check_columns, metadata_of, remove
 from hookscope.jobs import AGAIN, Part, Progress, RunIdentity, SavedRun, hash_of_names, picture_of, pictures_in
@@ -69,7 +69,11 @@ class FeatureRun(SavedRun[FeatureBatch]):
 
     def merge(self, part: Part[FeatureBatch], value: FeatureBatch) -> None:
         self.columns = self.columns or {name: _column(rows) for name, rows in value.features.items()}
-        _check_same_columns(self.columns, value.features, value.names[0])
+        check_alike({column: each.shape for column, each in self.columns.items()}, value.features, value.names[0])
+        for column, rows in value.features.items():
+            if (here := _column(rows).dtype) != (there := self.columns[column].dtype):
+                asked = f"{value.names[0]}: {column} is {here}, and {there} for earlier images"
+                raise LayerError(asked, do="give ‹dtype|--dtype›")
         self.overflowed.update(value.overflowed)
         self.rows += value.count
 
@@ -130,7 +134,7 @@ class WritingRun(FeatureRun):
         self._check_same(state.about)
         for path, _ in state.table(output).parts:
             try:
-                formats.check_part(path)
+                zipfile.ZipFile(path).close()  # the list of its arrays is at its end
             except (OSError, zipfile.BadZipFile) as error:
                 asked = f"cannot resume '{output.path}': its file '{os.path.basename(path)}' is damaged"
                 raise InputError(asked, str(error), "start again with ‹overwrite=True|--overwrite›") from error
@@ -225,7 +229,10 @@ class WritingRun(FeatureRun):
                 lines = tsv([("position", "path", "error"), *self.skips])
                 write_atomically(output.work_file(".lost.tsv"), lines)
             if output.format.rows_beside:
-                formats.write_rows(output.work_file(".rows.tsv"), table)
+                with open(output.work_file(".rows.tsv"), "wb") as stream:
+                    stream.write(tsv([ROW_FIELDS]))
+                    for fields_of_block in table.fields():
+                        stream.write(tsv(zip(*fields_of_block, strict=True)))
             write_atomically(output.work_file(".json"), json.dumps(table.metadata, indent=1).encode())
             remove(old)
             with signals_held():
@@ -242,15 +249,6 @@ def _written(output: Output, rows: int, skipped: int, columns: Mapping[str, Colu
 
 def _column(rows: Tensor) -> Column:
     return Column(str(rows.dtype).removeprefix("torch."), tuple(rows.shape[1:]))
-
-
-def _check_same_columns(columns: Mapping[str, Column], features: Mapping[str, Tensor], name: str) -> None:
-    """Refuse an image whose features do not fit earlier images, also of a run that is resumed."""
-    check_alike({column: each.shape for column, each in columns.items()}, features, name)
-    for column, rows in features.items():
-        here, there = _column(rows).dtype, columns[column].dtype
-        if here != there:
-            raise LayerError(f"{name}: {column} is {here}, and {there} for earlier images", do="give ‹dtype|--dtype›")
 
 
 def _lock(lock: IO[bytes], output: Output) -> None:

@@ -31,17 +31,9 @@ BLOCK_BYTES = 1 << 23
 
 _BLOCK_ROWS = 1 << 14  # their paths take memory too
 _SAFETENSORS = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-}
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +48,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FeatureTable:
-    """Rows to assemble, and metadata.
+    """Rows to assemble, from row ``first`` of the ``parts`` on: files of `write_part` with their numbers of rows.
 
-    Attributes:
-        parts: Files of `write_part` with their numbers of rows.
-        columns: The columns, in the order of the arrays in a part.
-        metadata: The metadata, with the number of rows.
-        first: The first row in the parts.
+    ``columns`` are in the order of the arrays in a part; the metadata have the number of rows.
     """
 
     parts: Sequence[tuple[str, int]]
@@ -115,12 +103,6 @@ def write_part(stream: IO[bytes], columns: Iterable[Array], fields: Sequence[Seq
     os.fsync(stream.fileno())
 
 
-def check_part(path: str) -> None:
-    """Raise an error if a file of `write_part` is cut short: its list of arrays is at its end."""
-    with open(path, "rb") as stream, zipfile.ZipFile(stream):
-        pass
-
-
 def as_text(value: Any) -> str:
     """A text that UTF-8 can hold; names of files may be any bytes."""
     return str(value).encode("utf-8", "backslashreplace").decode()
@@ -128,19 +110,10 @@ def as_text(value: Any) -> str:
 
 def tsv(rows: Iterable[Iterable[Any]]) -> bytes:
     text, rows = io.StringIO(), [[as_text(value) for value in row] for row in rows]
-    # csv does not quote \r where lines end with \n.
-    has_returns = any("\r" in value for row in rows for value in row)
-    csv.writer(
-        text, csv.excel_tab, lineterminator="\n", quoting=csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL
-    ).writerows(rows)
+    has_returns = any("\r" in value for row in rows for value in row)  # which csv does not quote by itself
+    dialect: Any = {"lineterminator": "\n", "quoting": csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL}
+    csv.writer(text, csv.excel_tab, **dialect).writerows(rows)
     return text.getvalue().encode()
-
-
-def write_rows(path: str, table: FeatureTable) -> None:
-    with open(path, "wb") as stream:
-        stream.write(tsv([ROW_FIELDS]))
-        for fields in table.fields():
-            stream.write(tsv(zip(*fields, strict=True)))
 
 
 def _write_npy(path: str, table: FeatureTable) -> None:
@@ -245,15 +218,15 @@ def shards_in(path: str) -> list[str]:
     return sorted(filter(re.compile(r"part-\d{5,}\.parquet").fullmatch, os.listdir(path)))
 
 
-def _folder_metadata(path: str) -> Any:
-    each = [_parquet_metadata(os.path.join(path, name)) for name in shards_in(path)]
-    return {**each[0], "rows": sum(metadata["rows"] for metadata in each)}
-
-
 def _parquet_metadata(path: str) -> Any:
     from pyarrow import parquet
 
     return json.loads(parquet.read_schema(path).metadata[b"hookscope"])
+
+
+def _folder_metadata(path: str) -> Any:
+    each = [_parquet_metadata(os.path.join(path, name)) for name in shards_in(path)]
+    return {**each[0], "rows": sum(metadata["rows"] for metadata in each)}
 
 
 def _write_zarr(path: str, table: FeatureTable) -> None:
@@ -285,12 +258,9 @@ def _zarr_metadata(path: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FeatureFormat:
-    """A format of feature files.
+    """A format of feature files: it writes a new file or folder, and reads the metadata of one.
 
     Attributes:
-        write: Writes a new file, or a folder.
-        metadata: Reads the metadata of such a file.
-        package: The package that it needs, if any.
         extra: The extra of hookscope that installs the package.
         one_column: Whether a file holds one array alone.
         rows_beside: Whether the rows are in a file beside it.
@@ -306,13 +276,12 @@ class FeatureFormat:
     without: tuple[str, ...] = ()
 
 
+_COMPLEX = ("complex64", "complex128")
 FORMATS = {
     ".npy": FeatureFormat(_write_npy, _npy_metadata, one_column=True, rows_beside=True),
     ".npz": FeatureFormat(_write_npz, _npz_metadata),
-    ".safetensors": FeatureFormat(_write_safetensors, _safetensors_metadata, rows_beside=True, without=("complex128",)),
-    ".parquet": FeatureFormat(
-        _write_parquet, _parquet_metadata, "pyarrow", "parquet", without=("complex64", "complex128")
-    ),
+    ".safetensors": FeatureFormat(_write_safetensors, _safetensors_metadata, rows_beside=True, without=_COMPLEX[1:]),
+    ".parquet": FeatureFormat(_write_parquet, _parquet_metadata, "pyarrow", "parquet", without=_COMPLEX),
     ".zarr": FeatureFormat(_write_zarr, _zarr_metadata, "zarr", "zarr"),
 }
 """The formats by the suffix of their files."""
@@ -329,10 +298,8 @@ def format_of(suffix: str, name: str) -> FeatureFormat:
         InstallationError: The package is missing.
     """
     if suffix not in FORMATS:
-        asked = f"no format for '{name}'"
-        raise UsageError(
-            asked, nearest(suffix, list(FORMATS)), f"end the name in {', '.join(FORMATS)}, or name a folder"
-        )
+        do = f"end the name in {', '.join(FORMATS)}, or name a folder"
+        raise UsageError(f"no format for '{name}'", nearest(suffix, list(FORMATS)), do)
     format = FORMATS[suffix]
     try:
         if format.package:
@@ -345,6 +312,5 @@ def format_of(suffix: str, name: str) -> FeatureFormat:
 
 def check_dtype(format: FeatureFormat, suffix: str, name: str, dtype: str) -> None:
     if dtype not in (*_SAFETENSORS, "complex128") or dtype in format.without:
-        raise InputError(
-            f"{suffix} cannot hold {name}, which is {dtype}", do="choose another ‹dtype|--dtype› or format"
-        )
+        asked = f"{suffix} cannot hold {name}, which is {dtype}"
+        raise InputError(asked, do="choose another ‹dtype|--dtype› or format")

@@ -33,13 +33,9 @@ _KIND = StateKind("progress of an extraction", "give the output of `extract`", 2
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where features are written.
+    """Where features are written: the ``target`` is the path without links.
 
-    Attributes:
-        path: The file or folder as it was named.
-        target: The same without links.
-        suffix: The suffix of the format.
-        shard: Rows of each file in a folder; 0 for one file.
+    ``shard`` is the number of rows of each file in a folder, 0 for one file.
     """
 
     path: str
@@ -115,14 +111,7 @@ class Output:
 def check_output(
     path: StrPath, shard: int | None = None, *, overwrite: bool = False, resume: bool = False, columns: int = 1
 ) -> Output:
-    """Where `write_features` would write, or the error that it would raise before the first pass.
-
-    Args:
-        path: The file, whose suffix names the format, or a folder.
-        shard: Rows of each file in a folder.
-        overwrite: Whether an output that exists may be replaced.
-        resume: Whether an interrupted run is continued.
-        columns: The least number of columns, as far as it is known.
+    """Where `Extraction.save` would write ``columns`` or more, or the error that it would raise before the first pass.
 
     Raises:
         UsageError: There is no such format, or it holds one column alone.
@@ -131,9 +120,8 @@ def check_output(
     """
     name = os.fspath(path)
     if overwrite and resume:
-        raise UsageError(
-            "‹overwrite|--overwrite› starts again and ‹resume|--resume› continues", do="choose one of them"
-        )
+        asked = "‹overwrite|--overwrite› starts again and ‹resume|--resume› continues"
+        raise UsageError(asked, do="choose one of them")
     suffix = os.path.splitext(name.rstrip(os.sep))[1].lower()
     folder = shard is not None or name.endswith(os.sep) or not suffix or (os.path.isdir(name) and suffix != ".zarr")
     is_folder = os.path.isdir(name)
@@ -181,9 +169,8 @@ def _check_nothing_there(output: Output, overwrite: bool, resume: bool) -> None:
     if output.begun():
         state = FeatureState.load(output)
         asked = f"'{output.path}' is the output of a run that did not end: {state.done_words()} are done"
-        raise WriteError(
-            asked, do="continue it with ‹resume=True|--resume›, or start again with ‹overwrite=True|--overwrite›"
-        )
+        do = "continue it with ‹resume=True|--resume›, or start again with ‹overwrite=True|--overwrite›"
+        raise WriteError(asked, do=do)
     beside = [] if output.shard else list(map(output.beside, output.endings()))
     for path in [output.path] * output.is_there() + list(filter(os.path.lexists, beside)):
         raise WriteError(f"'{path}' exists", do="add ‹overwrite=True|--overwrite›, or name another output")
@@ -210,9 +197,7 @@ class FeatureState:
     Attributes:
         about: What the run does: its identity, the list of images, and the versions and the time when it began.
         done: Number of images from the beginning of the list that are used or skipped.
-        rows: Number of images used.
         skipped: Position, name and error of each skipped image.
-        columns: Data type and shape of each column.
         parts: Number of rows of each part.
         last: Name and SHA-256 of the last image used.
     """

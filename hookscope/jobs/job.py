@@ -144,10 +144,8 @@ def refuse_own_files(paths: Sequence[str]) -> None:
     """Raise the error of a path that another process cannot read."""
     own = next((path for path in paths if path == "-" or path.startswith(("/dev/", "/proc/"))), None)
     if own is not None:
-        name = "standard input" if own == "-" else own
-        raise UsageError(
-            f"{name} cannot be read by other processes", do="name files, or use ‹LocalEngine()|--engine local›"
-        )
+        asked = f"{'standard input' if own == '-' else own} cannot be read by other processes"
+        raise UsageError(asked, do="name files, or use ‹LocalEngine()|--engine local›")
 
 
 def done_packed(job: Job[Any], net: LoadedModel, block: Block, measure: Callable[[Batch], Any]) -> bytes:

@@ -69,10 +69,8 @@ class RayEngine:
             raise UsageError(asked, "a share of one GPU, or whole GPUs", "give 0.5, 1 or 2")
         if address is not None and address.startswith("ray://"):
             asked = f"the address {address} is of a Ray client, which Ray Data does not support"
-            raise UsageError(
-                asked,
-                do="run on a machine of the cluster with ‹address='auto'|--address auto›, or use `ray job submit`",
-            )
+            do = "run on a machine of the cluster with ‹address='auto'|--address auto›, or use `ray job submit`"
+            raise UsageError(asked, do=do)
         self.address = address
         self.gpus_per_worker = gpus_per_worker
         self.workers = workers
@@ -88,14 +86,20 @@ class RayEngine:
         if first >= len(paths):
             return
         refuse_own_files(paths)
-        ray = _import_ray()
+        if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
+            raise InstallationError("Ray is not installed", do="pip install 'hookscope[ray]'")
+        ray: Any = importlib.import_module("ray")
+        importlib.import_module("ray.data")
         packed = _packed(job, net, ray.cloudpickle)
-        with _connected(ray, self.address), _errors_of_ray(ray):
+        with _connected(ray, self.address):
             blocks = blocks_of(paths, first, self.block or BATCHES * job.batch_size)
             rows = self._rows(ray, job, packed, [pickle.dumps(block) for block in blocks])
-            with contextlib.closing(rows):
-                for row in rows:
-                    yield unpacked(row)
+            try:
+                with contextlib.closing(rows):
+                    for row in rows:
+                        yield unpacked(row)
+            except ray.exceptions.RayError as error:
+                raise _in_one_line(error, ray.exceptions) from error
 
     def _rows(self, ray: Any, job: Job[Any], packed: bytes, blocks: Sequence[bytes]) -> Generator[bytes]:
         data = ray.data.from_items([{"row": block} for block in blocks], override_num_blocks=len(blocks))
@@ -150,14 +154,6 @@ def _worker_class() -> type:
     return Worker
 
 
-def _import_ray() -> Any:
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
-        raise InstallationError("Ray is not installed", do="pip install 'hookscope[ray]'")
-    ray = importlib.import_module("ray")
-    importlib.import_module("ray.data")
-    return ray
-
-
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
     """Connect to the cluster, or start one here, unless the process is connected already."""
@@ -166,7 +162,8 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         return
     if address is not None:
         _check_answer(address)
-    handler = _signal_handler()
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM) if in_main else None
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     filtered = importlib.import_module("ray._private.ray_logging").stdout_deduplicator
     skipped = filtered.skip_re
@@ -205,11 +202,6 @@ def _silent_core() -> Iterator[None]:
         yield
 
 
-def _signal_handler() -> Any:
-    main = threading.current_thread() is threading.main_thread()
-    return signal.getsignal(signal.SIGTERM) if main else None
-
-
 def _check_answer(address: str) -> None:
     """Refuse a cluster that does not answer; Ray itself would try for two minutes and then end the process."""
     host, _, port = address.rpartition(":")
@@ -229,23 +221,13 @@ def _check_answer(address: str) -> None:
 
 def _most_workers(has: dict[str, float], processors: int, gpus: float) -> int:
     if gpus and has.get("GPU", 0) < gpus:
-        asked = (
-            f"‹gpus_per_worker={gpus:g}|--gpus-per-worker {gpus:g}› needs "
-            f"GPUs, and the cluster has {has.get('GPU', 0):g}"
-        )
+        option = f"‹gpus_per_worker={gpus:g}|--gpus-per-worker {gpus:g}›"
+        asked = f"{option} needs GPUs, and the cluster has {has.get('GPU', 0):g}"
         raise HookscopeError(asked, do="leave it out, or add machines with GPUs")
     if has.get("CPU", 0) < processors:
         asked = f"a worker needs {processors} processors, and the cluster has {has.get('CPU', 0):g}"
         raise HookscopeError(asked, do="give fewer ‹workers|--workers›, or add machines")
     return max(1, int(min(has["CPU"] / processors, has["GPU"] / gpus if gpus else has["CPU"])))
-
-
-@contextlib.contextmanager
-def _errors_of_ray(ray: Any) -> Iterator[None]:
-    try:
-        yield
-    except ray.exceptions.RayError as error:
-        raise _in_one_line(error, ray.exceptions) from error
 
 
 def _in_one_line(error: BaseException, kinds: Any) -> HookscopeError:
@@ -266,17 +248,16 @@ def _packed(job: Job[Any], net: LoadedModel, cloudpickle: Any) -> bytes:
         preprocess = replace(net.preprocess, device="cpu")
         net = replace(net, model=copy.deepcopy(net.model).cpu(), device="cpu", preprocess=preprocess)
     own = [module for name, module in list(sys.modules.items()) if _is_own_code(name, module)]
-    registered = [module for module in own if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
-    for module in registered:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        data: bytes = cloudpickle.dumps((job, net))
-    except Exception as error:
-        asked = f"{net.name} cannot be sent to other processes: {describe_error(error)}"
-        raise ModelError(asked, do="use ‹LocalEngine()|--engine local›") from error
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
+    with contextlib.ExitStack() as registered:
+        for module in own:
+            if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                registered.callback(cloudpickle.unregister_pickle_by_value, module)
+        try:
+            data: bytes = cloudpickle.dumps((job, net))
+        except Exception as error:
+            asked = f"{net.name} cannot be sent to other processes: {describe_error(error)}"
+            raise ModelError(asked, do="use ‹LocalEngine()|--engine local›") from error
     return data
 
 

@@ -244,8 +244,8 @@ class SavedRun(ABC, Generic[Value]):
         listener, engine = self.settings.listener, self.settings.engine or LocalEngine()
         if resume and self.file is not None and os.path.exists(self.file):
             progress = self.load(self.file)
-            self.done, self.skipped = progress.done, progress.skipped
-            self.saved = self.earlier = self.done
+            self.skipped = progress.skipped
+            self.done = self.saved = self.earlier = progress.done
         listener.start(self.done)
         try:
             with contextlib.closing(engine.run(self.job, self.net, self.paths, self.done)) as parts:

@@ -17,7 +17,7 @@ from hookscope.errors import LayerError, ModelError, UsageError, nearest
 from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
-from hookscope.training.optimizers import Optimizers
+from hookscope.training.optimizers import Optimizers, parameters_of
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.sinks import Sink, SinkChoice
 from hookscope.training.tracker import LayerChoice, ModelTracker
@@ -140,10 +140,9 @@ class Monitor(RunProgress):
     ) -> None:
         super().__init__()
         model = None if model is None else module_of(model)
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise UsageError(f"every must be an integer of at least 1, not {every!r}")
-        if isinstance(histograms, bool) or not isinstance(histograms, int) or histograms < 0:
-            raise UsageError(f"histograms must be an integer of at least 0, not {histograms!r}")
+        for name, number, least in (("every", every, 1), ("histograms", histograms, 0)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+                raise UsageError(f"{name} must be an integer of at least {least}, not {number!r}")
         if stop_on is not None and stop_on not in _STOPS:
             raise UsageError(f"cannot stop on '{stop_on}'", nearest(str(stop_on), _STOPS), "give non-finite")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -174,7 +173,10 @@ class Monitor(RunProgress):
         models = ModelTracker(self._model, self._choice)
         for model in models.models:
             model.check()
-        self._check_optimizer_fits()
+        if self._model is not None and self._optimizer is not None:
+            parameters = {id(p) for p in self._model.parameters()}
+            if parameters.isdisjoint(map(id, parameters_of(self._optimizer))):
+                raise LayerError("the optimizer has no parameter of the model", do="pass the optimizer of the model")
         header = {
             "row": "run",
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -193,10 +195,3 @@ class Monitor(RunProgress):
     ) -> None:
         self._watcher.off()
         self._output.end(self._watcher.last_step, error)
-
-    def _check_optimizer_fits(self) -> None:
-        if self._model is None or self._optimizer is None:
-            return
-        parameters = {id(p) for p in self._model.parameters()}
-        if parameters.isdisjoint(id(p) for group in self._optimizer.param_groups for p in group["params"]):
-            raise LayerError("the optimizer has no parameter of the model", do="pass the optimizer of the model")

@@ -16,13 +16,11 @@ from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.sinks import Histogram, Sink, SinkChoice, first_line
 
-# Fields of a line that are not metrics of a layer.
-# fmt: off
-_NO_METRICS = frozenset((
-    "row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "called_as", "index",
-    "order", "type", "model", "histograms",
-))
-# fmt: on
+# Fields of a line that are not metrics of a layer
+_NO_METRICS = frozenset(
+    ("row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "called_as", "index",
+     "order", "type", "model", "histograms")
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -74,10 +72,7 @@ class WatcherOutput:
     def write_step(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
         rows = [self._line("layer", step, line) for line in lines]
         self._run.sampled += 1
-        if self._log is None:
-            self._run.rows += rows
-        else:
-            self._log.write(rows)
+        self._keep(rows, self._run.rows)
         for sink in list(self._sinks) if rows else []:
             try:
                 sink.write(step, rows[0]["optimizer"], scalars_of(rows), histograms_of(rows))
@@ -90,11 +85,14 @@ class WatcherOutput:
 
     def write_facts(self, step: int, facts: Mapping[str, Any]) -> None:
         """Write the facts of a sampled step, without those that are None."""
-        line = self._line("facts", step, {name: value for name, value in facts.items() if value is not None})
+        known = {name: value for name, value in facts.items() if value is not None}
+        self._keep([self._line("facts", step, known)], self._run.facts)
+
+    def _keep(self, lines: list[dict[str, Any]], without_log: list[dict[str, Any]]) -> None:
         if self._log is None:
-            self._run.facts.append(line)
+            without_log += lines
         else:
-            self._log.write([line])
+            self._log.write(lines)
 
     def note(self, note: str, step: int | None, text: str, **fields: Any) -> None:
         """Write a note to the log, if the log can be written."""

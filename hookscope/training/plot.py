@@ -37,7 +37,7 @@ from hookscope.drawing import (
     write,
 )
 from hookscope.errors import printable
-from hookscope.findings import verdict
+from hookscope.findings import chains, verdict
 from hookscope.system import StrPath
 from hookscope.training.log.file import Run, last_run
 from hookscope.training.log.rules import RULES, TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
@@ -208,7 +208,7 @@ def _scale(column: MetricColumn, cells: Array) -> tuple[float, float]:
         reach = min(max(high - middle, middle - low, 1.0), 4.0)
         return 10 ** (middle - reach), 10 ** (middle + reach)
     if high - low < 1:  # at least one decade, or small differences would look large
-        low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
+        low, high = (low + high - 1) / 2, (low + high + 1) / 2
     return 10 ** max(low, high - _MOST_DECADES), 10**high
 
 
@@ -225,10 +225,9 @@ def cells_plot(
             marked.setdefault(row, []).append(f"{number} {finding.finding}")
     spoiled = any(grid.spoiled.any() for grid in grids)
     zeros = any((grid.cells == 0).any() for grid in grids if grid.column.logarithmic)
-    keys = ["white exactly 0"] if zeros else []
-    keys += ["pink NaN or Inf"] if spoiled else []
-    keys += ["grey no value (no weights, frozen, did not run)"] if grids else []
-    keys += ["red dot begin of a finding"] if marked else []
+    words: dict[str, object] = {"white exactly 0": zeros, "pink NaN or Inf": spoiled}
+    words |= {"grey no value (no weights, frozen, did not run)": grids, "red dot begin of a finding": marked}
+    keys = [text for text, is_drawn in words.items() if is_drawn]
     return row_plot(
         range(len(run.layers)),
         [_cell_panel(grid, run, findings, width) for grid in grids],
@@ -266,9 +265,8 @@ def cell_colours(grid: LayerStepGrid) -> NDArray[np.uint8]:
         shares = np.log(np.maximum(cells, grid.low) / grid.low) / math.log(grid.high / grid.low)
     else:
         shares = (cells - grid.low) / (grid.high - grid.low)
-    shown: NDArray[np.uint8] = palette(grid.column.colours)[
-        np.rint(shares.clip(0, 1) * (colours.LEVELS - 1)).astype(int)
-    ]
+    levels = np.rint(shares.clip(0, 1) * (colours.LEVELS - 1)).astype(int)
+    shown: NDArray[np.uint8] = palette(grid.column.colours)[levels]
     shown[np.isnan(grid.cells)] = _NO_VALUE
     if grid.column.logarithmic:
         shown[grid.cells == 0] = _ZERO
@@ -319,27 +317,18 @@ def loss_chart(losses: Sequence[tuple[str, LossSeries]], findings: Sequence[Time
     notes |= {"×: NaN, Inf or unknown": None} if unknown else {}
     edges = edges_of([loss for _, loss in losses])[:2]
     flags = _flags(findings, *edges)
-    chart = Chart(
-        "loss", [*curves, *smooth], flags=flags, unknown=unknown, decades=_LOSS_DECADES, edges=edges, notes=list(notes)
-    )
-    return replace(chart, notes=[*notes, "▾: below the axis"]) if chart.below else chart
+    chart = Chart("loss", [*curves, *smooth], flags=flags, unknown=unknown, decades=_LOSS_DECADES, edges=edges)
+    return replace(chart, notes=[*notes, *(["▾: below the axis"] if chart.below else [])])
 
 
 def _flags(findings: Sequence[TimedFinding], left: float, right: float) -> list[tuple[float, str]]:
     """Where findings begin, with their numbers."""
-    flags: list[tuple[float, list[int]]] = []
-    # a run may stop between samples
-    begun = [
-        (min(max(float(finding.step), left), right), number)
-        for number, finding in enumerate(findings, 1)
-        if finding.finding != "few-samples"
-    ]
-    for step, number in sorted(begun):
-        if flags and step - flags[-1][0] < (right - left) / _BESIDE:
-            flags[-1][1].append(number)
-        else:
-            flags.append((step, [number]))
-    return [(step, ",".join(map(str, all_)) if len(all_) < 4 else f"{all_[0]}-{all_[-1]}") for step, all_ in flags]
+    begun = [(finding.step, number) for number, finding in enumerate(findings, 1) if finding.finding != "few-samples"]
+    places = sorted((min(max(float(step), left), right), number) for step, number in begun)  # runs stop between samples
+    flags = chains(places, lambda flag, place: place[0] - flag[0][0] < (right - left) / _BESIDE)
+    numbers = [[number for _, number in flag] for flag in flags]
+    words = [",".join(map(str, all_)) if len(all_) < 4 else f"{all_[0]}-{all_[-1]}" for all_ in numbers]
+    return [(flag[0][0], text) for flag, text in zip(flags, words, strict=True)]
 
 
 def rate_chart(losses: Sequence[LossSeries]) -> Chart:
@@ -411,8 +400,7 @@ def run_plot(run: Run, findings: Sequence[TimedFinding] = (), thresholds: Traini
     said = with_types(findings, {layer.label: layer.type for layer in series.layers})
     optimizers = f"{len(names)} optimizers: each layer is at the steps of the one that changes it"
     lines = [(optimizers, Colour.INK)] if len(names) > 1 else []
-    lines += finding_lines(said, _MOST_LINES, numbered=True) if said else []
-    lines += [(verdict(said), Colour.INK)] if said else []
+    lines += [*finding_lines(said, _MOST_LINES, numbered=True), (verdict(said), Colour.INK)] if said else []
     losses = list(zip(names, series.losses, strict=True))
     rates = rate_chart(series.losses)
     return RunPlot(loss_chart(losses, findings), rates, metrics, replace(cells, lines=lines))

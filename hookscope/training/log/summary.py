@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,15 +189,9 @@ def _lost_at(rows: Sequence[Mapping[str, Any]]) -> int | None:
 
     In the log, a loss that is NaN or Inf and an unknown loss are both null.
     """
-    steps: dict[tuple[Any, int], tuple[bool, bool]] = {}
-    for row in rows:
-        key = row.get("optimizer") or 0, row["step"]
-        has_loss, has_bad = steps.get(key, (False, False))
-        bad = any((row.get(name) or 0) > 0 for name in NON_FINITE)
-        steps[key] = has_loss or isinstance(row.get("loss"), (int, float)), has_bad or bad
-    lost_at = None
-    for (_, step), (has_loss, has_bad) in reversed(steps.items()):
-        if has_loss or not has_bad:
-            break
-        lost_at = step
-    return lost_at if any(has_loss for has_loss, _ in steps.values()) else None
+    steps = dict.fromkeys((row.get("optimizer") or 0, row["step"]) for row in rows)
+    of = [((row.get("optimizer") or 0, row["step"]), row) for row in rows]
+    known = {key for key, row in of if isinstance(row.get("loss"), (int, float))}
+    bad = {key for key, row in of if any((row.get(name) or 0) > 0 for name in NON_FINITE)} - known
+    lost = list(itertools.takewhile(bad.__contains__, reversed(steps)))
+    return lost[-1][1] if lost and known else None
