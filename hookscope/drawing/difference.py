@@ -15,7 +15,7 @@ from torch import Tensor
 from hookscope.drawing import colours
 from hookscope.drawing.files import LEAST_WIDTH, MARGIN, SheetPage, colour_bar, with_provenance
 from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_alike, to_image
-from hookscope.drawing.scale import Scale, SymmetricScale
+from hookscope.drawing.scale import SymmetricScale
 from hookscope.drawing.sheet import finite_or_none, placed
 from hookscope.drawing.text import Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import Tiles, finite_extremes, reduce_maps
@@ -92,6 +92,10 @@ def compare_maps(before: Maps, after: Maps, names: tuple[str, str, str], most_ch
     largest = max(map(_magnitude, ranges[2:]), default=0.0)
     one = SymmetricScale(max(map(_magnitude, ranges[:2]), default=0.0) or 1.0)
     scales = [one, one, SymmetricScale(largest or 1.0)]
+    tiles = (
+        replace(reduce_maps(values, scale=scale), channels=channels, strength=_root_mean_square(values).cpu().numpy())
+        for values, scale in zip(three, scales, strict=True)
+    )
     return MapDifference(
         names,
         before.label,
@@ -104,7 +108,7 @@ def compare_maps(before: Maps, after: Maps, names: tuple[str, str, str], most_ch
         (_nonfinite(before.values), _nonfinite(after.values), nonfinite),
         largest,
         ranges,
-        tuple(_tiles(*pair, channels) for pair in zip(three, scales, strict=True)) if channels else None,
+        tuple(tiles) if channels else None,
     )
 
 
@@ -140,11 +144,6 @@ def _root_mean_square(values: Tensor) -> Tensor:
 
 def _nonfinite(values: Tensor) -> int:
     return int((~values.isfinite()).sum())
-
-
-def _tiles(values: Tensor, scale: Scale, channels: list[int]) -> Tiles:
-    strength = _root_mean_square(values).cpu().numpy()
-    return replace(reduce_maps(values, scale=scale), channels=channels, strength=strength)
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,6 @@ def add_difference(page: SheetPage, drawn: DrawnDifference, name: str, step: int
 
 
 def _notes(maps: MapDifference, high: float) -> list[str]:
-    """Notes for reading the grids; the scale of both states ends at ``high``."""
     notes, (first, second, _) = [], maps.names
     if maps.largest or math.isfinite(maps.distances[0]):
         share = percent(maps.largest / high)
@@ -244,8 +242,7 @@ def _outline(block: Pixels, grid: Grid, left: int, top: int) -> None:
     """Draw a line around each map: 0 has the colour of the background, and many changed values are 0."""
     layout = grid.layout
     for at in range(len(grid.tiles.channels) - grid.left_out):
-        row, column = divmod(at, layout.columns)
-        x, y = left + column * layout.step_x, top + row * layout.step_y + layout.label
+        x, y = layout.corner(at, left, top)
         rows, columns = slice(y - 1, y + layout.map_height + 1), slice(x - 1, x + layout.map_width + 1)
         block[rows, [x - 1, x + layout.map_width]] = colours.TEXT_FAINT
         block[[y - 1, y + layout.map_height], columns] = colours.TEXT_FAINT

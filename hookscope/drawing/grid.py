@@ -49,19 +49,21 @@ class GridLayout:
 
     @property
     def frame_places(self) -> list[slice]:
-        """Columns of each frame within a map, from left to right."""
         starts = range(0, self.map_width, self.frame_width + FRAME_GAP)
         return [slice(start, start + self.frame_width) for start in starts]
 
     @property
     def step_x(self) -> int:
-        """Distance of two maps in a row."""
         return self.cell_width + self.gap
 
     @property
     def step_y(self) -> int:
-        """Distance of two rows."""
         return self.label + self.map_height + self.bar + self.gap
+
+    def corner(self, at: int, left: int, top: int) -> tuple[int, int]:
+        """The x and y of map number ``at``, of a grid at ``left`` and ``top``."""
+        row, column = divmod(at, self.columns)
+        return left + column * self.step_x, top + row * self.step_y + self.label
 
     @property
     def width(self) -> int:

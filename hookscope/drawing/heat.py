@@ -240,7 +240,6 @@ class _Plan:
 
     @property
     def bar_height(self) -> int:
-        """Height of a colour bar and the space below it."""
         return self.line_height(_TEXT) + self.space
 
     @property
@@ -271,7 +270,6 @@ class _Plan:
         return self.lines(panel.words, self.panel[0], _TEXT, panel.alarm)
 
     def height_under(self, panel: HeatPanel) -> int:
-        """Height of the bar and the words under a panel."""
         bar = self.bar_height if panel.scale else 0
         return self.height(self.lines_under(panel)) + bar + self.space
 

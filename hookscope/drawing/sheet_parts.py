@@ -221,8 +221,7 @@ def lay_maps_over(
     layout, tiles = grid.layout, grid.tiles
     backdrop = _backdrop(layout, frames)
     for at in range(len(tiles.channels) - grid.left_out):
-        row, column = divmod(at, layout.columns)
-        x, y = place[0] + column * layout.step_x, place[1] + row * layout.step_y + layout.label
+        x, y = layout.corner(at, *place)
         box = (x, y, x + layout.map_width, y + layout.map_height)
         _blend(whole, image, box, backdrop, _overlay_colours(tiles, at, cmap), _opacity(tiles, at, alpha))
 

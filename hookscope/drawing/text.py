@@ -42,8 +42,6 @@ class FontWarning(UserWarning):
 
 @dataclass(frozen=True)
 class FallbackFont:
-    """A font file, its family and its characters."""
-
     path: str
     family: str
     style: str

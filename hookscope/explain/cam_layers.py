@@ -170,15 +170,12 @@ def before_head(model: nn.Module, layers: list[MapLayer], output: Any) -> list[M
         again = {layer.call.name for layer in layers if layer.call.call}
         grids = {layer.resolution for layer in layers if layer.maps.frames == 1 and layer.maps.axes != "N L C"}
         layers = [layer for layer in layers if layer.call.name not in again and layer.resolution in grids] or layers
-    heads = tuple(f"{name}." for name, module in model.named_modules() if name and _is_head(name, module))
+    names = {name: (name, *(kind.__name__ for kind in type(module).__mro__)) for name, module in model.named_modules()}
+    heads = tuple(f"{name}." for name in names if name and any(each.lower().endswith(_HEADS) for each in names[name]))
     outside = [layer for layer in layers if not f"{layer.call.name}.".startswith(heads)] or layers
     inside = [layer for layer in outside if not _BACKBONES.isdisjoint(layer.call.name.split("."))]
     lowest = 0 if is_detector else min(range(len(outside)), key=lambda at: math.prod(outside[at].resolution))
     return inside or outside[lowest:]
-
-
-def _is_head(name: str, module: nn.Module) -> bool:
-    return any(each.lower().endswith(_HEADS) for each in (name, *(kind.__name__ for kind in type(module).__mro__)))
 
 
 def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSize) -> list[MapLayer]:

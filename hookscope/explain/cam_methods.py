@@ -180,7 +180,6 @@ CAM_METHODS = {
 
 
 def method_named(name: str, methods: Mapping[str, Method]) -> Method:
-    """The CAM or saliency method called ``name``."""
     if name not in methods:
         raise UsageError(f"no method '{name}'", nearest(name, list(methods)), f"there are {', '.join(methods)}")
     return methods[name]

@@ -310,7 +310,6 @@ def draw_cam(
 def _page_of_class(
     source: OverlaySource, maps: Sequence[ClassActivationMap], tops: Mapping[str, float], cmap: str, width: int | None
 ) -> Image.Image:
-    """The maps of one class side by side, several after the photograph."""
     panels = [_cam_panel(source, cam, [cam.call.key, _shape_line(cam)], tops[cam.call.key]) for cam in maps]
     panels = [source.panel, *panels] if len(panels) > 1 else panels
     answer, photograph, columns = maps[0].prediction, source.photograph, len(panels)
@@ -324,13 +323,15 @@ def _page_of_class(
 def _page_of_classes(
     source: OverlaySource, maps: Sequence[ClassActivationMap], tops: Mapping[str, float], cmap: str, width: int | None
 ) -> Image.Image:
-    """A row for each layer with the maps of all classes, below the photograph."""
     rows, by_layer = [], dict[str, list[ClassActivationMap]]()
     for cam in maps:
         by_layer.setdefault(cam.call.key, []).append(cam)
     for layer, cams in by_layer.items():
         words = [layer, f"{_shape_line(cams[0])}, highest value of all {_things(cams[0])} {max(tops[layer], 0.0):.3g}"]
-        panels = [_cam_panel(source, cam, _class_lines(cam), tops[layer], True) for cam in cams]
+        about = [
+            [*answer_lines(cam.prediction), f"highest {float(cam.still.max()) + 0.0:.3g}"] for cam in cams
+        ]  # no -0
+        panels = [_cam_panel(source, cam, said, tops[layer], True) for cam, said in zip(cams, about, strict=True)]
         columns = math.ceil(len(panels) / math.ceil(len(panels) / _CLASSES))  # rows of about the same length
         for at in range(0, len(panels), columns):
             rows.append(HeatRow(panels[at : at + columns], () if at else words))
@@ -375,11 +376,6 @@ def why_outside(cam: ClassActivationMap) -> str:
         return ""
     do = "" if cam.method in _OF_POSITIONS else f"; {' and '.join(_OF_POSITIONS)} show only what its score depends on"
     return f"the highest value lies outside the box{do}"
-
-
-def _class_lines(cam: ClassActivationMap) -> list[str]:
-    highest = float(cam.still.max()) + 0.0  # no -0
-    return [*answer_lines(cam.prediction), f"highest {highest:.3g}"]
 
 
 def _cam_panel(

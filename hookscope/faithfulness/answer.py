@@ -291,7 +291,8 @@ def draw_faithfulness(
     source, answer = OverlaySource.of(photograph, net), measured[0].prediction
     best_first = [each.name for each in found.maps]
     ordered = sorted(measured, key=lambda each: best_first.index(each.name))
-    panels = [source.panel, *(_panel(source, each, _worse_than(each, measured, found.by)) for each in ordered)]
+    baselines = [each for each in measured if each.name in BASELINES]
+    panels = [source.panel, *(_panel(source, each, baselines, found.by) for each in ordered)]
     picture = source.photograph
     rows = max(1, round(math.sqrt(len(panels) * picture.width / (_SHAPE * picture.height))))
     columns = math.ceil(len(panels) / rows)
@@ -309,14 +310,9 @@ def draw_faithfulness(
     return with_provenance(page, {**source.provenance("comparison", cmap, page.size), **more})
 
 
-def _worse_than(each: Faithfulness, measured: Sequence[Faithfulness], by: str) -> list[str]:
-    """The baselines than which a map is no better, in words."""
-    baselines = [base for base in measured if base.name in BASELINES]
-    return [BASELINES[base.name] for base in baselines if each.name not in BASELINES and is_no_better(each, base, by)]
-
-
-def _panel(source: OverlaySource, each: Faithfulness, worse: Sequence[str]) -> HeatPanel:
+def _panel(source: OverlaySource, each: Faithfulness, baselines: Sequence[Faithfulness], by: str) -> HeatPanel:
     still = each.still
+    worse = [BASELINES[base.name] for base in baselines if each.name not in BASELINES and is_no_better(each, base, by)]
     words = [each.name, f"ROAD {each.road:.3f}", f"insertion {each.insertion:.3f}, deletion {each.deletion:.3f}"]
     words.append("score rises under the map" if each.increase else f"drop {percent(each.drop)}")
     if each.in_box is not None:

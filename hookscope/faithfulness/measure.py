@@ -195,7 +195,6 @@ def named_maps(maps: Any) -> dict[str, Any]:
 
 
 def _image(inputs: tuple[Any, ...]) -> Tensor:
-    """The image ``(C, H, W)`` or the clip ``(C, T, H, W)``."""
     image = picture_of(inputs)
     if image is None or image.dim() not in (4, 5) or len(image) != 1 or not image.is_floating_point():
         raise UsageError("faithfulness needs one image (1, C, H, W) as the only input", do="x[None] adds a batch axis")

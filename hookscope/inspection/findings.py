@@ -79,7 +79,6 @@ def _measured(drift: BatchNormDrift, running: Floats) -> _Drift:
 
 
 def _correlation(running: Floats, shift: Floats) -> float:
-    """Of the running means with the means of the inputs."""
     means = running + shift
     return float(np.corrcoef(running, means)[0, 1]) if min(running.std(), means.std()) > 0 else 0.0
 

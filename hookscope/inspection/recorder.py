@@ -56,7 +56,6 @@ class CallNumbers:
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS * _FINE, np.int64))
 
     def update(self, output: Any) -> None:
-        """Add an output."""
         self.shape = shape_of(output)
         parts = [finite_values(as_float(tensor)) for tensor in tensors_in(output).values()]
         self.nonfinite += sum(part.nonfinite for part in parts)
@@ -73,7 +72,6 @@ class CallNumbers:
             self.counts += _histogram(part.values, self.low, self.high)
 
     def merge(self, other: CallNumbers) -> None:
-        """Add the numbers of the same call for another image."""
         self.shape, self.nonfinite = other.shape, self.nonfinite + other.nonfinite
         if not other.count:
             return
@@ -129,7 +127,6 @@ class DrawnPart:
     reached: bool = False
 
     def reduce(self) -> None:
-        """Draw the maps, and measure each channel."""
         flat = self.maps.values.flatten(1).cpu()
         self.tiles = reduce_maps(self.maps.values)
         self.zeros = (flat.shape[1] - np.count_nonzero(flat.numpy(), axis=1)) / flat.shape[1]

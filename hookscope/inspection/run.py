@@ -157,8 +157,6 @@ def _distinct(input_images: Sequence[InputImage], on_note: Callable[[str, str], 
 
 
 class InspectionRun:
-    """One inspection: the images one after another, then what all of them say together."""
-
     def __init__(
         self,
         net: LoadedModel,
@@ -232,7 +230,6 @@ class InspectionRun:
         return self._result()
 
     def _inspect(self, number: int) -> None:
-        """The passes of one image."""
         net, image, prepared = self.net, self.input_images[number], self.inputs[number]
         why = family = _no_scores(net)
         with differentiable(net.model):

@@ -127,7 +127,6 @@ def _marks(panel: DrawnPanel, wide: int) -> Iterator[Markup]:
 
 
 def _image(pixels: np.ndarray[Any, Any], y: int, wide: int, high: int) -> Markup:
-    """A picture of ``pixels`` ``(h, w, 3)``."""
     address = png_address(Image.fromarray(np.ascontiguousarray(pixels, np.uint8), "RGB"))
     fit = {"preserveAspectRatio": "none", "image_rendering": "pixelated"}
     return _element("image", href=address, y=y, width=wide, height=high, **fit)
@@ -218,7 +217,6 @@ def chart_labels(chart: Chart) -> dict[str, list[tuple[str, str]]]:
 
 
 def chart_data(chart: Chart) -> dict[str, object]:
-    """The numbers for the script of the page."""
     read = [curve for curve in chart.curves if curve.is_read]
     lines = [
         {"name": printable(curve.name), "xs": list(curve.xs), "ys": list(map(_number, curve.ys))} for curve in read

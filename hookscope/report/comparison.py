@@ -135,7 +135,6 @@ class PairRow(ModuleRow[tuple[int, PairedCall]]):
 
     @property
     def largest(self) -> str:
-        """Where the largest difference is, and the values there."""
         largest = self.facts and self.pair.difference and self.pair.difference.largest
         if not largest:
             return ""
@@ -143,7 +142,6 @@ class PairRow(ModuleRow[tuple[int, PairedCall]]):
 
     @property
     def state(self) -> str:
-        """What the pair is: the same, within the noise, or how it differs."""
         states = {_state(pair) for _, pair in ([self.facts] if self.facts else self.parts)}
         return next(state for state in _STATES if state in states)
 
@@ -161,7 +159,6 @@ def _state(pair: PairedCall) -> str:
 
 
 def _columns(comparison: Comparison) -> list[str]:
-    """The columns in which a pair says something."""
     cells = [PairRow(0, (), "", (at, pair), [(at, pair)]).cells for at, pair in enumerate(comparison.calls)]
     shown = {*PAIRS.page, "layer_b", "noise", "paired_by"} - {"index", "layer"}
     if all(pair.paired_by == "name" for pair in comparison.calls):
@@ -247,12 +244,10 @@ class MapsView:
 
     @property
     def ramp(self) -> str:
-        """The address of all colours from the lowest to the highest value."""
         return _map_address(np.arange(colours.LEVELS, dtype=np.uint8)[None])
 
     @property
     def left_out(self) -> int:
-        """Number of channels that do not fit into the page."""
         return len(self.maps.channels) - len(self.channels)
 
 
@@ -281,7 +276,6 @@ class MatrixView:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The numbers for the script of the page; null where there is no value."""
         values = [
             [None if value is None else round(value, _DIGITS) for value in finite_or_none(row)]
             for row in self.matrix.values

@@ -97,12 +97,10 @@ class ChannelView:
 
     @property
     def classes(self) -> str:
-        """The classes of the strongest exemplars."""
         return class_words(self.channel)
 
     @property
     def words(self) -> str:
-        """Classes and selectivity in one line."""
         channel, classes = self.channel, f"classes of the strongest: {self.classes}" if self.classes else ""
         whose = f" for {channel.best_class}" if channel.best_class else ""
         selectivity = "" if channel.selectivity is None else f"selectivity {channel.selectivity:.2f}{whose}"
@@ -110,7 +108,6 @@ class ChannelView:
 
     @property
     def distribution(self) -> dict[str, Any] | None:
-        """The histogram for the macro ``distribution``."""
         counts, edges = self.channel.counts, self.channel.edges
         if not len(counts):
             return None
@@ -134,7 +131,6 @@ class ExemplarsView:
 
     @property
     def words(self) -> list[str]:
-        """Lines above the table."""
         ring = f" A ring{RING_WORDS.removeprefix('a ring')}." if self.has_rings else ""
         lines = [
             f"{measure_words(self.layer.measure).capitalize()}. {field_words(self.layer.field).capitalize()}.{ring}"
@@ -146,7 +142,6 @@ class ExemplarsView:
 
 
 def exemplar_views(layers: Sequence[LayerExemplars], crops: Crops) -> list[ExemplarsView]:
-    """The views of all layers, with all channels."""
     return [_view(layer, crops) for layer in layers]
 
 

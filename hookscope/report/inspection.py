@@ -106,7 +106,6 @@ class ImageView:
 
     @property
     def best(self) -> str:
-        """The class of the Grad-CAM."""
         answer = self.image.cam.prediction if self.image.cam else self.image.predictions[0]
         return answer.name
 

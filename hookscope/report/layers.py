@@ -59,7 +59,6 @@ class LayerView:
 
     @property
     def total(self) -> int:
-        """Number of channels of the layer."""
         return next((maps.tiles.total for maps in self.layer.images if maps), 0)
 
     @property
@@ -92,7 +91,6 @@ class LayerView:
 
     @cached_property
     def data(self) -> Markup:
-        """The numbers as JSON, for the script."""
         images = zip(self.layer.images, self.pictures, strict=True)
         return _json(
             {
@@ -127,7 +125,6 @@ class LayerView:
 
     @property
     def ranges(self) -> list[Markup]:
-        """For each image the range of each channel, or its value, as items of a list."""
         return [Markup("") if maps is None else self._items(maps.tiles) for maps in self.layer.images]
 
     def _items(self, tiles: Tiles) -> Markup:
@@ -164,7 +161,6 @@ class LayerView:
 
 
 def layer_views(inspection: Inspection) -> list[LayerView]:
-    """The views of all layers, with all channels."""
     views = [LayerView(number, layer, ()) for number, layer in enumerate(inspection.layers)]
     return [LayerView(view.number, view.layer, tuple(range(view.total))) for view in views]
 

@@ -119,7 +119,6 @@ class NetworkRow(ModuleRow[CallFacts]):
 
     @property
     def is_call(self) -> bool:
-        """Whether it is itself a call of a layer, also where calls in it fold."""
         return self.facts is not None and self.facts.call.order is not None
 
     @property
@@ -140,7 +139,6 @@ class NetworkRow(ModuleRow[CallFacts]):
 
     @property
     def calls(self) -> int:
-        """Number of calls of layers without layers in them."""
         return sum(part.call.order is not None for part in self.parts)
 
     @property
@@ -154,12 +152,10 @@ class NetworkRow(ModuleRow[CallFacts]):
 
     @property
     def values(self) -> int | None:
-        """Number of values of the output for one image."""
         return None if self.facts is None or self.facts.shape is None else size_of(self.facts.shape)
 
     @property
     def largest(self) -> float | None:
-        """The largest absolute value of the output."""
         if self.facts is None or self.facts.low is None or self.facts.high is None:
             return None
         return max(abs(self.facts.low), abs(self.facts.high))

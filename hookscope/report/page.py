@@ -193,11 +193,9 @@ class ResultTable:
 
     @property
     def has_values(self) -> bool:
-        """Whether rows have distributions."""
         return any(view.values for view in self.rows)
 
     def rows_with(self, findings: Container[str]) -> bool:
-        """Whether a row has findings."""
         return any(view.key in findings for view in self.rows)
 
 

@@ -182,7 +182,6 @@ def _of_bins(layer: LayerStatistics) -> Distribution | None:
 
 
 def _channel_charts(layer: LayerStatistics) -> list[Chart]:
-    """Mean and range of each channel."""
     moments = layer.by_channel
     if layer.channels < 2:
         return []

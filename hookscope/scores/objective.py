@@ -77,7 +77,6 @@ class ScoreTarget(ABC):
 
 
 def _name_of(function: Callable[[Any], Any]) -> str:
-    """The function's name, or the name of its class."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 

@@ -199,7 +199,6 @@ def _similarity(reference: Tensor, what: str, output: Any) -> Tensor:
 
 
 def _embedding(output: Any, what: str) -> Tensor:
-    """The embeddings ``(N, D)`` in a model's output."""
     tensors = {} if is_a_list_of_records(output) else tensors_in(output)
     tensor = next(iter([*embeddings(output), *tensors.values()]), None)
     if tensor is None or tensor.dim() not in (2, 3, 4) or not (tensor.is_floating_point() or tensor.is_quantized):
