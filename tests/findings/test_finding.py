@@ -1,10 +1,32 @@
-"""What a finding is, in words and as JSON."""
+"""What findings say, how they merge and rank, and that each kind in the catalogue is complete."""
 
 import json
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
-from hookscope.findings import Finding, alike, counted, listed, merged, nonfinite_words, percent, ranked, verdict
+from hookscope.errors import spelled
+from hookscope.findings import (
+    CATALOGUE,
+    REPORT_ORDER,
+    Finding,
+    FindingKind,
+    add_kind,
+    alike,
+    counted,
+    listed,
+    merged,
+    nonfinite_words,
+    percent,
+    ranked,
+    thresholds_for,
+    verdict,
+)
+from hookscope.gradients import GradientThresholds
+from hookscope.parameters import ParameterThresholds
+from hookscope.statistics import StatisticsThresholds
+from hookscope.training.log.rules import TrainingThresholds
 
 
 def test_a_row_has_channels_and_groups_only_if_the_finding_has_and_one_of_the_whole_model_no_layer() -> None:
@@ -72,3 +94,43 @@ def test_numbers_and_groups_in_words() -> None:
     assert [counted(number, "call") for number in (0, 1, 12345)] == ["0 calls", "1 call", "12,345 calls"]
     assert [nonfinite_words(*counts) for counts in ((5, 1200), (0, 1), (0, 0))] == ["5 NaN and 1,200 Inf", "1 Inf", ""]
     assert alike([(0, 3), range(5, 149)]) == "0 = 3, 5 = 6 = 7 = 8 = …"
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_kind_is_complete_and_short(name: str) -> None:
+    kind = CATALOGUE[name]
+    for text in (kind.meaning, kind.advice, *(kind.text(case) for case in kind.cases)):
+        assert text.endswith(".") and text.isprintable() and len(text) < 250
+    assert kind.text("no such case") == kind.text() == spelled(f"{kind.meaning} {kind.advice}")
+    assert all(threshold.source and bool(threshold.option) == bool(threshold.help) for threshold in kind.thresholds)
+
+
+def test_every_finding_belongs_to_a_question() -> None:
+    assert {name for order in REPORT_ORDER.values() for name in order} == set(CATALOGUE)
+    assert all(len(set(order)) == len(order) for order in REPORT_ORDER.values())
+
+
+@pytest.mark.parametrize(
+    ("question", "thresholds"),
+    [
+        ("activations", StatisticsThresholds()),
+        ("gradients", GradientThresholds()),
+        ("weights", ParameterThresholds()),
+        ("training", TrainingThresholds()),
+    ],
+)
+def test_the_thresholds_have_the_defaults_of_the_catalogue(question: str, thresholds: Any) -> None:
+    defaults = {threshold.name: threshold.default for threshold in thresholds_for(question)}
+    own = {field.name: getattr(thresholds, field.name) for field in fields(thresholds) if field.name != "others"}
+    if question == "training":
+        assert own.pop("dead") == defaults["dead_in_batch"]
+    assert own == {name: defaults[name] for name in own}
+
+
+def test_a_kind_is_added_before_a_less_grave_one_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REPORT_ORDER, "weights", ["non-finite", "dead-filters"])
+    kind = FindingKind("toy", "It is a toy.", "Leave it.")
+    monkeypatch.setitem(CATALOGUE, "toy", kind)
+    add_kind(kind, "weights", before="dead-filters")
+    add_kind(kind, "weights")
+    assert REPORT_ORDER["weights"] == ["non-finite", "toy", "dead-filters"]

@@ -538,10 +538,7 @@ def test_an_index_that_is_the_name_of_a_layer() -> None:
     assert str(caught.value) == judge
     with intervene(net, {"name:2": Zero()}):
         assert not bool(net(X).any())
-    with (
-        pytest.raises(LayerError, match=r"no index 7; .*; indices are as in list-layers"),
-        intervene(net, {7: Zero()}),
-    ):
+    with pytest.raises(LayerError, match=r"no index 7; .*; indices are as in list-layers"), intervene(net, {7: Zero()}):
         net(X)
 
 

@@ -1,16 +1,41 @@
-"""Zero, scale, clamp, noise, quantize and permute, compared with arithmetic, torch and its observers."""
+"""Interventions on values, compared with arithmetic, torch, its observers and torchvision, and with passes by hand."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models import resnet18
+from torchvision.ops import drop_block2d, drop_block3d
 
-from hookscope.errors import UsageError
+from hookscope.errors import LayerError, UsageError
+from hookscope.hooks.activations import capture
 from hookscope.hooks.calls import Call
-from hookscope.interventions import Clamp, Intervention, Noise, Permute, Quantize, Scale, Zero
+from hookscope.interventions import (
+    Clamp,
+    DropBlock,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout2d,
+    Intervention,
+    LinearSchedule,
+    Mean,
+    Noise,
+    Patch,
+    Permute,
+    Quantize,
+    Scale,
+    Steer,
+    Zero,
+    intervene,
+)
+from tests.helpers import refused, same_bits, small_head
+from tests.nets import Function
 
 CALL = Call("layer", "Conv2d", 0, 0)
 
@@ -178,3 +203,273 @@ def test_numbers_of_numpy_and_torch_and_infinite_bounds_are_accepted() -> None:
     for factor in (2, np.float32(2), torch.tensor(2.0), 3.4028234663852886e38):
         Scale(factor)
     Clamp(-float("inf"), 1)
+
+
+def twice() -> nn.Module:
+    """Runs a layer twice and puts out a dictionary on the way."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        parts = net.split(net.conv(torch.relu(net.conv(x))))
+        return parts["low"] + 10 * parts["high"][0]
+
+    split = Function(lambda x: {"low": x.clamp(max=0), "high": [x.clamp(min=0), torch.arange(3)]})
+    return Function(forward, conv=nn.Conv2d(2, 2, 1), split=split)
+
+
+def tail_of_resnet18(model: Any, x: Tensor) -> Tensor:
+    return model.fc(torch.flatten(model.avgpool(model.layer4(model.layer3(x))), 1))
+
+
+def head_of_resnet18(model: Any, x: Tensor) -> Tensor:
+    return model.layer2(model.layer1(model.maxpool(model.relu(model.bn1(model.conv1(x))))))
+
+
+def test_patching_is_the_second_half_of_the_net_on_the_other_activation() -> None:
+    model = resnet18(weights=None).eval()
+    one, other = torch.randn(2, 1, 3, 64, 64)
+    with torch.no_grad():
+        with capture(model, "layer2") as kept:
+            model(other)
+        judge = tail_of_resnet18(model, head_of_resnet18(model, other))
+        with intervene(model, {"layer2": Patch(kept)}) as block:
+            found = model(one)
+        assert torch.equal(found, judge) and not torch.equal(found, model(one)) and block.changed == {"layer2": 1}
+        mixed = head_of_resnet18(model, one)
+        mixed[:, 3:9, 2:5, 0:4] = head_of_resnet18(model, other)[:, 3:9, 2:5, 0:4]
+        with intervene(model, {"layer2": Patch(kept, channels="3-8", positions="2-4x0-3")}):
+            assert torch.equal(model(one), tail_of_resnet18(model, mixed))
+
+
+def test_patching_before_an_in_place_layer_uses_the_true_activation() -> None:
+    model = small_head("vgg11")
+    one, other = torch.randn(2, 1, 3, 32, 32)
+    with torch.no_grad():
+        with capture(model, "features.3") as kept:
+            model(other)
+        with intervene(model, {"features.3": Patch(kept)}):
+            found = [model(one), model(one)]  # the in-place ReLU has not written into what is patched in
+        x = model.features[3](model.features[:3](other))
+        judge = model.classifier(torch.flatten(model.avgpool(model.features[4:](x)), 1))
+    assert torch.equal(found[0], judge) and torch.equal(found[1], judge)
+
+
+def test_calls_parts_and_inputs_each_get_their_own() -> None:
+    net, (one, other) = twice(), torch.randn(2, 1, 2, 4, 4)
+    with torch.no_grad():
+        with capture(net, "conv,split") as kept:
+            plain = net(other)
+        assert set(kept) == {"conv", "conv#1", "split"}
+        for where in ("conv", "conv#1", "conv#0", "split"):
+            with intervene(net, {where: Patch(kept)}):
+                assert torch.equal(net(one), plain)
+        parts = {"low": kept["split"]["low"], "high": [kept["split"]["high"][0]]}
+        with intervene(net, {"split": Patch({"split": parts})}):
+            assert torch.equal(net(one), plain)
+        for where, source, says in (
+            ("conv", kept["conv"], "no activation of 'conv#1' to patch with; there is conv"),
+            ("split", {"low": parts["low"]}, "no part 'high.0' of 'split' to patch with; there is low"),
+        ):
+            with pytest.raises(LayerError, match=f"{says}$"), intervene(net, {where: Patch({where: source})}):
+                net(one)
+        with capture(net, "split", inputs=True) as kept:
+            plain = net(other)
+        with intervene(net, {"split": Patch(kept.inputs, on="input")}):
+            assert torch.equal(net(one), plain)
+
+
+def test_the_activation_of_one_image_goes_to_each_of_a_batch_and_takes_no_gradient() -> None:
+    source = torch.randn(1, 3, 2, 2)
+    found = Patch(source)(CALL, torch.randn(4, 3, 2, 2))
+    assert torch.equal(found, source.expand(4, 3, 2, 2)) and found.is_contiguous()
+    tensor = torch.randn(1, 3, 2, 2, requires_grad=True)
+    source = torch.randn(1, 3, 2, 2, requires_grad=True)
+    Patch(source, channels=1)(CALL, tensor).sum().backward()
+    assert tensor.grad[0].sum((1, 2)).tolist() == [4, 0, 4] and source.grad is None
+
+
+@pytest.mark.parametrize(
+    ("source", "shape", "says"),
+    [
+        (torch.ones(1, 3, 2, 2), (1, 3, 4, 4), "the patch for 'layer' is 1x3x2x2; its activation is 1x3x4x4; take"),
+        (torch.ones(2, 3), (3, 3), "the patch for 'layer' is 2x3; its activation is 3x3"),
+        (torch.ones(()), (3, 3), "the patch for 'layer' is a single number; its activation is 3x3"),
+        (torch.ones(3), (3, 3), "the patch for 'layer' is 3; its activation is 3x3"),
+    ],
+)
+def test_a_patch_of_another_shape_is_refused(source: Tensor, shape: tuple[int, ...], says: str) -> None:
+    with refused(UsageError, says):
+        Patch(source)(CALL, torch.ones(shape))
+
+
+@pytest.mark.parametrize("source", ["a.jpg", {"layer": None}, None])
+def test_a_patch_without_a_tensor_is_refused(source: Any) -> None:
+    with pytest.raises(LayerError, match="no part '' of 'layer' to patch with; there is no tensor"):
+        Patch(source)(CALL, torch.ones(1, 2))
+
+
+def test_the_mean_of_the_batch_or_of_other_images_of_its_shape() -> None:
+    tensor, others = torch.randn(4, 3, 2, 2), torch.randn(9, 3, 2, 2)
+    assert torch.equal(Mean()(CALL, tensor), tensor.mean(0, keepdim=True).expand(4, 3, 2, 2))
+    found = Mean({"layer": others}, channels="0,2")(CALL, tensor)
+    assert torch.equal(found[:, [0, 2]], others.mean(0)[[0, 2]].expand(4, 2, 2, 2))
+    assert torch.equal(found[:, 1], tensor[:, 1])
+    with pytest.raises(UsageError, match="no images to average at 'layer'; its tensor has no batch axis"):
+        Mean()(CALL, torch.ones(3, 4, 5), nn.Conv2d(1, 1, 1))
+    with pytest.raises(UsageError, match="the mean for 'layer' is 1x3x2x2; its activation is 2x3x4x4"):
+        Mean(torch.ones(5, 3, 2, 2))(CALL, torch.ones(2, 3, 4, 4))
+    with pytest.raises(LayerError, match="no activation of 'layer' to average; there is conv1, conv2"):
+        Mean({"conv1": torch.ones(1), "conv2": torch.ones(1)})(CALL, torch.ones(1, 2))
+
+
+SHAPES = [
+    ((2, 3, 4, 5), None, (2, 3)),
+    ((2, 4, 5, 3), nn.LayerNorm(3), (1, 2)),
+    ((2, 9, 3), nn.Linear(1, 1), (1,)),
+    ((3, 4, 5), nn.Conv2d(1, 1, 1), (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("shape", "module", "axes"), SHAPES)
+def test_the_mean_of_each_map(shape: tuple[int, ...], module: nn.Module | None, axes: tuple[int, ...]) -> None:
+    tensor = torch.randn(shape)
+    assert torch.allclose(Mean(over="positions")(CALL, tensor, module), tensor.mean(axes, keepdim=True).expand(shape))
+
+
+@pytest.mark.parametrize(("shape", "module", "axes"), SHAPES)
+def test_steering_adds_the_direction_everywhere(
+    shape: tuple[int, ...], module: nn.Module | None, axes: tuple[int, ...]
+) -> None:
+    reshaped = (3,) if shape[-1] == 3 else (3, 1, 1)
+    tensor, direction = torch.randn(shape), torch.randn(3, dtype=torch.float64)
+    judge = tensor + 2.5 * direction.float().reshape(reshaped)
+    assert torch.equal(Steer(direction, 2.5)(CALL, tensor, module), judge)
+    channel = Steer(direction, 2.5, channels=1)(CALL, tensor, module)
+    assert torch.equal(channel != tensor, (judge != tensor) & (torch.arange(3) == 1).reshape(reshaped))
+
+
+def test_steering_by_a_whole_activation_and_by_none() -> None:
+    tensor, direction = torch.randn(2, 3, 4, 4), torch.randn(3, 4, 4)
+    assert torch.equal(Steer(direction)(CALL, tensor), tensor + direction)
+    at = Steer(direction, positions="1x2-3")(CALL, tensor)
+    assert torch.equal(at[:, :, 1, 2:], (tensor + direction)[:, :, 1, 2:]) and torch.equal(
+        at[:, :, 2:], tensor[:, :, 2:]
+    )
+    assert Steer(direction, scale=0)(CALL, tensor) is tensor
+    with pytest.raises(UsageError, match="the direction for 'layer' is 1x5; its activation is 2x3x4x4"):
+        Steer(torch.ones(5))(CALL, tensor)
+
+
+def done(change: Intervention, tensor: Tensor, seed: int = 0, module: nn.Module | None = None) -> Tensor:
+    torch.manual_seed(seed)
+    return change(CALL, tensor, module)
+
+
+def case(change: Intervention, shape: tuple[int, ...], judge: Callable[[Tensor], Tensor]) -> Any:
+    return pytest.param(change, shape, judge, id=f"{change}-{'x'.join(map(str, shape))}")
+
+
+AS_TORCH = [
+    *(
+        case(kind(p, size), shape, partial(drop_block2d, p=p, block_size=size))
+        for kind in (DropBlock, DropBlock2d)
+        for shape, p, size in (
+            ((2, 3, 9, 9), 0.1, 7), ((1, 8, 6, 11), 0.5, 3), ((1, 4, 5, 5), 1.0, 1), ((1, 2, 3, 3), 1, 3)
+        )
+    ),
+    case(DropBlock(0.4, 3), (2, 3, 4, 7, 8), partial(drop_block3d, p=0.4, block_size=3)),
+    case(DropBlock3d(0.4, 3), (2, 3, 4, 7, 8), partial(drop_block3d, p=0.4, block_size=3)),
+    *(  # a block larger than the map is cut to its odd width
+        case(DropBlock(0.3, 9), (2, 16, *side), partial(drop_block2d, p=0.3, block_size=width))
+        for side, width in (((4, 4), 3), ((2, 9), 1), ((7, 7), 7), ((1, 1), 1), ((6, 3), 3))
+    ),
+    *(case(Dropout(0.3), shape, partial(nn.functional.dropout, p=0.3)) for shape in ((4, 10), (2, 3, 5, 5), (7,))),
+    case(Dropout2d(0.5), (2, 8, 5, 5), partial(nn.functional.dropout2d, p=0.5)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "shape", "judge"), AS_TORCH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_numbers_of_torch_and_torchvision(change: Any, shape: Any, judge: Any, dtype: torch.dtype) -> None:
+    tensor = torch.randn(shape, dtype=dtype)
+    torch.manual_seed(5)
+    expected = judge(tensor)
+    assert same_bits(done(change, tensor, 5), expected)
+    assert done(change, tensor[:0]).shape == (0, *shape[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_counts_maps_of_more_values_than_it_has_numbers(dtype: torch.dtype) -> None:
+    tensor = torch.ones(2, 8, 96, 96, dtype=dtype)
+    assert tensor.numel() > 65504
+    found = done(DropBlock(0.1, 7), tensor)
+    assert found.dtype == dtype and bool(found.isfinite().all())
+    torch.manual_seed(0)
+    judge = drop_block2d(tensor.float(), 0.1, 7)
+    assert torch.equal(found, judge.to(dtype))
+    assert 0.08 < float((found == 0).double().mean()) < 0.11
+
+
+def test_channels_last_and_a_part_are_dropped_as_channels_first_and_the_part_alone() -> None:
+    tensor = torch.randn(2, 9, 9, 5)
+    first = done(DropBlock(0.3, 3), tensor.movedim(-1, 1), 2)
+    assert same_bits(done(DropBlock(0.3, 3), tensor, 2, nn.LayerNorm(5)), first.movedim(1, -1))
+    tensor = torch.randn(2, 6, 9, 9)
+    torch.manual_seed(4)
+    judge = drop_block2d(tensor[:, [1, 2, 5], 2:8], 0.4, 3)
+    found = done(DropBlock(0.4, 3, channels="1-2,5", positions="2-7x0-8"), tensor, 4)
+    assert same_bits(found[:, [1, 2, 5], 2:8], judge)
+    outside = torch.ones_like(tensor, dtype=torch.bool)
+    outside[:, [1, 2, 5], 2:8] = False
+    assert torch.equal(found[outside], tensor[outside])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "wanted"),
+    [
+        (DropBlock, (2, 5), "needs a tensor (N, C, H, W) or (N, C, T, H, W); got 2x5"),
+        (DropBlock, (5, 4, 4), "needs a tensor (N, C, H, W) or (N, C, T, H, W); got 5x4x4"),
+        (DropBlock2d, (1, 2, 3, 4, 4), "needs a tensor (N, C, H, W); got 1x2x3x4x4"),
+        (DropBlock3d, (1, 2, 4, 4), "needs a tensor (N, C, T, H, W); got 1x2x4x4"),
+    ],
+)
+def test_tensors_that_are_no_maps_are_refused(kind: Any, shape: tuple[int, ...], wanted: str) -> None:
+    with refused(UsageError, f"{kind.__name__} at 'layer' {wanted}"):
+        done(kind(), torch.ones(shape), module=nn.Conv2d(1, 1, 1))
+
+
+def test_dropout2d_drops_whole_channels_wherever_they_are() -> None:
+    tensor = torch.randn(2, 8, 5, 5)
+    judge = done(Dropout2d(0.5), tensor, 1)
+    last = done(Dropout2d(0.5), tensor.movedim(1, -1), 1, nn.LayerNorm(8))
+    assert same_bits(last, judge.movedim(1, -1))
+    tokens = done(Dropout2d(0.5), torch.ones(3, 49, 16), 1, nn.Linear(1, 1))
+    assert {len(set(tokens[n, :, c].tolist())) for n in range(3) for c in range(16)} == {1}
+    single = done(Dropout2d(0.5), torch.ones(16, 4, 4), 1, nn.Conv2d(1, 1, 1))
+    assert {len(set(channel.flatten().tolist())) for channel in single} == {1}
+    assert set(single.flatten().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("change", [DropBlock(0.3, 3), Dropout(0.4), Dropout2d(0.5), DropBlock(0.5, 3, channels=1)])
+def test_gradients_of_what_is_left_are_those_of_finite_differences(change: Intervention) -> None:
+    tensor = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: done(change, x, 11), tensor)
+
+
+@pytest.mark.parametrize("kind", [DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d])
+def test_a_rate_of_0_is_the_tensor_itself_and_draws_nothing(kind: Any) -> None:
+    tensor, before = torch.randn(1, 2, 3, 3), torch.get_rng_state()
+    assert kind(0)(CALL, tensor) is tensor and kind(lambda step: 0.0).at(3)(CALL, tensor) is tensor
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_linear_rate_and_train_mode() -> None:
+    rate = LinearSchedule(0.0, 0.2, steps=4)
+    assert [rate(step) for step in (-1, 0, 1, 2, 3, 4, 9)] == pytest.approx([0, 0, 0.05, 0.1, 0.15, 0.2, 0.2])
+    falling = DropBlock(LinearSchedule(0.5, 0.1, 2), block_size=3)
+    assert [falling.at(step).rate for step in (0, 1, 2)] == pytest.approx([0.5, 0.3, 0.1])
+    assert falling.at(1).block_size == 3
+    with pytest.raises(UsageError, match=r"DropBlock has a schedule; call `\.at\(step\)` first"):
+        falling(CALL, torch.ones(1, 1, 3, 3))
+    layer = nn.Identity()
+    assert Dropout().is_active(layer) and not Dropout().is_active(layer.eval())
+    assert Dropout(when="always").is_active(layer)

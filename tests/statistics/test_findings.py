@@ -160,10 +160,7 @@ def test_two_faults_are_two_findings_and_the_first_nan_has_its_position() -> Non
     spoil(net.get_submodule("layer2.0.conv2"))
     totals = measured(net)
     findings = diagnose(totals)
-    assert rows(findings) == [
-        ("non-finite", "layer2.0.conv2", None),
-        ("dead-channels", "layer1.0.relu", (3, 17, 40)),
-    ]
+    assert rows(findings) == [("non-finite", "layer2.0.conv2", None), ("dead-channels", "layer1.0.relu", (3, 17, 40))]
     layers = [layer for layer in totals.statistics() if layer.nan]
     first, place = layers[0], layers[0].nonfinite_at
     assert place is not None and place.channel == 5

@@ -386,7 +386,7 @@ def test_the_log_has_its_header_lines_and_end(tmp_path: Path) -> None:
 
 
 def test_the_same_metrics_as_scalars_of_tensorboard(tmp_path: Path) -> None:
-    from tests.statistics.test_tensorboard import read
+    from tests.statistics.test_figure import read
 
     net = small()
     with Monitor(every=2, to=f"tensorboard:{tmp_path}") as monitor:

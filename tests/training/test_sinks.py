@@ -88,7 +88,7 @@ def test_a_log_without_histograms_says_nothing_of_them(tmp_path: Path) -> None:
 
 
 def test_tensorboard_gets_the_histograms(tmp_path: Path) -> None:
-    from tests.statistics.test_tensorboard import read
+    from tests.statistics.test_figure import read
 
     monitor, _ = train(3, every=1, histograms=2, to=2 * [f"tensorboard:{tmp_path}"])  # the same twice is one
     assert monitor.written_to == [f"tensorboard: {tmp_path}"]
