@@ -1,3 +1,4 @@
+from .engines import RayEngine as RayEngine, TorchrunEngine as TorchrunEngine
 from .job import (
     Engine as Engine,
     Job as Job,
@@ -5,7 +6,6 @@ from .job import (
     Part as Part,
     SkippedImage as SkippedImage,
 )
-from .ray_engine import RayEngine as RayEngine
 from .run import (
     AGAIN as AGAIN,
     Progress as Progress,
@@ -25,4 +25,3 @@ from .state_file import (
     read_state as read_state,
     write_state as write_state,
 )
-from .torchrun_engine import TorchrunEngine as TorchrunEngine

@@ -32,10 +32,7 @@ class Part(Generic[Value]):
     Attributes:
         value: The result; None if no image of the part could be used.
         done: Number of images from the beginning of the list that are finished, used or skipped.
-        positions: Positions of the used images in the list.
-        names: Their names.
-        sha256: Hexadecimal SHA-256 of the bytes of their files.
-        skipped: The images that could not be used.
+        positions: Positions of the used images in the list, which have ``names`` and ``sha256``.
         notes: Names of images, each with a note on it.
     """
 

@@ -261,15 +261,10 @@ class CompiledCalls(Tap):
     Dynamo compiles a function again if hooks have come or gone since. It switches itself on with ``set_eval_frame``
     right before it looks, and off again right afterwards, and around functions that are not to be compiled.
 
-    Args:
-        on_switch: Called with True before compiled code runs in any thread, with False when it runs in none.
-        on_call: Called with the function, the arguments and the keywords of a call of compiled code, before that. Calls
-            of modules are told only with ``shows_inside``.
-        on_return: Called with what ``on_call`` returned, unless it is None, and the result, after a call that did not
-            raise.
-
-    Attributes:
-        shows_inside: Whether functions that are not compiled count as outside where compiled code calls them.
+    ``on_switch`` gets True before compiled code runs in any thread, and False when it runs in none. ``on_call`` gets
+    the function, the arguments and the keywords before each call of compiled code. ``on_return`` gets what ``on_call``
+    returned, unless it is None, and the result, after a call that did not raise. With ``shows_inside``, calls of
+    modules are told, and functions that are not compiled count as outside where compiled code calls them.
     """
 
     def __init__(

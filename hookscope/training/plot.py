@@ -125,14 +125,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class LayerStepGrid:
-    """A metric as cells: a row for each layer in order of execution, a column for one or more steps.
+    """A metric as ``cells`` ``(L, X)``: a row for each layer in order of execution, a column for one or more steps.
 
-    Attributes:
-        cells: ``(L, X)`` NaN where there is no value.
-        spoiled: ``(L, X)`` whether NaN or Inf left no value.
-        edges: First and last step, half a cell beyond each.
-        low: Start of the scale; 0 and lower values have a look of their own on a logarithmic scale.
-        high: End of the scale.
+    A cell is NaN where there is no value, and ``spoiled`` where NaN or Inf left none. ``edges`` are the first and last
+    step, half a cell beyond each. The scale goes from ``low`` to ``high``; on a logarithmic one, 0 looks different.
     """
 
     column: MetricColumn
@@ -344,17 +340,13 @@ def metric_chart(
     x = np.linspace(left, right, grid.cells.shape[1] + 1)
     xs = ((x[1:] + x[:-1]) / 2).tolist()
     cells = np.where(grid.cells > 0, grid.cells, np.nan) if column.logarithmic else grid.cells
-    some = np.isfinite(cells).any(axis=0)
-    low, middle, high = (np.full(len(xs), np.nan) for _ in range(3))
-    if some.any():
-        low[some], high[some] = np.nanmin(cells[:, some], axis=0), np.nanmax(cells[:, some], axis=0)
-        middle[some] = np.nanmedian(cells[:, some], axis=0)
+    known = np.ma.masked_invalid(cells)
+    low, middle, high = (np.ma.filled(of(known, axis=0), np.nan) for of in (np.ma.min, np.ma.median, np.ma.max))
     rows = rows_of(list(dict.fromkeys(finding.layer for finding in findings if column.is_about(finding))), run)
     rows = [row for row in rows if np.isfinite(grid.cells[row]).any()][:_MOST_NAMED]
-    named = [
-        Curve(layer_label(run.layers[row].label, run.layers[row].type), xs, grid.cells[row].tolist(), colour, 1.4)
-        for colour, row in enumerate(rows)
-    ]
+    labels = [layer_label(run.layers[row].label, run.layers[row].type) for row in rows]
+    each = enumerate(zip(rows, labels, strict=True))
+    named = [Curve(label, xs, grid.cells[row].tolist(), colour, 1.4) for colour, (row, label) in each]
     begin = int(thresholds[column.since]) if column.since else 0
     since = f"limit 1 {'' if begin < right else 'only '}from step {begin}{'' if begin < right else ' on'}"
     limits = [thresholds[limit] if isinstance(limit, str) else limit for limit in column.limits]
@@ -370,8 +362,8 @@ def metric_chart(
         within=() if column.logarithmic else (0.0, 1.1),
         edges=grid.edges,
     )
-    notes = {
-        "band from the lowest to the highest of all layers, grey line their median": some.any(),
+    notes: dict[str, object] = {
+        "band from the lowest to the highest of all layers, grey line their median": known.count(),
         "coloured lines layers with a finding": named,
         "triangles at the foot exactly 0": chart.below,
         "dashed red threshold": any(colour == Colour.ALARM for _, colour, _ in chart.lines_of_rules),

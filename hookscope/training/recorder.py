@@ -39,10 +39,9 @@ class OptimizerStep:
         has_closure: Whether the step runs its forward passes itself.
         losses_before: How many losses were recorded for the step before it began.
         weights: The parameters before the step; None for a step that is not sampled.
-        models: The models whose parameters the optimizer has.
         others: The parameters of other optimizers, by ``id``; None while they are unknown.
         depth: How many steps of the same optimizer run inside it.
-        gradients: The facts of the gradients; None while they are unknown.
+        gradients: Their facts; None while they are unknown.
     """
 
     optimizer: TrackedOptimizer
@@ -67,7 +66,6 @@ class CallMetrics:
         alive: ``(C,)`` whether a channel was non-zero anywhere in the step; None without a channel axis.
         batch: The inputs of a BatchNorm in train mode.
         recorded: Its position among all calls that were ever recorded.
-        histogram: Counts of its values; None without histograms.
     """
 
     layer: Layer

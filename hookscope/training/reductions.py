@@ -32,11 +32,9 @@ class FetchedScalars:
 
 @dataclass(frozen=True, slots=True)
 class OutputSums:
-    """One output tensor as sums; sums of other passes can be added to them.
+    """One output tensor as sums over its ``count`` values; sums of other passes can be added to them.
 
     Attributes:
-        count: Number of values.
-        mean: Their mean.
         spread: The Euclidean norm of the values minus their mean: the root of ``count`` times the variance.
         nonzero: Number of values that are not 0.
         non_finite: Number of NaN and Inf.
@@ -180,13 +178,10 @@ def is_bias(name: str) -> bool:
 
 
 class StepWeights:
-    """Measures parameters before a step, and keeps copies of all but biases until the step is done.
+    """Measures the own parameters of ``layers`` before a step, and keeps copies of all but biases until it is done.
 
-    Args:
-        layers: The own parameters of each layer, by name.
-        gradients: Whether the gradients exist already; a step with a closure computes them itself.
-        scale: A factor that is still in the gradients; None for 1.
-        with_histograms: Whether histograms are counted too.
+    ``gradients`` says whether they exist already: a step with a closure computes them itself. ``scale`` is a factor
+    that is still in them, None for 1.
     """
 
     def __init__(

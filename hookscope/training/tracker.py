@@ -100,13 +100,11 @@ class Layer:
 
 
 class TrackedModel:
-    """A model that the script calls.
+    """A model that the script calls, with its layers by ``id`` of the module.
 
     Attributes:
         module: Returns the module, None once the script has dropped it.
-        layers: By ``id`` of the module.
-        types: Class names that indices count.
-        all_types: Those that ``all`` means.
+        types: Class names that indices count; ``all`` means ``all_types``.
         is_opaque: Whether some layers are compiled, scripted or replicated, so that their hooks do not fire.
     """
 
@@ -181,8 +179,7 @@ class Pass:
         ordered: Calls of all layers so far, without blocks of other layers.
         recorded: Whether its calls are recorded.
         running: The layers that run now, from the outermost.
-        calls: How often each module has run.
-        running_statistics: Running statistics of BatchNorms before they ran.
+        running_statistics: Of BatchNorms before they ran.
         non_finite_inputs: The operation behind a non-finite input of an in-place layer.
     """
 
@@ -202,11 +199,7 @@ class ModelTracker:
     """Follows the forward passes of the models of a process.
 
     A model is a module that is called while no other runs, but not a loss module of torch. A part of a model that is
-    called by itself keeps its name in the model.
-
-    Attributes:
-        models: In order of the first call.
-        on_model: Called with each new model.
+    called by itself keeps its name in the model. Models are in order of the first call, and ``on_model`` gets each.
     """
 
     def __init__(self, model: nn.Module | None, choice: LayerChoice) -> None:

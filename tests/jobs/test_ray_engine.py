@@ -19,7 +19,7 @@ from PIL import Image
 
 from hookscope import extract, find_exemplars, load_model
 from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
-from hookscope.jobs import RayEngine, ray_engine
+from hookscope.jobs import RayEngine, engines
 from hookscope.jobs.job import unpacked
 from hookscope.models import package_versions
 from hookscope.statistics import SavedStatistics, load_statistics, measure_images
@@ -107,11 +107,11 @@ def test_workers_measure_what_this_process_measures(
     pytest.importorskip("ray.cloudpickle")
 
     def rows(engine: Any, ray: Any, job: Any, packed: bytes, blocks: list[bytes]) -> Iterator[bytes]:
-        workers = [ray_engine.RayWorker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
+        workers = [engines.RayWorker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
         return (workers[number % 2](block) for number, block in enumerate(blocks))
 
     monkeypatch.setattr(RayEngine, "_rows", rows)
-    monkeypatch.setattr(ray_engine, "_connected", lambda *arguments: contextlib.nullcontext())
+    monkeypatch.setattr(engines, "_connected", lambda *arguments: contextlib.nullcontext())
     assert_equal(measure(names, RayEngine(block=16)), measure(names))
 
 
@@ -125,7 +125,7 @@ def test_ray_measures_what_this_process_measures(names: list[str], forget_files:
 
 
 def test_ray_is_an_extra(names: list[str], monkeypatch: pytest.MonkeyPatch, forget_files: None) -> None:
-    monkeypatch.setattr(ray_engine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InstallationError, match=r"Ray is not installed; pip install 'hookscope\[ray\]'"):
         measure(names, RayEngine())
 
@@ -134,17 +134,17 @@ def test_ray_is_an_extra(names: list[str], monkeypatch: pytest.MonkeyPatch, forg
 def test_a_cluster_that_does_not_answer_is_one_line_soon(address: str) -> None:
     began = time.monotonic()
     with pytest.raises(HookscopeError, match=f"no Ray cluster answers at {address}: "):
-        ray_engine._check_answer(address)
+        engines._check_answer(address)
     assert time.monotonic() - began < 15
 
 
 def test_a_cluster_that_is_silent_is_one_line_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ray_engine._SECONDS_TO_ANSWER < 15
-    monkeypatch.setattr(ray_engine, "_SECONDS_TO_ANSWER", 0.5)
+    assert engines._SECONDS_TO_ANSWER < 15
+    monkeypatch.setattr(engines, "_SECONDS_TO_ANSWER", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(HookscopeError, match=f"no Ray cluster answers at {address}: it is silent for 0.5 s"):
-            ray_engine._check_answer(address)
+            engines._check_answer(address)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_cluster_that_is_silent_is_one_line_soon(monkeypatch: pytest.MonkeyPat
 def test_an_address_that_ray_data_cannot_use_is_refused(address: str, words: str) -> None:
     def connect() -> None:
         RayEngine(address)
-        ray_engine._check_answer(address)
+        engines._check_answer(address)
 
     with pytest.raises(UsageError, match=words):
         connect()
@@ -178,20 +178,20 @@ def test_gpus_are_a_share_or_whole(gpus: float) -> None:
 def test_workers_are_as_many_as_the_cluster_has_room_for(
     has: dict[str, float], processors: int, gpus: float, workers: int
 ) -> None:
-    assert ray_engine._most_workers(has, processors, gpus) == workers
+    assert engines._most_workers(has, processors, gpus) == workers
 
 
 @pytest.mark.parametrize(("has", "gpus", "words"), [({"CPU": 8.0}, 0.5, "has 0"), ({"CPU": 1.0}, 0, "needs 2 proc")])
 def test_a_cluster_without_room_for_a_worker_is_refused(has: dict[str, float], gpus: float, words: str) -> None:
     with pytest.raises(HookscopeError, match=words):
-        ray_engine._most_workers(has, 2, gpus)
+        engines._most_workers(has, 2, gpus)
 
 
 def test_other_versions_on_a_worker_are_refused() -> None:
     here = package_versions()
-    ray_engine.check_versions(here | {"torch": here["torch"].partition("+")[0] + "+cpu"})
+    engines.check_versions(here | {"torch": here["torch"].partition("+")[0] + "+cpu"})
     with pytest.raises(InstallationError, match=f"a worker has hookscope {here['hookscope']}, and this process 0.0.1"):
-        ray_engine.check_versions(here | {"hookscope": "0.0.1"})
+        engines.check_versions(here | {"hookscope": "0.0.1"})
 
 
 def test_a_model_that_cannot_be_sent_is_one_line(names: list[str], forget_files: None) -> None:
@@ -199,7 +199,7 @@ def test_a_model_that_cannot_be_sent_is_one_line(names: list[str], forget_files:
     net = load_model("nets.py:net", preprocess="none")
     net.model.lock = (each for each in names)  # type: ignore[assignment]
     with pytest.raises(ModelError, match=r"nets.py:net cannot be sent to other processes: TypeError.*generator"):
-        ray_engine._packed(None, net, cloudpickle)  # type: ignore[arg-type]
+        engines._packed(None, net, cloudpickle)  # type: ignore[arg-type]
 
 
 class OnlyHere:
@@ -209,7 +209,7 @@ class OnlyHere:
 
 def test_a_model_that_a_worker_cannot_load_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where a worker goes; the test comes back
-    worker = ray_engine.RayWorker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
+    worker = engines.RayWorker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
     words = "a worker cannot load the model: ModuleNotFoundError: No module named 'onlyhere'; install what it imports"
     with pytest.raises(ModelError, match=words):
         unpacked(worker(b""))

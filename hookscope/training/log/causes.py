@@ -64,11 +64,8 @@ Look = Callable[[History], Evidence | None]
 class CauseRule:
     """Looks for one cause in the facts of a step.
 
-    Attributes:
-        kind: The entry of the catalogue.
-        patience: Sampled steps in a row, where the thresholds do not say it.
-        explains: Findings that are left out, because the cause says more.
-        precedes: Findings that follow from the cause, and from which it takes its severity.
+    ``patience`` is a number of sampled steps in a row, where the thresholds do not say it. Findings that the cause
+    ``explains`` are left out. From the findings that it ``precedes`` the cause takes its severity.
     """
 
     kind: FindingKind

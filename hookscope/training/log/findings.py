@@ -93,13 +93,8 @@ _MOST_GROUPS = 3  # of one kind of finding
 class FindingInterval:
     """From when to when a layer has a finding.
 
-    Attributes:
-        layer: The layer.
-        first: Position of the first step that shows it, among the sampled steps of the layer; so are ``last`` and
-            ``worst``.
-        value: The measured value at the worst.
-        times: How many sampled steps from the first to the last show it.
-        lasts: Whether the last sampled step of the layer shows it.
+    ``first``, ``last`` and ``worst`` are positions among the sampled steps of the layer, ``value`` is measured at the
+    worst, ``times`` counts the steps that show it, and ``lasts`` says whether the last sampled step does.
     """
 
     layer: LayerSeries

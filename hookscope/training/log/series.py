@@ -50,10 +50,8 @@ class LayerSeries:
 
     Attributes:
         label: ``name`` or ``name#call``, with the number of its model if there are several.
-        optimizer: The number of the optimizer that changes it or the layers around it.
-        called_as: The name under which the layer was called; empty for its first name.
+        optimizer: The number of the optimizer that changes it or the layers around it, whose ``steps`` ``(S,)`` count.
         index: Position of its lines among the lines of a step, which are in order of execution.
-        steps: ``(S,)`` steps of that optimizer, rising.
         times: ``(S,)`` seconds since the run began.
         values: ``(S,)`` for each of `METRICS`; NaN where the log has none.
     """

@@ -110,13 +110,11 @@ def duration_words(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The totals of a run, over all models and optimizers.
+    """The totals of a run, over all models and optimizers; of several optimizers, the steps of the one with most.
 
     Attributes:
-        steps: With several optimizers, the steps of the one with most.
         last_loss: None where it was no longer finite.
         lost_at: The sampled step from which on the loss was NaN or Inf to the end.
-        duration: Seconds from the start to the last line.
         stopped_at: The step at which NaN or Inf stopped the run.
         reason: Why it ended, as the log has it; None where it still runs, or was killed.
     """
