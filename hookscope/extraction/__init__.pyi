@@ -1,8 +1,4 @@
-from .facts import (
-    POOLS as POOLS,
-    FeatureBatch as FeatureBatch,
-    WrittenFeatures as WrittenFeatures,
-)
+from .facts import POOLS as POOLS, FeatureBatch as FeatureBatch, WrittenFeatures as WrittenFeatures
 from .files import FeatureSource as FeatureSource, WritingRun as WritingRun
 from .formats import FORMATS as FORMATS
 from .job import ExtractionJob as ExtractionJob

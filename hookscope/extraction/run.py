@@ -23,14 +23,7 @@ from hookscope.extraction.output import check_output
 from hookscope.hooks import Layers, Selection
 from hookscope.images import find_pictures
 from hookscope.jobs import Job, Part, RunSettings, layers_in_words
-from hookscope.models import (
-    FILE_DTYPES,
-    Batch,
-    LoadedModel,
-    as_batch,
-    as_loaded,
-    model_errors_as_input_errors,
-)
+from hookscope.models import FILE_DTYPES, Batch, LoadedModel, as_batch, as_loaded, model_errors_as_input_errors
 from hookscope.scores import Target, check_family
 from hookscope.system import StrPath
 

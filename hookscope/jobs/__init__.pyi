@@ -1,11 +1,5 @@
 from .engines import RayEngine as RayEngine, TorchrunEngine as TorchrunEngine
-from .job import (
-    Engine as Engine,
-    Job as Job,
-    LocalEngine as LocalEngine,
-    Part as Part,
-    SkippedImage as SkippedImage,
-)
+from .job import Engine as Engine, Job as Job, LocalEngine as LocalEngine, Part as Part, SkippedImage as SkippedImage
 from .run import (
     AGAIN as AGAIN,
     Progress as Progress,

@@ -9,14 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hookscope.exemplars import (
-    CELL,
-    cut_crops,
-    draw_exemplars,
-    field_words,
-    fitted,
-    times_best,
-)
+from hookscope.exemplars import CELL, cut_crops, draw_exemplars, field_words, fitted, times_best
 from hookscope.geometry import ReceptiveField
 from tests.exemplars.example import layer_in, shapes
 

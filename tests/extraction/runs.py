@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import ImageError
-from hookscope.extraction import (
-    ExtractionJob,
-    FeatureBatch,
-    FeatureSource,
-    WritingRun,
-    WrittenFeatures,
-    check_output,
-)
+from hookscope.extraction import ExtractionJob, FeatureBatch, FeatureSource, WritingRun, WrittenFeatures, check_output
 from hookscope.images import Listener
 from hookscope.jobs import Part, RunSettings, SkippedImage
 

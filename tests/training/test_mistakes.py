@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler as schedules
 
 from hookscope.training import Monitor, findings_over_time, read_runs
 
@@ -67,14 +67,32 @@ def train(
     loss_of: Callable[..., Tensor] = F.cross_entropy,
     before_step: Callable[[], object] = lambda: None,
     after_step: Callable[[], object] = lambda: None,
+    leaves_out: str = "",
 ) -> None:
-    """The plain loop."""
+    """The plain loop, without the call that it leaves out."""
     for inputs, labels in data or batches():
-        optimizer.zero_grad()
-        loss_of(net(inputs), labels).backward()
+        if leaves_out != "zero_grad":
+            optimizer.zero_grad()
+        loss = loss_of(net(inputs), labels)
+        if leaves_out != "backward":
+            loss.backward()
         before_step()
-        optimizer.step()
+        if leaves_out != "step":
+            optimizer.step()
         after_step()
+
+
+def train_scaled(
+    net: nn.Module, loss_of: Callable[[int, Tensor, Tensor], Tensor], before_step: Callable[[], object] = lambda: None
+) -> None:
+    """The loop with a scale of the loss, which gets the number of the step too."""
+    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
+    for number, (inputs, labels) in enumerate(batches()):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(number, net(inputs), labels)).backward()
+        before_step()
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def plain(
@@ -84,13 +102,17 @@ def plain(
     loss_of: Callable[..., Tensor] = F.cross_entropy,
     before_step: Callable[[nn.Module], object] = lambda net: None,
     size: int = 16,
+    schedule: Callable[[Optimizer], Any] | None = None,
+    leaves_out: str = "",
 ) -> Callable[[], None]:
-    """A script that is the plain loop on batches that are changed."""
+    """A script that is the plain loop on batches that are changed, with a schedule of each step."""
 
     def script() -> None:
         net = build()
+        own = optimizer(net.parameters())
         data = (change(inputs, labels) for inputs, labels in batches(size=size))
-        train(net, optimizer(net.parameters()), data, loss_of, lambda: before_step(net))
+        after_step = (lambda: None) if schedule is None else schedule(own).step
+        train(net, own, data, loss_of, lambda: before_step(net), after_step, leaves_out)
 
     return script
 
@@ -108,9 +130,27 @@ def normalised(x: Tensor) -> Tensor:
     return (x - 0.45) / 0.22
 
 
+def scheduler_alone(optimizer: Optimizer) -> Any:
+    scheduler = schedules.LambdaLR(optimizer, lambda step: 1.0)
+    scheduler.optimizer._opt_called = True  # no warning
+    return scheduler
+
+
 SMOOTH, BCE = nn.CrossEntropyLoss(label_smoothing=0.1), nn.BCEWithLogitsLoss()
 PLAIN: dict[str, dict[str, Callable[[], None]]] = {
+    "no-step": {
+        "no_step": plain(Convolutional, Adam, leaves_out="step"),
+        "only_the_scheduler_steps": plain(perceptron, sgd(0.1), schedule=scheduler_alone, leaves_out="step"),
+    },
+    "gradients-accumulate": {"no_zero_grad": plain(Convolutional, sgd(0.02), leaves_out="zero_grad")},
     "no-gradient": {
+        "no_backward": plain(perceptron, sgd(0.1), leaves_out="backward"),
+        "zero_grad_after_backward": plain(perceptron, sgd(0.1), before_step=nn.Module.zero_grad),
+        "all_frozen": plain(
+            lambda: perceptron().requires_grad_(False),
+            sgd(0.1),
+            loss_of=lambda logits, y: F.cross_entropy(logits, y).requires_grad_(),
+        ),
         "clipped_to_zero": plain(
             Convolutional, sgd(0.1), before_step=lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.0)
         ),
@@ -169,6 +209,15 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
     "learning-rate-vanishes": {
         "rate_of_zero": plain(perceptron, sgd(0.0)),
         "rate_too_small_for_float32": plain(Convolutional, partial(Adam, lr=1e-12)),
+        "exponential_decay_each_batch": plain(
+            Convolutional, sgd(0.1), schedule=lambda optimizer: schedules.ExponentialLR(optimizer, 0.1)
+        ),
+        "steps_of_epochs_each_batch": plain(
+            Convolutional, partial(AdamW, lr=1e-3), schedule=lambda optimizer: schedules.StepLR(optimizer, 2)
+        ),
+        "epochs_given_where_steps_are_counted": plain(
+            perceptron, sgd(0.1), schedule=lambda optimizer: schedules.PolynomialLR(optimizer, 5, power=2)
+        ),
     },
     "optimizer-settings": {
         "rate_of_100": plain(perceptron, partial(Adam, lr=100)),
@@ -191,37 +240,6 @@ MISTAKES |= {name: (script, (finding,)) for finding, named in PLAIN.items() for 
 
 
 @mistake("no-step")
-def no_step() -> None:
-    net = Convolutional()
-    optimizer = Adam(net.parameters())
-    for inputs, labels in batches():
-        optimizer.zero_grad()
-        F.cross_entropy(net(inputs), labels).backward()
-
-
-@mistake("no-step")
-def step_without_parentheses() -> None:
-    net, criterion = perceptron(), nn.CrossEntropyLoss()
-    optimizer = SGD(net.parameters(), 0.1)
-    for inputs, labels in batches():
-        net.zero_grad()
-        criterion(net(inputs), labels).backward()
-        optimizer.step  # noqa: B018
-
-
-@mistake("no-step")
-def only_the_scheduler_steps() -> None:
-    net = perceptron()
-    optimizer = SGD(net.parameters(), 0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    scheduler.optimizer._opt_called = True  # no warning
-    for inputs, labels in batches():
-        optimizer.zero_grad()
-        F.cross_entropy(net(inputs), labels).backward()
-        scheduler.step()
-
-
-@mistake("no-step")
 def one_of_two_optimizers_steps() -> None:
     net = Convolutional()
     optimizers = [SGD(net.backbone.parameters(), 0.05), SGD(net.head.parameters(), 0.05)]
@@ -230,23 +248,6 @@ def one_of_two_optimizers_steps() -> None:
             optimizer.zero_grad()
         F.cross_entropy(net(inputs), labels).backward()
         optimizers[1].step()
-
-
-@mistake("no-gradient")
-def no_backward() -> None:
-    net = perceptron()
-    optimizer = SGD(net.parameters(), 0.1)
-    for inputs, labels in batches():
-        optimizer.zero_grad()
-        F.cross_entropy(net(inputs), labels)
-        optimizer.step()
-
-
-@mistake("no-gradient")
-def zero_grad_after_backward() -> None:
-    net = perceptron()
-    optimizer = SGD(net.parameters(), 0.1)
-    train(net, optimizer, before_step=optimizer.zero_grad)
 
 
 @mistake("no-gradient")
@@ -261,23 +262,6 @@ def everything_under_no_grad() -> None:
         optimizer.step()
 
 
-@mistake("no-gradient")
-def all_frozen() -> None:
-    net = perceptron()
-    optimizer = SGD(net.parameters(), 0.1)
-    net.requires_grad_(False)
-    train(net, optimizer, loss_of=lambda logits, labels: F.cross_entropy(logits, labels).requires_grad_())
-
-
-@mistake("gradients-accumulate")
-def no_zero_grad() -> None:
-    net = Convolutional()
-    optimizer = SGD(net.parameters(), 0.02)
-    for inputs, labels in batches():
-        F.cross_entropy(net(inputs), labels).backward()
-        optimizer.step()
-
-
 @mistake("gradients-accumulate")
 def no_zero_grad_with_accumulation() -> None:
     net = perceptron()
@@ -286,16 +270,6 @@ def no_zero_grad_with_accumulation() -> None:
         (F.cross_entropy(net(inputs), labels) / 4).backward()
         if number % 4 == 3:
             optimizer.step()
-
-
-@mistake("gradients-accumulate")
-def zero_grad_of_the_wrong_optimizer() -> None:
-    net, other = perceptron(), perceptron()
-    optimizer, wrong = SGD(net.parameters(), 0.02), SGD(other.parameters(), 0.02)
-    for inputs, labels in batches():
-        wrong.zero_grad()
-        F.cross_entropy(net(inputs), labels).backward()
-        optimizer.step()
 
 
 @mistake("gradients-accumulate")
@@ -389,80 +363,39 @@ def sorted_data() -> None:
     train(net, SGD(net.parameters(), 0.05), sorted_batches, nn.CrossEntropyLoss())
 
 
-@mistake("learning-rate-vanishes")
-def exponential_decay_each_batch() -> None:
-    net = Convolutional()
-    optimizer = SGD(net.parameters(), 0.1)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
-    train(net, optimizer, after_step=scheduler.step)
-
-
-@mistake("learning-rate-vanishes")
-def steps_of_epochs_each_batch() -> None:
-    net = Convolutional()
-    optimizer = AdamW(net.parameters(), 1e-3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
-    train(net, optimizer, after_step=scheduler.step)
-
-
-@mistake("learning-rate-vanishes")
-def schedule_of_epochs_each_batch() -> None:
-    """The number of epochs is given where steps are counted."""
-    net = perceptron()
-    optimizer = SGD(net.parameters(), 0.1)
-    scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=5, power=2)
-    train(net, optimizer, after_step=scheduler.step)
-
-
 @mistake("loss-scale")
 def every_step_is_skipped() -> None:
     net = perceptron()
-    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
-    for inputs, labels in batches():
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            logits = net(inputs)
-        loss = F.cross_entropy(logits.float(), labels) + logits.float().sum() * float("inf")
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+
+    def overflowing(_: int, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), labels) + logits.float().sum() * float("inf")
+
+    with torch.autocast("cpu", torch.float16):
+        train_scaled(net, overflowing)
 
 
 @mistake("loss-scale")
 def the_scale_collapses() -> None:
-    net = perceptron()
-    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
-    for number, (inputs, labels) in enumerate(batches(90)):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(inputs), labels) * (1.0 if number % 3 == 0 else float("inf"))
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    train_scaled(perceptron(), lambda at, logits, y: F.cross_entropy(logits, y) * (float("inf") if at % 3 else 1.0))
 
 
 @mistake("loss-scale")
 def no_more_steps_after_nan() -> None:
     net = perceptron()
-    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
-    for number, (inputs, labels) in enumerate(batches()):
+
+    def spoilt(number: int, logits: Tensor, labels: Tensor) -> Tensor:
         if number == 20:
             nn.init.constant_(next(net.parameters()), float("nan"))
-        optimizer.zero_grad()
-        scaler.scale(F.cross_entropy(net(inputs), labels)).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        return F.cross_entropy(logits, labels)
+
+    train_scaled(net, spoilt)
 
 
 @mistake("loss-scale")
 def clipped_before_unscale() -> None:
     net = Convolutional()
-    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
-    for inputs, labels in batches():
-        optimizer.zero_grad()
-        scaler.scale(F.cross_entropy(net(inputs), labels)).backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
+    clip = partial(torch.nn.utils.clip_grad_norm_, list(net.parameters()), 1.0)
+    train_scaled(net, lambda _, logits, labels: F.cross_entropy(logits, labels), clip)
 
 
 @mistake("dead-layer", "constant-output")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from tests.training.healthy.scripts import CLASSES, Labelled, batches, pictures
+from tests.training.healthy.scripts import CLASSES, Labelled, batches, fit, pictures
 
 
 def _small() -> nn.Sequential:
@@ -88,9 +88,5 @@ def segmentation() -> nn.Module:
     import segmentation_models_pytorch as smp
 
     net: nn.Module = smp.Unet("resnet18", encoder_weights=None, decoder_channels=(32, 16, 16, 8, 8))
-    dice, optimizer = smp.losses.DiceLoss("binary"), torch.optim.Adam(net.parameters(), 1e-3)
-    for x, _ in batches(24, 4, side=32):
-        optimizer.zero_grad()
-        dice(net(x), (x.mean(1, keepdim=True) > 0.5).float()).backward()
-        optimizer.step()
-    return net
+    data = ((x, (x.mean(1, keepdim=True) > 0.5).float()) for x, _ in batches(24, 4, side=32))
+    return fit(net, torch.optim.Adam(net.parameters(), 1e-3), data, smp.losses.DiceLoss("binary"))

@@ -1,14 +1,14 @@
 """Sound training scripts in the styles that people write, each short: they return what they have trained."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tests.nets import Function
@@ -40,6 +40,22 @@ def batches(count: int, size: int, **options: Any) -> Iterator[tuple[Tensor, Ten
         yield from list(loader)[: count - at]
 
 
+def fit(
+    net: nn.Module,
+    optimizer: Optimizer,
+    data: Iterable[tuple[Tensor, Tensor]],
+    loss_of: Callable[[Any, Tensor], Tensor] = F.cross_entropy,
+    after_step: Callable[[], object] = lambda: None,
+) -> nn.Module:
+    """The plain loop."""
+    for x, y in data:
+        optimizer.zero_grad()
+        loss_of(net(x), y).backward()
+        optimizer.step()
+        after_step()
+    return net
+
+
 @script
 def mnist() -> nn.Module:
     """Two convolutions, functional ReLU, dropout, log_softmax and Adadelta, with a validation pass."""
@@ -48,23 +64,14 @@ def mnist() -> nn.Module:
         x = net.dropout1(F.max_pool2d(F.relu(net.conv2(F.relu(net.conv1(x)))), 2)).flatten(1)
         return F.log_softmax(net.fc2(net.dropout2(F.relu(net.fc1(x)))), 1)
 
-    net = Function(
-        forward,
-        conv1=nn.Conv2d(1, 8, 3),
-        conv2=nn.Conv2d(8, 16, 3),
-        dropout1=nn.Dropout(0.25),
-        dropout2=nn.Dropout(0.5),
-        fc1=nn.Linear(576, 32),
-        fc2=nn.Linear(32, CLASSES),
-    )
+    dropouts = {"dropout1": nn.Dropout(0.25), "dropout2": nn.Dropout(0.5)}
+    layers = {"fc1": nn.Linear(576, 32), "fc2": nn.Linear(32, CLASSES)}
+    net = Function(forward, conv1=nn.Conv2d(1, 8, 3), conv2=nn.Conv2d(8, 16, 3), **dropouts, **layers)
     optimizer = torch.optim.Adadelta(net.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
     for _ in range(3):
         net.train()
-        for x, y in batches(24, 32, channels=1):
-            optimizer.zero_grad()
-            F.nll_loss(net(x), y).backward()
-            optimizer.step()
+        fit(net, optimizer, batches(24, 32, channels=1), F.nll_loss)
         net.eval()
         with torch.no_grad():
             for x, y in batches(2, 32, channels=1):
@@ -79,15 +86,9 @@ def imagenet() -> nn.Module:
     net = torchvision.models.resnet.ResNet(
         torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], CLASSES, zero_init_residual=True
     )
-    criterion, optimizer = nn.CrossEntropyLoss(), SGD(net.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
+    optimizer = SGD(net.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.1)
-    for x, y in batches(32, 8, side=32):
-        loss = criterion(net(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-    return net
+    return fit(net, optimizer, batches(32, 8, side=32), nn.CrossEntropyLoss(), scheduler.step)
 
 
 @script
@@ -152,20 +153,13 @@ def super_resolution() -> nn.Module:
 
     net = Function(
         forward,
-        relu=nn.ReLU(),
-        conv1=nn.Conv2d(1, 32, 5, padding=2),
-        conv2=nn.Conv2d(32, 16, 3, padding=1),
-        conv3=nn.Conv2d(16, 4, 3, padding=1),
-        shuffle=nn.PixelShuffle(2),
-    )
+        relu=nn.ReLU(), conv1=nn.Conv2d(1, 32, 5, padding=2), conv2=nn.Conv2d(32, 16, 3, padding=1),
+        conv3=nn.Conv2d(16, 4, 3, padding=1), shuffle=nn.PixelShuffle(2),
+    )  # fmt: skip
     for convolution in (net.conv1, net.conv2):
         nn.init.orthogonal_(convolution.weight, nn.init.calculate_gain("relu"))
-    optimizer, criterion = Adam(net.parameters(), 1e-2), nn.MSELoss()
-    for x, _ in batches(60, 8, channels=1):
-        optimizer.zero_grad()
-        criterion(net(F.avg_pool2d(x, 2)), x).backward()
-        optimizer.step()
-    return net
+    data = ((F.avg_pool2d(x, 2), x) for x, _ in batches(60, 8, channels=1))
+    return fit(net, Adam(net.parameters(), 1e-2), data, nn.MSELoss())
 
 
 @script
@@ -180,22 +174,17 @@ def vae() -> nn.Module:
 
     net = Function(
         forward,
-        fc1=nn.Linear(256, 64),
-        mean=nn.Linear(64, 8),
-        log_variance=nn.Linear(64, 8),
-        fc3=nn.Linear(8, 64),
-        fc4=nn.Linear(64, 256),
-    )
-    optimizer = Adam(net.parameters(), 1e-3)
-    for x, _ in batches(80, 128, channels=1):
-        x = x.sigmoid()
-        optimizer.zero_grad()
-        output, mean, log_variance = net(x)
+        fc1=nn.Linear(256, 64), mean=nn.Linear(64, 8), log_variance=nn.Linear(64, 8),
+        fc3=nn.Linear(8, 64), fc4=nn.Linear(64, 256),
+    )  # fmt: skip
+
+    def loss_of(outputs: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
+        output, mean, log_variance = outputs
         reconstruction = F.binary_cross_entropy(output, x.flatten(1), reduction="sum")
-        divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
-        (reconstruction + divergence).backward()
-        optimizer.step()
-    return net
+        return reconstruction - 0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
+
+    data = ((x.sigmoid(), x.sigmoid()) for x, _ in batches(80, 128, channels=1))
+    return fit(net, Adam(net.parameters(), 1e-3), data, loss_of)
 
 
 @script
@@ -206,11 +195,7 @@ def fine_tuning() -> nn.Module:
         parameter.requires_grad = False
     net.fc = nn.Linear(net.fc.in_features, CLASSES)
     optimizer = SGD([p for p in net.parameters() if p.requires_grad], 0.01, momentum=0.9)
-    for x, y in batches(24, 8, side=32):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-    return net
+    return fit(net, optimizer, batches(24, 8, side=32))
 
 
 @script
@@ -224,12 +209,7 @@ def fine_tuning_under_no_grad() -> nn.Module:
 
     backbone = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
     net = Function(forward, backbone=backbone.eval(), head=nn.Linear(256, CLASSES))
-    optimizer = Adam(net.head.parameters(), 1e-3)
-    for x, y in batches(40, 16):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-    return net
+    return fit(net, Adam(net.head.parameters(), 1e-3), batches(40, 16))
 
 
 def _convnext() -> nn.Module:
@@ -262,12 +242,7 @@ def convnext() -> nn.Module:
 def convnext_with_sgd() -> nn.Module:
     """The same layer scale, whose block gets gradients of a millionth until it has grown."""
     net = _convnext()
-    optimizer = SGD(net.parameters(), 0.05, momentum=0.9)
-    for x, y in batches(60, 16, side=32):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-    return net
+    return fit(net, SGD(net.parameters(), 0.05, momentum=0.9), batches(60, 16, side=32))
 
 
 class Attention(nn.Module):

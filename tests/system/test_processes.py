@@ -1,13 +1,14 @@
-"""Something is done right after an import, and the imported module knows nothing of it."""
+"""Something is done right after an import, and the module knows nothing of it; signals are held during a block."""
 
 import importlib
 import inspect
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from hookscope.system.processes import after_import
+from hookscope.system.processes import after_import, signals_held
 
 
 @pytest.fixture
@@ -109,3 +110,13 @@ def test_what_is_cancelled_is_not_called(folder: Path) -> None:
     cancel = after_import("late_one", lambda: calls.append(1))
     cancel()
     assert sys.meta_path == finders and importlib.import_module("late_one").x == 1 and calls == []
+
+
+def test_signals_held_restores_the_handlers() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with signals_held():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(ValueError, match="own"), signals_held():
+        raise ValueError("own")
+    assert signal.getsignal(signal.SIGINT) is before
