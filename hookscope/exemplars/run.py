@@ -102,11 +102,7 @@ class SavedExemplars:
 
 
 def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
-    """Write ``saved`` to ``path`` as JSON, whole or not at all.
-
-    Raises:
-        WriteError: The file cannot be written; an earlier file is unchanged.
-    """
+    """Write ``saved`` to ``path`` as JSON, whole or not at all."""
     found = saved.found
     layers = [layer.state_dict(found.prints_of) for layer in found.layers.values()]
     used = sorted({int(image) for layer in found.layers.values() for best in layer.bests for image in best.images})
@@ -152,11 +148,7 @@ def _unpacked(png: str, value: float, best: float | None, seed: int) -> Synthesi
 
 
 def load_exemplars(path: StrPath) -> SavedExemplars:
-    """Read a file of `save_exemplars`.
-
-    Raises:
-        InputError: There is no such file, or it is damaged, of another kind or of another format.
-    """
+    """Read a file of `save_exemplars`."""
     return read_state(path, _KIND, _restored)
 
 

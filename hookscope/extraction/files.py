@@ -95,13 +95,7 @@ class WritingRun(FeatureRun):
     skips: list[tuple[int, str, str]] = field(default_factory=list, init=False)
 
     def written(self, resume: bool = False) -> WrittenFeatures:
-        """Do the images that are not done yet, and write the features.
-
-        Raises:
-            InputError: No image could be used, or the output belongs to another run or is damaged.
-            LayerError: Rows have different shapes.
-            WriteError: The output cannot be written, or another run writes to it.
-        """
+        """Do the images that are not done yet, and write the features."""
         output, self.state = self.output, FeatureState(self._about())
         make_folder(output.work)
         with open(output.work_file(".lock"), "wb") as lock:

@@ -291,12 +291,7 @@ FOLDER = replace(FORMATS[".parquet"], write=_write_folder, metadata=_folder_meta
 
 
 def format_of(suffix: str, name: str) -> FeatureFormat:
-    """The format of a suffix of the file ``name``; its package is imported.
-
-    Raises:
-        UsageError: There is no such format.
-        InstallationError: The package is missing.
-    """
+    """The format of a suffix of the file ``name``; its package is imported."""
     if suffix not in FORMATS:
         do = f"end the name in {', '.join(FORMATS)}, or name a folder"
         raise UsageError(f"no format for '{name}'", nearest(suffix, list(FORMATS)), do)

@@ -37,11 +37,7 @@ _ADVICE = "choose the block around the layer, or one image for each pass (‹bat
 
 
 def pooled(tensor: Tensor, images: int, pool: str, module: nn.Module | None, shown: InputSize, key: str) -> Tensor:
-    """One row for each of the ``images``, whose axis is the first one, as `extract` describes.
-
-    Raises:
-        LayerError: The first axis is not the images, or there is no class token.
-    """
+    """One row for each of the ``images``, whose axis is the first one, as `extract` describes."""
     if not tensor.dim() or len(tensor) != images:
         text = "x".join(map(str, tensor.shape)) or "one value"
         exists = f"its output is {text} for {images} images"
@@ -62,11 +58,7 @@ def pooled(tensor: Tensor, images: int, pool: str, module: nn.Module | None, sho
 
 
 def pooled_whole(tensor: Tensor, pool: str, module: nn.Module | None, shown: InputSize, key: str) -> Tensor:
-    """One row ``(1, ...)`` for the only image of a pass, to which the whole tensor belongs, such as all its boxes.
-
-    Raises:
-        LayerError: There is no class token.
-    """
+    """One row ``(1, ...)`` for the only image of a pass, to which the whole tensor belongs, such as all its boxes."""
     whole = as_plain(tensor)[None]
     if pool == "none":
         return whole

@@ -111,13 +111,7 @@ class Output:
 def check_output(
     path: StrPath, shard: int | None = None, *, overwrite: bool = False, resume: bool = False, columns: int = 1
 ) -> Output:
-    """Where `Extraction.save` would write ``columns`` or more, or the error that it would raise before the first pass.
-
-    Raises:
-        UsageError: There is no such format, or it holds one column alone.
-        InstallationError: The format needs a package that is not installed.
-        WriteError: The output exists, or cannot be written.
-    """
+    """Where `Extraction.save` would write ``columns`` or more, or the error that it would raise at once."""
     name = os.fspath(path)
     if overwrite and resume:
         asked = "‹overwrite|--overwrite› starts again and ‹resume|--resume› continues"

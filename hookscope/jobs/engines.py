@@ -90,12 +90,7 @@ class RayEngine:
         self.block = block
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
-        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order.
-
-        Raises:
-            InstallationError: Ray is not installed, or a worker has other versions of hookscope or torch.
-            HookscopeError: The cluster does not answer, lacks GPUs, or lost a block too often.
-        """
+        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order."""
         if first >= len(paths):
             return
         refuse_own_files(paths)
@@ -314,11 +309,7 @@ class RayWorker:
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Refuse other versions of hookscope, torch and torchvision than the driver's; builds may differ.
-
-    Raises:
-        InstallationError: The versions differ.
-    """
+    """Refuse other versions of hookscope, torch and torchvision than the driver's; builds may differ."""
     here = package_versions()
     for name, version in expected.items():
         if name in here and here[name].partition("+")[0] != version.partition("+")[0]:
@@ -351,11 +342,7 @@ class TorchrunEngine:
         self.block = block
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
-        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order.
-
-        Raises:
-            HookscopeError: Another process has ended.
-        """
+        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order."""
         refuse_own_files(paths)
         blocks = list(blocks_of(paths, first, self.block or BATCHES * job.batch_size))
         with self._group():
@@ -364,11 +351,7 @@ class TorchrunEngine:
                 yield unpacked(row)
 
     def serve(self, net: LoadedModel) -> None:
-        """Do the blocks of this rank, until all are done.
-
-        Raises:
-            HookscopeError: Rank 0 has ended.
-        """
+        """Do the blocks of this rank, until all are done."""
         with self._group():
             sent: list[Any] = [None, None]
             torch.distributed.broadcast_object_list(sent)

@@ -178,11 +178,7 @@ def packed_error(error: Exception) -> bytes:
 
 
 def unpacked(data: bytes) -> Part[Any]:
-    """The part in what `done_packed` returned.
-
-    Raises:
-        HookscopeError: The worker sent an error instead.
-    """
+    """The part in what `done_packed` returned."""
     result = pickle.loads(data)
     if isinstance(result, str):
         raise InstallationError(f"a worker cannot import hookscope: {result}", do="install it on every machine")

@@ -133,11 +133,7 @@ class RunIdentity:
         return ""
 
     def check_resumed_by(self, other: RunIdentity, name: str, do: str = AGAIN) -> None:
-        """Refuse to resume the run in the file ``name`` with a run of something else.
-
-        Raises:
-            InputError: They differ; the error says in what.
-        """
+        """Refuse to resume the run in the file ``name`` with a run of something else."""
         if difference := self.difference(other):
             raise InputError(f"cannot resume '{name}'", f"it was made with {difference}", do)
 
@@ -230,11 +226,7 @@ class SavedRun(ABC, Generic[Value]):
         self.save()
 
     def do(self, resume: bool = False) -> None:
-        """Do the images that are not done yet.
-
-        Raises:
-            InputError: No image could be used.
-        """
+        """Do the images that are not done yet."""
         with contextlib.closing(self.parts(resume)) as parts:
             for _ in parts:
                 pass

@@ -48,11 +48,7 @@ class StateKind:
 
 
 def write_state(path: StrPath, kind: StateKind, content: dict[str, Any]) -> None:
-    """Write ``content``: numbers, strings, arrays of int64 and float64, lists and dictionaries of these.
-
-    Raises:
-        WriteError: The file cannot be written; an earlier file is unchanged.
-    """
+    """Write ``content``: numbers, strings, arrays of int64 and float64, lists and dictionaries of these."""
     content = encoded(content)
     named = {"kind": kind.name} if kind.name else {}
     about = {"hookscope": __version__, "format": kind.format, **named, "sha256": _digest(content)}
@@ -60,11 +56,7 @@ def write_state(path: StrPath, kind: StateKind, content: dict[str, Any]) -> None
 
 
 def read_state(path: StrPath, kind: StateKind, restore: Callable[[dict[str, Any]], Content]) -> Content:
-    """What ``restore`` makes of the content of a file of `write_state`.
-
-    Raises:
-        InputError: There is no such file, or it is damaged, of another kind or of another format.
-    """
+    """What ``restore`` makes of the content of a file of `write_state`."""
     name = printable(os.fspath(path))
     try:
         data = _content(path, kind)

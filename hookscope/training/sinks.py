@@ -302,12 +302,7 @@ class SinkChoice:
         return replace(self, place=os.path.join(self.place, f"rank{rank}")) if self.word == TensorBoard.word else self
 
     def check(self) -> None:
-        """Check, without an import, that the package is installed and that the folder can be written.
-
-        Raises:
-            InstallationError: the package is missing.
-            WriteError: the folder cannot be written.
-        """
+        """Check, without an import, that the package is installed and that the folder can be written."""
         spec = importlib.util.find_spec(self.word)
         if spec is None or spec.origin is None:  # a folder `wandb` of earlier runs is not a package
             raise not_installed(self.word)

@@ -170,11 +170,7 @@ class RunLog:
             raise self._error(error.strerror or str(error)) from error
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append a line for each of ``rows``; NaN and Inf are written as null.
-
-        Raises:
-            WriteError: a line could not be written whole; no part of it stays.
-        """
+        """Append a line for each of ``rows``; NaN and Inf are written as null."""
         if self._descriptor < 0 or os.getpid() != self._pid:
             return
         for row in rows:
