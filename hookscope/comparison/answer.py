@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,7 @@ from hookscope.errors import spelled
 from hookscope.findings import counted, listed, percent
 from hookscope.hooks import MODEL, Call, Shape
 from hookscope.models import DTYPES
-from hookscope.statistics import BrokenLimit, LimitsResult
+from hookscope.statistics import BrokenLimit, LimitsResult, SetLimits
 
 _ROUNDING = 16  # times the precision of a data type: what rounding alone may do to the output of one layer
 _MOST = 0.8  # of the layers with parameters: other weights, not other parameters of some layers
@@ -303,7 +303,7 @@ def _size(shape: Shape) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonLimits:
+class ComparisonLimits(SetLimits):
     """Limits of a comparison, None for no limit.
 
     Attributes:
@@ -316,74 +316,40 @@ class ComparisonLimits:
     min_cosine: float | None = None
     min_agreement: float | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        names = [each.name for each in fields(self) if getattr(self, each.name) is not None]
-        return tuple(name.replace("_", "-") for name in names)
-
 
 def check_comparison(found: Comparison, limits: ComparisonLimits) -> LimitsResult:
     """Check every pair of calls, and the agreement; what was not measured has not passed."""
     result = LimitsResult({name: {} for name in limits.names})
-    if limits.max_relative is not None:
-        for pair in found.calls:
-            _check(result, "max-relative", pair, _measured_distance(pair), limits.max_relative)
-    if limits.min_cosine is not None:
-        for pair in found.calls:
-            _check(result, "min-cosine", pair, _cosine(pair), limits.min_cosine)
-    if limits.min_agreement is not None:
-        _check(result, "min-agreement", found.calls[-1], _agreement(found.agreement), limits.min_agreement)
+    for limit in limits.names:
+        allowed = getattr(limits, limit.replace("-", "_"))
+        of_classes = limit == "min-agreement"
+        for pair in found.calls[-1:] if of_classes else found.calls:
+            value, evidence = _agreement(found.agreement) if of_classes else _measured(pair, limit == "max-relative")
+            if value is not None:
+                result.checked[limit][pair.key] = pair.a.type
+                if value <= allowed if limit.startswith("max") else value >= allowed:
+                    continue
+            result.broken.append(BrokenLimit.at(pair.a, limit, pair.key, pair.part, value, allowed, evidence))
     return result
 
 
 _Measured = tuple[float | None, str]  # the value, None where there is none, and what it says in words
 
 
-def _check(result: LimitsResult, limit: str, pair: PairedCall, measured: _Measured, allowed: float) -> None:
-    value, evidence = measured
-    call, unknown = pair.a, value is None
-    about = BrokenLimit(
-        limit,
-        pair.key,
-        call.index,
-        value,
-        None if unknown else allowed,
-        evidence,
-        unmeasured=unknown,
-        order=call.order,
-        part=pair.part,
-    )
-    if value is not None:
-        result.checked[limit][pair.key] = call.type
-        if value <= allowed if limit.startswith("max") else value >= allowed:
-            return
-    result.broken.append(about)
-
-
-def _measured_distance(pair: PairedCall) -> _Measured:
+def _measured(pair: PairedCall, is_distance: bool) -> _Measured:
+    """The relative L2 distance of a pair, or its cosine."""
     difference = pair.difference
     if difference is None:
-        return None, _shapes(pair)
+        return None, f"the shapes differ: {text_of(pair.shape_a)} in A and {text_of(pair.shape_b)} in B"
     if nonfinite := difference.nonfinite_a + difference.nonfinite_b:
-        return math.inf, f"{counted(nonfinite, 'value')} of {difference.values:,} NaN or Inf on one side only"
+        words = f"{counted(nonfinite, 'value')} of {difference.values:,} NaN or Inf on one side only"
+        return math.inf if is_distance else None, words
     if difference.is_same:
-        return 0.0, "the same to the bit"
-    if difference.relative_l2 is None:
-        return None, "no value is finite on both sides"
-    return difference.relative_l2, f"relative L2 difference {difference.relative_l2:.4g}"
-
-
-def _cosine(pair: PairedCall) -> _Measured:
-    difference = pair.difference
-    if difference is None:
-        return None, _shapes(pair)
-    if nonfinite := difference.nonfinite_a + difference.nonfinite_b:
-        return None, f"{counted(nonfinite, 'value')} of {difference.values:,} NaN or Inf on one side only"
-    if difference.is_same:
-        return 1.0, "the same to the bit"
-    if difference.cosine is None:
-        return None, "one side is 0 everywhere"
-    return difference.cosine, f"cosine {difference.cosine:.4g}"
+        return 0.0 if is_distance else 1.0, "the same to the bit"
+    value, name, why_not = difference.cosine, "cosine", "one side is 0 everywhere"
+    if is_distance:
+        value, name, why_not = difference.relative_l2, "relative L2 difference", "no value is finite on both sides"
+    return value, why_not if value is None else f"{name} {value:.4g}"
 
 
 def _agreement(agreement: Agreement | None) -> _Measured:
@@ -391,7 +357,3 @@ def _agreement(agreement: Agreement | None) -> _Measured:
         return None, "the outputs are not scores of the same classes"
     changed, images = len(agreement.changed), counted(agreement.images, "image")
     return agreement.top1, f"{changed:,} of {images} changed class: {percent(agreement.top1)} agree"
-
-
-def _shapes(pair: PairedCall) -> str:
-    return f"the shapes differ: {text_of(pair.shape_a)} in A and {text_of(pair.shape_b)} in B"

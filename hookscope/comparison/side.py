@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class CompiledPass:
         self._calls: list[tuple[str, Any]] = []
         self._handles = HookHandles()
         for name in self._layers:
-            self._handles.forward(watched.get_submodule(name), self._keeper(name))
+            self._handles.forward(watched.get_submodule(name), partial(self._keep, name))
         self.model.forward = self._forward
         self.model._compiled_pass = self  # type: ignore[assignment]
 
@@ -60,11 +60,8 @@ class CompiledPass:
         # torch takes the program of another instance of a class if the backend is the same object, hooks or not
         return torch.compile(model, backend=lambda graph, inputs: lookup_backend(self._backend)(graph, inputs))
 
-    def _keeper(self, name: str) -> Any:
-        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self._calls.append((name, pytree.tree_map_only(Tensor, torch.clone, output)))
-
-        return keep
+    def _keep(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._calls.append((name, pytree.tree_map_only(Tensor, torch.clone, output)))
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))

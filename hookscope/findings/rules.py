@@ -67,14 +67,11 @@ def never_updated(
     evidence += "" if every or single else f": {listed(never)}"
     numbers = {"never": len(never), "batch_norms": len(updated)}
     case = "trained" if trained else "all" if every else ""
-    if case == "all" and others is not None and not any(map(_is_of_untrained, others)):
-        return
+    if case == "all" and others is not None:
+        kinds = ((finding, CATALOGUE[finding.finding]) for finding in others)
+        if not any("untrained" in kind.cases and finding.meaning == kind.text("untrained") for finding, kind in kinds):
+            return
     yield CATALOGUE["never-updated"].finding(never[0] if single else "", evidence, case, numbers=numbers)
-
-
-def _is_of_untrained(finding: Finding) -> bool:
-    kind = CATALOGUE[finding.finding]
-    return "untrained" in kind.cases and finding.meaning == kind.text("untrained")
 
 
 def existing(findings: Iterable[Finding | None]) -> Iterator[Finding]:

@@ -244,21 +244,15 @@ def _of_anomaly(anomaly: Anomaly) -> Finding:
 
 def _by_ratio(report: GradientReport, thresholds: GradientThresholds, name: str) -> Iterator[Finding]:
     weights = [p for p in report.parameters if p.gradient is not None and _is_weight(p) and not is_spoiled(p.gradient)]
-    weights = _in_order_of_execution(weights, report)
+    order = {layer.call.name: at for at, layer in reversed(list(enumerate(report.layers)))}
+    if all(p.layer in order for p in weights):  # else they stay in order of registration
+        weights.sort(key=lambda p: order[p.layer])
     bad = [at for at, weight in enumerate(weights) if parameter_finding_names(weight, thresholds) == (name,)]
     runs = chains(bad, lambda run, at: at == run[-1] + 1)
     if len(runs) > _MOST_CHAINS:  # scattered over the whole model: one finding instead of thirty
         runs = [bad]
     for chain in reversed(runs):
         yield _of_chain(name, [weights[at] for at in chain], weights, report)
-
-
-def _in_order_of_execution(weights: list[ParameterGradient], report: GradientReport) -> list[ParameterGradient]:
-    """In order of execution if every layer ran, else in order of registration."""
-    first: dict[str, int] = {}
-    for at, layer in enumerate(report.layers):
-        first.setdefault(layer.call.name, at)
-    return sorted(weights, key=lambda p: first[p.layer]) if all(p.layer in first for p in weights) else weights
 
 
 def _of_chain(

@@ -239,7 +239,11 @@ def draw_effect(
         raise NoMapError(
             "the effect holds no activations", do="intervention_effect keeps the activations of keep= and keep_changed="
         )
-    _check_drawn(bands)
+    if not bands:
+        raise NoMapError("no activation to draw", "no chosen call ran after the first that was changed", "choose it")
+    call, why = bands[0].layer.call, bands[0].why
+    if why is not None and all(band.why for band in bands):
+        raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
     step = column_step([part for band in bands for part in band.parts])
     page, places = SheetPage(), []
     _add_heading(page, origin, interventions or list(effect.changed), seed, width_of_columns(step))
@@ -255,14 +259,6 @@ def _band(layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, 
     except NoMapError as error:
         return _Band(layer, (), error)
     return _Band(layer, [draw_difference(maps, most // len(parts)) for maps in parts], None)
-
-
-def _check_drawn(bands: Sequence[_Band]) -> None:
-    if not bands:
-        raise NoMapError("no activation to draw", "no chosen call ran after the first that was changed", "choose it")
-    call, why = bands[0].layer.call, bands[0].why
-    if why is not None and all(band.why for band in bands):
-        raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
 
 
 def _add_heading(page: SheetPage, origin: Origin, interventions: Sequence[str], seed: int | None, width: int) -> None:
@@ -311,10 +307,7 @@ def _band_facts(band: _Band) -> dict[str, Any]:
     layer = band.layer
     return {
         "layer": layer.call.name,
-        "call": layer.call.call,
-        "index": layer.call.index,
-        "order": layer.call.order,
-        "type": layer.call.type,
+        **{name: getattr(layer.call, name) for name in ("call", "index", "order", "type")},
         "shape": layer.shape,
         "changed": layer.changed,
         "relative_l2": layer.relative_l2 if math.isfinite(layer.relative_l2 or 0) else None,

@@ -51,11 +51,7 @@ WEIGHTS = Columns(
     Column("filter_norm_mean", need=1, hide="unknown"),
     Column("filter_norm_max", need=2, hide="unknown"),
     Column("dead", lambda row: _count(row.dead_filters), hide="zero"),
-    Column(
-        "duplicate",
-        lambda row: row.duplicate_filters and sum(map(len, row.duplicate_filters)) - len(row.duplicate_filters),
-        hide="zero",
-    ),
+    Column("duplicate", _duplicate_count, hide="zero"),
     Column("collapsed", lambda row: _count(row.collapsed), hide="zero"),
     Column("updated", need=4, hide="unknown"),
     Column("findings", hide="zero"),

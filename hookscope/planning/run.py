@@ -110,7 +110,7 @@ def plan(
     names = _blocks(subject.model, checkpoint)
     where = re.sub(r":[0-9]+$", "", device or subject.device)
     if where not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"no device '{device}' to plan for", "there are cpu, cuda, mps")
+        raise UsageError(f"no device '{device or subject.device}' to plan for", "there are cpu, cuda, mps")
     kind, autocast = (None, None) if dtype is None else parse_dtype(dtype, where)
     conditions = Conditions(where, kind, autocast, optimizer if train else None, names)
     subject, conditions, record = _recorded(subject, batch_size, conditions)
@@ -248,19 +248,19 @@ def _costs(
     trace = record.trace
     params = _params_of_calls(trace)
     rows = []
-    for place, (call, key, counted) in enumerate(zip(trace.calls, record.calls, record.counted, strict=True)):
+    for place, (call, key, (moved, saved)) in enumerate(zip(trace.calls, record.calls, record.counted, strict=True)):
         layer = trace.layers[call.layer]
         is_layer = layer.leaf and OPERATION not in layer.name
-        if is_layer or call.macs or counted.bytes_moved or counted.saved or params[place]:
+        if is_layer or call.macs or moved or saved or params[place]:
             row = CallCost(
                 key,
                 call.input_shape,
                 call.output_shape,
                 params[place],
                 call.macs,
-                counted.bytes_moved,
-                counted.saved,
-                _bound(call.macs, counted.bytes_moved, balance),
+                moved,
+                saved,
+                _bound(call.macs, moved, balance),
                 *call.seen,
                 effective.get(key.key),
             )

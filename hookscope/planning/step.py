@@ -247,18 +247,12 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class CountedCall:
-    bytes_moved: int
-    saved: int
-
-
-@dataclass(frozen=True)
 class StepRecord:
-    """The calls of a step, what was counted in each, and its memory."""
+    """The calls of a step, its memory, and what each call but the calls inside it moved and saved, in bytes."""
 
     trace: Trace
     calls: tuple[Call, ...]
-    counted: tuple[CountedCall, ...]
+    counted: tuple[tuple[int, int], ...]
     memory: MemoryPlan
 
 
@@ -385,7 +379,7 @@ def _run_step(subject: Subject, batch: int, conditions: Conditions, tracker: Fie
         peak_in=place[0],
         peak_call="" if at is None else calls[at].key,
     )
-    counted = tuple(CountedCall(call.moved, call.saved) for call in recorder.counted)
+    counted = tuple((call.moved, call.saved) for call in recorder.counted)
     return StepRecord(trace, calls, counted, memory)
 
 

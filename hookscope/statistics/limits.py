@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from typing import Self
 from xml.etree import ElementTree
 
 from hookscope.errors import printable
@@ -15,8 +16,21 @@ from hookscope.statistics.moments import LayerStatistics
 from hookscope.statistics.totals import Coverage
 
 
+class SetLimits:
+    """A dataclass of limits, None for no limit."""
+
+    __slots__ = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The limits that are set, with dashes."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        names = [name for name, value in values.items() if value is not None and value is not False]
+        return tuple(dict.fromkeys(name.removesuffix("_share").replace("_", "-") for name in names))
+
+
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(SetLimits):
     """Limits of every layer, None for no limit; ``min_rank_share`` is a share of `LayerStatistics.highest_rank`."""
 
     max_dead: float | None = None
@@ -26,11 +40,12 @@ class Limits:
     min_rank: float | None = None
     min_rank_share: float | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        names = [name for name, value in values.items() if value is not None and value is not False]
-        return tuple(dict.fromkeys(name.removesuffix("_share").replace("_", "-") for name in names))
+    def allowed(self, limit: str, layer: LayerStatistics) -> float:
+        """The number that ``limit`` allows for ``layer``."""
+        if limit == "min-rank" and self.min_rank_share is not None:
+            return self.min_rank_share * layer.highest_rank
+        number: float = 0 if limit == "no-nan" else getattr(self, limit.replace("-", "_"))
+        return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,16 @@ class BrokenLimit:
     unmeasured: bool = False
     order: int | None = None
     part: str = ""
+
+    @classmethod
+    def at(
+        cls, call: Call, limit: str, layer: str, part: str, value: float | None, allowed: float, evidence: str,
+        channels: tuple[int, ...] | None = None,
+    ) -> Self:  # fmt: skip
+        """What ``call`` is beyond; without a value it could not be checked."""
+        unmeasured = value is None
+        beyond = None if unmeasured else allowed
+        return cls(limit, layer, call.index, value, beyond, evidence, channels, unmeasured, call.order, part)
 
 
 @dataclass
@@ -100,13 +125,15 @@ class LimitsResult:
 
 @dataclass(frozen=True, slots=True)
 class _Judgement:
-    """The result of one check: ``within`` the limit, ``broken``, ``unknown``, or ``no meaning`` where it has none."""
+    """Why a call is not within a limit, and its value, None where it is unknown.
 
-    outcome: str
-    evidence: str = ""
+    ``applies`` says whether the limit has a meaning for the call.
+    """
+
+    evidence: str
     value: float | None = None
-    allowed: float | None = None
     channels: tuple[int, ...] | None = None
+    applies: bool = True
 
 
 def checked_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[LayerStatistics]:
@@ -155,23 +182,14 @@ def check_limits(
         for limit in limits.names:
             if every and limit in ("max-dead", "min-rank") and layer.key not in coverage.with_channels:
                 continue
-            judged = _JUDGES[limit](layer, limits)
-            about = BrokenLimit(
-                limit,
-                layer.key,
-                layer.call.index,
-                judged.value,
-                judged.allowed,
-                judged.evidence,
-                judged.channels,
-                order=layer.call.order,
-                part=layer.part,
-            )
-            if judged.outcome == "unknown" or (judged.outcome == "no meaning" and not every):
-                unmeasured.append(replace(about, unmeasured=True))
-            elif judged.outcome != "no meaning":
+            allowed = limits.allowed(limit, layer)
+            judged = _JUDGES[limit](layer, allowed)
+            if judged is None or judged.value is not None:
                 result.checked[limit][layer.key] = layer.call.type
-                result.broken += [about] if judged.outcome == "broken" else []
+            if judged is not None and (judged.applies or not every):
+                value, evidence, channels = judged.value, judged.evidence, judged.channels
+                about = BrokenLimit.at(layer.call, limit, layer.key, layer.part, value, allowed, evidence, channels)
+                (unmeasured if value is None else result.broken).append(about)
     for limit, calls in result.checked.items():
         if not calls and not any(each.limit == limit for each in unmeasured):
             why = "nothing was checked: no call has this value"
@@ -194,53 +212,42 @@ def _not_measured(coverage: Coverage, allow: Layers, every: bool) -> Iterator[tu
             yield key_of(call, part), reason
 
 
-def _dead(layer: LayerStatistics, limits: Limits) -> _Judgement:
+def _dead(layer: LayerStatistics, allowed: float) -> _Judgement | None:
     if not layer.values or layer.shape[:1] == (None,):
         return _nothing(layer)
     if layer.values < 2 * layer.channels:
-        return _Judgement("no meaning", f"{counted(layer.values, 'value')} in {counted(layer.channels, 'channel')}")
-    dead, m, allowed = layer.dead_channels, layer.by_channel, limits.max_dead
-    assert allowed is not None
+        return _too_few(layer)
+    dead, m = layer.dead_channels, layer.by_channel
     share = len(dead) / layer.channels
     if share > allowed:
         are = "is" if len(dead) == 1 else "are"
-        text = f"{len(dead)} of {layer.channels} channels {are} dead: {listed(dead)}"
-        return _Judgement("broken", text, share, allowed, dead)
+        return _Judgement(f"{len(dead)} of {layer.channels} channels {are} dead: {listed(dead)}", share, dead)
     unknown = int(((m.nan + m.inf > 0) & ~(m.low < m.high)).sum())
     if share + unknown / layer.channels > allowed:
         have = "has" if unknown == 1 else "have"
-        return _Judgement(
-            "unknown", f"{unknown} of {layer.channels} channels {have} NaN or Inf and no two finite values"
-        )
-    return _Judgement("within")
+        return _Judgement(f"{unknown} of {layer.channels} channels {have} NaN or Inf and no two finite values")
+    return None
 
 
-def _saturated(layer: LayerStatistics, limits: Limits) -> _Judgement:
-    allowed = limits.max_saturated
-    assert allowed is not None
+def _saturated(layer: LayerStatistics, allowed: float) -> _Judgement | None:
     if layer.saturated is None:
-        return _Judgement("no meaning", f"{layer.call.type} has no bound")
+        return _Judgement(f"{layer.call.type} has no bound", applies=False)
     if not layer.values:
-        return _Judgement("unknown", "it returned no values")
+        return _Judgement("it returned no values")
     if layer.saturated > allowed:
-        text = f"{percent(layer.saturated)} of values are within 1 % of a bound"
-        return _Judgement("broken", text, layer.saturated, allowed)
-    if layer.saturated + layer.nan / layer.values > allowed or layer.min is None:
-        return _Judgement("unknown", _nonfinite(layer))
-    return _Judgement("within")
+        return _Judgement(f"{percent(layer.saturated)} of values are within 1 % of a bound", layer.saturated)
+    unknown = layer.saturated + layer.nan / layer.values > allowed or layer.min is None
+    return _Judgement(_nonfinite(layer)) if unknown else None
 
 
-def _nan(layer: LayerStatistics, limits: Limits) -> _Judgement:
+def _nan(layer: LayerStatistics, allowed: float) -> _Judgement | None:
     if not layer.values:
         return _nothing(layer)
-    if bad := layer.nan + layer.inf:
-        return _Judgement("broken", _nonfinite(layer), bad, 0)
-    return _Judgement("within")
+    bad = layer.nan + layer.inf
+    return _Judgement(_nonfinite(layer), bad) if bad else None
 
 
-def _size(layer: LayerStatistics, limits: Limits) -> _Judgement:
-    allowed = limits.max_abs
-    assert allowed is not None
+def _size(layer: LayerStatistics, allowed: float) -> _Judgement | None:
     if not layer.values:
         return _nothing(layer)
     largest = max(-(layer.min or 0.0), layer.max or 0.0)
@@ -248,39 +255,39 @@ def _size(layer: LayerStatistics, limits: Limits) -> _Judgement:
     if layer.inf:  # the extremes are of the finite values
         largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
     if largest > allowed:
-        return _Judgement("broken", text, largest, allowed)
-    return _Judgement("unknown", _nonfinite(layer)) if layer.nan else _Judgement("within")
+        return _Judgement(text, largest)
+    return _Judgement(_nonfinite(layer)) if layer.nan else None
 
 
-def _rank(layer: LayerStatistics, limits: Limits) -> _Judgement:
+def _rank(layer: LayerStatistics, allowed: float) -> _Judgement | None:
     if not layer.values or layer.shape[:1] == (None,):
         return _nothing(layer)
     if layer.highest_rank < 1:
-        return _Judgement("no meaning", f"{counted(layer.values, 'value')} in {counted(layer.channels, 'channel')}")
+        return _too_few(layer)
     if layer.nan or layer.inf:
-        return _Judgement("unknown", _nonfinite(layer))
+        return _Judgement(_nonfinite(layer))
     if layer.rank is None:
-        return _Judgement("unknown", f"{layer.channels:,} channels are too many for the rank to be measured")
-    share = limits.min_rank_share
-    least = limits.min_rank if share is None else share * layer.highest_rank
-    assert least is not None
-    if layer.rank >= least:
-        return _Judgement("within")
+        return _Judgement(f"{layer.channels:,} channels are too many for the rank to be measured")
     text = f"effective rank {layer.rank:.4g} of at most {layer.highest_rank} in {layer.channels} channels"
-    return _Judgement("broken", text, layer.rank, least)
+    return None if layer.rank >= allowed else _Judgement(text, layer.rank)
 
 
 def _nothing(layer: LayerStatistics) -> _Judgement:
     """An output without values, or without fixed channels, is usual inside a model, but not as its output."""
     why = "its number of channels changes" if layer.values else "it returned no values"
-    return _Judgement("no meaning" if layer.call.name else "unknown", why)
+    return _Judgement(why, applies=not layer.call.name)
+
+
+def _too_few(layer: LayerStatistics) -> _Judgement:
+    words = f"{counted(layer.values, 'value')} in {counted(layer.channels, 'channel')}"
+    return _Judgement(words, applies=False)
 
 
 def _nonfinite(layer: LayerStatistics) -> str:
     return f"{nonfinite_words(layer.nan, layer.inf)} of {layer.values:,} values"
 
 
-_JUDGES: dict[str, Callable[[LayerStatistics, Limits], _Judgement]] = {
+_JUDGES: dict[str, Callable[[LayerStatistics, float], _Judgement | None]] = {
     "max-dead": _dead,
     "max-saturated": _saturated,
     "no-nan": _nan,
