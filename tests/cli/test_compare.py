@@ -222,11 +222,6 @@ def test_a_table_says_what_is_within_the_noise_before_the_first(run: Run, here: 
     assert "after 1 pair the same to the bit and 9 pairs within the noise; adds most: fc2" in " ".join(out.split())
 
 
-def test_models_that_are_missing_or_do_not_pair_are_an_error(run: Run) -> None:
-    one_error(run(b="a.png"), 2, "'a.png' is an image, but the first two arguments are the models")
-    one_error(run(b="nets.py:Other"), 1, "")
-
-
 def test_a_lost_image_is_reported_once_and_the_others_are_compared(run: Run, here: Path) -> None:
     (here / "bad.png").write_text("no picture")
     status, out, errors = run("--format", "json", image="a.png bad.png b.png")

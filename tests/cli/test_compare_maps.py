@@ -101,6 +101,26 @@ def test_maps_of_several_images_come_from_raw_files_and_folders(run: Run, here: 
     assert status == 0 and sorted(found) == sorted(["maps", "maps of maps", "gradcam", *BASELINES])
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("--map", "bad.npy"), 1, "the map bad.npy cannot be read"),
+        (("--map", "other.npz"), 1, "other.npz has no map of cat...it has maps of dog"),
+        (("--map", "deep.npy"), 2, "deep has the shape 2x3x4"),
+        (("--map", "deep.npy", "dog.png"), 2, "is the map of one image...2 images"),
+        (("--boxes", "dog.json"), 1, "--boxes has no box of cat.jpg...dog.png"),
+    ],
+)
+def test_what_does_not_go_is_one_line(run: Run, here: Path, words: tuple[str, ...], status: int, message: str) -> None:
+    (here / "bad.npy").write_text("no array")
+    np.savez("other.npz", **{"dog/conv2/1": np.eye(3)})
+    np.save("deep.npy", np.zeros((2, 3, 4)))
+    (here / "dog.json").write_text('{"dog.png": [1, 2, 3, 4]}')
+    before: Any = files(here)
+    one_error(run("cat.jpg", *words), status, message)
+    assert files(here) == before
+
+
 def test_boxes_are_in_pixels_of_the_photograph(run: Run, here: Path) -> None:
     values = np.zeros((32, 32))
     values[4, 20] = 1
@@ -113,31 +133,3 @@ def test_boxes_are_in_pixels_of_the_photograph(run: Run, here: Path) -> None:
         out = run("cat.jpg", "--map", "dot.npy", "--methods", "hirescam", "--boxes", "boxes.json")[1]
         [row] = [row for row in rows(out) if row["row"] == "measured_map" and row["map"] == "dot"]
         assert row["points"] is points and row["in_box"] == pytest.approx(float(points), abs=0.1)
-
-
-BAD: list[tuple[tuple[str, ...], int, str]] = [
-    (("--methods", "gradcan"), 2, "no method 'gradcan'...gradcam"),
-    (("--type", "ReLU"), 2, "--type needs --layer"),
-    (("--target", "top:2"), 2, "compare-maps explains one class"),
-    (("--map", "none.npy"), 2, "--map none.npy does not exist"),
-    (("--map", "cat.jpg"), 2, "--map cat.jpg is not a map...npy"),
-    (("--map", "bad.npy"), 1, "the map bad.npy cannot be read"),
-    (("--map", "other.npz"), 1, "other.npz has no map of cat...it has maps of dog"),
-    (("--map", "deep.npy"), 2, "deep has the shape 2x3x4"),
-    (("--boxes", "none.json"), 2, "the boxes none.json cannot be read"),
-    (("--boxes", "nets.py"), 2, "it is not JSON"),
-    (("--boxes", "dog.json"), 1, "--boxes has no box of cat.jpg...dog.png"),
-    (("--map", "eye.npy", "dog.png"), 2, "is the map of one image...2 images"),
-]
-
-
-@pytest.mark.parametrize(("words", "status", "message"), BAD)
-def test_what_does_not_go_is_one_line(run: Run, here: Path, words: tuple[str, ...], status: int, message: str) -> None:
-    (here / "bad.npy").write_text("no array")
-    np.savez("other.npz", **{"dog/conv2/1": np.eye(3)})
-    np.save("deep.npy", np.zeros((2, 3, 4)))
-    np.save("eye.npy", np.eye(3))
-    (here / "dog.json").write_text('{"dog.png": [1, 2, 3, 4]}')
-    before: Any = files(here)
-    one_error(run("cat.jpg", *words), status, message)
-    assert files(here) == before

@@ -150,7 +150,11 @@ def test_what_a_model_prints_is_no_row(run: Run, command: str) -> None:
 
 @pytest.mark.parametrize(
     ("command", "words", "bar"),
-    [("cam", ["--method", "ablationcam"], "passes"), ("stats", ["--batch-size", "1"], "images/s")],
+    [
+        ("cam", ["--method", "ablationcam"], "passes"),
+        ("stats", ["--batch-size", "1"], "images/s"),
+        ("inspect", ["dog.png"], "images/s"),
+    ],
 )
 def test_a_terminal_has_a_bar(
     run: Run, monkeypatch: pytest.MonkeyPatch, command: str, words: list[str], bar: str

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
 import hookscope
-from hookscope.cli.main import cli
 from tests.cli.helpers import Run, Terminal, files, one_error, rows
 
 NETS = """
@@ -173,11 +171,6 @@ def test_what_is_wrong_is_one_line_and_leaves_nothing(run: Run, here: Path, name
     words, status, message = WRONG[name]
     one_error(run(*words, "-o", "x.npz", model="nets.py:Odd"), status, message)
     assert written(here) == []
-
-
-def test_the_help_of_target_offers_what_extract_takes() -> None:
-    words = " ".join(CliRunner().invoke(cli, ["help", "extract"]).output.split())
-    assert "number, name, or unique part of a name; repeatable" in words and "top:" not in words
 
 
 def test_layers_of_one_name_are_one_column_and_of_several_sizes_need_a_pool(run: Run, here: Path) -> None:

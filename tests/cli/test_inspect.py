@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from hookscope import inspection
 from hookscope.cli.commands.inspect import PLACES, in_words
 from hookscope.cli.main import cli
 from hookscope.cli.output.table import Page
-from hookscope.errors import WriteError
 from hookscope.models import load_model
-from tests.cli.helpers import Run, Terminal, files, one_error, rows
+from tests.cli.helpers import Run, files, one_error, rows
 
 NETS = '''
 
@@ -222,22 +220,6 @@ def test_no_line_is_too_long(found: inspection.Inspection, columns: int) -> None
     lines = words_of(replace(found, places=(long,) * 9, images=images), columns)
     assert max(map(wcwidth.width, lines)) <= columns
     assert not any("\x1b" in line for line in lines)
-
-
-def test_a_page_that_cannot_be_written_leaves_nothing(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: str, data: bytes) -> None:
-        raise WriteError(f"cannot write {path}: No space left on device")
-
-    monkeypatch.setattr("hookscope.system.write_atomically", full)
-    one_error(run("cat.jpg"), 1, "No space left on device")
-    assert files(here) == []
-
-
-def test_a_slow_run_has_a_bar(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert run("cat.jpg", "dog.png")[0] == 0
-    assert "images/s" in terminal.getvalue()
 
 
 def test_an_image_that_is_given_twice_is_used_once(run: Run, here: Path) -> None:

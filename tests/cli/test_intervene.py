@@ -1,22 +1,18 @@
 """The command intervene on a small model: scores with and without changes, channels that are ablated, and refusals."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 import hookscope
 from hookscope.cli.commands.intervene import CLASSES
-from hookscope.cli.main import cli
 from hookscope.drawing import figure_bytes
 from hookscope.drawing.files import read_provenance
 from hookscope.images import read_picture
-from hookscope.interventions import WORDS
 from tests.cli.helpers import Run, one_error
 
 NETS = """
@@ -188,8 +184,3 @@ def test_channels_are_ablated_on_top_of_interventions_and_plotted(
     figure = hookscope.plot(ablation, photograph=read_picture("cat.png"), net=net, top=3)
     assert figure_bytes(figure, ".png", read_provenance("worth.png")) == Path("worth.png").read_bytes()
     assert read_provenance("worth.png")["image"] == "cat.png"
-
-
-def test_the_manual_names_every_intervention() -> None:
-    manual = CliRunner().invoke(cli, ["help", "intervene"]).output
-    assert [word for word in WORDS if not re.search(rf"^    {word} +\S", manual, re.MULTILINE)] == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hookscope
-from tests.cli.helpers import Run, one_error, rows
+from tests.cli.helpers import Run, rows
 
 NETS = """
 
@@ -64,7 +64,3 @@ def test_targets_are_named_by_a_file_and_printed_in_the_order_asked_for(run: Run
     words = ["--target", "fox,BEE", "--target", "3,0", "--categories", names, "--format", "ndjson"]
     printed = rows(run("cat.png", *words)[1])
     assert [(row["class"], row["label"]) for row in printed] == [(3, "red fox"), (1, "bee"), (0, "ant")]
-
-
-def test_another_number_of_names_than_the_weights_have(run: Run, shapes_file: Path) -> None:
-    one_error(run("cat.png", "--categories", "names.txt", model="shapes"), 1, "4 class names for 10 classes of shapes")

