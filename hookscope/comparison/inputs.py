@@ -31,11 +31,7 @@ _IMAGENET = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
 
 
 class InputChange:
-    """Sums over the values of each channel of both inputs, over all images.
-
-    Attributes:
-        other_images: Whether B has images of its own.
-    """
+    """Sums over the values of each channel of both inputs; ``other_images`` says whether B has images of its own."""
 
     def __init__(self, other_images: bool = False) -> None:
         self.other_images = other_images

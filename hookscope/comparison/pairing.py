@@ -18,13 +18,7 @@ from hookscope.hooks import OPERATION, Call, Shape, call_key, enclosing
 
 @dataclass(frozen=True, slots=True)
 class SeenCall:
-    """A call of one side, as pairing sees it.
-
-    Attributes:
-        call: The call; its ``order`` counts all calls.
-        shape: Of its output for one image, without the batch axis.
-        parameters: Shapes of the parameters that the layer holds itself, by name.
-    """
+    """A call of one side, the shape of its output for one image, and the shapes of its layer's own parameters."""
 
     call: Call
     shape: Shape
@@ -33,12 +27,10 @@ class SeenCall:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two calls that stand for each other; ``how`` as in `PairedCall`.
+    """Two calls that stand for each other, ``paired_by`` as in `PairedCall`.
 
-    Attributes:
-        first: The first call of A that a layer of B does the work of, where that is a run of calls that ends with
-            ``a``.
-        first_b: The first call of B, where a layer of A does the work of a run that ends with ``b``.
+    Where a layer of B does the work of a run of calls of A that ends with ``a``, the run begins with ``first``; and
+    with ``first_b`` the other way round.
     """
 
     a: Call

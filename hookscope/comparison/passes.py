@@ -274,11 +274,7 @@ def _as(tensor: Tensor, like: Tensor | None) -> Tensor:
 
 
 def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> ComparedCalls:
-    """The calls of a pass of each side, paired.
-
-    Raises:
-        LayerError: A has no such layer, or no layers pair.
-    """
+    """The calls of a pass of each side, paired; LayerError if A has no such layer, or no layers pair."""
     images = len(batch.names)
     named_a, named_b = (
         {name.partition("#")[0] for name in side if "*" not in name and OPERATION not in name}

@@ -23,13 +23,7 @@ class PairSimilarity(Protocol):
 
 @dataclass(frozen=True)
 class Similarity:
-    """A measure of similarity.
-
-    Attributes:
-        make: Makes the measurement of one pair.
-        help: What the help says of its column.
-        need: A table that is too wide drops columns with a low need first, see `hookscope.columns.Column`.
-    """
+    """A measure of similarity: what makes the measurement of one pair, and ``help`` and ``need`` of its `Column`."""
 
     make: Callable[[], PairSimilarity]
     help: str

@@ -9,7 +9,7 @@ from hookscope.findings.catalogue import CATALOGUE, REPORT_ORDER, FindingKind, a
 from hookscope.findings.finding import Finding, listed
 
 Rule = Callable[[Any], Iterable[Finding]]
-RowRule = Callable[[Any, Any], Finding | None]
+RowRule = Callable[..., Finding | None]
 
 
 class Rules:
@@ -32,12 +32,17 @@ class Rules:
 
     def row_rule(self, kind: FindingKind, before: str | None = None) -> Callable[[RowRule], RowRule]:
         """Register a rule that judges one row of a measurement by the thresholds, see `rule`."""
+        return self.each_rule(
+            kind, lambda measured: ((row, measured.thresholds) for row in self.rows(measured)), before
+        )
+
+    def each_rule(
+        self, kind: FindingKind, cases: Callable[[Any], Iterable[tuple[Any, ...]]], before: str | None = None
+    ) -> Callable[[RowRule], RowRule]:
+        """Register a rule that judges each of ``cases`` of a measurement, see `rule`."""
 
         def register(judge: RowRule) -> RowRule:
-            @self.rule(kind, before)
-            def judge_rows(measured: Any) -> Iterator[Finding]:
-                return existing(judge(row, measured.thresholds) for row in self.rows(measured))
-
+            self.rule(kind, before)(lambda measured: existing(judge(*case) for case in cases(measured)))
             return judge
 
         return register

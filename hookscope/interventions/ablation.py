@@ -311,12 +311,8 @@ class ChannelWorth(Shown):
     def _cells(self) -> Cells:
         top = str(self.top_after) if self.top_label is None else self.top_label
         picture = {"picture": Picture(partial(map_png, self.values), "map")} if self.values is not None else {}
-        worth = {
-            "score_drop": self.score_drop,
-            "probability without": self.probability_after,
-            "best class without": top,
-        }
-        return {"layer": self.call.key, "channel": self.channel, **worth, **picture}
+        without = {"probability without": self.probability_after, "best class without": top}
+        return {"layer": self.call.key, "channel": self.channel, "score_drop": self.score_drop} | without | picture
 
 
 @dataclass(frozen=True, slots=True, repr=False)

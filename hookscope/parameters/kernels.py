@@ -125,11 +125,7 @@ def kernel_sheet(
     name: str = "",
     weights: str = "",
 ) -> KernelSheet:
-    """Draw the filters of a model's convolutions, in order of registration: of the first, or of ``layers``.
-
-    Raises:
-        LayerError: no chosen layer is a convolution, or none has a chosen filter.
-    """
+    """Draw the filters of a model's convolutions: of the first, or of ``layers``; errors are as in `draw_kernels`."""
     style = style or Style(cmap="RdBu_r")
     convolutions = _convolutions(model)
     selected = layers_named(model, layers)

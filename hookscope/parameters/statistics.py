@@ -237,9 +237,7 @@ def parameter_statistics(
 def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | None:
     """Names of the selected layers and of all layers inside a selected block; None for all.
 
-    Raises:
-        LayerError: for a name that the model does not have.
-        UsageError: for indices and calls, which only a forward pass can count.
+    Indices and calls, which only a forward pass can count, are refused.
     """
     if layers is None or Selection.of(layers).has_all:
         return None

@@ -140,9 +140,5 @@ def _target(picture: Tensor) -> dict[str, Tensor]:
     height, width = picture.shape[-2:]
     new = picture.new_tensor
     box = [width / 4, height / 4, width * 3 / 4, height * 3 / 4]
-    return {
-        "boxes": new([box]),
-        "labels": new([1], dtype=torch.int64),
-        "masks": picture.new_ones((1, height, width), dtype=torch.uint8),
-        "keypoints": new([[[width / 2, height / 2, 1]] * 17]),
-    }
+    masks, keypoints = picture.new_ones((1, height, width), dtype=torch.uint8), [[width / 2, height / 2, 1]] * 17
+    return {"boxes": new([box]), "labels": new([1], dtype=torch.int64), "masks": masks, "keypoints": new([keypoints])}

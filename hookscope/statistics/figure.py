@@ -303,15 +303,8 @@ def _histogram(layer: LayerStatistics) -> dict[str, Any]:
     count = layer.values - layer.nan - layer.inf
     low, high = layer.min or 0.0, layer.max or 0.0
     limits, counts = buckets(layer.histogram.bins(), low, high)
-    return {
-        "min": low,
-        "max": high,
-        "num": count,
-        "sum": (layer.mean or 0.0) * count,
-        "sum_squares": (layer.rms or 0.0) ** 2 * count,
-        "bucket_limits": limits.tolist(),
-        "bucket_counts": counts.tolist(),
-    }
+    sums = {"num": count, "sum": (layer.mean or 0.0) * count, "sum_squares": (layer.rms or 0.0) ** 2 * count}
+    return {"min": low, "max": high, **sums, "bucket_limits": limits.tolist(), "bucket_counts": counts.tolist()}
 
 
 def buckets(

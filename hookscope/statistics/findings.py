@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from hookscope.findings import (
@@ -100,7 +100,7 @@ class Measured:
 
 
 LayerRule = Callable[["LayerStatistics", StatisticsThresholds], Finding | None]
-VaryingRule = Callable[["LayerStatistics", "LayerStatistics | None", Measured], Finding | None]
+
 
 # Types of layers that hand on or rearrange what they are given: their channels are not their own work.
 _PASSES_ON = re.compile(
@@ -213,17 +213,8 @@ def _source_rule(
     return register
 
 
-def _varying_rule(kind: FindingKind) -> Callable[[VaryingRule], VaryingRule]:
-    """Register a rule that judges one call and the call before it, both of varying output."""
-
-    def register(judge: VaryingRule) -> VaryingRule:
-        @rule(kind)
-        def judge_varying(measured: Measured) -> Iterator[Finding]:
-            return existing(judge(layer, before, measured) for layer, before in measured.varying)
-
-        return judge
-
-    return register
+# Registers a rule that judges one call and the call before it, both of varying output.
+_varying_rule = partial(RULES.each_rule, cases=lambda measured: ((*pair, measured) for pair in measured.varying))
 
 
 @rule(CATALOGUE["non-finite"])

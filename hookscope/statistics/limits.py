@@ -307,12 +307,8 @@ def junit_xml(suite: str, result: LimitsResult, lost: int = 0) -> bytes:
     cases = [(limit, layer) for limit, calls in result.checked.items() for layer in calls]
     cases += [case for case in (failures | skipped) if case not in set(cases)]
     root = ElementTree.Element("testsuites")
-    counts = {
-        "tests": len(cases) + bool(lost),
-        "failures": len(failures),
-        "errors": int(bool(lost)),
-        "skipped": len(skipped),
-    }
+    tests, errors = len(cases) + bool(lost), int(bool(lost))
+    counts = {"tests": tests, "failures": len(failures), "errors": errors, "skipped": len(skipped)}
     attributes = {name: str(count) for name, count in counts.items()}
     tree = ElementTree.SubElement(root, "testsuite", {"name": printable(suite), **attributes})
     if lost:
@@ -325,9 +321,8 @@ def junit_xml(suite: str, result: LimitsResult, lost: int = 0) -> bytes:
             message = printable(broken.evidence if not broken.unmeasured else f"not measured: {broken.evidence}")
             kind = "failure" if (limit, layer) in failures else "skipped"
             element = ElementTree.SubElement(case, kind, {"message": message, "type": limit})
-            numbers = (
-                f" (measured {broken.value:.6g}, allowed {broken.allowed:.6g})" if broken.value is not None else ""
-            )
-            element.text = message + numbers
+            if broken.value is not None:
+                message += f" (measured {broken.value:.6g}, allowed {broken.allowed:.6g})"
+            element.text = message
     text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return text if text.endswith(b"\n") else text + b"\n"
