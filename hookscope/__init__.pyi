@@ -63,7 +63,6 @@ from .interventions import (
 )
 from .jobs import RayEngine as RayEngine, RunSettings as RunSettings
 from .models import (
-    LoadedModel as LoadedModel,
     find_models as find_models,
     load_model as load_model,
 )
@@ -102,7 +101,6 @@ from .tracing import (
 )
 from .training import (
     Monitor as Monitor,
-    Run as Run,
     findings_over_time as findings_over_time,
     read_runs as read_runs,
 )

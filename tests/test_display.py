@@ -19,6 +19,7 @@ import hookscope
 from hookscope.display import Picture, Rows, Shown, engineering
 from hookscope.drawing import colours, map_png
 from hookscope.findings import Finding
+from hookscope.models import LoadedModel
 
 STAR = Path(__file__).parents[1] / "samples" / "shapes" / "star.png"
 HOSTILE = "</td><script>alert('1')</script>\u202e\"&amp;\x1b]0;x"
@@ -59,32 +60,32 @@ class Thing(Shown):
 
 
 @pytest.fixture(scope="module")
-def net() -> hookscope.LoadedModel:
+def net() -> LoadedModel:
     return hookscope.load_model("shapes")
 
 
 @pytest.fixture(scope="module")
-def x(net: hookscope.LoadedModel) -> torch.Tensor:
+def x(net: LoadedModel) -> torch.Tensor:
     return net.prepare(hookscope.open_image(STAR))[None]
 
 
-def _activations(net: hookscope.LoadedModel, x: torch.Tensor) -> Any:
+def _activations(net: LoadedModel, x: torch.Tensor) -> Any:
     with hookscope.capture(net.model) as activations, torch.no_grad():
         net.model(x)
     return activations
 
 
-def _statistics(net: hookscope.LoadedModel, x: torch.Tensor) -> Any:
+def _statistics(net: LoadedModel, x: torch.Tensor) -> Any:
     with hookscope.StatisticsCollector(net.model) as collector, torch.no_grad():
         net.model(x)
     return collector.totals
 
 
-def _effect(net: hookscope.LoadedModel, x: torch.Tensor) -> Any:
+def _effect(net: LoadedModel, x: torch.Tensor) -> Any:
     return hookscope.intervention_effect(net.model, (x,), {"features.7": hookscope.interventions.Zero()})
 
 
-RESULTS: dict[str, Callable[[hookscope.LoadedModel, torch.Tensor], Any]] = {
+RESULTS: dict[str, Callable[[LoadedModel, torch.Tensor], Any]] = {
     "load_model": lambda net, x: net,
     "list_layers": lambda net, x: hookscope.list_layers(net.model, (128, 128)),
     "capture": _activations,
@@ -104,7 +105,7 @@ RESULTS: dict[str, Callable[[hookscope.LoadedModel, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_result_shows_itself_small(net: hookscope.LoadedModel, x: torch.Tensor, name: str) -> None:
+def test_a_result_shows_itself_small(net: LoadedModel, x: torch.Tensor, name: str) -> None:
     result = RESULTS[name](net, x)
     html, lines = result._repr_html_(), repr(result).splitlines()
     shown = Cells(html)
@@ -117,7 +118,7 @@ def test_a_result_shows_itself_small(net: hookscope.LoadedModel, x: torch.Tensor
     assert bool(shown.pictures) == (name in drawn)
 
 
-def test_a_table_has_the_numbers_of_the_layers(net: hookscope.LoadedModel) -> None:
+def test_a_table_has_the_numbers_of_the_layers(net: LoadedModel) -> None:
     rows = hookscope.list_layers(net.model, (128, 128))
     header, first, *others = Cells(rows._repr_html_()).rows  # type: ignore[attr-defined]
     assert header == ["index", "name", "type", "input", "output", "params", "macs", "receptive_field", "stride", "note"]
@@ -137,14 +138,14 @@ def test_a_table_has_the_numbers_of_the_layers(net: hookscope.LoadedModel) -> No
     assert repr(rows).splitlines()[1].split() == ["0", "features.0", *first[2:9]]
 
 
-def test_activations_show_the_range_that_torch_finds(net: hookscope.LoadedModel, x: torch.Tensor) -> None:
+def test_activations_show_the_range_that_torch_finds(net: LoadedModel, x: torch.Tensor) -> None:
     activations = _activations(net, x)
     values = activations["features.0"]
     row = repr(activations).splitlines()[2].split()
     assert row[4:] == [f"{float(value):.4g}" for value in (values.min(), values.mean(), values.max())]
 
 
-def test_rows_are_a_list(net: hookscope.LoadedModel) -> None:
+def test_rows_are_a_list(net: LoadedModel) -> None:
     rows = hookscope.list_layers(net.model, (128, 128))
     plain = list(rows)
     assert isinstance(rows, list) and rows == plain and plain == rows
@@ -189,7 +190,7 @@ def test_random_weights_are_said() -> None:
         assert "the weights are random: this network knows nothing" in text
 
 
-def test_an_inspection_says_the_answer_and_the_places(net: hookscope.LoadedModel) -> None:
+def test_an_inspection_says_the_answer_and_the_places(net: LoadedModel) -> None:
     others = [STAR.with_name(name) for name in ("ring.png", "star.png", "cross.png")]
     inspection = hookscope.inspect(net, [STAR.with_name("circle.png"), *others])
     rows = Cells(inspection._repr_html_()).rows

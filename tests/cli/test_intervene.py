@@ -13,6 +13,7 @@ from hookscope.cli.commands.intervene import CLASSES
 from hookscope.drawing import figure_bytes
 from hookscope.drawing.files import read_provenance
 from hookscope.images import read_picture
+from hookscope.models import LoadedModel
 from tests.cli.helpers import Run, one_error
 
 NETS = """
@@ -44,11 +45,11 @@ def as_json(run: Run, *words: str, **more: Any) -> Any:
 
 
 @pytest.fixture
-def net(here: Path) -> hookscope.LoadedModel:
+def net(here: Path) -> LoadedModel:
     return hookscope.load_model("nets.py:Small", device="cpu", input_size=(32, 32))
 
 
-def scores(net: hookscope.LoadedModel, name: str = "cat.png") -> torch.Tensor:
+def scores(net: LoadedModel, name: str = "cat.png") -> torch.Tensor:
     with torch.no_grad():
         return net.model(net.preprocess(hookscope.open_image(name))[None])[0].double()
 
@@ -58,7 +59,7 @@ def scores_after(report: dict[str, Any]) -> torch.Tensor:
     return torch.tensor([row["score_after"] for row in rows], dtype=torch.float64)
 
 
-def test_the_scores_are_those_of_a_net_with_zeroed_weights(run: Run, net: hookscope.LoadedModel, here: Path) -> None:
+def test_the_scores_are_those_of_a_net_with_zeroed_weights(run: Run, net: LoadedModel, here: Path) -> None:
     (here / "names.txt").write_text("cat\ndog\nfox\nowl\n")
     report = as_json(run, "--at", "conv2", "zero:channels=0,2-3", "--categories", "names.txt")
     before = scores(net)
@@ -80,7 +81,7 @@ def test_the_scores_are_those_of_a_net_with_zeroed_weights(run: Run, net: hooksc
     assert report["interventions"] == [{"at": "conv2", "word": "zero:channels=0,2-3"}]
 
 
-def test_interventions_are_done_in_order_and_bring_other_answers(run: Run, net: hookscope.LoadedModel) -> None:
+def test_interventions_are_done_in_order_and_bring_other_answers(run: Run, net: LoadedModel) -> None:
     scale, clamp = ["--at", "fc", "scale:factor=2"], ["--at", "fc", "clamp:min=-0.01,max=0.01"]
     assert scores_after(as_json(run, *scale, *clamp)).max() == pytest.approx(0.01)
     assert scores_after(as_json(run, *clamp, *scale)).max() == pytest.approx(0.02)
@@ -98,7 +99,7 @@ def test_interventions_are_done_in_order_and_bring_other_answers(run: Run, net: 
 
 
 @pytest.mark.parametrize("name", ["direction.npy", "direction.pt"])
-def test_a_direction_is_added(run: Run, net: hookscope.LoadedModel, here: Path, name: str) -> None:
+def test_a_direction_is_added(run: Run, net: LoadedModel, here: Path, name: str) -> None:
     direction = torch.arange(4.0)
     np.save(here / "direction.npy", direction.numpy())
     torch.save(direction, here / "direction.pt")
@@ -150,7 +151,7 @@ def test_chosen_layers_are_compared_also_without_classes(run: Run) -> None:
     one_error(run(*ZERO, "--target", "1", model="nets.py:Flow"), 1, "no score for each class")
 
 
-def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.LoadedModel) -> None:
+def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: LoadedModel) -> None:
     rows = as_json(run, "--layer", "conv2", "--top", "3", "--target", "2", command="ablate")
     before, worth = float(scores(net)[2]), {}
     for channel in range(4):
@@ -166,9 +167,7 @@ def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.Loa
         assert row["score_drop"] == pytest.approx(worth[row["channel"]], abs=1e-6)
 
 
-def test_channels_are_ablated_on_top_of_interventions_and_plotted(
-    run: Run, net: hookscope.LoadedModel, here: Path
-) -> None:
+def test_channels_are_ablated_on_top_of_interventions_and_plotted(run: Run, net: LoadedModel, here: Path) -> None:
     words = ["--layer", "conv2", "--at", "conv2", "zero:channels=0-3"]
     rows = as_json(run, *words, command="ablate")
     assert len(rows) == 4 and all(row["score_drop"] == 0 for row in rows)

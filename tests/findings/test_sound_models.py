@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 from torchvision.transforms.v2 import functional
 
-from hookscope import LoadedModel, open_image
+from hookscope import open_image
 from hookscope.findings import SEVERITIES, Finding
+from hookscope.models import LoadedModel
 from tests.findings.test_broken_models import COMMANDS
 from tests.nets import Function
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope import LoadedModel, ablate_each, capture, intervene, load_model
+from hookscope import ablate_each, capture, intervene, load_model
 from hookscope.cli.main import cli
 from hookscope.errors import spelling_for_shell
 from hookscope.inspection import places as places_module
@@ -25,6 +25,7 @@ from hookscope.inspection.facts import Place
 from hookscope.inspection.outliers import distances, separating_places, separation, split
 from hookscope.inspection.places import answer_places, find_places
 from hookscope.interventions import Zero
+from hookscope.models import LoadedModel
 from tests.inspection.recorded import evidence_of
 from tests.nets import Function
 

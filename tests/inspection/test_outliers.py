@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope import LoadedModel
 from hookscope.findings import CATALOGUE
 from hookscope.inspection.facts import Place
 from hookscope.inspection.outliers import block_places, deviations, far_beyond, map_places
 from hookscope.inspection.places import answer_places, find_places
+from hookscope.models import LoadedModel
 from tests.inspection.recorded import evidence_of
 from tests.nets import Function
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope import LoadedModel, inspect, load_model, open_image
+from hookscope import inspect, load_model, open_image
 from hookscope.findings import CATALOGUE
 from hookscope.inspection.findings import network_findings
 from hookscope.inspection.places import MOST, find_places
+from hookscope.models import LoadedModel
 from tests.inspection import faults, small_nets
 from tests.nets import Function
 

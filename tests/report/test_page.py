@@ -25,6 +25,7 @@ from hookscope.report import (
     draw_weights_page,
 )
 from hookscope.report.page import render
+from hookscope.training import Run
 from tests.comparison import example as comparisons
 from tests.exemplars.example import layer_in, shapes
 from tests.report.example import HOSTILE, example
@@ -106,7 +107,7 @@ def weights(folder: Path, name: str) -> str:
 
 def training(folder: Path, name: str) -> str:
     lines = [{"step": n, "layer": name, "gradient_norm": 1.0} for n in range(3)]
-    return draw_training_page([hookscope.Run({"command": [name]}, lines)], title=name)
+    return draw_training_page([Run({"command": [name]}, lines)], title=name)
 
 
 PAGES = [inspection, comparison, exemplars, weights, training]
