@@ -97,18 +97,8 @@ def test_all_is_well(run: Run) -> None:
     assert note.startswith("Note: nets.py:net on 4 images: all 8 calls are within the limits: max-dead: 6 calls (2 ")
     assert run(*words, "--format", "json") == (0, "[]\n", "")
     assert run(*words, "--format", "ndjson")[:2] == (0, "")
-    _, out, _ = run(*words, "--format", "table")
-    assert out.endswith("""
-
-model: nets.py:net; weights: from factory (seed 0): untrained unless it loads its own; preprocess:
-own size, range 0..1
-nets.py:net on 4 images: all 8 calls are within the limits
-  max-dead: 6 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 Linear)
-  max-saturated: 1 call (1 ReLU6)
-  no-nan: 8 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 AdaptiveAvgPool2d, 1 Flatten, 1 Linear)
-  max-abs: 8 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 AdaptiveAvgPool2d, 1 Flatten, 1 Linear)
-  min-rank: 6 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 Linear)
-""")
+    out = run(*words, "--format", "table")[1]
+    assert out.endswith("  min-rank: 6 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 Linear)\n")
 
 
 def test_a_row_says_what_was_measured(run: Run) -> None:
@@ -117,10 +107,6 @@ def test_a_row_says_what_was_measured(run: Run) -> None:
     assert (status, row["limit"], row["layer"], row["index"]) == (3, "max-dead", "relu", None)
     assert (row["value"], row["allowed"], row["channels"]) == (0.1, 0.05, [4, 5])
     assert row["evidence"] == "2 of 20 channels are dead: 4, 5"
-    _, out, note = run("--max-dead", "5%")
-    row = "max-dead\t\trelu\t1\t\t0.1\t0.05\t2 of 20 channels are dead: 4, 5\t"
-    assert out == HEADER + row + "from factory (seed 0): untrained unless it loads its own\n"
-    assert note.startswith("Note: nets.py:net on 4 images: of 6 calls, 1 breaks a limit: max-dead: 6 calls (2 Conv2d, ")
 
 
 def test_nan_and_what_was_not_measured_have_not_passed(run: Run) -> None:

@@ -129,22 +129,6 @@ def test_a_row_has_every_field_and_the_right_numbers(run: Run, here: Path) -> No
     assert conv1["isolated_l2"] == pytest.approx(2)  # the layer with what changes it
 
 
-def test_tsv_has_the_pairs_and_a_table_the_answer_and_the_most_different_pairs(run: Run) -> None:
-    status, out, errors = run("--seed-b", "1", "--format", "tsv")
-    lines = out.splitlines()
-    assert (status, lines[0].split("\t"), len(lines)) == (0, [*PAIRS.flat], 7)
-    assert errors.startswith("Note: A and B have different weights: ")
-    status, out, errors = run("--seed-b", "1", "--format", "table", "--top", "4", image="a.png b.png")
-    lines = out.splitlines()
-    assert (status, errors) == (0, "")
-    assert lines[0].startswith("A and B have different weights: the parameters of 3 of 3 layers differ")
-    assert lines[1].startswith("first difference: conv1, after 1 pair the same to the bit; adds most: ")
-    assert "top-1 is the same for " in out and "4 of 6 pairs; --top N shows more" in out
-    assert "; A: from factory (seed 0)" in out.replace("\n", " ")
-    layers = [line.split()[1] for line in lines[5:9]]
-    assert len(layers) == 4 and {"(input)", "conv1", "(model)"} < {*layers}
-
-
 def test_the_layer_that_adds_most_comes_first_unless_none_runs_alone(run: Run) -> None:
     found = json.loads(run("--seed-b", "1", "--sort", "--format", "json")[1])
     alone = [row["isolated_l2"] for row in found["calls"] if row["isolated_l2"] is not None]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import hookscope
-from hookscope.cli.commands.intervene import CLASSES
 from hookscope.drawing import figure_bytes
 from hookscope.drawing.files import read_provenance
 from hookscope.images import read_picture
@@ -105,35 +104,6 @@ def test_a_direction_is_added(run: Run, net: LoadedModel, here: Path, name: str)
     torch.save(direction, here / "direction.pt")
     report = as_json(run, "--at", "fc", f"steer:from={name},scale=0.5")
     assert torch.allclose(scores_after(report), scores(net) + 0.5 * direction, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("words", "notes"),
-    [
-        (["--at", "conv1", "dropout:p=0.5,when=train"], ["Note: nothing was changed"]),
-        (
-            ["--at", "conv1", "clamp:min=-1e9", "--at", "conv1", "freeze"],
-            ["Note: unchanged output: conv1", "Note: freeze has no effect on a forward pass: it acts in training"],
-        ),
-    ],
-)
-def test_what_had_no_effect_is_in_a_note(run: Run, words: list[str], notes: list[str]) -> None:
-    status, _, errors = run(*words)
-    assert (status, errors.splitlines()) == (0, notes)
-
-
-def test_ndjson_and_tables_hold_what_json_does(run: Run) -> None:
-    words = ["--at", "1", "noise:std=0.1"]
-    report = as_json(run, *words)
-    lines = [json.loads(line) for line in run(*words, "--format", "ndjson")[1].splitlines()]
-    tables = {"class": report["classes"], "layer": report["layers"]}
-    assert lines == [{"row": kind, **row} for kind, table in tables.items() for row in table]
-    table = run(*words, "--format", "table", "--target", "3")[1]
-    assert "score of 3: " in table and "changed: conv2" in table and "relative_l2" in table
-    lines = table.splitlines()
-    assert set(lines[0].split()) <= set(CLASSES.flat) and max(map(len, lines)) <= 100
-    alone = run(*words, "--format", "table", "--classes")[1]
-    assert "relative_l2" not in alone and "changed: conv2" in alone
 
 
 def test_chosen_layers_are_compared_also_without_classes(run: Run) -> None:

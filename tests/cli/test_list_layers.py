@@ -36,9 +36,6 @@ def pair():
 def volumes():
     return nn.Sequential(nn.Conv3d(4, 2, 3), nn.ReLU())
 
-def dense():
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 5))
-
 def grey():
     return nn.Sequential(nn.Conv2d(1, 2, 3))
 """
@@ -107,20 +104,6 @@ def test_every_kind_of_model(run: Run, model: str, words: list[str], field: str,
     assert value in [row[field] for row in json.loads(printed(run, *words, model=model))]
 
 
-@pytest.mark.parametrize(
-    ("types", "names"),
-    [
-        ("ReLU", ["relu"]),
-        ("ReLU Conv2d", ["stem", "relu", "head", "head", "aux"]),
-        ("all", ["stem", "relu", "head", "head", "aux"]),
-        ("Net", ["(model)"]),
-    ],
-)
-def test_types(run: Run, types: str, names: list[str]) -> None:
-    words = [word for name in types.split() for word in ("--type", name)]
-    assert [row["name"] for row in json.loads(printed(run, *words))] == names
-
-
 def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_torch(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,58 +114,6 @@ def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_to
     assert " ".join(lines[26].split()) == "25 classifier.1 1x512x7x7 1x10x7x7 5130 251,370 207x207 16x16"
     monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
     assert printed(run, model="shapes", format="table") == first
-
-
-def test_resnet34_is_the_default(run: Run) -> None:
-    table = printed(run, model="", format="table").splitlines()
-    assert " ".join(table[31].split()) == "30 layer4.0.conv2 1x512x7x7 1x512x7x7 2,359,296 115,605,504 643x643"
-    assert table[-3:] == [
-        "36 Conv2d calls",
-        "Conv2d: 21,267,648 parameters, 3,663,249,408 MACs",
-        "resnet34 at 224x224: 21,797,672 parameters, 3,663,761,408 MACs",
-    ]
-
-
-@pytest.mark.parametrize("format", ["table", "tsv", "csv", "json", "ndjson"])
-def test_the_totals_are_one_row_of_every_format(run: Run, format: str) -> None:
-    text = printed(run, "--input-size", "8x10", "--type", "ReLU", "--type", "Conv2d", "--total", format=format)
-    row = ("nets.py:Net", [8, 10], 138, 11840, "ReLU/Conv2d", 4, 138, 11840, 1)
-    if "json" in format:
-        (found,) = json.loads(text) if format == "json" else [json.loads(text)]
-        assert tuple(found.values()) == row
-        return
-    if format == "table":
-        header, cells, _, caption = text.splitlines()
-        assert caption == "model: nets.py:Net"
-        text = f"model {header}\nnets.py:Net {cells}"
-    names, found = text.splitlines()
-    words = {"table": None, "tsv": "\t", "csv": ","}[format]
-    cells = [cell.replace(",", "") for cell in found.split(words)]
-    assert cells == ["nets.py:Net", "8x10", *map(str, row[2:])]
-    assert names.split(words) == [
-        "model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run"
-    ]  # fmt: skip
-
-
-def test_totals_need_no_convolution_and_name_a_real_pass(run: Run) -> None:
-    lines = printed(run, model="vit_b_32", format="table").splitlines()
-    assert lines[-3:] == [
-        "1 Conv2d call",
-        "Conv2d: 2,360,064 parameters, 115,643,136 MACs",
-        "vit_b_32 at 224x224: 88,224,232 parameters, 4,409,223,936 MACs",
-    ]
-    (row,) = json.loads(printed(run, "--total", model="vit_b_32"))
-    assert (row["params"], row["type_params"]) == (88_224_232, 2_360_064)
-    (row,) = json.loads(printed(run, "--total", "--input-size", "4", model="nets.py:dense"))
-    assert (row["params"], row["macs"], row["type"], row["type_calls"]) == (48 * 5 + 5, 48 * 5, "all", 2)
-    table = printed(run, model="ssdlite320_mobilenet_v3_large", format="table")
-    assert table.splitlines()[-1].endswith(" MACs (by a real pass)")
-
-
-@pytest.mark.parametrize("model", ["nets.py:volumes", "r3d_18"])
-def test_the_totals_name_the_depth_again_from_the_cache(run: Run, model: str) -> None:
-    for _ in range(2):
-        assert f"\n{model} at 5x64x72: " in printed(run, "--input-size", "5x64x72", model=model, format="table")
 
 
 def test_the_factory_that_was_taken_is_named_and_what_it_prints_is_no_row(run: Run, here: Path) -> None:
@@ -197,29 +128,6 @@ def test_the_factory_that_was_taken_is_named_and_what_it_prints_is_no_row(run: R
     status, out, errors = run(model="one.py")
     assert (status, errors) == (0, "Note: one.py has one factory: one.py:only is taken\n") and json.loads(out)
     assert run(model="one.py:only") == (0, out, "")
-
-
-TREE = """\
-layer           type    output    params     macs         values
-stem            Conv2d  1x4x8x10  108 ███▉   8,640 ███▋   320 █▎
-relu            ReLU    1x4x8x10    0            0        320 █▎
-head (2 calls)  Conv2d  1x4x8x10   20 ▊      3,200 █▍     640 ██▌
-
-did not run: aux, 10 parameters
-nets.py:Net at 8x10: 138 parameters, 11,840 MACs, 1,280 output values
-"""
-
-
-def test_a_tree_has_bars_for_people_and_a_depth_for_programs(run: Run, here: Path) -> None:
-    assert printed(run, "--input-size", "8x10", format="table", command="graph") == TREE
-    first, second, *_ = printed(
-        run, "--depth", "1", "--input-size", "8x10", format="csv", command="graph"
-    ).splitlines()[1:]
-    assert first == "0,,Net,1,,1,1x3x8x10,1x4x8x10,138,11840,1280"
-    assert second == "1,stem,Conv2d,1,stem,1,1x3x8x10,1x4x8x10,108,8640,320"
-    (here / "one.py").write_text("from torch import nn\n\n\ndef one():\n    return nn.Conv2d(3, 4, 3)\n")
-    _, row, *_ = printed(run, "--input-size", "8x8", model="one.py:one", format="table", command="graph").splitlines()
-    assert row.startswith("(model)  ")
 
 
 def test_a_second_tree_needs_no_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

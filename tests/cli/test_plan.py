@@ -69,21 +69,6 @@ def test_time_in_words() -> None:
     assert time_in_words(Timing(4e-5, 4e-5, 5e-5)) == "40 us (40 to 50)"
 
 
-def test_a_table_has_the_costly_calls_and_other_formats_all(run: Run) -> None:
-    words = ("--train", "--input-size", "32")
-    status, out, _ = run(*words, "--format", "table", "--top", "2")
-    assert status == 0 and "at the peak" in out.splitlines()[0]
-    status, tsv, errors = run(*words, "--format", "tsv")
-    assert status == 0 and len(tsv.splitlines()) > 4 and "--total prints the sums" in errors
-    status, whole, _ = run(*words, "--format", "json")
-    found = json.loads(whole)
-    assert len(found["calls"]) == len(tsv.splitlines()) - 1
-    [total] = found["totals"]
-    kinds = ("parameters", "buffers", "gradients", "optimizer", "input", "saved")
-    assert total["peak_bytes"] <= sum(total[f"{kind}_bytes"] for kind in kinds) + total["temporary_bytes"]
-    assert total["saved_bytes"] == sum(call["saved"] for call in found["calls"])
-
-
 def test_measured_times_are_numbers_in_rows_and_totals(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.planning.timing.speed", lambda *where: (2e9, 1e9))
     words = ("--input-size", "32", "--time", "--repeats", "2", "--warm-up", "0")

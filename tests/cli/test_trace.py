@@ -88,35 +88,6 @@ def test_numbers_equal_those_computed_by_hand(run: Run) -> None:
     }  # fmt: skip
 
 
-def test_a_line_holds_values_as_json_and_a_table_fits_a_terminal(run: Run) -> None:
-    _, out, errors = run(*ONES, "--values", "--max-values", "4", "--type", "all", "--layer", "0,3")
-    lines = [line.split("\t") for line in out.splitlines()]
-    values = json.dumps([[[[3.0, 3.0], [0.0, 0.0]]]])
-    assert [line[-2:] for line in lines[1:]] == [["null", values], ["[[3.0, 3.0, 0.0, 0.0]]", "[[6.0, 6.0]]"]]
-    assert errors.splitlines() == [
-        "Note: 0, 3 are indices; the layer named 0 is name:0",
-        "Note: 1 tensor of more than 4 values left out; --max-values shows larger tensors",
-    ]
-    words = ("--weights", "none", "--input-size", "32", "--format", "table", "--events")
-    _, out, _ = run("resnet18", "cat.png", *words)
-    assert max(map(len, out.splitlines())) <= 100
-    assert "layer1.0.relu#1" in out
-
-
-def test_a_table_of_events_shows_nesting(run: Run) -> None:
-    _, out, _ = run(*ONES, "--events", "--format", "table", "--categories", "names.txt")
-    lines = out.splitlines()
-    assert lines[0].split() == ["number", "event", "name", "type", "shape", "min", "max"]
-    assert lines[1] == "     0  pre-hook  (model)  Sequential  1x3x3x3    0    1"
-    assert lines[2] == "     1  pre-hook    0      Conv2d      1x3x3x3    0    1"
-    assert lines[-4:] == [
-        "model: nets.py:ones; weights: from factory (seed 0): untrained unless it loads its own; preprocess:",
-        "own size, range 0..1; image: tiny.png",
-        "5 calls, 15 events",
-        "backward from score of class 0 cat: 6",
-    ]
-
-
 def test_parts_that_are_not_finite_are_said_in_json_and_in_a_table(run: Run) -> None:
     status, out, errors = run("nets.py:Parts", "tiny.png", "--preprocess", "none", "--values", "--format", "ndjson")
     assert status == 0
@@ -160,27 +131,3 @@ def test_without_classes_or_gradients_the_rest_is_traced(run: Run) -> None:
     _, out, errors = run("nets.py:Blind", "cat.png", "--type", "Linear", "--events", "--format", "tsv")
     assert [line.split("\t")[1] for line in out.splitlines()[1:]] == ["pre-hook", "forward"]
     assert errors.endswith("\nNote: no backward pass: the output of Blind has no gradient\n")
-
-
-def test_what_makes_nan_is_status_3_and_a_sound_pass_names_what_was_looked_at(run: Run) -> None:
-    line = ("nets.py:Parts", "tiny.png", "--preprocess", "none", "--format")
-    status, out, _ = run(*line, "table", command="find-nan")
-    assert status == 3
-    assert out.splitlines()[:6] == [
-        "NaN and Inf made by join::div (nets.py:144): 0 / 0: 27 of 27 divisors are 0",
-        "  input 0: 1x3x3x3 float32, 0 to 2",
-        "  input 1: 1x3x3x3 float32, 0 to 0",
-        "  output: 1x3x3x3 float32, 27 NaN or Inf",
-        "The output holds 27 NaN or Inf; no operation passes it on.",
-        "Looked at 6 operations in 3 calls of modules, 108 values, in one forward pass in eval mode.",
-    ]
-    assert "Not looked at, because they did not run: idle." in out
-    status, out, _ = run(*line, "json", command="find-nan")
-    printed = json.loads(out)
-    assert (status, printed["output"], printed["did_not_run"]) == (3, {"": 27}, ["idle"])
-    [call] = printed["calls"]
-    assert (call["name"], call["order"], call["nonfinite"]) == ("join::div", 6, 27)
-    assert call["inputs"]["1"] == {"shape": [1, 3, 3, 3], "dtype": "float32", "min": 0, "max": 0, "nonfinite": 0}
-    status, out, errors = run(*ONES, "--format", "tsv", command="find-nan")
-    assert (status, len(out.splitlines())) == (0, 1)
-    assert errors.startswith("Note: No NaN and no Inf. Looked at 4 operations in 5 calls of modules, 14 values, in one")

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import hookscope
 from hookscope.drawing.files import read_provenance
-from tests.cli.helpers import POSIX, ROOT, Run, files, one_error, rows
+from tests.cli.helpers import POSIX, Run, files, one_error, rows
 
 PICTURES = {"cat.jpg": (60, 40), "dog.png": (40, 60)}
 
@@ -34,15 +34,6 @@ def test_a_row_is_of_the_values_in_the_sheet(run: Run, here: Path) -> None:
     _, values = hookscope.read_sheet(here / row["file"])[""]
     assert (values.min(), values.max()) == pytest.approx((row["min"], row["max"]), rel=1e-6)
     assert row["shape"] == [1, *values.shape] and row["mean"] == pytest.approx(values.mean(), rel=1e-2)
-
-
-def test_several_sheets_go_to_a_folder_in_layer_order(run: Run, here: Path) -> None:
-    status, out, errors = run("cat.jpg", "--type", "all", "--layer", "all")
-    folder = "cat-nets.py-Small"
-    names = ["00-conv1", "01-relu", "02-conv2", "03-fc"]
-    assert (status, [row["file"] for row in rows(out)]) == (0, files(here))
-    assert [name.removeprefix(f"{folder}/{folder}-0") for name in files(here)] == [f"{name}.png" for name in names]
-    assert errors == ""
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
@@ -83,38 +74,10 @@ def test_two_images_of_one_name_do_not_overwrite_one_another(run: Run, here: Pat
     assert read_provenance(first)["sha256"] != read_provenance(second)["sha256"]
 
 
-def test_a_sheet_never_overwrites_an_image_of_the_run(run: Run, here: Path) -> None:
-    name = "cat-nets.py-Small-000-conv1.png"
-    (here / "dog.png").rename(here / name)
-    before = (here / name).read_bytes()
-    status, _, errors = run("cat.jpg", name, "-o", ".", "--layer", "0")
-    assert (status, "it is the image" in errors) == (1, True)
-    assert (here / name).read_bytes() == before
-
-
-def test_channels_that_do_not_exist_or_fit_are_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, _, errors = run("cat.jpg", "--layer", "0", "--channels", "4-12")
-    assert (status, errors) == (0, "Note: --channels names channels that do not exist in conv1\n")
+def test_channels_that_do_not_fit_are_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.drawing.sheet.MOST_PIXELS", 20_000)
     status, _, errors = run("cat.jpg", "--layer", "0", "-o", "x.png")
     assert status == 0 and re.search(r"Note: conv1: \d+ channels left out of x.png; choose with --channels\n", errors)
-
-
-@pytest.mark.parametrize("words", [["--scale", "-1:1"], ["--scale=-1:1"]])
-def test_a_scale_may_begin_with_a_minus(run: Run, here: Path, words: list[str]) -> None:
-    assert run("cat.jpg", "--layer=-2", "-o", "x.png", *words)[0] == 0
-    provenance = read_provenance(here / "x.png")
-    assert (provenance["scale"], provenance["layer"]) == ("-1:1", "conv1")
-
-
-def test_options_reach_the_picture(run: Run, here: Path) -> None:
-    options = ["--channels", "top:3", "--columns", "2", "--cell", "30", "--cmap", "magma", "--plain"]
-    words = ["cat.jpg", "--layer", "0", "--preprocess", "stretch", "--input-size", "32", "-o", "x.png", *options]
-    assert run(*words)[0] == 0
-    provenance = read_provenance(here / "x.png")
-    [part] = provenance["parts"]
-    assert (len(part["channels"]), part["columns"], part["zoom"], provenance["cmap"]) == (3, 2, 3, "magma")
-    assert provenance["size"] == [2 * 3 * 14 + 2] * 2
 
 
 def test_optical_flow_takes_two_pictures_and_video_the_frames_of_an_animation(run: Run, here: Path) -> None:
@@ -167,15 +130,6 @@ def test_fifos_are_read_and_written(run: Run, here: Path) -> None:
     assert run("cat.jpg", "--layer", "0", "-o", "out.fifo")[0] == 0
     reader.join(10)
     assert read_provenance(sheets[0])["layer"] == "conv1"
-
-
-@pytest.mark.slow
-def test_the_examples_of_the_manual(run: Run, here: Path) -> None:
-    images = [str(path) for path in sorted((ROOT / "samples").glob("*.jpg"))]
-    [row] = rows(run(images[0], "--layer", "30", model="resnet34")[1])
-    assert (row["name"], row["shape"]) == ("layer4.0.conv2", [1, 512, 7, 7])
-    run(*images, "--layer", "0:5", "-o", "out/", model="mobilenet_v3_small")
-    assert len(list((here / "out").iterdir())) == 5 * len(images)
 
 
 def test_a_variable_chooses_every_index_and_infinite_values_are_drawn(

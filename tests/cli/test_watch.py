@@ -244,29 +244,18 @@ def test_a_script_without_steps_says_so_and_names_options_that_went_to_it(
     assert capsys.readouterr().err == note
 
 
-def test_a_script_that_catches_everything_ends_with_the_status_of_a_stop(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    net = nn.Linear(1, 1)
-
-    def catches() -> None:
-        for value in (float("nan"), 1.0, 1.0):
-            with pytest.raises(NonFiniteError):
-                net(torch.full((1, 1), value))
-
-    with pytest.raises(SystemExit) as caught:
-        watched_here(tmp_path / "log", FunctionAsScript(catches), stop_on="non-finite")
-    assert caught.value.code == 3 and capsys.readouterr().err.startswith("Error: step 0: NaN in the input of the model")
-    assert read_runs(tmp_path / "log")[0].end["reason"] == "stopped"
-
-
-def test_a_script_that_catches_the_error_of_a_stop_does_not_train_on(
+def test_a_script_that_catches_the_error_of_a_stop_ends_with_its_status_and_does_not_train_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net, steps = nn.Linear(1, 1), []
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
 
-    def catches() -> None:
+    def only_runs() -> None:
+        for value in (float("nan"), 1.0, 1.0):
+            with pytest.raises(NonFiniteError):
+                net(torch.full((1, 1), value))
+
+    def trains() -> None:
         for value in (1.0, float("nan"), 1.0, 1.0):
             try:
                 net(torch.full((1, 1), value)).sum().backward()
@@ -275,11 +264,12 @@ def test_a_script_that_catches_the_error_of_a_stop_does_not_train_on(
             except Exception:
                 continue
 
-    with pytest.raises(SystemExit) as caught:
-        watched_here(tmp_path / "log", FunctionAsScript(catches), stop_on="non-finite")
-    assert caught.value.code == 3 and steps == [1.0]
-    assert capsys.readouterr().err.startswith("Error: step 1: NaN in the input of the model")
-    assert read_runs(tmp_path / "log")[0].end["reason"] == "stopped"
+    for number, function in enumerate((only_runs, trains)):
+        with pytest.raises(SystemExit) as caught:
+            watched_here(tmp_path / f"{number}", FunctionAsScript(function), stop_on="non-finite")
+        assert caught.value.code == 3 and steps == [1.0] * number
+        assert capsys.readouterr().err.startswith(f"Error: step {number}: NaN in the input of the model")
+        assert read_runs(tmp_path / f"{number}")[0].end["reason"] == "stopped"
 
 
 def test_a_run_that_never_steps_points_to_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -458,12 +448,3 @@ def test_a_run_that_goes_on_is_shown_and_of_several_the_last(tmp_path: Path, sho
         "\n\nno errors and no warnings\n"
     )
     assert shown(log, "tsv").count("\n") == 1
-
-
-def test_showing_imports_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "run.ndjson").write_text(RUN)
-    code = (
-        "import sys\nfrom hookscope.cli.main import main\ntry: main(sys.argv[1:])\n"
-        "finally: print('torch' in sys.modules, file=sys.stderr)"
-    )
-    assert ended(tmp_path, "-c", code, "show-run", "run.ndjson")[2] == "False\n"

@@ -70,13 +70,6 @@ def test_json_holds_rows_and_findings(run: Run, broken: str) -> None:
     assert {row["weights"] for row in rows.values()} == {"broken.pth"}
 
 
-@pytest.mark.parametrize("words", [[], ["--layer", "all"]])
-def test_a_sound_model_has_no_findings(run: Run, words: list[str]) -> None:
-    status, out, errors = run("--format", "ndjson", *words)
-    assert (status, errors) == (0, "")
-    assert [(row["row"], row["name"]) for row in rows(out)] == [("parameter", name) for name in NAMES]
-
-
 def test_a_table_ends_with_totals_and_findings_and_layers_are_chosen_by_name(run: Run, broken: str) -> None:
     _, out, _ = run("--weights", broken, "--format", "table")
     values = 6 * 75 + 6 + 12 + 12 * 54 + 12 + 26

@@ -26,6 +26,8 @@ CASES: dict[str, dict[str, str]] = {
         "percentile": "visualize shapes star.png --layer 2 --channels top:4:std --scale percentile:2,98 -o p.png",
         "scale of the layer": "visualize shapes star.png --layer 2 --channels top:4:mean --scale layer -o l.png",
         "fixed scale": "visualize shapes star.png --layer 2 --channels 0-3 --scale=-1:2 -o f.png",
+        "scale that begins with a minus": "visualize shapes star.png --layer 2 --channels 0-3 --scale -1:2 -o f.png",
+        "channels beyond": "visualize shapes star.png --layer 0 --channels 62-99 -o b.png",
         "overlay": "visualize shapes star.png --layer features.3.squeeze --channels 0-3 --overlay -o o.png",
         "plain": "visualize shapes star.png --layer 're:^features.4.squeeze$' --channels 0-8 --plain -o plain.png",
         "random model": f"visualize {SQUEEZE} --layer 0 --channels 0-1 --preprocess stretch -o r.png",
@@ -137,6 +139,8 @@ CASES: dict[str, dict[str, str]] = {
         "ablate each in a table": "ablate nets.py:small star.png --layer conv1 --format table",
         "ablate each in json": "ablate nets.py:small star.png --layer conv1,conv2 --top 3 --format json",
         "--at and --ablate-each": "ablate nets.py:small star.png --at conv1 zero:channels=1 --layer conv1",
+        "nothing changed": "intervene nets.py:small star.png --at conv1 dropout:p=0.5,when=train",
+        "without effect": "intervene nets.py:small star.png --at fc clamp:min=-1e9 --at conv1 freeze --classes",
         "steer": "intervene nets.py:small star.png --at conv1 steer:from=direction.npy,scale=3 --classes",
     },
     "exemplars": {
@@ -192,6 +196,8 @@ CASES: dict[str, dict[str, str]] = {
     },
     "check": {
         "all is well": "check shapes star.png --no-nan --max-abs 1e4 --format table",
+        "every limit": "check shapes star.png --max-dead 10% --max-saturated 5% --no-nan --max-abs 1e4 --min-rank 1"
+        " --format table",
         "dead": "check shapes star.png --max-dead 0.05 --layer 're:features.1[12]'",
         "several limits": "check nets.py:sick photos --max-dead 0 --max-saturated 10% --max-abs 0.5 --min-rank 5 "
         "--format json",
@@ -230,10 +236,16 @@ CASES: dict[str, dict[str, str]] = {
         "events in a table": "trace nets.py:small star.png --events --target 2 --type ReLU --type Linear"
         " --format table",
         "events cut off": "trace nets.py:detached star.png --events --format ndjson",
+        "events with names of classes": "trace nets.py:small star.png --events --categories names.txt --format table",
+        "values in tsv": "trace nets.py:ones star.png --input-size 4 --preprocess stretch --values --max-values 12"
+        " --type all --layer 0,3",
         "values": "trace nets.py:ones star.png --input-size 4 --preprocess stretch --values --format table",
         "values of events": "trace nets.py:ones star.png --input-size 4 --preprocess stretch --values --max-values 12"
         " --events --format json",
         "standard input": "trace nets.py:nan - --format csv < star.png",
+        "search for NaN": "find-nan nets.py:nan star.png --format table",
+        "search for NaN in json": "find-nan nets.py:nan star.png --format json",
+        "search for NaN without any": "find-nan shapes star.png",
         "optical flow": "trace raft_small star.png ring.png --weights none --layer 'feature_encoder.convnormrelu.*'",
     },
     "watch": {
@@ -260,6 +272,18 @@ CASES: dict[str, dict[str, str]] = {
         "models by a part": "list-models squeeze",
         "models by an expression": "list-models 're:^(shapes|raft_.*|resnet18)$' --format json",
         "quantized models": "list-models 'quantized_m*' --format ndjson",
+        "layers of the default model": "list-layers --format table",
+        "totals": "list-layers nets.py:small --input-size 72x80 --type ReLU --type Conv2d --total",
+        "totals in a table": "list-layers nets.py:small --input-size 72x80 --type Linear --total --format table",
+        "totals of a real pass": "list-layers ssdlite320_mobilenet_v3_large --type MaxPool2d --type Hardsigmoid"
+        " --format table",
+        "totals without a convolution": "list-layers nets.py:ones --input-size 4 --type Linear --total --format json",
+        "clips, and again from the cache": """
+            list-layers r3d_18 --input-size 5x64x72 --type Linear --format table
+            list-layers r3d_18 --input-size 5x64x72 --type Linear --format table
+        """,
+        "tree": "graph nets.py:small --input-size 72x80 --format table",
+        "tree and graph": "graph shapes --depth 2 --format csv -o net.svg",
         "completion": "completion bash",
         "completion of zsh": "completion zsh",
         "completion of the named shell": "completion",

@@ -5,7 +5,6 @@ import io
 import os
 import re
 import select
-import shutil
 import struct
 import subprocess
 import sys
@@ -238,28 +237,6 @@ def test_in_the_background_nothing_is_asked() -> None:
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}])"
     got, _ = in_terminal("-c", starts, answers=(SIXEL,))
     assert got == "Screen(protocol='blocks', cell=(10, 20))\n"
-
-
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux")
-def test_half_blocks_in_tmux(tmp_path: Path) -> None:
-    quarters().save(tmp_path / "a.png")
-    tmux = ["tmux", "-S", str(tmp_path / "socket"), "-f", os.devnull]
-    command = f"COLORTERM=truecolor PYTHONPATH={ROOT} {sys.executable} -c '{DRAW}' {tmp_path / 'a.png'}; sleep 60"
-    subprocess.run([*tmux, "new-session", "-d", "-x", "80", "-y", "24", command], check=True)
-    try:
-        screen, end = "", time.monotonic() + 30
-        while "END" not in screen:
-            assert time.monotonic() < end, screen
-            time.sleep(0.05)
-            captured = subprocess.run([*tmux, "capture-pane", "-p", "-e"], check=True, capture_output=True)
-            screen = captured.stdout.decode()
-        title = subprocess.run([*tmux, "display", "-p", "#{pane_title}"], check=True, capture_output=True).stdout
-    finally:
-        subprocess.run([*tmux, "kill-server"], check=True)
-    assert "SCREEN blocks" in screen and b"Gi=" not in title
-    assert screen.count("▀") == 56 * 21
-    for red, green, blue in COLOURS:
-        assert f"{red};{green};{blue}" in screen
 
 
 @pytest.mark.parametrize("cell", [(10, 20), (7, 15), (16, 33)])
