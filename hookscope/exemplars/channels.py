@@ -173,7 +173,6 @@ class BestImages:
 
     @property
     def images(self) -> Ints:
-        """The positions of all images that are kept or wait."""
         return np.unique(np.concatenate([part.image for part in (self._kept, *self._waiting)]))
 
     def state_dict(self, prints_of: PrintsOf) -> dict[str, Any]:

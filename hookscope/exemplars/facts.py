@@ -40,13 +40,9 @@ class Exemplar:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SynthesizedImage:
-    """An image made to excite a channel.
+    """An image made from a seed to excite a channel, at the size of the network's input.
 
-    Attributes:
-        image: The image at the size of the network's input.
-        value: The channel's value on it, measured as for an exemplar.
-        best: The value of the best exemplar; None without exemplars.
-        seed: The seed it was made from.
+    Its value is measured as for an exemplar; ``best`` is the value of the best exemplar, None without exemplars.
     """
 
     image: Image.Image
@@ -65,7 +61,6 @@ class ChannelExemplars:
     """What one channel reacts to.
 
     Attributes:
-        channel: The channel.
         most: The images that excite it most, the strongest first; near-duplicates of one image count once.
         least: Those that excite it least, the weakest first; empty unless they were wanted.
         counts: Histogram of the channel's values, one for each image, in equal intervals.

@@ -131,27 +131,27 @@ class FoundExemplars:
         self.prune()
 
     def prints_of(self, images: Ints) -> Prints:
-        """The hashes ``(U, D)`` of the images at these positions."""
         return np.stack([self.seen[position].print for position in images.tolist()])
 
     def prune(self) -> None:
         """Forget the images that nothing refers to, where they may be many."""
         if len(self.seen) <= 2 * self._pruned + _PRUNE:
             return
-        used = {int(image) for layer in self.layers.values() for best in layer.bests for image in best.images}
+        used = self.used()
         self.seen = {position: image for position, image in self.seen.items() if position in used}
         self._pruned = len(self.seen)
+
+    def used(self) -> set[int]:
+        return {int(image) for layer in self.layers.values() for best in layer.bests for image in best.images}
 
 
 def _in_order(mine: list[str], theirs: list[str]) -> list[str]:
     """Both, each in its order: a layer that only ran for ``theirs`` keeps its place."""
     order, at = list(mine), 0
     for key in theirs:
-        if key in order:
-            at = order.index(key) + 1
-        else:
+        if key not in order:
             order.insert(at, key)
-            at += 1
+        at = order.index(key) + 1
     return order
 
 
@@ -223,9 +223,8 @@ class _Reader:
     def _found(self) -> FoundExemplars:
         """What the pass has found, which is known from now on."""
         found = self.now
-        images = dict(zip(self.positions.tolist(), self.images, strict=True))
-        used = {int(image) for layer in found.layers.values() for best in layer.bests for image in best.images}
-        found.seen = {position: image for position, image in images.items() if position in used}
+        used, images = found.used(), zip(self.positions.tolist(), self.images, strict=True)
+        found.seen = {position: image for position, image in images if position in used}
         self.before.seen |= found.seen
         for key, layer in found.layers.items():
             known = self.before.layers.setdefault(key, layer.emptied())

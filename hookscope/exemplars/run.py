@@ -105,7 +105,7 @@ def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
     """Write ``saved`` to ``path`` as JSON, whole or not at all."""
     found = saved.found
     layers = [layer.state_dict(found.prints_of) for layer in found.layers.values()]
-    used = sorted({int(image) for layer in found.layers.values() for best in layer.bests for image in best.images})
+    used = sorted(found.used())
     seen = [found.seen[position] for position in used]
     prints = np.stack([image.print for image in seen]) if seen else np.zeros((0, 0), np.float16)
     padded = np.pad(prints, ((0, 0), (0, -prints.shape[1] % 4)))
@@ -148,7 +148,6 @@ def _unpacked(png: str, value: float, best: float | None, seed: int) -> Synthesi
 
 
 def load_exemplars(path: StrPath) -> SavedExemplars:
-    """Read a file of `save_exemplars`."""
     return read_state(path, _KIND, _restored)
 
 

@@ -227,7 +227,6 @@ def is_sheet(path: StrPath) -> bool:
 
 
 def field_words(field: ReceptiveField) -> str:
-    """What a unit sees, and how that is known."""
     reason = f": {field.reason}" if field.reason else ""
     if field.source == "whole":
         return f"receptive field: the whole input{reason}"
@@ -243,7 +242,6 @@ def measure_words(measure: str) -> str:
 
 
 def times_best(image: SynthesizedImage) -> str:
-    """How the value of a synthesized image compares with the best exemplar's."""
     if image.best is None:
         return "no exemplar"
     if image.best > 0:

@@ -36,7 +36,6 @@ class FeatureBatch:
 
     @property
     def count(self) -> int:
-        """Number of images."""
         return len(self.positions)
 
 

@@ -95,7 +95,6 @@ class WritingRun(FeatureRun):
     skips: list[tuple[int, str, str]] = field(default_factory=list, init=False)
 
     def written(self, resume: bool = False) -> WrittenFeatures:
-        """Do the images that are not done yet, and write the features."""
         output, self.state = self.output, FeatureState(self._about())
         make_folder(output.work)
         with open(output.work_file(".lock"), "wb") as lock:
@@ -114,7 +113,6 @@ class WritingRun(FeatureRun):
         return _written(output, self.rows, len(self.skips), self.columns, self.earlier)
 
     def _complete(self) -> WrittenFeatures | None:
-        """What an earlier run wrote, if it is complete."""
         if not (output := self.output).is_there():
             return None
         metadata = metadata_of(output)

@@ -150,9 +150,8 @@ def check_alike(shapes: Mapping[str, tuple[int, ...]], features: Mapping[str, Te
 def different_shapes(key: str, here: Sequence[int], there: Sequence[int], name: str) -> LayerError:
     shapes = ("x".join(map(str, shape)) or "one value" for shape in (there, here))
     exists = f"it has {next(shapes)} for {name} after {next(shapes)}"
-    return LayerError(
-        f"{key} has rows of different shapes", exists, "pool it by mean or max, or make images of one size"
-    )
+    do = "pool it by mean or max, or make images of one size"
+    return LayerError(f"{key} has rows of different shapes", exists, do)
 
 
 class _Extractor:
@@ -200,7 +199,8 @@ class _Extractor:
 
     def _parts(self, call: Call, module: nn.Module, output: Any, images: int, shown: InputSize) -> dict[str, Tensor]:
         pool = self.job.pool
-        if _lists_a_mapping_for_each(output, images):  # the boxes, labels and scores of a detector
+        is_list = isinstance(output, list) and len(output) == images
+        if is_list and all(isinstance(item, Mapping) for item in output):  # the boxes, labels and scores of a detector
             rows = dict[str, list[Tensor]]()
             for item in output:
                 for part, tensor in tensors_in(item).items():
@@ -250,10 +250,8 @@ class _Extractor:
         if self.job.targets:
             shares, categories = probabilities(scores).to(scores.dtype), self.net.categories
             zeros = [0.0] * scores.shape[1]
-            classes = dict.fromkeys(
-                at for text in self.job.targets for at in Target.of(text).indices(zeros, categories)
-            )
-            for at in classes:
+            targets = [Target.of(text).indices(zeros, categories) for text in self.job.targets]
+            for at in dict.fromkeys(at for classes in targets for at in classes):
                 yield f"probability {column_name(at, categories)}", shares[:, at]
 
 
@@ -263,10 +261,6 @@ def column_name(index: int, categories: Sequence[str] | None) -> str:
     if label is None:
         return str(index)
     return label if categories and list(categories).count(label) == 1 else f"{index} {label}"
-
-
-def _lists_a_mapping_for_each(output: Any, images: int) -> bool:
-    return isinstance(output, list) and len(output) == images and all(isinstance(item, Mapping) for item in output)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,6 @@ class Output:
         return os.path.join(path, "_" + ending[1:]) if self.shard else path + ending
 
     def endings(self) -> list[str]:
-        """The files beside the output."""
         beside = self.format.rows_beside
         return [".lost.tsv", *([".rows.tsv"] if beside else []), *([".json"] if self.suffix == ".npy" else [])]
 
@@ -78,7 +77,6 @@ class Output:
                 remove(self.work_file(name))
 
     def is_there(self) -> bool:
-        """Whether the file is there, or a file of the folder."""
         if self.shard:
             return os.path.isdir(self.target) and bool(shards_in(self.target))
         return os.path.exists(self.target)

@@ -90,7 +90,6 @@ class RayEngine:
         self.block = block
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
-        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order."""
         if first >= len(paths):
             return
         refuse_own_files(paths)
@@ -342,7 +341,6 @@ class TorchrunEngine:
         self.block = block
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
-        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order."""
         refuse_own_files(paths)
         blocks = list(blocks_of(paths, first, self.block or BATCHES * job.batch_size))
         with self._group():
@@ -351,7 +349,6 @@ class TorchrunEngine:
                 yield unpacked(row)
 
     def serve(self, net: LoadedModel) -> None:
-        """Do the blocks of this rank, until all are done."""
         with self._group():
             sent: list[Any] = [None, None]
             torch.distributed.broadcast_object_list(sent)

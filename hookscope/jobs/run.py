@@ -97,14 +97,9 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run measures; a saved run is resumed or merged only by a run of the same.
+    """What a run measures, in words; a saved run is resumed or merged only by a run of the same.
 
-    Attributes:
-        model: The model.
-        weights: Its weights.
-        fingerprint: SHA-256 of all parameters and buffers, see `fingerprint_of`; empty if nothing is saved.
-        preprocess: The preprocessing in words.
-        layers: The selection of layers.
+    ``fingerprint`` is what `fingerprint_of` says of the model, empty if nothing is saved.
     """
 
     model: str
@@ -115,10 +110,8 @@ class RunIdentity:
 
     @classmethod
     def of(cls, net: LoadedModel, layers: str, saved: bool = True, **settings: Any) -> Self:
-        fingerprint = fingerprint_of(net.model) if saved else ""
-        return cls(
-            net.name, net.weights, fingerprint, **{"preprocess": net.preprocess.describe(), **settings}, layers=layers
-        )
+        about = {"fingerprint": fingerprint_of(net.model) if saved else "", "preprocess": net.preprocess.describe()}
+        return cls(model=net.name, weights=net.weights, layers=layers, **(about | settings))
 
     def difference(self, other: RunIdentity) -> str:
         """The first difference in words, such as ``model a, not b``; empty if there is none."""
@@ -167,7 +160,6 @@ class SaveTimer:
 
 
 def hash_of_names(names: Sequence[str]) -> str:
-    """SHA-256 of a list of names."""
     digest = hashlib.sha256()
     for name in names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
@@ -226,7 +218,6 @@ class SavedRun(ABC, Generic[Value]):
         self.save()
 
     def do(self, resume: bool = False) -> None:
-        """Do the images that are not done yet."""
         with contextlib.closing(self.parts(resume)) as parts:
             for _ in parts:
                 pass

@@ -197,10 +197,11 @@ def _clean_excepthook(hook: Callable[..., Any]) -> Callable[..., None]:
             return
         done.add(id(error))
         frames = list(_frames(error.__traceback__))
-        start = 1 + max((n for n, frame in enumerate(frames) if _code(frame) is Script.run.__code__), default=-1)
+        codes = [frame.tb_frame.f_code for frame in frames]
+        start = 1 + max((n for n, code in enumerate(codes) if code is Script.run.__code__), default=-1)
         error.__traceback__ = None
         for frame in reversed(frames[start:]):
-            if not _code(frame).co_filename.startswith(_PACKAGE):
+            if not frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
                 frame.tb_next, error.__traceback__ = error.__traceback__, frame
         for other in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
             clean(other, done)
@@ -210,10 +211,6 @@ def _clean_excepthook(hook: Callable[..., Any]) -> Callable[..., None]:
         hook(kind, error, error.__traceback__)
 
     return excepthook
-
-
-def _code(frame: TracebackType) -> Any:
-    return frame.tb_frame.f_code
 
 
 def _frames(trace: TracebackType | None) -> Any:

@@ -302,18 +302,17 @@ class StepFacts:
             return {}
         wanted = {id(p) for p in parameters}
         ran = {key for facts in self._segments for key, module in facts.no_grad.items() if module() is not None}
-        layers = [
-            (layer.name, id(module) in ran)
+        every = [
+            (layer.name, id(module) in ran, {id(p) for p in own.values()})
             for model in self._models.models
             for layer, module, own in model.with_parameters()
-            if not wanted.isdisjoint(map(id, own.values()))
         ]
-        known = {id(p) for model in self._models.models for _, _, own in model.with_parameters() for p in own.values()}
-        no_grad = [name for name, under in layers if under]
+        layers = [name for name, _, own in every if own & wanted]
+        no_grad = [name for name, under, own in every if under and own & wanted]
         return {
-            "without_gradient": [name for name, _ in layers][:_MOST_NAMES],
+            "without_gradient": layers[:_MOST_NAMES],
             "without_gradient_layers": len(layers),
-            "of_no_model": len(wanted - known),
+            "of_no_model": len(wanted.difference(*(own for _, _, own in every))),
             "under_no_grad": no_grad[:_MOST_NAMES],
             "under_no_grad_layers": len(no_grad),
         }

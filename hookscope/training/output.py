@@ -84,7 +84,6 @@ class WatcherOutput:
                 self.announce("sink-failed", step, text)
 
     def write_facts(self, step: int, facts: Mapping[str, Any]) -> None:
-        """Write the facts of a sampled step, without those that are None."""
         known = {name: value for name, value in facts.items() if value is not None}
         self._keep([self._line("facts", step, known)], self._run.facts)
 
@@ -95,7 +94,6 @@ class WatcherOutput:
             self._log.write(lines)
 
     def note(self, note: str, step: int | None, text: str, **fields: Any) -> None:
-        """Write a note to the log, if the log can be written."""
         with contextlib.suppress(Exception):
             if self._log is not None:
                 self._log.write([self._line("note", step, {"note": note, "text": text} | fields)])

@@ -318,7 +318,6 @@ def loss_chart(losses: Sequence[tuple[str, LossSeries]], findings: Sequence[Time
 
 
 def _flags(findings: Sequence[TimedFinding], left: float, right: float) -> list[tuple[float, str]]:
-    """Where findings begin, with their numbers."""
     begun = [(finding.step, number) for number, finding in enumerate(findings, 1) if finding.finding != "few-samples"]
     places = sorted((min(max(float(step), left), right), number) for step, number in begun)  # runs stop between samples
     flags = chains(places, lambda flag, place: place[0] - flag[0][0] < (right - left) / _BESIDE)

@@ -207,7 +207,6 @@ class MetricsRecorder:
         self._loss_output = (self.segment, value)
 
     def order_of_layers(self) -> dict[int, int]:
-        """The position of the last call of each layer (by ``id``) among all recorded calls."""
         calls = [call for record in self._records.values() for call in record.calls.values()]
         return {id(call.layer): call.recorded for call in calls}
 
@@ -216,7 +215,9 @@ class MetricsRecorder:
         assert step.weights is not None
         optimizer = step.optimizer
         parameters = {id(p) for p in optimizer.parameters()}
-        calls = [call for model in step.models for call in self._calls(model, optimizer)]
+        records = [self._since(model, optimizer) for model in step.models]
+        seen = [(call, record.total) for record in records for call in record.calls.values()]
+        calls = [call for call, total in seen if call.layer.wants(call.call, call.index, total)]  # known only now
         calls = [call for call in calls if _belongs(call, step.others, parameters)]
         calls.sort(key=lambda call: call.recorded)
         losses, factor = self._losses_of_step(step)
@@ -264,21 +265,16 @@ class MetricsRecorder:
             record = self._records[model.number] = SegmentRecord(self.segment)
         return record
 
-    def _since(self, model: TrackedModel, optimizer: TrackedOptimizer) -> SegmentRecord | None:
-        """The latest segment in which the model ran, if that is after the last step of the optimizer."""
+    def _since(self, model: TrackedModel, optimizer: TrackedOptimizer) -> SegmentRecord:
+        """The latest segment in which the model ran; an empty one if the optimizer has stepped after it."""
         record = self._records.get(model.number)
-        return record if record is not None and record.segment >= optimizer.since else None
-
-    def _calls(self, model: TrackedModel, optimizer: TrackedOptimizer) -> list[CallMetrics]:
-        """The chosen calls in order of execution; their number is known only now."""
-        record = self._since(model, optimizer) or SegmentRecord(self.segment)
-        return [call for call in record.calls.values() if call.layer.wants(call.call, call.index, record.total)]
+        return record if record is not None and record.segment >= optimizer.since else SegmentRecord(self.segment)
 
     def _not_run(
         self, model: TrackedModel, optimizer: TrackedOptimizer, calls: Iterable[CallMetrics], parameters: set[int]
     ) -> Iterator[CallMetrics]:
         """Layers whose hooks did not fire: unused, under no_grad, compiled, or called before they were watched."""
-        record = self._since(model, optimizer) or SegmentRecord(self.segment)
+        record = self._since(model, optimizer)
         ran = {id(call.layer) for call in calls} | record.ran
         # without any call, the index of a layer is unknown
         is_known = bool(record.ran) and not model.is_opaque

@@ -111,7 +111,6 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def norm(tensor: Tensor) -> Tensor:
-    """The Euclidean norm, for half precision computed in single precision."""
     tensor = _dense(tensor)
     size: Tensor = torch.linalg.vector_norm(tensor, dtype=_single_for_half(tensor))
     return size
@@ -215,7 +214,6 @@ class StepWeights:
         return {key: size for key, (size, _) in (self._gradients or {}).items()}
 
     def step_is_done(self) -> None:
-        """Measure the update, and drop the copies."""
         if self._gradients is None:
             self._gradients = self._measure_gradients()
         for key, copy in self._copies.items():

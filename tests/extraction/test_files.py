@@ -18,7 +18,7 @@ import pandas
 import pytest
 import torch
 
-from hookscope.errors import HookscopeError, InputError, LayerError, UsageError, WriteError
+from hookscope.errors import InputError, LayerError, UsageError, WriteError
 from hookscope.extraction import FeatureBatch, check_output
 from hookscope.jobs import Part
 from tests.extraction.runs import NAMES, features, parts, write
@@ -92,10 +92,6 @@ def test_a_complete_run_has_nothing_left_to_do(name: str) -> None:
     assert again.was_complete and (again.rows, again.skipped, again.earlier) == (19, 4, 23)
     assert again.columns == first.columns and not first.was_complete
     assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
-
-
-def test_resume_begins_where_there_is_nothing() -> None:
-    assert write("a.npz", resume=True).rows == 19
 
 
 def in_child(work: Callable[[], object]) -> int:
@@ -291,19 +287,17 @@ def test_an_output_that_exists_is_refused_and_replaced_only_if_wanted(name: str)
     assert not Path("a.npy.lost.tsv").exists() and not Path("out/_lost.tsv").exists(), "nothing was lost"
 
 
-def test_the_old_output_stays_if_the_new_run_fails_at_once() -> None:
+def test_the_old_output_and_files_of_others_beside_a_new_one_stay() -> None:
+    Path("a.npy.json").write_text("mine")
+    with pytest.raises(WriteError, match=r"'a\.npy\.json' exists"):
+        write("a.npy", arguments("a.npy"))
+    assert Path("a.npy.json").read_text() == "mine"
+    Path("a.npy.json").unlink()
     for name in CASES:
         write(name, arguments(name), **CASES[name])
         with pytest.raises(KeyboardInterrupt):
             write(name, arguments(name, stop=0), **CASES[name], overwrite=True)
         assert positions(name) == USED and not left_over()
-
-
-def test_files_beside_the_output_are_not_replaced_unasked() -> None:
-    Path("a.npy.json").write_text("mine")
-    with pytest.raises(WriteError, match=r"'a\.npy\.json' exists"):
-        write("a.npy", arguments("a.npy"))
-    assert Path("a.npy.json").read_text() == "mine"
 
 
 @pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}])
@@ -319,16 +313,12 @@ def test_a_folder_of_something_else_is_left_alone(options: dict[str, bool]) -> N
     assert len(list(Path().rglob("*"))) == 4
 
 
-def test_files_of_others_in_the_folder_of_a_run_stay() -> None:
-    write("out", shard=5)
-    Path("out/README").write_text("mine")
-    write("out", shard=9, overwrite=True)
-    assert Path("out/README").read_text() == "mine" and positions("out/") == USED
-
-
 @pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": True}])
 def test_files_of_others_that_are_named_as_those_of_a_run_are_not_replaced(options: dict[str, bool]) -> None:
-    write("out", shard=5)
+    write("out", shard=9)
+    Path("out/README").write_text("mine")
+    write("out", shard=5, overwrite=True)
+    assert Path("out/README").read_text() == "mine" and positions("out/") == USED
     Path("out/part-00007.parquet").write_text("mine")
     with pytest.raises(WriteError, match=r"^the folder 'out' holds other files; part-00007\.parquet is one of 1"):
         write("out", shard=5, **options)
@@ -340,15 +330,12 @@ def test_files_of_others_that_are_named_as_those_of_a_run_are_not_replaced(optio
     assert Path("out/part-00007.parquet").read_text() == "mine" and Path("out/part-00000.parquet").exists()
 
 
-def test_an_empty_folder_is_taken() -> None:
+def test_resume_begins_where_there_is_nothing_in_an_empty_folder_and_behind_a_link_which_stays() -> None:
     Path("out").mkdir()
-    assert write("out").rows == 19 and positions("out/") == USED
-
-
-def test_a_link_stays_a_link() -> None:
+    assert write("out", resume=True).rows == 19 and positions("out/") == USED
     Path("far").mkdir()
     os.symlink("far/a.npz", "a.npz")
-    write("a.npz")
+    write("a.npz", resume=True)
     assert os.path.islink("a.npz") and positions("far/a.npz") == USED
 
 
@@ -392,13 +379,11 @@ def test_more_columns_than_a_process_may_have_open_files(monkeypatch: pytest.Mon
         assert len(arrays.files) == 105
 
 
-def test_several_columns_that_the_first_batch_shows_are_refused_by_a_format_of_one() -> None:
+def test_shapes_and_columns_that_differ_between_images_or_are_too_many_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^\.npy holds the features of one layer, and the run gives 3 columns"):
         write("a.npy")
     assert not list(Path().iterdir())
 
-
-def test_shapes_and_columns_that_differ_between_images_are_refused() -> None:
     def grows(position: int) -> dict[str, torch.Tensor]:
         return {"x": torch.zeros(3, 7 if position < 9 else 9)}
 
@@ -482,7 +467,3 @@ def test_progress_is_saved_about_every_ten_seconds(monkeypatch: pytest.MonkeyPat
 
     write("a.npz", batches)
     assert seen == [0, 0, 0, 16, 16, 16]
-
-
-def test_errors_are_ours() -> None:
-    assert issubclass(WriteError, HookscopeError)

@@ -52,6 +52,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_become_rows_in_order_and_a_bad_file_shifts_none(shapes: LoadedModel, folder: Path) -> None:
+    with pytest.raises(HookscopeError, match=r"1\.png"):  # by default
+        list(extract(shapes, sorted(folder.rglob("*.png")), "features.10"))
     lost: list[Any] = []
     batches = list(
         extract(shapes, folder, "features.10", pool="mean", run=settings(2, skipped=lambda *image: lost.append(image)))
@@ -70,11 +72,6 @@ def test_files_become_rows_in_order_and_a_bad_file_shifts_none(shapes: LoadedMod
     with torch.no_grad():
         expected = shapes.model.features[:11](prepared).mean((2, 3))
     torch.testing.assert_close(torch.cat([batch.features["features.10"] for batch in batches]), expected)
-
-
-def test_a_bad_file_raises_by_default(shapes: LoadedModel, folder: Path) -> None:
-    with pytest.raises(HookscopeError, match=r"1\.png"):
-        list(extract(shapes, sorted(folder.rglob("*.png")), "features.10"))
 
 
 @pytest.mark.parametrize("layers", ["all", "-1", "0:2", ["name:1", "name:3"]])
@@ -329,28 +326,18 @@ def test_layers_without_features_are_refused(layers: str, error: type[Exception]
         list(extract(net, IMAGES, layers))
 
 
-def test_a_name_that_is_no_class_is_refused(shapes: LoadedModel) -> None:
+def test_names_and_items_that_are_something_else_are_refused(shapes: LoadedModel) -> None:
     with pytest.raises(TargetError, match="no class 'ufo'"):
         extract(shapes, IMAGES, targets=["ufo"])
-
-
-def test_a_layer_called_logits_beside_the_logits_is_refused() -> None:
     with pytest.raises(UsageError, match="two columns are called 'logits'"):
         list(extract(named(flat=nn.Flatten(), logits=nn.Linear(16, 2)), IMAGES, "logits", logits=True))
-
-
-def test_items_that_are_no_tensors_are_refused() -> None:
     with pytest.raises(UsageError, match="the data set gives Image, not a tensor; give it a transform"):
         list(extract(chain(), [Image.new("RGB", (4, 4))], 0))
 
 
 def test_the_source_says_what_features_are_made_from(shapes: LoadedModel, folder: Path) -> None:
     source = extract(shapes, folder, ["features.10", "-1"], ["Conv2d"], pool="max", dtype="float16").source
-    assert (source.model, source.layers, source.pool, source.dtype) == (
-        "shapes",
-        "features.10,-1 of Conv2d",
-        "max",
-        "float16",
-    )
+    about = source.model, source.layers, source.pool, source.dtype
+    assert about == ("shapes", "features.10,-1 of Conv2d", "max", "float16")
     assert source.preprocess.startswith("resize 128") and len(source.fingerprint) == 64
     assert extract(chain(), IMAGES, 0).source.preprocess == "none: tensors were given"

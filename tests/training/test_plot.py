@@ -17,7 +17,7 @@ from hookscope.training.log.series import series_of
 from hookscope.training.log.summary import TimedFinding
 from hookscope.training.plot import COLUMNS, MOST_CELLS, RunPlot, cell_colours, grid_of, plot_training, run_plot
 from tests.drawing.rows import ends, spans
-from tests.training.logs import log
+from tests.training.watched import log
 
 METRICS = {
     "activation_mean": 0.0,

@@ -150,7 +150,6 @@ def grouped(intervals: Sequence[FindingInterval], patience: int) -> list[list[Fi
 
 
 def spacing(layer: LayerSeries) -> float:
-    """Mean number of steps between two sampled steps."""
     return (int(layer.steps[-1]) - int(layer.steps[0])) / max(len(layer.steps) - 1, 1)
 
 
@@ -322,7 +321,6 @@ def _values(rule: Rule, named: FindingInterval, begin: int) -> str:
 def _other_layers(
     rule: Rule, group: Sequence[FindingInterval], named: FindingInterval, worst: FindingInterval, judged: int
 ) -> str:
-    """How many more layers have it, between which, and which is worst."""
     more = len(group) - 1
     if not more:
         return ""

@@ -44,7 +44,6 @@ def _reach(losses: Array) -> int:
 
 
 def _smoothed(losses: Array) -> Array:
-    """The median of each loss and its neighbours, ``(S,)``."""
     reach = _reach(losses)
     return np.array([np.median(losses[max(at - reach, 0) : at + reach + 1]) for at in range(len(losses))])
 
