@@ -16,11 +16,8 @@ from hookscope.drawing import (
     PALE,
     Ground,
     Heading,
-    Heat,
     HeatPanel,
     HeatRow,
-    draw_heat_page,
-    with_provenance,
 )
 from hookscope.errors import UsageError
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class
@@ -73,18 +70,16 @@ class _Clip:
 
     def map(self, track: _Track, at: int) -> HeatPanel:
         values = track.values[at]
-        peak = self.source.peak_in(np.abs(values) if self.signed else values)
-        heat = Heat(values, self.source.box, track.top, peak, self.signed)
         if self.signed:
             alarm = "" if values.any() else "all zero"
         else:
             alarm = "" if (values > 0).any() else "no value above 0"
+        heat = self.source.heat(values, track.top, self.signed)
         return HeatPanel(heat, track.words[at], alarm, photograph=self.pictures[at])
 
     def page(self, rows: Sequence[HeatRow], width: int | None) -> Image.Image:
-        page = draw_heat_page(self.source.photograph, self.heading, rows, self.cmap, width, self.ground)
-        about = self.source.provenance(str(self.facts["method"]), self.cmap, page.size)
-        return with_provenance(page, {**about, **self.facts})
+        method = str(self.facts["method"])
+        return self.source.page(self.heading, rows, method, self.cmap, self.facts, width, self.ground)
 
 
 def draw_clip(

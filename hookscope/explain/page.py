@@ -16,6 +16,8 @@ from hookscope.drawing import (
     DARK,
     LIGHT,
     MOST_PIXELS,
+    PALE,
+    Ground,
     Heading,
     Heat,
     HeatPanel,
@@ -35,6 +37,7 @@ from hookscope.images import InputImage
 from hookscope.models import LoadedModel
 from hookscope.scores import Score
 
+Box = tuple[float, float, float, float]
 VALUE, ONE_COLOUR = "value of the map", "inferno"
 _LARGEST = MOST_PIXELS * 3 // 4  # of all panels together: text and gaps take up to a third more
 
@@ -44,7 +47,7 @@ class OverlaySource:
     """A photograph, the ``box`` (left, top, right, bottom) of it that the network saw, and the network."""
 
     photograph: Image.Image
-    box: tuple[float, float, float, float]
+    box: Box
     origin: Origin
 
     @classmethod
@@ -99,21 +102,32 @@ class OverlaySource:
         left, top, right, bottom = self.box
         return (x - left) / (right - left), (y - top) / (bottom - top)
 
-    def frame_of(self, answer: Score, seen: tuple[int, int]) -> tuple[float, float, float, float] | None:
+    def frame_of(self, answer: Score, seen: tuple[int, int]) -> Box | None:
         """The box of ``answer`` in pixels of the photograph; the network saw ``seen`` ``(H, W)``. None without one."""
         if answer.box is None:
             return None
         (height, width), (left, top, right, bottom) = seen, answer.box
         return *self.in_photograph(left / width, top / height), *self.in_photograph(right / width, bottom / height)
 
-    def provenance(self, method: str, cmap: str, size: tuple[int, int]) -> dict[str, Any]:
-        return {
-            **self.origin.facts(),
-            "seen": [round(side, 3) for side in self.box],
-            "method": method,
-            "cmap": cmap,
-            "size": list(size),
-        }
+    def heat(self, values: NDArray[np.float32], top: float, signed: bool = False, frame: Box | None = None) -> Heat:
+        """The heat of a map ``(h, w)`` on a scale up to ``top``, with its peak and the box of what it explains."""
+        return Heat(values, self.box, top, self.peak_in(np.abs(values) if signed else values), signed, frame)
+
+    def page(
+        self,
+        heading: Heading,
+        rows: Sequence[HeatRow],
+        method: str,
+        cmap: str,
+        facts: Mapping[str, Any],
+        width: int | None = None,
+        ground: Ground = PALE,
+    ) -> Image.Image:
+        """The page of ``rows``, which carries its origin and ``facts``."""
+        page = draw_heat_page(self.photograph, heading, rows, cmap, width, ground)
+        seen = [round(side, 3) for side in self.box]
+        about = {**self.origin.facts(), "seen": seen, "method": method, "cmap": cmap, "size": list(page.size)}
+        return with_provenance(page, {**about, **facts})
 
 
 def answer_lines(answer: Score) -> list[str]:
@@ -203,9 +217,8 @@ def draw_saliency(
     rows = [HeatRow(panels)] if photograph.width <= 2 * photograph.height else [HeatRow([panel]) for panel in panels]
     heading = source.heading(answer_lines(saliency.prediction), saliency.method, why_unseen(saliency.prediction))
     width = _width(source, saliency)
-    page = draw_heat_page(photograph, heading, rows, cmap, width, LIGHT if how.signed else DARK)
-    about = source.provenance(saliency.method, cmap, page.size) | answer_facts(saliency.prediction)
-    return with_provenance(page, {**about, "shape": list(saliency.values.shape), **facts})
+    about = {**answer_facts(saliency.prediction), "shape": list(saliency.values.shape), **facts}
+    return source.page(heading, rows, saliency.method, cmap, about, width, LIGHT if how.signed else DARK)
 
 
 def _width(source: OverlaySource, saliency: Saliency) -> int | None:
@@ -228,8 +241,7 @@ def _saliency_panel(
     signed, any_value = SALIENCY_METHODS[saliency.method].signed, bool(values.any())
     alarm = "" if any_value else "all zero: the score does not depend on any pixel"
     frame = source.frame_of(saliency.prediction, saliency.seen)
-    heat = Heat(values, source.box, top, source.peak_in(np.abs(values)), signed, frame)
-    return HeatPanel(heat, words, alarm, VALUE if any_value else "")
+    return HeatPanel(source.heat(values, top, signed, frame), words, alarm, VALUE if any_value else "")
 
 
 def _raw_words(saliency: Saliency, top: float, cmap: str) -> list[str]:
@@ -300,29 +312,33 @@ def draw_cam(
     if not maps:
         raise UsageError("no class activation map to draw")
     source, tops, cmap = OverlaySource.of(photograph, net), shared_tops([*maps, *scale_of]), cmap or ONE_COLOUR
-    if len(maps_by_class(maps)) == 1:
-        page = _page_of_class(source, maps, tops, cmap, width)
-    else:
-        page = _page_of_classes(source, maps, tops, cmap, width)
-    return with_provenance(page, _provenance(source, maps, cmap, page, tops))
+    heading, rows = (_rows_of_class if len(maps_by_class(maps)) == 1 else _rows_of_classes)(source, maps, tops)
+    panels = sum(len(row.panels) for row in rows) + heading.photograph
+    if width is None and (width := source.fitting_width(panels)) is not None:
+        words = f"drawn at {percent(width / source.photograph.width)} of its size"
+        heading = replace(heading, words=[*heading.words[:-1], f"{heading.words[-1]}, {words}"])
+    facts = {"maps": [_facts(cam, tops[cam.call.key]) for cam in maps], "fused": maps[0].fused}
+    facts |= {"variants": maps[0].variants} if maps[0].variants > 1 else {}
+    return source.page(heading, rows, maps[0].method, cmap, facts, width)
 
 
-def _page_of_class(
-    source: OverlaySource, maps: Sequence[ClassActivationMap], tops: Mapping[str, float], cmap: str, width: int | None
-) -> Image.Image:
+def _rows_of_class(
+    source: OverlaySource, maps: Sequence[ClassActivationMap], tops: Mapping[str, float]
+) -> tuple[Heading, list[HeatRow]]:
+    """The maps of one class side by side, several after the photograph."""
     panels = [_cam_panel(source, cam, [cam.call.key, _shape_line(cam)], tops[cam.call.key]) for cam in maps]
     panels = [source.panel, *panels] if len(panels) > 1 else panels
     answer, photograph, columns = maps[0].prediction, source.photograph, len(panels)
     heading = source.heading(answer_lines(answer), maps[0].method, why_unseen(answer))
     if len(panels) > _BESIDE:  # a page of about 3:2
         columns = max(1, min(len(panels), round(math.sqrt(len(panels) * 1.5 * photograph.height / photograph.width))))
-    rows = [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
-    return _drawn(source, heading, rows, cmap, width, len(panels))
+    return heading, [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
 
 
-def _page_of_classes(
-    source: OverlaySource, maps: Sequence[ClassActivationMap], tops: Mapping[str, float], cmap: str, width: int | None
-) -> Image.Image:
+def _rows_of_classes(
+    source: OverlaySource, maps: Sequence[ClassActivationMap], tops: Mapping[str, float]
+) -> tuple[Heading, list[HeatRow]]:
+    """A row for each layer with the maps of all classes, below the photograph."""
     rows, by_layer = [], dict[str, list[ClassActivationMap]]()
     for cam in maps:
         by_layer.setdefault(cam.call.key, []).append(cam)
@@ -337,17 +353,7 @@ def _page_of_classes(
             rows.append(HeatRow(panels[at : at + columns], () if at else words))
     classes = len(maps_by_class(maps))
     title = f"{maps[0].method} of {classes} {_things(maps[0])} in {counted(len(by_layer), 'layer')}"
-    heading = source.heading([title], maps[0].method, photograph=True, scale=_SHARE)
-    return _drawn(source, heading, rows, cmap, width, len(maps) + 1)
-
-
-def _drawn(
-    source: OverlaySource, heading: Heading, rows: Sequence[HeatRow], cmap: str, width: int | None, panels: int
-) -> Image.Image:
-    if width is None and (width := source.fitting_width(panels)) is not None:
-        words = f"drawn at {percent(width / source.photograph.width)} of its size"
-        heading = replace(heading, words=[*heading.words[:-1], f"{heading.words[-1]}, {words}"])
-    return draw_heat_page(source.photograph, heading, rows, cmap, width)
+    return source.heading([title], maps[0].method, photograph=True, scale=_SHARE), rows
 
 
 def _things(cam: ClassActivationMap) -> str:
@@ -388,7 +394,7 @@ def _cam_panel(
     extremes += [f"lowest {low:.3g}, not drawn"] if low < 0 else []
     alarm = why_empty(cam) or (why_unseen(cam.prediction) if of_classes else "")
     unit = "mean, each map 0..1" if cam.fused else VALUE
-    heat = Heat(values, source.box, top, source.peak_in(values), frame=source.frame_of(cam.prediction, cam.seen))
+    heat = source.heat(values, top, frame=source.frame_of(cam.prediction, cam.seen))
     extremes += ["hardly visible on this scale"] if heat.peak and not heat.mark else []
     return HeatPanel(heat, [*words, *extremes], alarm, unit if high > 0 and not of_classes else "")
 
@@ -401,27 +407,16 @@ def _shape_line(cam: ClassActivationMap) -> str:
     return ", ".join([cam.call.type, f"{parts} of {height}×{width}", *clip])
 
 
-def _provenance(
-    source: OverlaySource,
-    maps: Sequence[ClassActivationMap],
-    cmap: str,
-    page: Image.Image,
-    tops: Mapping[str, float],
-) -> dict[str, Any]:
-    facts = [
-        {
-            "index": cam.call.index,
-            "order": cam.call.order,
-            "layer": cam.call.name,
-            "call": cam.call.call,
-            "type": cam.call.type,
-            **answer_facts(cam.prediction),
-            "shape": list(cam.values.shape),
-            "low": float(cam.values.min()),
-            "high": float(cam.values.max()),
-            "top": tops[cam.call.key],
-        }
-        for cam in maps
-    ]
-    how = {"fused": maps[0].fused} | ({"variants": maps[0].variants} if maps[0].variants > 1 else {})
-    return {**source.provenance(maps[0].method, cmap, page.size), "maps": facts, **how}
+def _facts(cam: ClassActivationMap, top: float) -> dict[str, Any]:
+    return {
+        "index": cam.call.index,
+        "order": cam.call.order,
+        "layer": cam.call.name,
+        "call": cam.call.call,
+        "type": cam.call.type,
+        **answer_facts(cam.prediction),
+        "shape": list(cam.values.shape),
+        "low": float(cam.values.min()),
+        "high": float(cam.values.max()),
+        "top": top,
+    }

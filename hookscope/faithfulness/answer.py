@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.display import Cells, Shown
-from hookscope.drawing import Heat, HeatPanel, HeatRow, draw_heat_page, with_provenance
+from hookscope.drawing import HeatPanel, HeatRow
 from hookscope.errors import UsageError
 from hookscope.explain import OverlaySource, why_unseen
 from hookscope.faithfulness.facts import BASELINES, NUMBERS, Faithfulness
@@ -301,13 +301,12 @@ def draw_faithfulness(
     what = answer.name if answer.probability is None else f"{answer.name}, probability {percent(answer.probability)}"
     heading = source.heading([*found.verdict, f"This image: {what}"], "one for each map", why_unseen(answer))
     lines = [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
-    page = draw_heat_page(picture, heading, lines, cmap, width)
     facts = [
         {"map": each.name, **{name: getattr(each, name) for name in NUMBERS}, "shape": list(each.values.shape)}
         for each in ordered
     ]
     more = {"verdict": list(found.verdict), "maps": facts, **answer.cells()}
-    return with_provenance(page, {**source.provenance("comparison", cmap, page.size), **more})
+    return source.page(heading, lines, "comparison", cmap, more, width)
 
 
 def _panel(source: OverlaySource, each: Faithfulness, baselines: Sequence[Faithfulness], by: str) -> HeatPanel:
@@ -320,5 +319,4 @@ def _panel(source: OverlaySource, each: Faithfulness, baselines: Sequence[Faithf
     if each.randomized is not None:
         words.append(f"random weights: correlation {each.randomized:.2f}")
     alarm = f"no better than {' or '.join(worse)}" if worse else ""
-    heat = Heat(still, source.box, max(float(still.max()), 0.0), source.peak_in(still))
-    return HeatPanel(heat, words, alarm)
+    return HeatPanel(source.heat(still, max(float(still.max()), 0.0)), words, alarm)

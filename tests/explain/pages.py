@@ -1,7 +1,6 @@
 """A photograph and a model for the pages of maps, and what was handed to the page that was drawn last."""
 
 import inspect
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,8 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing.heat import HeatPanel
+from hookscope.drawing.heat import HeatPanel, draw_heat_page
+from hookscope.explain import page
 from hookscope.images import InputImage
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
@@ -55,8 +55,8 @@ class Drawn(dict[str, Any]):
         return panel
 
 
-def record_page(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> Drawn:
-    arguments, draw = Drawn(), module.draw_heat_page
+def record_page(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    arguments, draw = Drawn(), draw_heat_page
     signature = inspect.signature(draw)
 
     def record(*args: Any, **options: Any) -> Any:
@@ -65,5 +65,5 @@ def record_page(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> Drawn:
         arguments.update(bound.arguments)
         return draw(*args, **options)
 
-    monkeypatch.setattr(module, "draw_heat_page", record)
+    monkeypatch.setattr(page, "draw_heat_page", record)
     return arguments

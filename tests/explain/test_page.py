@@ -41,7 +41,7 @@ def cam(layer: str = "layer4", values: Any = VALUES, answer: Prediction = TABBY,
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
-    return record_page(monkeypatch, pages)
+    return record_page(monkeypatch)
 
 
 def about(image: Image.Image) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from hookscope import compare_maps, draw_faithfulness
 from hookscope.errors import UsageError
-from hookscope.faithfulness import Faithfulness, answer
+from hookscope.faithfulness import Faithfulness
 from hookscope.scores import Prediction, Score
 from tests.explain.pages import BOX, TABBY, VALUES, net, picture, record_page
 
@@ -127,7 +127,7 @@ MEASURED = [shown("weak", 0.1), shown("good", 0.4, increase=True), shown("level"
 
 
 def test_the_best_map_is_first_and_what_is_no_better_than_a_baseline_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = record_page(monkeypatch, answer)
+    drawn = record_page(monkeypatch)
     found = draw_faithfulness(MEASURED, picture(), net())
     assert [panel.words[0] for panel in drawn.maps] == ["good", "level", "random", "weak"]
     assert [panel.alarm for panel in drawn.maps] == [
@@ -153,7 +153,7 @@ def test_the_best_map_is_first_and_what_is_no_better_than_a_baseline_says_so(mon
 
 
 def test_pages_of_a_score_without_a_probability_of_a_clip_and_of_no_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = record_page(monkeypatch, answer)
+    drawn = record_page(monkeypatch)
     draw_faithfulness([shown("a", 0.1, Score(None, None, 2.0, None, target="box 0"))], picture(), width=200)
     assert "This image: box 0" in drawn.words and drawn["width"] == 200
     clip = shown("a", 0.1)
