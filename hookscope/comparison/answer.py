@@ -27,7 +27,7 @@ _PRECISION = {name: dtype.spacing for name, dtype in DTYPES.items()} | {"quantiz
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _AnswerFacts:
     """What the causes see; ``first`` is the first pair that differs, by more than rounding where there is one."""
 
     calls: Sequence[PairedCall]
@@ -85,7 +85,7 @@ class _Facts:
         return f"A and B differ first at {_name(self.first)}: {_distance(self.first)}"
 
 
-_Cause = Callable[[_Facts], tuple[str, str, str] | None]
+_Cause = Callable[[_AnswerFacts], tuple[str, str, str] | None]
 
 
 def find_answer(
@@ -101,7 +101,7 @@ def find_answer(
     if not differing:
         return _equal(calls, [*unpaired_a, *unpaired_b])
     first = next((pair for pair in differing if _nonfinite(pair)), differing[0])
-    facts = _Facts(calls, first, a, b, unpaired_a, unpaired_b, input_change or InputChange())
+    facts = _AnswerFacts(calls, first, a, b, unpaired_a, unpaired_b, input_change or InputChange())
     if facts.rounding and not _nonfinite(first):  # rounding hides no other cause
         more = next((pair for pair in differing if facts.is_more_than_rounding(pair)), first)
         facts = replace(facts, first=more)
@@ -126,7 +126,7 @@ def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
     return Answer("noise", "", "", calls.index(apart[0]), f"{sentence}, {noise}{rest}.")
 
 
-def _not_finite(facts: _Facts) -> tuple[str, str, str] | None:
+def _not_finite(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     difference = facts.first.difference
     if difference is None or not _nonfinite(facts.first):
         return None
@@ -146,7 +146,7 @@ def _not_finite(facts: _Facts) -> tuple[str, str, str] | None:
     return "nonfinite", sentence, advice
 
 
-def _input(facts: _Facts) -> tuple[str, str, str] | None:
+def _input(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     pair = facts.inputs
     if pair is None or facts.is_rounded_input:
         return None
@@ -176,7 +176,7 @@ def _input(facts: _Facts) -> tuple[str, str, str] | None:
     return "input", f"{words}{differently}{more}", advice
 
 
-def _models(facts: _Facts) -> tuple[str, str, str] | None:
+def _models(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     paired = len({pair.a.key for pair in facts.calls} - {INPUT, MODEL})
     alone = len(facts.only_a) + len(facts.only_b)
     foreign = alone > 0.2 * (2 * paired + alone)
@@ -187,7 +187,7 @@ def _models(facts: _Facts) -> tuple[str, str, str] | None:
     return "models", f"A and B are two models: {of_a}{different}. {facts.where}", ""
 
 
-def _parameters(facts: _Facts) -> tuple[str, str, str] | None:
+def _parameters(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     first = facts.first
     what, change = ("parameters", first.parameters)
     if not facts.is_changed(change):
@@ -205,7 +205,7 @@ def _parameters(facts: _Facts) -> tuple[str, str, str] | None:
     return what, f"T{share[1:]}", ""
 
 
-def _rounding(facts: _Facts) -> tuple[str, str, str] | None:
+def _rounding(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     if not facts.rounding or facts.is_more_than_rounding(facts.first):
         return None
     words = [
@@ -218,7 +218,7 @@ def _rounding(facts: _Facts) -> tuple[str, str, str] | None:
     return "precision", f"{words[0]}, {words[1]}{end}{most}", ""
 
 
-def _unpaired(facts: _Facts) -> tuple[str, str, str] | None:
+def _unpaired(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     """Calls without a partner between the last pair that is equal and the first that differs."""
     at = facts.calls.index(facts.first)
     before = facts.calls[at - 1] if at else None
@@ -233,7 +233,7 @@ def _unpaired(facts: _Facts) -> tuple[str, str, str] | None:
     return "unpaired", f"{'; '.join(between)}. {facts.where}", ""
 
 
-def _layer(facts: _Facts) -> tuple[str, str, str]:
+def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
     first = facts.first
     special = [f"{name} runs with {side.special}" for name, side in (("A", facts.a), ("B", facts.b)) if side.special]
     because = f"{', '.join(special)}; " if special else ""

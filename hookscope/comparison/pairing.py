@@ -59,7 +59,7 @@ _MAPPED = 1000.0  # score of a pair that the caller chose
 _NEIGHBOURS = 0.5  # of two pairs that follow each other on both sides; less than any pair
 
 
-class _Side:
+class _PairingSide:
     """The calls of one side, and what is known of each, by position."""
 
     def __init__(self, seen: Sequence[SeenCall], names: Sequence[str]) -> None:
@@ -155,7 +155,7 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
         LayerError: ``names`` has a layer that did not run.
         UsageError: ``names`` has a ``*`` on one side only, or gives a call of B two partners.
     """
-    one, other = (_Side(seen, keys) for seen, keys in zip((a, b), _without_prefixes(a, b), strict=True))
+    one, other = (_PairingSide(seen, keys) for seen, keys in zip((a, b), _without_prefixes(a, b), strict=True))
     mapped = _mapped(one.calls, other.calls, names or {})
     matches: list[_Match] = []
 
@@ -195,7 +195,7 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
 
 
 def _only_part(shape: Shape) -> Shape:
-    """The shape of the only tensor, as attention puts out that returns its weights as None."""
+    """The shape of the only tensor: attention may return its weights as None."""
     return next(iter(shape.values())) if isinstance(shape, dict) and len(shape) == 1 else shape
 
 
@@ -272,7 +272,7 @@ def _did_not_run(name: str, side: str, calls: Sequence[Call]) -> LayerError:
     )
 
 
-def _aligned(one: _Side, other: _Side, mapped: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+def _aligned(one: _PairingSide, other: _PairingSide, mapped: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     """The pairs with the highest sum of scores that keep the order of both sides (Needleman and Wunsch 1970)."""
     start = 0 if mapped else _same_start(one, other)
     yield from ((at, at) for at in range(start))
@@ -302,7 +302,7 @@ def _aligned(one: _Side, other: _Side, mapped: Mapping[int, int]) -> Iterator[tu
             as_pair = paired[i, j] > apart[i, j]
 
 
-def _same_start(one: _Side, other: _Side) -> int:
+def _same_start(one: _PairingSide, other: _PairingSide) -> int:
     """Number of first calls that are the same in everything that scores: mostly all calls, and no table is needed."""
     calls = zip(
         *(zip(side.names, side.functions, side.shapes, side.weights, strict=True) for side in (one, other)),
@@ -312,7 +312,7 @@ def _same_start(one: _Side, other: _Side) -> int:
 
 
 def _scores(
-    one: _Side, other: _Side, rows: Sequence[int], columns: Sequence[int], mapped: Mapping[int, int]
+    one: _PairingSide, other: _PairingSide, rows: Sequence[int], columns: Sequence[int], mapped: Mapping[int, int]
 ) -> Iterator[NDArray[np.float64]]:
     """For each row how well the calls of the columns agree with it; 0 for calls without a partner."""
 
@@ -343,7 +343,7 @@ def _scores(
         yield np.where(is_mapped, 0.0, score)
 
 
-def _folded(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Match]:
+def _folded(one: _PairingSide, other: _PairingSide, matches: Sequence[_Match]) -> Iterator[_Match]:
     """The pairs, extended to calls that follow on one side and whose work the layer of the other side does.
 
     Without those whose layer computes an activation too that no call of the other side shows.
@@ -372,7 +372,7 @@ def _folded(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Ma
         yield pair
 
 
-def _between(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_Match]:
+def _between(one: _PairingSide, other: _PairingSide, matches: Sequence[_Match]) -> Iterator[_Match]:
     """Pairs of what is left between two pairs: one call of a side, and a run of the other that ends in its shape.
 
     Else the calls that are the only ones of their kind there.
@@ -404,7 +404,7 @@ def _between(one: _Side, other: _Side, matches: Sequence[_Match]) -> Iterator[_M
 
 
 def nothing_pairs(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> LayerError:
-    one, other = (_Side(side, [each.call.key for each in side]) for side in (a, b))
+    one, other = (_PairingSide(side, [each.call.key for each in side]) for side in (a, b))
     sizes = [
         (abs(log(prod(x) + 1) - log(prod(y) + 1)), i, j)
         for i, x in enumerate(one.shapes)

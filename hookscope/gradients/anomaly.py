@@ -58,7 +58,7 @@ def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anoma
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with differentiable(model):
         leaves = leaves_of(inputs)
-        search = _Search(model, leaves)
+        search = _AnomalySearch(model, leaves)
         with search:
             output = model(*passed_on(leaves))
         value = loss.of(output, type(model).__name__)[0]
@@ -70,7 +70,7 @@ def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anoma
         return search.backward_anomaly(value, trained + leaf_tensors(leaves))
 
 
-class _Search(NonFiniteSearch):
+class _AnomalySearch(NonFiniteSearch):
     """Tests the result of every operation inside a ``with`` block, then of every node of the autograd graph."""
 
     def __init__(self, model: nn.Module, leaves: Any) -> None:

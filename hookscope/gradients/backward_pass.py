@@ -250,7 +250,7 @@ def layer_gradients(
     norms = {name: norm for name, norm in model.named_modules() if _uses_running_statistics(norm)}
     updated = {name: was_updated(norm) for name, norm in norms.items()}
     with differentiable(model):
-        record = _Record(model, layers, types or None)
+        record = _GradientRecord(model, layers, types or None)
         with _missing_batch_axis_named(model, inputs), record.observer:
             output = model(*passed_on(leaves_of(inputs)))
         value, targets = loss.of(output, type(model).__name__)
@@ -336,7 +336,7 @@ class _RecordedCall:
     activation_nonfinite: int
 
 
-class _Record:
+class _GradientRecord:
     """The calls of one forward pass with the hooks of ``observer``."""
 
     def __init__(self, model: nn.Module, layers: Layers, types: Iterable[Any] | None) -> None:

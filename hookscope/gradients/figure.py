@@ -19,7 +19,7 @@ _AFTER_LIGHT = "#f3d28a"
 
 
 @dataclass
-class _Row:
+class _GradientRow:
     """One row of the page: a layer call, or a layer with parameters that was not selected."""
 
     label: str
@@ -82,14 +82,14 @@ def gradients_plot(
     )
 
 
-def gradient_panel(which: str, rows: Sequence[_Row], width: float) -> Panel:
+def gradient_panel(which: str, rows: Sequence[_GradientRow], width: float) -> Panel:
     """The gradients of the ``activations``, ``weights`` or ``biases``: changed ones below the original ones."""
     high = _ABOVE if any(gradient.after for row in rows for gradient in row.gradients(which)) else 0.0
 
-    def each(value: Callable[[_Gradient], Any]) -> Callable[[_Row], Any]:
+    def each(value: Callable[[_Gradient], Any]) -> Callable[[_GradientRow], Any]:
         return lambda row: [value(gradient) for gradient in row.gradients(which)]
 
-    def at_edge(holds: Callable[[_Gradient], Any]) -> Callable[[_Row], Any]:
+    def at_edge(holds: Callable[[_Gradient], Any]) -> Callable[[_GradientRow], Any]:
         return lambda row: any(map(holds, row.gradients(which)))
 
     def sizes(side: str, dark: str, light: str, shift: float) -> list[Mark]:
@@ -121,7 +121,7 @@ def _is_zero(size: GradientSize | None) -> bool:
     return size is not None and size.max_abs == 0 and not is_spoiled(size)
 
 
-def _rows(report: GradientReport) -> list[_Row]:
+def _rows(report: GradientReport) -> list[_GradientRow]:
     """Calls in order of execution, each followed by the unselected layers that were registered after it."""
     by_layer: dict[str, list[ParameterGradient]] = {}
     for parameter in report.parameters:
@@ -133,11 +133,11 @@ def _rows(report: GradientReport) -> list[_Row]:
         last = name if name in called else last
         following.setdefault(last, []).extend([] if name in called else [name])
     types = {parameter.layer: parameter.type for parameter in report.parameters}
-    rows = [_Row(layer_label(name, types[name]) or "(model)", name) for name in following.pop("")]
+    rows = [_GradientRow(layer_label(name, types[name]) or "(model)", name) for name in following.pop("")]
     for layer in report.layers:
         label = layer_label(layer.call.key, layer.call.type) or layer.call.type
-        rows.append(_Row(label, layer.call.name, layer))
-        rows += [_Row(layer_label(name, types[name]), name) for name in following.pop(layer.call.name, [])]
+        rows.append(_GradientRow(label, layer.call.name, layer))
+        rows += [_GradientRow(layer_label(name, types[name]), name) for name in following.pop(layer.call.name, [])]
     for row in rows:
         for parameter in by_layer.pop(row.name, []):  # a layer that ran twice shows them in its first row
             kind = row.biases if parameter.name.rpartition(".")[2].endswith("bias") else row.weights
@@ -146,7 +146,7 @@ def _rows(report: GradientReport) -> list[_Row]:
 
 
 def _marked(
-    rows: Sequence[_Row],
+    rows: Sequence[_GradientRow],
     parameters: Sequence[ParameterGradient],
     findings: Sequence[Finding],
     thresholds: GradientThresholds | None,
@@ -169,7 +169,7 @@ def _marked(
     return {at: ", ".join(dict.fromkeys(words)) for at, words in marks.items() if words}
 
 
-def _with_reason(name: str, row: _Row) -> str:
+def _with_reason(name: str, row: _GradientRow) -> str:
     if name != "no-gradient" or not any(p.frozen for p in (*row.weights, *row.biases)):
         return name
     lost = row.layer is not None and row.layer.grad_output is None

@@ -267,7 +267,7 @@ def channel_scores(
     on_channels: Callable[[int], None] = lambda count: None,
     read: Callable[[Any], Tensor] | None = None,
 ) -> Tensor:
-    """The scores ``(C, K)`` with each channel at 0 in turn of ``tensor``, the ``part`` of what ``call`` puts out.
+    """The scores ``(C, K)`` with each channel at 0 in turn of ``tensor``, the ``part`` of what ``call`` returns.
 
     ``positions`` are those that are set to 0, None for all; ``on_channels`` gets the number of channels done; ``read``
     takes the scores from an output, see `Passes`.

@@ -124,7 +124,7 @@ class Baseline:
 
 def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Baseline:
     model, selection = passes.model, Selection.of(layers)
-    recorder = _Recorder(model, selection, types)
+    recorder = _SiteRecorder(model, selection, types)
     observer = recorder.observer = Observer(
         model,
         [selection, "*"],
@@ -151,7 +151,7 @@ def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Bas
     return Baseline(passes, scores, tuple(sites), tuple(skipped), recorder.draws or uses_batch)
 
 
-class _Recorder:
+class _SiteRecorder:
     """Records in the first pass the calls with and without channels, and the layers around them that ran once."""
 
     def __init__(self, model: nn.Module, selection: Selection, types: Iterable[Any] | None) -> None:

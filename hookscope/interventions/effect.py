@@ -210,7 +210,7 @@ def intervention_effect(
             keeper = stack.enter_context(Observer(model, Selection(drawn), types, lambda call, *_: calls.append(call)))
         output = _run(model, inputs, seed)
     # an index from the end is known only after a pass
-    comparison = _Comparison(model, before, {call.key for call in calls if keeper.wanted(call)})
+    comparison = _PassComparison(model, before, {call.key for call in calls if keeper.wanted(call)})
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
         comparison.block = stack.enter_context(intervene(model, pairs, types))
         # the hooks of the comparison come later, so that they see changed values
@@ -268,7 +268,7 @@ def _changed_layers(
     return called, owners
 
 
-class _Comparison:
+class _PassComparison:
     """Compares calls of the second pass with calls of the first, from the first changed call on."""
 
     def __init__(self, model: nn.Module, before: Activations, drawn: Container[str]) -> None:

@@ -180,7 +180,7 @@ def moved_maps(
 
 
 @dataclass(frozen=True)
-class _Band:
+class _EffectBand:
     """A call: its parts, or the error that explains why it cannot be drawn."""
 
     layer: MovedLayer
@@ -253,12 +253,14 @@ def draw_effect(
     return difference_page(page, len(bands), cmap, facts, [_band_facts(band) for band in bands], places)
 
 
-def _band(layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, most_channels: int, most: int) -> _Band:
+def _band(
+    layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, most_channels: int, most: int
+) -> _EffectBand:
     try:
         parts = moved_maps(layer, module, shown, most_channels)
     except NoMapError as error:
-        return _Band(layer, (), error)
-    return _Band(layer, [draw_difference(maps, most // len(parts)) for maps in parts], None)
+        return _EffectBand(layer, (), error)
+    return _EffectBand(layer, [draw_difference(maps, most // len(parts)) for maps in parts], None)
 
 
 def _add_heading(page: SheetPage, origin: Origin, interventions: Sequence[str], seed: int | None, width: int) -> None:
@@ -272,7 +274,7 @@ def _add_heading(page: SheetPage, origin: Origin, interventions: Sequence[str], 
     page.add_text(hint, width, 2)
 
 
-def _add_band(page: SheetPage, band: _Band, step: int) -> list[dict[str, Any]]:
+def _add_band(page: SheetPage, band: _EffectBand, step: int) -> list[dict[str, Any]]:
     layer, width = band.layer, width_of_columns(step)
     title = f"{layer.call.key or layer.call.type}   {layer.call.type}   {shape_text(layer.shape)}"
     page.add_text(title + ("   changed here" if layer.changed else ""), width, 18, 13, bold=True)
@@ -303,7 +305,7 @@ def _moved_words(maps: MapDifference, drawn: int) -> str:
     return f"{words}; most (root mean square of the difference): {first}"
 
 
-def _band_facts(band: _Band) -> dict[str, Any]:
+def _band_facts(band: _EffectBand) -> dict[str, Any]:
     layer = band.layer
     return {
         "layer": layer.call.name,

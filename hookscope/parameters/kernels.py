@@ -57,7 +57,7 @@ class KernelSheet:
 
 
 @dataclass(frozen=True)
-class _Section:
+class _KernelSection:
     """The filters of one convolution: text, grid, facts of the provenance, and colours if they are drawn in colour.
 
     ``pixels`` are the grid with ``left`` and ``down`` pixels of labels beside and above it.
@@ -189,7 +189,7 @@ def drawable_filters(module: nn.Module, first: bool) -> NDArray[np.float32] | No
 
 def _section(
     layer: str, module: nn.Module, filters: Tensor, choice: ChannelChoice | None, style: Style, first: bool
-) -> _Section:
+) -> _KernelSection:
     flat = filters.flatten(0, 1)  # (filters, inputs, *kernel)
     count, inputs = flat.shape[:2]
     in_colour = first and inputs == 3 and filters.shape[0] == 1
@@ -238,7 +238,7 @@ class _ChosenFilters:
     style: Style
     order: str
 
-    def in_colour(self) -> _Section:
+    def in_colour(self) -> _KernelSection:
         """Three inputs as red, green and blue: 0 is grey, and the largest |weight| of each filter ends its scale."""
         maps, moments = _laid_flat(self.flat[self.numbers])
         values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
@@ -261,7 +261,7 @@ class _ChosenFilters:
         words += f", {moments} moments of a filter from left to right" if moments > 1 else ""
         return self._section("rgb", tiles, words, moments, "   NaN or Inf magenta (!)" * bool(nonfinite.any()), rgb)
 
-    def as_maps(self) -> _Section:
+    def as_maps(self) -> _KernelSection:
         maps, moments = _laid_flat(self.flat[self.numbers])
         tiles = reduce_maps(maps[:, 0], None, _symmetric(self.flat))
         words = "each sees one input channel" + (f", {moments} moments from left to right" if moments > 1 else "")
@@ -269,16 +269,16 @@ class _ChosenFilters:
 
     def _section(
         self, drawn: str, tiles: Tiles, words: str, moments: int, more: str = "", rgb: NDArray[np.uint8] | None = None
-    ) -> _Section:
+    ) -> _KernelSection:
         """Each filter with its number and a bar of its norm."""
         style, strongest = self.style, MOST_PIXELS // _MOST_LAYERS
         tiles = replace(tiles, channels=self.numbers, strength=self.norms, order=self.order)
         grid = draw_grid(tiles, style.columns, style.cell, style.plain, moments, strongest)
         about = {"layer": self.layer, "drawn": drawn, "moments": moments}
         words = f"{self.words}; {words}{self.hint}   {_BAR}{more}"
-        return _Section(self.title, words, grid, about, grid.pixels, rgb=rgb)
+        return _KernelSection(self.title, words, grid, about, grid.pixels, rgb=rgb)
 
-    def as_matrix(self, grouped: bool) -> _Section:
+    def as_matrix(self, grouped: bool) -> _KernelSection:
         """A row for each filter and a column for each input, of many inputs the strongest of these filters."""
         flat, numbers, count = self.flat, self.numbers, self.flat.shape[1]
         most = ChannelChoice(top=self.style.columns or _COLUMNS)
@@ -296,7 +296,7 @@ class _ChosenFilters:
         words += f", {moments} moments from left to right" if moments > 1 else ""
         pixels, left, down = _with_numbers(grid, numbers, inputs)
         about = {"layer": self.layer, "drawn": "matrix", "moments": moments, "filters": numbers, "inputs": inputs}
-        return _Section(self.title, words + self.hint, grid, about, pixels, left, down)
+        return _KernelSection(self.title, words + self.hint, grid, about, pixels, left, down)
 
 
 def _with_numbers(grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> tuple[Pixels, int, int]:
@@ -322,7 +322,7 @@ def _symmetric(flat: Tensor) -> SymmetricScale:
 
 
 def _draw_page(
-    heading: str, weights: str, sections: Sequence[_Section], left_out: Sequence[str], style: Style
+    heading: str, weights: str, sections: Sequence[_KernelSection], left_out: Sequence[str], style: Style
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
     """Draw the sections below each other; returns the image, and where the maps of each section lie."""
     width = max([LEAST_WIDTH, *(section.pixels.shape[1] for section in sections)])
@@ -370,7 +370,7 @@ def _paint_ramp(image: Image.Image, pixels: Pixels, top: int) -> None:
     image.paste(Image.fromarray(whole), (0, top))
 
 
-def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None:
+def _paint(image: Image.Image, section: _KernelSection, place: dict[str, Any]) -> None:
     if section.rgb is None:
         return
     layout = section.grid.layout
@@ -384,7 +384,7 @@ def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None
             image.paste(Image.fromarray(part), (x + across.start, y))
 
 
-def _place(section: _Section, x: int, y: int) -> dict[str, Any]:
+def _place(section: _KernelSection, x: int, y: int) -> dict[str, Any]:
     place = placed("", "", section.grid, x, y)
     keys = ["x", "y", "columns", "step_x", "step_y", "zoom", "height", "width", "frames"]
     keys += ["scale", "channels", "low", "high"]

@@ -256,7 +256,7 @@ class StepRecord:
     memory: MemoryPlan
 
 
-class _Step(nn.Module):
+class _SwappedModel(nn.Module):
     """Runs a function while the parameters and buffers of ``model`` are others, until its backward pass is over."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -268,7 +268,7 @@ class _Step(nn.Module):
 
 
 @dataclass
-class _Run:
+class _PlannedStep:
     """The step that runs now: its phase, and which call made the nodes of autograd up to each sequence number."""
 
     recorder: CallRecorder
@@ -320,7 +320,7 @@ def _run_step(subject: Subject, batch: int, conditions: Conditions, tracker: Fie
     device = "cpu" if conditions.real or conditions.autocast is not None else "meta"
     training = conditions.optimizer is not None
     recorder = CallRecorder(model, writes=False, tracker=tracker)
-    run = _Run(recorder)
+    run = _PlannedStep(recorder)
     follower = StorageFollower(recorder.count, run.moved, run.saved)
     follower.place = run.place
 
@@ -366,7 +366,7 @@ def _run_step(subject: Subject, batch: int, conditions: Conditions, tracker: Fie
     with everything_as_before(model, training), torch.set_grad_enabled(training), DeviceKernels(conditions.device):
         checkpoint_blocks(model, conditions.blocks)
         replaced = {f"model.{name}": value for name, value in (parameters | buffers).items()}
-        parts: dict[str, int] = functional_call(_Step(model), replaced, (whole,))
+        parts: dict[str, int] = functional_call(_SwappedModel(model), replaced, (whole,))
     trace = recorder.trace(conditions.real)
     calls = calls_of(trace)
     peak, at_peak, place = follower.peak()

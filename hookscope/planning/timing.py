@@ -74,7 +74,7 @@ def measure(
         torch.set_grad_enabled(training),
     ):
         checkpoint_blocks(model, blocks)
-        step = _Step(model, inputs, optimizer, autocast)
+        step = _TimedStep(model, inputs, optimizer, autocast)
         whole: list[list[tuple[Any, Any]]] = []
         calls: list[_SelfTimes] = []
         for done in range(total - 2):
@@ -169,11 +169,11 @@ class _Clock:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _RunningPart:
     """A layer or an operation that runs, ``within`` another; ``key`` is the key of its call, None if it failed."""
 
     name: str
-    within: _Running | None
+    within: _RunningPart | None
     key: str | None = None
 
     @property
@@ -192,10 +192,10 @@ class _SelfTimes:
         self._clock, self._model, self._overhead = clock, model, overhead or {}
         self._names = {id(module): name for name, module in model.named_modules()}
         self._calls: Counter[str] = Counter()
-        self._now = self._top = _Running("", None)
+        self._now = self._top = _RunningPart("", None)
         self._phase = "forward"
         self._since: Any = None
-        self._spans: list[tuple[str, _Running, Any, Any]] = []
+        self._spans: list[tuple[str, _RunningPart, Any, Any]] = []
         # what ran when autograd gave its nodes their numbers: the first number of each stretch
         self._numbers: list[int] = [-1]
         self._makers = [self._top]
@@ -231,16 +231,16 @@ class _SelfTimes:
                 handles.node_before(node, partial(self._begin_node, self._maker(node, holders)))
                 waiting += [before for before, _ in node.next_functions]
 
-    def _maker(self, node: Any, holders: Mapping[int, str]) -> _Running:
+    def _maker(self, node: Any, holders: Mapping[int, str]) -> _RunningPart:
         variable = getattr(node, "variable", None)  # of the node that adds to the gradient of a parameter
         if variable is None:
             return self._makers[bisect(self._numbers, node._sequence_nr()) - 1]
         names = enclosing(holders.get(id(variable), ""))  # a layer may hold a parameter and never be called
-        return _Running("", None, next((name for name in names if name in self._calls), ""))
+        return _RunningPart("", None, next((name for name in names if name in self._calls), ""))
 
-    def _begin_node(self, maker: _Running, gradients: Any) -> None:
+    def _begin_node(self, maker: _RunningPart, gradients: Any) -> None:
         self.stop()
-        self._now = _Running("", None, maker.charged)
+        self._now = _RunningPart("", None, maker.charged)
         self.start()
 
     def _around(self, place: str, kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,7 +256,7 @@ class _SelfTimes:
     def _begin(self, name: str) -> None:
         self.stop()
         # what checkpointing computes again belongs to one of several calls, and which one is not known
-        self._now = _Running(name, self._now, name if is_recomputing() else None)
+        self._now = _RunningPart(name, self._now, name if is_recomputing() else None)
         self._note_maker()
         self.start()
 
@@ -318,7 +318,7 @@ def _overhead_of_hooks(clock: _Clock) -> dict[str, float]:
     return {phase: max(0.0, (hooked - plain) / times.stretches(phase)) for phase, (hooked, plain) in least.items()}
 
 
-class _Step:
+class _TimedStep:
     """One step of a model, run in ways that measure something else each time."""
 
     def __init__(

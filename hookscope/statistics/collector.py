@@ -104,7 +104,7 @@ class StatisticsCollector:
         self._handed_on, self._passes = handed_on and not usual, 0
         self._names: Sequence[str] | None = None
         self._convolves = any("Conv2d" in class_names(module) for module in model.modules())
-        self._pass = _Pass()
+        self._pass = _MeasuredPass()
         self._watch: Observer | None = None
         self._modes: Any = None
         self._counting = HookHandles()
@@ -142,11 +142,11 @@ class StatisticsCollector:
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
-        self._pass = _Pass()
+        self._pass = _MeasuredPass()
         return self._stack.__exit__(*error)
 
     def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._pass = _Pass.of([*args, *kwargs.values()], self._names, self.totals.images, self._convolves)
+        self._pass = _MeasuredPass.of([*args, *kwargs.values()], self._names, self.totals.images, self._convolves)
         self._names = None
         if not self.ops and not self._passes:
             self._modes.counts.clear()  # of a pass that failed
@@ -167,7 +167,7 @@ class StatisticsCollector:
             self._pass.totals.layers = {key: layer for key, layer in layers.items() if wanted(layer.call)}
             self.coverage.unmeasured = {key: why for key, why in unmeasured.items() if wanted(key[0])}
         self.totals.merge(self._pass.totals)
-        self._pass = _Pass()
+        self._pass = _MeasuredPass()
 
     def _is_unused(self, name: str, used: Collection[int]) -> bool:
         """Whether a layer has parameters and no operation took one of them."""
@@ -270,13 +270,13 @@ def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:
 
 
 @dataclass
-class _Pass:
+class _MeasuredPass:
     """One forward pass: the names of its images and its statistics so far."""
 
     names: Sequence[str] = ()
     size: InputSize | None = None
     totals: RunningStatistics = field(default_factory=RunningStatistics)
-    measured: dict[int, _Known] = field(default_factory=dict)
+    measured: dict[int, _MeasuredTensor] = field(default_factory=dict)
     rotations: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -302,9 +302,9 @@ class _Pass:
 
     def remember(self, tensor: Tensor, key: str, moments: ChannelMoments | None) -> None:
         if not tensor.is_inference():  # torch counts no writes to those
-            self.measured[id(tensor)] = _Known(ref(tensor), tensor._version, key, moments)
+            self.measured[id(tensor)] = _MeasuredTensor(ref(tensor), tensor._version, key, moments)
 
-    def known(self, tensor: Any) -> _Known | None:
+    def known(self, tensor: Any) -> _MeasuredTensor | None:
         """What is known of ``tensor``, if it is measured and was not written to since."""
         known = self.measured.get(id(tensor))
         measured = None if known is None else known.tensor()
@@ -328,7 +328,7 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _MeasuredTensor:
     """A measured tensor: the key of its statistics, and its moments if the channels are its second axis."""
 
     tensor: ref[Tensor]
