@@ -6,7 +6,6 @@ the output when the last row is done.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import zipfile
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -26,12 +25,15 @@ from hookscope.extraction.job import check_alike
 from hookscope.extraction.output import FeatureState, Output, check_columns, metadata_of, remove
 from hookscope.jobs import AGAIN, Part, Progress, RunIdentity, SavedRun, hash_of_names, picture_of, pictures_in
 from hookscope.models import package_versions
-from hookscope.system import StrPath, make_folder, replacement, signals_held, write_atomically, write_errors
-
-try:
-    import fcntl
-except ImportError:  # Windows has no locks of this kind
-    fcntl = None  # type: ignore[assignment]
+from hookscope.system import (
+    StrPath,
+    is_locked_by_another,
+    make_folder,
+    replacement,
+    signals_held,
+    write_atomically,
+    write_errors,
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class WritingRun(FeatureRun):
         output, self.state = self.output, FeatureState(self._about())
         make_folder(output.work)
         with open(output.work_file(".lock"), "wb") as lock:
-            _lock(lock, output)
+            if is_locked_by_another(lock.fileno()):
+                raise WriteError(f"another run writes to '{output.path}'", do="wait until it ends")
             try:
                 if resume and not output.begun() and (complete := self._complete()):
                     self.settings.listener.start(complete.earlier)
@@ -241,13 +244,3 @@ def _written(output: Output, rows: int, skipped: int, columns: Mapping[str, Colu
 
 def _column(rows: Tensor) -> Column:
     return Column(str(rows.dtype).removeprefix("torch."), tuple(rows.shape[1:]))
-
-
-def _lock(lock: IO[bytes], output: Output) -> None:
-    """Keep other runs away; the lock ends with this process in any case."""
-    try:
-        if fcntl is not None:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which workers would inherit
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):  # else the file system has no locks
-            raise WriteError(f"another run writes to '{output.path}'", do="wait until it ends") from None

@@ -3,6 +3,7 @@ from .atomic_files import (
     StrPath as StrPath,
     check_folder as check_folder,
     check_writable as check_writable,
+    is_locked_by_another as is_locked_by_another,
     make_folder as make_folder,
     replacement as replacement,
     write_atomically as write_atomically,

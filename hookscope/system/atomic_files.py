@@ -100,6 +100,19 @@ def make_folder(path: StrPath) -> None:
         os.makedirs(path, exist_ok=True)
 
 
+def is_locked_by_another(descriptor: int) -> bool:
+    """Lock an open file until it is closed, or this process ends; whether another process has locked it before."""
+    try:
+        import fcntl
+
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which workers would inherit
+    except ImportError:  # Windows has no locks of this kind
+        return False
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)  # else the file system has no locks
+    return False
+
+
 def _descriptor(path: StrPath) -> int | None:
     """The file descriptor behind ``/dev/stdout`` and the like: the shell holds its file open, so it is not replaced."""
     match = _DESCRIPTOR.fullmatch(os.fspath(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import math
 import mmap
@@ -17,7 +16,7 @@ from typing import Any
 
 from hookscope.display import Cells, Shown
 from hookscope.errors import InputError, UsageError, WriteError, printable
-from hookscope.system import StrPath, check_writable
+from hookscope.system import StrPath, check_writable, is_locked_by_another
 
 _FIRST = b'{"row": "run"'
 _MOST_BYTES = 1 << 31  # a step of a hundred layers takes 40 thousand
@@ -161,7 +160,8 @@ class RunLog:
             self._identity = (status.st_dev, status.st_ino)
             self._regular = stat.S_ISREG(status.st_mode)
             if self._regular:
-                self._lock()
+                if is_locked_by_another(self._descriptor):  # mixed lines of two runs could not be separated
+                    raise self._error("another run is writing to it", "give each run a log of its own")
                 self._continue(status.st_size)
         except (OSError, WriteError) as error:
             self.close()
@@ -211,15 +211,6 @@ class RunLog:
             if (status.st_dev, status.st_ino) == self._identity:
                 return status
         raise OSError(errno.EBADF, "somebody closed it")
-
-    def _lock(self) -> None:
-        """Lock out other processes: mixed lines of two runs could not be separated."""
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise self._error("another run is writing to it", "give each run a log of its own") from None
-            # a file system without locks: go on without
 
     def _continue(self, size: int) -> None:
         """Check that the file is a log, and end its last line, or remove the part of a line that a kill left."""
