@@ -29,17 +29,11 @@ _RING = 5  # radius of the mark on a whole input
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crop:
-    """What a unit sees of an exemplar.
+    """What a unit sees of an exemplar."""
 
-    Attributes:
-        image: The crop in pixels of the network's input, or made smaller to `CELL`; None if ``missing`` says why.
-        zoom: How many times to magnify it; the same for all crops of a layer that are not the whole input.
-        dot: Centre of what the unit sees, in pixels of ``image``, where that is the whole input; else None.
-    """
-
-    image: Image.Image | None
-    zoom: int = 1
-    dot: tuple[float, float] | None = None
+    image: Image.Image | None  # in pixels of the input, or made smaller to `CELL`; None if ``missing`` says why
+    zoom: int = 1  # how many times to magnify it; the same for all crops of a layer but whole inputs
+    dot: tuple[float, float] | None = None  # in pixels of a whole input, the centre of what the unit sees
     missing: str = ""
 
     @property

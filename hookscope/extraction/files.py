@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -38,23 +38,12 @@ from hookscope.system import (
 
 @dataclass(frozen=True)
 class FeatureSource(RunIdentity):
-    """What features were made from, which their files say.
-
-    Attributes:
-        pool: One of `POOLS`.
-        dtype: Data type of the features; empty for the data type of the layer.
-        targets: Classes whose probabilities are columns.
-        logits: Whether the logits are a column.
-    """
+    """What features were made from, which their files say."""
 
     pool: str = "none"
-    dtype: str = ""
-    targets: tuple[str, ...] = ()
-    logits: bool = False
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
-        return cls(**{each.name: metadata.get(each.name, "") for each in fields(cls)})
+    dtype: str = ""  # empty for the data type of the layer
+    targets: tuple[str, ...] = ()  # classes whose probabilities are columns
+    logits: bool = False  # whether they are a column
 
 
 @dataclass
@@ -154,7 +143,8 @@ class WritingRun(FeatureRun):
     def _check_same(self, saved: Mapping[str, Any]) -> None:
         """Refuse to resume the run of another source, list of images or size of files."""
         path, wanted = self.output.path, self.state.about
-        FeatureSource.from_metadata(saved).check_resumed_by(self.source, path)
+        source = FeatureSource(**{each.name: saved.get(each.name, "") for each in fields(FeatureSource)})
+        source.check_resumed_by(self.source, path)
         old, new = saved.get("images"), wanted["images"]
         if old != new or saved.get("images_sha256") != wanted["images_sha256"]:
             count = "" if old == new else f": {old} images, not {new}"

@@ -258,22 +258,15 @@ def _zarr_metadata(path: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FeatureFormat:
-    """A format of feature files: it writes a new file or folder, and reads the metadata of one.
-
-    Attributes:
-        extra: The extra of hookscope that installs the package.
-        one_column: Whether a file holds one array alone.
-        rows_beside: Whether the rows are in a file beside it.
-        without: Data types that it does not have.
-    """
+    """A format of feature files: it writes a new file or folder, and reads the metadata of one."""
 
     write: Callable[[str, FeatureTable], None]
     metadata: Callable[[str], Any]
     package: str = ""
-    extra: str = ""
-    one_column: bool = False
-    rows_beside: bool = False
-    without: tuple[str, ...] = ()
+    extra: str = ""  # the extra of hookscope that installs the package
+    one_column: bool = False  # whether a file holds one array alone
+    rows_beside: bool = False  # whether the rows are in a file beside it
+    without: tuple[str, ...] = ()  # data types that it does not have
 
 
 _COMPLEX = ("complex64", "complex128")

@@ -121,8 +121,9 @@ class ExtractionJob:
         yield _Extractor(self, net).extract
 
     def merge(self, values: Sequence[FeatureBatch]) -> FeatureBatch:
+        shapes = {column: tuple(rows.shape[1:]) for column, rows in values[0].features.items()}
         for value in values[1:]:
-            check_alike(shapes_of(values[0]), value.features, value.names[0])
+            check_alike(shapes, value.features, value.names[0])
         return FeatureBatch(
             tuple(position for value in values for position in value.positions),
             tuple(name for value in values for name in value.names),
@@ -131,10 +132,6 @@ class ExtractionJob:
             {key: torch.cat([value.features[key] for value in values]) for key in values[0].features},
             sum((Counter(value.overflowed) for value in values), Counter()),
         )
-
-
-def shapes_of(batch: FeatureBatch) -> dict[str, tuple[int, ...]]:
-    return {column: tuple(rows.shape[1:]) for column, rows in batch.features.items()}
 
 
 def check_alike(shapes: Mapping[str, tuple[int, ...]], features: Mapping[str, Tensor], name: str) -> None:

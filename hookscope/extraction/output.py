@@ -184,23 +184,15 @@ def _check_files_in(output: Output) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FeatureState:
-    """What a run has saved.
+    """What a run has saved."""
 
-    Attributes:
-        about: What the run does: its identity, the list of images, and the versions and the time when it began.
-        done: Number of images from the beginning of the list that are used or skipped.
-        skipped: Position, name and error of each skipped image.
-        parts: Number of rows of each part.
-        last: Name and SHA-256 of the last image used.
-    """
-
-    about: dict[str, Any]
-    done: int = 0
+    about: dict[str, Any]  # its identity, the list of images, and the versions and the time when it began
+    done: int = 0  # images from the beginning of the list that are used or skipped
     rows: int = 0
-    skipped: tuple[tuple[int, str, str], ...] = ()
+    skipped: tuple[tuple[int, str, str], ...] = ()  # position, name and error
     columns: dict[str, Column] = field(default_factory=dict)
-    parts: tuple[int, ...] = ()
-    last: tuple[str, str] = ("", "")
+    parts: tuple[int, ...] = ()  # number of rows of each part
+    last: tuple[str, str] = ("", "")  # name and SHA-256 of the last image used
 
     @classmethod
     def load(cls, output: Output) -> FeatureState:

@@ -27,22 +27,15 @@ class SkippedImage:
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[Value]):
-    """What a job found on some images; the parts of a run cover the list without gap, in its order.
+    """What a job found on some images; the parts of a run cover the list without gap, in its order."""
 
-    Attributes:
-        value: The result; None if no image of the part could be used.
-        done: Number of images from the beginning of the list that are finished, used or skipped.
-        positions: Positions of the used images in the list, which have ``names`` and ``sha256``.
-        notes: Names of images, each with a note on it.
-    """
-
-    value: Value | None
-    done: int
-    positions: tuple[int, ...] = ()
+    value: Value | None  # the result; None if no image of the part could be used
+    done: int  # images from the beginning of the list that are used or skipped
+    positions: tuple[int, ...] = ()  # of the used images in the list, which have ``names`` and ``sha256``
     names: tuple[str, ...] = ()
     sha256: tuple[str, ...] = ()
     skipped: tuple[SkippedImage, ...] = ()
-    notes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()  # names of images, each with a note on it
 
     def report(self, listener: Listener) -> None:
         for name, text in self.notes:

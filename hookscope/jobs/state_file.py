@@ -32,19 +32,12 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes:
-        words: What such a file holds, such as ``saved statistics``.
-        give: The advice where another file is given.
-        format: Number of the layout; a file of another number is refused.
-        name: The name in the file; empty for statistics, whose files are older than other kinds.
-    """
-
-    words: str
-    give: str
-    format: int = 1
-    name: str = ""
+    words: str  # what such a file holds, such as ``saved statistics``
+    give: str  # the advice where another file is given
+    format: int = 1  # number of the layout; a file of another number is refused
+    name: str = ""  # the name in the file; empty for statistics, whose files are older than other kinds
 
 
 def write_state(path: StrPath, kind: StateKind, content: dict[str, Any]) -> None:

@@ -24,21 +24,13 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 @dataclass(frozen=True)
 class Script:
-    """A script that `find_script` found.
+    """A script that `find_script` found."""
 
-    Attributes:
-        words: The command line: the file, or ``-m`` and the module, then the arguments.
-        kind: ``file``, ``folder`` (or zip file) with a ``__main__.py``, or ``module``.
-        name: The file or folder as typed, or the name of the module.
-        path: Absolute path of a file or folder; empty for a module.
-        source: Content of a file; it is read once, because it may be a pipe.
-    """
-
-    words: tuple[str, ...]
-    kind: Literal["file", "folder", "module"]
-    name: str
-    path: str = ""
-    source: bytes = field(default=b"", repr=False)
+    words: tuple[str, ...]  # the command line: the file, or ``-m`` and the module, then the arguments
+    kind: Literal["file", "folder", "module"]  # a folder or zip file has a ``__main__.py``
+    name: str  # the file or folder as typed, or the name of the module
+    path: str = ""  # absolute path of a file or folder; empty for a module
+    source: bytes = field(default=b"", repr=False)  # read once: it may be a pipe
 
     def run(self) -> None:
         """Run it in this process, for good: ``sys.argv``, ``sys.path[0]`` and ``__main__`` are not put back.
@@ -196,7 +188,9 @@ def _clean_excepthook(hook: Callable[..., Any]) -> Callable[..., None]:
         if error is None or id(error) in done:
             return
         done.add(id(error))
-        frames = list(_frames(error.__traceback__))
+        frames, trace = list[TracebackType](), error.__traceback__
+        while trace is not None:
+            frames, trace = [*frames, trace], trace.tb_next
         codes = [frame.tb_frame.f_code for frame in frames]
         start = 1 + max((n for n, code in enumerate(codes) if code is Script.run.__code__), default=-1)
         error.__traceback__ = None
@@ -211,9 +205,3 @@ def _clean_excepthook(hook: Callable[..., Any]) -> Callable[..., None]:
         hook(kind, error, error.__traceback__)
 
     return excepthook
-
-
-def _frames(trace: TracebackType | None) -> Any:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next

@@ -41,26 +41,19 @@ _STOCHASTIC = ("StochasticDepth", "DropPath")
 class SegmentFacts:
     """What was seen between two steps, see `MetricsRecorder` for the segments; dictionaries are by number of the model.
 
-    Attributes:
-        modes: Of layers that behave differently in eval mode: in which modes they ran, by name.
-        trains: Whether the model itself was in train mode.
-        batches: Of BatchNorms in train mode: values of a channel and samples in the smallest batch, by name.
-        inputs: Shape and scalars of the input of the first layer with weights.
-        no_grad: Modules that ran under no_grad, by ``id``.
-        validation: The loss of a pass without gradients of a model in train mode.
-        after: How many gradients there were after the first backward pass, and the norms of the smallest.
+    The ``modes`` are of layers that behave differently in eval mode, the ``inputs`` of the first layer with weights.
     """
 
     segment: int
     backwards: int = 0
     modes: dict[int, dict[str, set[bool]]] = field(default_factory=dict)
-    trains: dict[int, bool] = field(default_factory=dict)
-    batches: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    trains: dict[int, bool] = field(default_factory=dict)  # whether the model itself was in train mode
+    batches: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)  # of BatchNorms: values, samples
     inputs: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
-    no_grad: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
-    validation: str | None = None
+    no_grad: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)  # that ran so, by ``id``
+    validation: str | None = None  # the loss of a pass without gradients of a model in train mode
     loss: dict[str, Any] = field(default_factory=dict)  # see `loss_facts`
-    after: tuple[int, list[Tensor]] | None = None
+    after: tuple[int, list[Tensor]] | None = None  # gradients after the first backward pass, and the smallest norms
 
 
 class StepFacts:

@@ -18,21 +18,14 @@ _STEP_CODE = Optimizer.profile_hook_step(lambda self: None).__code__  # of the w
 
 
 class TrackedOptimizer:
-    """An optimizer and its progress.
-
-    Attributes:
-        optimizer: Returns the optimizer, None once the script has dropped it.
-        since: The segment of the run that began after its last step, see `MetricsRecorder`.
-        idle: Steps of other optimizers since its last step.
-        was_searched: Whether its model was already searched for in memory.
-        steps_eagerly: Whether a step of it was seen outside of compiled functions.
-    """
+    """An optimizer, which is None once the script has dropped it, and its progress."""
 
     def __init__(self, optimizer: Optimizer, number: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.number = number
-        self.steps = self.since = self.idle = 0
-        self.was_searched = self.steps_eagerly = False
+        self.optimizer, self.number, self.steps = weakref.ref(optimizer), number, 0
+        self.since = 0  # the segment of the run that began after its last step, see `MetricsRecorder`
+        self.idle = 0  # steps of other optimizers since its last step
+        self.was_searched = False  # whether its model was already searched for in memory
+        self.steps_eagerly = False  # whether a step of it was seen outside of compiled functions
 
     def parameters(self) -> Iterator[Tensor]:
         optimizer = self.optimizer()

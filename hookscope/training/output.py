@@ -14,7 +14,7 @@ from hookscope.errors import NonFiniteError, printable
 from hookscope.hooks import MODEL, call_key
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
-from hookscope.training.sinks import Histogram, Sink, SinkChoice, first_line
+from hookscope.training.sinks import Sink, SinkChoice, first_line
 
 # Fields of a line that are not metrics of a layer
 _NO_METRICS = frozenset(
@@ -73,9 +73,10 @@ class WatcherOutput:
         rows = [self._line("layer", step, line) for line in lines]
         self._run.sampled += 1
         self._keep(rows, self._run.rows)
+        counts = {f"{_tag(row)}/{name}": each for row in rows for name, each in row.get("histograms", {}).items()}
         for sink in list(self._sinks) if rows else []:
             try:
-                sink.write(step, rows[0]["optimizer"], scalars_of(rows), histograms_of(rows))
+                sink.write(step, rows[0]["optimizer"], scalars_of(rows), counts)
             except Exception as error:
                 self._sinks.remove(sink)
                 with contextlib.suppress(Exception):
@@ -145,10 +146,6 @@ def scalars_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         metrics = {name: value for name, value in row.items() if name not in _NO_METRICS and value is not None}
         scalars |= {f"{_tag(row)}/{name}": float(value) for name, value in metrics.items()}
     return scalars
-
-
-def histograms_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Histogram]:
-    return {f"{_tag(row)}/{name}": each for row in rows for name, each in row.get("histograms", {}).items()}
 
 
 def _tag(row: Mapping[str, Any]) -> str:

@@ -58,30 +58,18 @@ _MOST_DECADES = 16.0  # on one scale; smaller values have the colour of its end
 
 @dataclass(frozen=True, slots=True)
 class MetricColumn:
-    """One metric of every layer over the steps.
-
-    Attributes:
-        metric: Its field in the log; findings whose rule is about it are marked in the column.
-        colours: Name of a colour map of matplotlib.
-        measure: ``(S,)`` values of a layer, NaN where there is none; None takes the field itself.
-        ends: Ends of a linear scale; None for a logarithmic scale with the ends of the values.
-        limits: The names of the thresholds that are drawn, or numbers.
-        peaks: Whether a cell of several steps shows the highest value, instead of the mean (on a logarithmic scale the
-            geometric mean).
-        spoiled: The counts of NaN and Inf that make a cell non-finite.
-        since: The threshold that is the step from which on its limits apply.
-    """
+    """One metric of every layer over the steps."""
 
     title: str
-    metric: str
-    colours: str
-    measure: Callable[[LayerSeries], Array] | None = None
-    ends: tuple[float, float] | None = None
-    limits: tuple[str | float, ...] = ()
+    metric: str  # its field in the log; findings whose rule is about it are marked in the column
+    colours: str  # name of a colour map of matplotlib
+    measure: Callable[[LayerSeries], Array] | None = None  # None takes the field itself; NaN where there is no value
+    ends: tuple[float, float] | None = None  # of a linear scale; None for a logarithmic one with the ends of the values
+    limits: tuple[str | float, ...] = ()  # the names of the thresholds that are drawn, or numbers
     usual: float | None = None
-    peaks: bool = False
-    spoiled: tuple[str, ...] = ("non_finite",)
-    since: str = ""
+    peaks: bool = False  # whether a cell of several steps shows the highest value, instead of their mean
+    spoiled: tuple[str, ...] = ("non_finite",)  # the counts of NaN and Inf that make a cell non-finite
+    since: str = ""  # the threshold that is the step from which on its limits apply
 
     @property
     def logarithmic(self) -> bool:
@@ -125,17 +113,13 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class LayerStepGrid:
-    """A metric as ``cells`` ``(L, X)``: a row for each layer in order of execution, a column for one or more steps.
-
-    A cell is NaN where there is no value, and ``spoiled`` where NaN or Inf left none. ``edges`` are the first and last
-    step, half a cell beyond each. The scale goes from ``low`` to ``high``; on a logarithmic one, 0 looks different.
-    """
+    """A metric as ``cells`` ``(L, X)``: a row for each layer in order of execution, a column for one or more steps."""
 
     column: MetricColumn
-    cells: Array
-    spoiled: NDArray[np.bool_]
-    edges: tuple[float, float]
-    low: float
+    cells: Array  # NaN where there is no value
+    spoiled: NDArray[np.bool_]  # where NaN or Inf left no value
+    edges: tuple[float, float]  # first and last step, half a cell beyond each
+    low: float  # the ends of the scale
     high: float
 
 

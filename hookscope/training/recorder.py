@@ -33,51 +33,32 @@ _MOST_LOSSES = 4096
 
 @dataclass(slots=True)
 class OptimizerStep:
-    """A step of an optimizer that has begun.
-
-    Attributes:
-        has_closure: Whether the step runs its forward passes itself.
-        losses_before: How many losses were recorded for the step before it began.
-        weights: The parameters before the step; None for a step that is not sampled.
-        others: The parameters of other optimizers, by ``id``; None while they are unknown.
-        depth: How many steps of the same optimizer run inside it.
-        gradients: Their facts; None while they are unknown.
-    """
+    """A step of an optimizer that has begun."""
 
     optimizer: TrackedOptimizer
-    has_closure: bool
-    losses_before: int = 0
-    weights: StepWeights | None = None
+    has_closure: bool  # whether the step runs its forward passes itself
+    losses_before: int = 0  # how many losses were recorded for the step before it began
+    weights: StepWeights | None = None  # the parameters before the step; None for a step that is not sampled
     models: tuple[TrackedModel, ...] = ()
-    others: frozenset[int] | None = None
-    depth: int = 0
-    gradients: dict[str, Any] | None = None
+    others: frozenset[int] | None = None  # the parameters of other optimizers, by ``id``; None while they are unknown
+    depth: int = 0  # how many steps of the same optimizer run inside it
+    gradients: dict[str, Any] | None = None  # their facts; None while they are unknown
 
 
 @dataclass(slots=True)
 class CallMetrics:
-    """One call of a layer in a step, over all passes of the step.
-
-    Attributes:
-        index: Its position among the counted calls of its pass, None for a call that is not counted.
-        order: Its position among all calls of its pass, None for a block of other layers.
-        called_as: The name of the layer inside the layer that called it.
-        outputs: One for each tensor of each output.
-        alive: ``(C,)`` whether a channel was non-zero anywhere in the step; None without a channel axis.
-        batch: The inputs of a BatchNorm in train mode.
-        recorded: Its position among all calls that were ever recorded.
-    """
+    """One call of a layer in a step, over all passes of the step."""
 
     layer: Layer
     type: str
     call: int
-    index: int | None
-    order: int | None
-    called_as: str
-    outputs: list[OutputSums] = field(default_factory=list)
-    alive: Tensor | None = None
-    batch: BatchMoments | None = None
-    recorded: int = field(default_factory=itertools.count().__next__)
+    index: int | None  # its position among the counted calls of its pass, None for a call that is not counted
+    order: int | None  # its position among all calls of its pass, None for a block of other layers
+    called_as: str  # the name of the layer inside the layer that called it
+    outputs: list[OutputSums] = field(default_factory=list)  # one for each tensor of each output
+    alive: Tensor | None = None  # ``(C,)`` whether a channel was non-zero anywhere; None without a channel axis
+    batch: BatchMoments | None = None  # the inputs of a BatchNorm in train mode
+    recorded: int = field(default_factory=itertools.count().__next__)  # position among all calls ever
     histogram: ValueHistogram | None = None
     _dead: Tensor | None = None
     _drift: tuple[Tensor, Tensor] | None = None
@@ -123,17 +104,13 @@ class CallMetrics:
 
 @dataclass(slots=True)
 class SegmentRecord:
-    """The calls of one model in one segment of the run, by ``id`` of the layer and number of the call.
-
-    ``total`` is the largest number of counted calls in one of its ``passes``, ``ordered`` of all calls; the first
-    pass of a part of the model goes on from there. ``ran`` has every layer that ran.
-    """
+    """The calls of one model in one segment of the run, by ``id`` of the layer and number of the call."""
 
     segment: int
     passes: int = 0
-    total: int = 0
-    ordered: int = 0
-    ran: set[int] = field(default_factory=set)
+    total: int = 0  # largest number of counted calls in a pass; the first pass of a part of the model goes on from it
+    ordered: int = 0  # largest number of all calls
+    ran: set[int] = field(default_factory=set)  # every layer that ran
     calls: dict[tuple[int, int], CallMetrics] = field(default_factory=dict)
 
 

@@ -32,21 +32,14 @@ class FetchedScalars:
 
 @dataclass(frozen=True, slots=True)
 class OutputSums:
-    """One output tensor as sums over its ``count`` values; sums of other passes can be added to them.
-
-    Attributes:
-        spread: The Euclidean norm of the values minus their mean: the root of ``count`` times the variance.
-        nonzero: Number of values that are not 0.
-        non_finite: Number of NaN and Inf.
-        alive: ``(C,)`` whether a channel has a value other than 0; None without a channel axis.
-    """
+    """One output tensor as sums over its ``count`` values; sums of other passes can be added to them."""
 
     count: int
     mean: Tensor
-    spread: Tensor
-    nonzero: Tensor
-    non_finite: Tensor | int
-    alive: Tensor | None
+    spread: Tensor  # the Euclidean norm of the values minus their mean
+    nonzero: Tensor  # number of values that are not 0
+    non_finite: Tensor | int  # number of NaN and Inf
+    alive: Tensor | None  # ``(C,)`` whether a channel has a value other than 0; None without a channel axis
 
 
 def values_of(value: Any) -> list[Tensor]:

@@ -35,14 +35,9 @@ class LayerChoice:
 
 
 class Layer:
-    """A layer of a watched model.
+    """A layer of a watched model; ``names`` are dotted paths without the words of wrappers, the first is logged.
 
-    Attributes:
-        module: Returns the module, None once the script has dropped it.
-        names: Dotted paths without the words of wrappers; the first is logged.
-        model: The model it is part of.
-        is_loss: Whether it is a loss of torch, which has no metrics.
-        is_compiled: Whether its calls run compiled code, so that the layers in it are not seen.
+    A loss of torch has no metrics. Where calls run compiled code, the layers inside are not seen.
     """
 
     __slots__ = ("_by_name", "_kind", "choice", "is_compiled", "is_loss", "model", "module", "names")
@@ -100,20 +95,14 @@ class Layer:
 
 
 class TrackedModel:
-    """A model that the script calls, with its layers by ``id`` of the module.
-
-    Attributes:
-        module: Returns the module, None once the script has dropped it.
-        types: Class names that indices count; ``all`` means ``all_types``.
-        is_opaque: Whether some layers are compiled, scripted or replicated, so that their hooks do not fire.
-    """
+    """A model that the script calls, with its layers by ``id`` of the module, which is None once it is dropped."""
 
     def __init__(self, module: nn.Module, number: int, choice: LayerChoice) -> None:
         self.module, self._choice, self.number = weakref.ref(module), choice, number
         self.layers: dict[int, Layer] = {}
-        self.types: tuple[str, ...] = ()
-        self.all_types: tuple[str, ...] = ()
-        self.is_opaque = False
+        self.types: tuple[str, ...] = ()  # class names that indices count
+        self.all_types: tuple[str, ...] = ()  # class names that ``all`` means
+        self.is_opaque = False  # whether some layers are compiled, scripted or replicated: their hooks do not fire
         self.update()
 
     def update(self) -> None:
@@ -170,29 +159,18 @@ class TrackedModel:
 
 @dataclass(slots=True)
 class Pass:
-    """A forward pass of a model, or of a part of it, that runs now. Dictionaries are by ``id`` of the module.
+    """A forward pass of a model, or of a part of it, that runs now. Dictionaries are by ``id`` of the module."""
 
-    Attributes:
-        top: Returns the module that was called.
-        depth: How many calls of ``top`` run inside its own call.
-        counted: Calls of the chosen types so far.
-        ordered: Calls of all layers so far, without blocks of other layers.
-        recorded: Whether its calls are recorded.
-        running: The layers that run now, from the outermost.
-        running_statistics: Of BatchNorms before they ran.
-        non_finite_inputs: The operation behind a non-finite input of an in-place layer.
-    """
-
-    top: weakref.ref[nn.Module]
+    top: weakref.ref[nn.Module]  # returns the module that was called
     model: TrackedModel
-    depth: int = 0
-    counted: int = 0
-    ordered: int = 0
-    recorded: bool = True
-    running: list[Layer] = field(default_factory=list)
+    depth: int = 0  # how many calls of ``top`` run inside its own call
+    counted: int = 0  # calls of the chosen types so far
+    ordered: int = 0  # calls of all layers so far, without blocks of other layers
+    recorded: bool = True  # whether its calls are recorded
+    running: list[Layer] = field(default_factory=list)  # the layers that run now, from the outermost
     calls: Counter[int] = field(default_factory=Counter)
-    running_statistics: dict[int, Any] = field(default_factory=dict)
-    non_finite_inputs: dict[int, str] = field(default_factory=dict)
+    running_statistics: dict[int, Any] = field(default_factory=dict)  # of BatchNorms before they ran
+    non_finite_inputs: dict[int, str] = field(default_factory=dict)  # the operation behind one of an in-place layer
 
 
 class ModelTracker:

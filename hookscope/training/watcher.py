@@ -66,18 +66,13 @@ def _guarded(
 
 
 class TrainingWatcher:
-    """Watches the models and optimizers of this process while it is on.
-
-    Attributes:
-        last_step: The number of the last step, None before the first.
-        is_off: True before it begins, and after it has ended or failed.
-    """
+    """Watches the models and optimizers of this process while it is on."""
 
     def __init__(
         self, run: RunProgress, models: ModelTracker, optimizers: Optimizers, output: WatcherOutput, stops: bool
     ) -> None:
-        self.last_step: int | None = None
-        self.is_off, self._pid = True, os.getpid()
+        self.last_step: int | None = None  # its number
+        self.is_off, self._pid = True, os.getpid()  # it is off after a failure too
         self._tracers = sys.gettrace(), sys.getprofile()
         self._run, self._models, self._optimizers, self._output = run, models, optimizers, output
         self._stop = StopRule(run, output, optimizers) if stops else None

@@ -62,16 +62,12 @@ Look = Callable[[History], Evidence | None]
 
 @dataclass(frozen=True, slots=True)
 class CauseRule:
-    """Looks for one cause in the facts of a step.
-
-    ``patience`` is a number of sampled steps in a row, where the thresholds do not say it. Findings that the cause
-    ``explains`` are left out. From the findings that it ``precedes`` the cause takes its severity.
-    """
+    """Looks for one cause in the facts of a step."""
 
     kind: FindingKind
-    patience: int | None
-    explains: frozenset[str]
-    precedes: frozenset[str]
+    patience: int | None  # sampled steps in a row, where the thresholds do not say it
+    explains: frozenset[str]  # findings that are left out, because the cause says more
+    precedes: frozenset[str]  # findings that follow from the cause, and from which it takes its severity
     look: Look
 
 

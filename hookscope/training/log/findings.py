@@ -91,19 +91,15 @@ _MOST_GROUPS = 3  # of one kind of finding
 
 @dataclass(frozen=True, eq=False)
 class FindingInterval:
-    """From when to when a layer has a finding.
-
-    ``first``, ``last`` and ``worst`` are positions among the sampled steps of the layer, ``value`` is measured at the
-    worst, ``times`` counts the steps that show it, and ``lasts`` says whether the last sampled step does.
-    """
+    """From when to when a layer has a finding, as positions among its sampled steps."""
 
     layer: LayerSeries
     first: int
     last: int
     worst: int
-    value: float
-    times: int
-    lasts: bool
+    value: float  # at the worst
+    times: int  # how many steps show it
+    lasts: bool  # whether the last sampled step shows it
 
     @property
     def step(self) -> int:

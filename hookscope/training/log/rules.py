@@ -72,31 +72,18 @@ class Rule:
     """Registers the function below it as the rule for findings of ``kind``, which joins the catalogue if it is new.
 
     The function returns ``(S,)`` a value for each sampled step, NaN where the step cannot be judged.
-
-    Attributes:
-        kind: The entry of the catalogue.
-        metric: The field of the log that it is about; the page of the run marks the finding there.
-        limit: The value beyond which it is a finding, or the name of the threshold.
-        words: The evidence of one sampled step.
-        lowest: Whether low values are the bad ones.
-        named: Which layer is named of several that begin together: the ``first`` or ``last`` in order of execution,
-            or the one with the ``worst`` value.
-        patience: Sampled steps in a row, where the thresholds do not say it.
-        before: The next less severe finding, see `add_kind`.
-        severity: Its severity in training, where the kind does not say it.
-        of_all: The severity where every layer has it, if that is another.
     """
 
-    kind: FindingKind
-    metric: str
-    limit: str | float
-    words: Callable[[LayerSeries, int], str]
-    lowest: bool = False
-    named: str = "first"
-    patience: int | None = None
-    before: str | None = None
-    severity: str = ""
-    of_all: str = ""
+    kind: FindingKind  # the entry of the catalogue
+    metric: str  # the field of the log that it is about; the page of the run marks the finding there
+    limit: str | float  # the value beyond which it is a finding, or the name of the threshold
+    words: Callable[[LayerSeries, int], str]  # the evidence of one sampled step
+    lowest: bool = False  # whether low values are the bad ones
+    named: str = "first"  # of layers that begin together the first or last in order of execution, or the worst
+    patience: int | None = None  # sampled steps in a row, where the thresholds do not say it
+    before: str | None = None  # the next less severe finding, see `add_kind`
+    severity: str = ""  # its severity in training, where the kind does not say it
+    of_all: str = ""  # the severity where every layer has it, if that is another
     measure: Measure = field(init=False)
 
     def __call__(self, measure: Measure) -> Measure:

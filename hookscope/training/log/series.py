@@ -46,27 +46,19 @@ def runs_of_true(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class LayerSeries:
-    """One call of a layer at the sampled steps in which it ran.
+    """One call of a layer at the sampled steps in which it ran."""
 
-    Attributes:
-        label: ``name`` or ``name#call``, with the number of its model if there are several.
-        optimizer: The number of the optimizer that changes it or the layers around it, whose ``steps`` ``(S,)`` count.
-        index: Position of its lines among the lines of a step, which are in order of execution.
-        times: ``(S,)`` seconds since the run began.
-        values: ``(S,)`` for each of `METRICS`; NaN where the log has none.
-    """
-
-    label: str
+    label: str  # ``name`` or ``name#call``, with the number of its model if there are several
     name: str
     call: int
     model: int
-    optimizer: int
+    optimizer: int  # that changes it or the layers around it, whose ``steps`` count
     type: str
     called_as: str
-    index: int
+    index: int  # of its lines among the lines of a step, which are in order of execution
     steps: NDArray[np.int64]
-    times: Array
-    values: Mapping[str, Array]
+    times: Array  # ``(S,)`` seconds since the run began
+    values: Mapping[str, Array]  # ``(S,)`` for each of `METRICS`; NaN where the log has none
 
     @property
     def starts_small(self) -> bool:

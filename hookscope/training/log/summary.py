@@ -110,14 +110,7 @@ def duration_words(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The totals of a run, over all models and optimizers; of several optimizers, the steps of the one with most.
-
-    Attributes:
-        last_loss: None where it was no longer finite.
-        lost_at: The sampled step from which on the loss was NaN or Inf to the end.
-        stopped_at: The step at which NaN or Inf stopped the run.
-        reason: Why it ended, as the log has it; None where it still runs, or was killed.
-    """
+    """The totals of a run, over all models and optimizers; of several optimizers, the steps of the one with most."""
 
     started: str
     steps: int
@@ -126,11 +119,11 @@ class RunSummary:
     models: int
     optimizers: int
     first_loss: float | None
-    last_loss: float | None
-    lost_at: int | None
+    last_loss: float | None  # None where it was no longer finite
+    lost_at: int | None  # the sampled step from which on the loss was NaN or Inf to the end
     duration: float | None
-    stopped_at: int | None
-    reason: str | None
+    stopped_at: int | None  # the step at which NaN or Inf stopped the run
+    reason: str | None  # why it ended, as the log has it; None where it still runs, or was killed
     status: int | None
 
     @property
