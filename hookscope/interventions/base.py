@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError
-from hookscope.findings import counted
+from hookscope.findings import chains, counted
 from hookscope.hooks import Call, channel_axis
 
 _MOST = 10_000_000
@@ -33,13 +33,12 @@ class Ranges(tuple[int, ...]):
         return super().__new__(cls, sorted(set(numbers)))
 
     def __str__(self) -> str:
-        runs: list[list[int]] = []
-        for number in self:
-            if runs and number == runs[-1][1] + 1:
-                runs[-1][1] = number
-            else:
-                runs.append([number, number])
-        return ",".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
+        runs = chains(self, lambda run, number: number == run[-1] + 1)
+        return ",".join(_range_text(run[0], run[-1]) for run in runs)
+
+
+def _range_text(first: int, last: int) -> str:
+    return f"{first}-{last}" if first != last else f"{first}"
 
 
 def parse_channels(value: Any) -> Ranges | None:
@@ -367,7 +366,7 @@ def _spelled(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple):
-        return "x".join(f"{first}-{last}" if first != last else f"{first}" for first, last in value)
+        return "x".join(_range_text(*ends) for ends in value)
     if isinstance(value, str | int | bool) or dataclasses.is_dataclass(value):
         return str(value)
     return getattr(value, "__name__", type(value).__name__)
