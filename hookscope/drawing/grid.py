@@ -171,26 +171,22 @@ def draw_alike(
     if layout.width * layout.height > most and fitting < count:
         count = fitting
         layout = lay_out(count, height, width, columns, cell, plain, label_width, frames)
-    longest = max(float(tiles.strength.max(initial=0.0)) for tiles in several)
-    return [_drawn(tiles, layout, count, plain, bold, longest, names) for tiles in several]
-
-
-def _drawn(
-    tiles: Tiles,
-    layout: GridLayout,
-    count: int,
-    plain: bool,
-    bold: Sequence[int],
-    longest: float,
-    names: Sequence[str],
-) -> Grid:
-    pixels = np.full((layout.rows, layout.step_y, layout.columns, layout.step_x), colours.BACKGROUND, np.uint8)
-    _place_maps(pixels, layout, tiles.levels[:count])
-    if not plain:
-        _place_labels(pixels, layout, tiles, count, bold, names)
-        _place_bars(pixels, layout, tiles, count, longest)
-    whole = pixels.reshape(layout.rows * layout.step_y, layout.columns * layout.step_x)
-    return Grid(whole[: layout.height, : layout.width], layout, tiles, len(tiles.channels) - count)
+    longest, grids = max(float(tiles.strength.max(initial=0.0)) for tiles in several), []
+    for tiles in several:
+        pixels = np.full((layout.rows, layout.step_y, layout.columns, layout.step_x), colours.BACKGROUND, np.uint8)
+        _place_maps(pixels, layout, tiles.levels[:count])
+        for at in range(0 if plain else count):
+            row, column = divmod(at, layout.columns)
+            stamp(pixels[row, :, column], _label(tiles, at, at in bold, names, layout.cell_width), 0, 0)
+            if layout.bar:
+                top = layout.label + layout.map_height + 1
+                bar = pixels[row, top : top + layout.bar - 1, column, : layout.map_width]
+                bar[:] = colours.TRACK
+                length = math.ceil(layout.map_width * (float(tiles.strength[at]) / longest)) if longest else 0
+                bar[:, :length] = colours.BAR
+        whole = pixels.reshape(layout.rows * layout.step_y, layout.columns * layout.step_x)
+        grids.append(Grid(whole[: layout.height, : layout.width], layout, tiles, len(tiles.channels) - count))
+    return grids
 
 
 def _place_maps(pixels: Pixels, layout: GridLayout, levels: Pixels) -> None:
@@ -228,35 +224,16 @@ def _name_pixels(name: str, bold: bool = False) -> Pixels:
     return text_pixels(f"  {printable(name)}", bold=bold)[:LABEL_HEIGHT]
 
 
-def _place_labels(
-    pixels: Pixels, layout: GridLayout, tiles: Tiles, count: int, bold: Sequence[int], names: Sequence[str]
-) -> None:
-    for at in range(count):
-        row, column = divmod(at, layout.columns)
-        number = str(tiles.channels[at])
-        if tiles.nonfinite[at]:
-            number += " !"
-        label = number_pixels(number, at in bold)
-        if tiles.constant[at]:
-            word = number_pixels(f"{number} const" if tiles.shared else f"{number} ={tiles.low[at]:.3g}")
-            # a value that is cut off would be another value
-            label = word if word.shape[1] <= layout.cell_width else label
-        elif names:
-            name = _name_pixels(names[tiles.channels[at]], at in bold)
-            label = np.concatenate([label, name], axis=1)[:, : layout.cell_width]
-        stamp(pixels[row, :, column], label, 0, 0)
-
-
-def _place_bars(pixels: Pixels, layout: GridLayout, tiles: Tiles, count: int, longest: float) -> None:
-    if not layout.bar:
-        return
-    top = layout.label + layout.map_height + 1
-    for at in range(count):
-        row, column = divmod(at, layout.columns)
-        length = math.ceil(layout.map_width * (float(tiles.strength[at]) / longest)) if longest else 0
-        bar = pixels[row, top : top + layout.bar - 1, column]
-        bar[:, : layout.map_width] = colours.TRACK
-        bar[:, :length] = colours.BAR
+def _label(tiles: Tiles, at: int, is_bold: bool, names: Sequence[str], width: int) -> Pixels:
+    """The number of a channel, and its name or its only value as far as ``width`` has room."""
+    number = f"{tiles.channels[at]}{' !' if tiles.nonfinite[at] else ''}"
+    label = number_pixels(number, is_bold)
+    if tiles.constant[at]:
+        word = number_pixels(f"{number} const" if tiles.shared else f"{number} ={tiles.low[at]:.3g}")
+        return word if word.shape[1] <= width else label  # a value that is cut off would be another value
+    if names:
+        return np.concatenate([label, _name_pixels(names[tiles.channels[at]], is_bold)], axis=1)[:, :width]
+    return label
 
 
 def to_image(pixels: Pixels, cmap: str, photograph: Pixels | None = None) -> Image.Image:
