@@ -19,11 +19,10 @@ from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.sheet_parts import (
     Frames,
     Origin,
+    Overlay,
     Shares,
     draw_bars,
     field_words,
-    lay_bar_over,
-    lay_maps_over,
     middle_box,
     photograph_cells,
 )
@@ -241,17 +240,15 @@ def _composed(
     image = to_image(page.pixels(margin), style.cmap, photographs)
     places = [_placed(block, margin + block.left, margin + top) for block, top in zip(blocks, tops, strict=True)]
     if style.alpha is not None and frames is not None:
-        whole = image.convert("RGB")
+        overlay = Overlay(image, image.convert("RGB"), style.cmap, style.alpha)
         for block, top, bar in zip(blocks, tops, bars, strict=True):
             part = block.part
             if block.grid is None or part.items > len(frames):
                 continue
-            place = margin + block.left, margin + top
-            lay_maps_over(whole, image, block.grid, place, frames[part.item], style.cmap, style.alpha)
+            overlay.add_maps(block.grid, (margin + block.left, margin + top), frames[part.item])
             if bar is not None and part.tiles.shared:
-                height = colour_bar("", "", "").shape[0]
-                lay_bar_over(whole, image, part.tiles, margin + bar, height, style.cmap, style.alpha)
-        image = whole
+                overlay.add_bar(part.tiles, margin + bar, colour_bar("", "", "").shape[0])
+        image = overlay.whole
     return image, places, sum(block.grid.left_out for block in blocks if block.grid)
 
 

@@ -205,49 +205,34 @@ _DIMMED, _MIDDLE = 0.8, 128  # brightness of the grey photograph under maps; gre
 _PALEST = 0.45  # a map over the photograph has no pale colours: pale is transparent
 
 
-def lay_maps_over(
-    whole: Image.Image,
-    image: Image.Image,
-    grid: Grid,
-    place: tuple[int, int],
-    frames: Sequence[Image.Image],
-    cmap: str,
-    alpha: float,
-) -> None:
-    """Draw the maps of ``grid``, at ``place`` of ``image``, over the greyed ``frames`` into ``whole``.
+@dataclass(frozen=True)
+class Overlay:
+    """A sheet ``image`` of palette indices, and ``whole``, where its maps lie over greyed photographs.
 
     The strongest value has the opacity ``alpha``; NaN and Inf are opaque.
     """
-    layout, tiles = grid.layout, grid.tiles
-    backdrop = _backdrop(layout, frames)
-    for at in range(len(tiles.channels) - grid.left_out):
-        x, y = layout.corner(at, *place)
-        box = (x, y, x + layout.map_width, y + layout.map_height)
-        _blend(whole, image, box, backdrop, _overlay_colours(tiles, at, cmap), _opacity(tiles, at, alpha))
 
+    image: Image.Image
+    whole: Image.Image
+    cmap: str
+    alpha: float
 
-def lay_bar_over(
-    whole: Image.Image, image: Image.Image, tiles: Tiles, top: int, height: int, cmap: str, alpha: float
-) -> None:
-    """Draw the colour bar of ``tiles``, which share a scale, over grey."""
-    grey = np.float32(_DIMMED * _MIDDLE)
-    box = (0, top, image.width, top + height)
-    _blend(whole, image, box, grey, _overlay_colours(tiles, 0, cmap), _opacity(tiles, 0, alpha))
+    def add_maps(self, grid: Grid, place: tuple[int, int], frames: Sequence[Image.Image]) -> None:
+        """Draw the maps of ``grid``, at ``place`` of the sheet, over ``frames``."""
+        layout, backdrop = grid.layout, _backdrop(grid.layout, frames)
+        for at in range(len(grid.tiles.channels) - grid.left_out):
+            x, y = layout.corner(at, *place)
+            self._blend((x, y, x + layout.map_width, y + layout.map_height), backdrop, grid.tiles, at)
 
+    def add_bar(self, tiles: Tiles, top: int, height: int) -> None:
+        """Draw the colour bar of ``tiles``, which share a scale, over grey."""
+        self._blend((0, top, self.image.width, top + height), np.float32(_DIMMED * _MIDDLE), tiles, 0)
 
-def _blend(
-    whole: Image.Image,
-    image: Image.Image,
-    box: tuple[int, int, int, int],
-    backdrop: Any,
-    palette: NDArray[np.float32],
-    opacity: NDArray[np.float32],
-) -> None:
-    """Mix the palette colours of ``image`` with ``backdrop``, and paste them into ``whole``."""
-    levels = np.asarray(image.crop(box))
-    share = opacity[levels][..., None]
-    mixed = backdrop * (1 - share) + palette[levels] * share
-    whole.paste(Image.fromarray(mixed.round().astype(np.uint8)), box[:2])
+    def _blend(self, box: tuple[int, int, int, int], backdrop: Any, tiles: Tiles, at: int) -> None:
+        levels = np.asarray(self.image.crop(box))
+        share = _opacity(tiles, at, self.alpha)[levels][..., None]
+        mixed = backdrop * (1 - share) + _overlay_colours(tiles, at, self.cmap)[levels] * share
+        self.whole.paste(Image.fromarray(mixed.round().astype(np.uint8)), box[:2])
 
 
 def _overlay_colours(tiles: Tiles, at: int, cmap: str) -> NDArray[np.float32]:
