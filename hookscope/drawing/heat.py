@@ -163,27 +163,24 @@ def draw_heat_page(
         size = f"it would have {plan.width:,}x{height:,} pixels"
         panels = sum(len(row.panels) for row in rows)
         raise UsageError(f"a page of {panels} panels is too large", size, "choose fewer")
-    page = Image.new("RGB", (plan.width, height), "white")
-    pen = ImageDraw.Draw(page)
+    page = _HeatPage(plan, Image.new("RGB", (plan.width, height), "white"), cmap, ground)
     if heading.photograph:
-        page.paste(_picture(photograph, None, plan.panel, cmap, ground), (plan.margin, plan.margin))
-    y = _write(pen, plan, plan.margin + inset, plan.margin, head)
+        page.image.paste(_picture(photograph, None, plan.panel, cmap, ground), (plan.margin, plan.margin))
+    y = page.write(plan.margin + inset, plan.margin, head)
     if heading.scale:
-        whole = Heat(np.zeros((1, 1), np.float32), (0, 0, 0, 0), 1.0, signed=heading.signed)
-        panel = HeatPanel(whole, (), scale=heading.scale)
-        _bar(page, pen, plan, panel, (cmap, ground), plan.margin + inset, y, plan.inner - inset)
+        page.add_bar(1.0, heading.signed, heading.scale, plan.margin + inset, y, plan.inner - inset)
     y = plan.margin + head_height + plan.gap
     for row, lines, row_height in zip(rows, above, row_heights, strict=True):
-        top = _write(pen, plan, plan.margin, y, lines)
+        top = page.write(plan.margin, y, lines)
         for column, panel in enumerate(row.panels):
             x = plan.margin + column * (plan.panel[0] + plan.gap)
-            page.paste(_picture(panel.photograph or photograph, panel.heat, plan.panel, cmap, ground), (x, top))
+            page.image.paste(_picture(panel.photograph or photograph, panel.heat, plan.panel, cmap, ground), (x, top))
             below = top + plan.panel[1] + plan.space
             if panel.scale and panel.heat is not None:
-                below = _bar(page, pen, plan, panel, (cmap, ground), x, below, plan.panel[0])
-            _write(pen, plan, x, below, plan.lines_under(panel))
+                below = page.add_bar(panel.heat.top, panel.heat.signed, panel.scale, x, below, plan.panel[0])
+            page.write(x, below, plan.lines_under(panel))
         y += row_height
-    return page
+    return page.image
 
 
 def draw_heat(photograph: Image.Image, heat: Heat | None, width: int, cmap: str, ground: Ground = PALE) -> Image.Image:
@@ -274,38 +271,38 @@ class _Plan:
         return self.height(self.lines_under(panel)) + bar + self.space
 
 
-def _write(pen: ImageDraw.ImageDraw, plan: _Plan, x: int, y: int, lines: Sequence[_Line]) -> int:
-    """Write lines; returns the y below them."""
-    for line in lines:
-        pen.text((x, y), line.text, fill=line.colour, font=plan.font(line.size, line.bold))
-        y += plan.line_height(line.size)
-    return y
+@dataclass(frozen=True)
+class _HeatPage:
+    """The image of a page, and the colours of its heat; what adds to it returns the y below."""
 
+    plan: _Plan
+    image: Image.Image
+    cmap: str
+    ground: Ground
 
-def _bar(
-    page: Image.Image,
-    pen: ImageDraw.ImageDraw,
-    plan: _Plan,
-    panel: HeatPanel,
-    colour: tuple[str, Ground],
-    x: int,
-    y: int,
-    width: int,
-) -> int:
-    """Draw ``0 ▒▒▓▓██ 0.0254 unit`` in the colours of heat over middle grey, in ``width``; returns the y below it."""
-    assert panel.heat is not None
-    letters, space, signed = plan.font(_TEXT), plan.space, panel.heat.signed
-    low, high = f"{-panel.heat.top:.3g}" if signed else "0", f"{panel.heat.top:.3g}  {panel.scale}"
-    begin = round(letters.getlength(f"{low} ")) + space
-    left = width - begin - round(letters.getlength(high)) - 3 * space
-    length = max(20, min(round(180 * plan.zoom), left))
-    ramp = np.linspace(-1 if signed else 0, 1, length, dtype=np.float32)[None]
-    ramp = ramp.repeat(plan.line_height(_TEXT) - space, 0)
-    grey = np.asarray(colour[1].under(Image.new("RGB", ramp.shape[::-1], (128,) * 3))).astype(np.float32)
-    pen.text((x, y), low, fill=INK, font=letters)
-    page.paste(Image.fromarray(_laid_over(grey, ramp, signed, *colour)), (x + begin, y + space // 2))
-    pen.text((x + begin + length + 2 * space, y), high, fill=INK, font=letters)
-    return y + plan.bar_height
+    def write(self, x: int, y: int, lines: Sequence[_Line]) -> int:
+        pen = ImageDraw.Draw(self.image)
+        for line in lines:
+            pen.text((x, y), line.text, fill=line.colour, font=self.plan.font(line.size, line.bold))
+            y += self.plan.line_height(line.size)
+        return y
+
+    def add_bar(self, top: float, signed: bool, scale: str, x: int, y: int, width: int) -> int:
+        """Draw ``0 ▒▒▓▓██ 0.0254 unit`` in the colours of heat over middle grey, in ``width``."""
+        plan, pen = self.plan, ImageDraw.Draw(self.image)
+        letters, space = plan.font(_TEXT), plan.space
+        low, high = f"{-top:.3g}" if signed else "0", f"{top:.3g}  {scale}"
+        begin = round(letters.getlength(f"{low} ")) + space
+        left = width - begin - round(letters.getlength(high)) - 3 * space
+        length = max(20, min(round(180 * plan.zoom), left))
+        ramp = np.linspace(-1 if signed else 0, 1, length, dtype=np.float32)[None]
+        ramp = ramp.repeat(plan.line_height(_TEXT) - space, 0)
+        grey = np.asarray(self.ground.under(Image.new("RGB", ramp.shape[::-1], (128,) * 3))).astype(np.float32)
+        drawn = Image.fromarray(_laid_over(grey, ramp, signed, self.cmap, self.ground))
+        pen.text((x, y), low, fill=INK, font=letters)
+        self.image.paste(drawn, (x + begin, y + space // 2))
+        pen.text((x + begin + length + 2 * space, y), high, fill=INK, font=letters)
+        return y + plan.bar_height
 
 
 def _picture(

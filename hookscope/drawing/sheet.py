@@ -334,13 +334,16 @@ def _channel_words(block: _Block) -> str:
 def _notes(block: _Block) -> list[str]:
     """What the colours of NaN, Inf and constant maps mean, and what was left out."""
     tiles, notes = block.part.tiles, []
+
+    def first_of(marked: Any) -> str:
+        channels = [str(tiles.channels[at]) for at in marked.nonzero()[0]]
+        return ", ".join(channels if len(channels) <= 8 else [*channels[:8], "..."])
+
     if bool(tiles.nonfinite.any()):
-        bad = [str(tiles.channels[at]) for at in tiles.nonfinite.nonzero()[0][:8]]
         colour = "NaN magenta, +Inf red, -Inf light blue (!): " if block.grid else "NaN or Inf: "
-        notes.append(colour + ", ".join(bad) + (", ..." if int((tiles.nonfinite > 0).sum()) > 8 else ""))
+        notes.append(colour + first_of(tiles.nonfinite))
     if bool(tiles.constant.any()):
-        still = [str(tiles.channels[at]) for at in tiles.constant.nonzero()[0][:8]]
-        notes.append(f"constant: {', '.join(still)}" + (", ..." if int(tiles.constant.sum()) > 8 else ""))
+        notes.append(f"constant: {first_of(tiles.constant)}")
     if block.grid is not None and block.grid.left_out:
         notes.append(
             spelled(f"{block.grid.left_out} channels left out: too many pixels, choose with ‹channels=|--channels›")
