@@ -189,11 +189,7 @@ class TokenGrid:
 
 
 def grid_of(attention: Attention, shown: InputSize) -> TokenGrid:
-    """The grid of a call of attention; where the pass did not show it, the tokens in a row.
-
-    Raises:
-        NoMapError: for keys that form no grid.
-    """
+    """The grid of a call of attention, else the tokens in a row; a NoMapError for keys that form no grid."""
     keys, queries = attention.keys, attention.queries
     count, _, length, width = attention.weights.shape
     if not any(bool((axis >= 0).any()) for axis in keys):

@@ -174,9 +174,12 @@ class NonFiniteSearch(WatchedPass):
         if "empty" in name:
             self._note_blank(results)
         elif not arguments or name.startswith("new_") or name.endswith("_like"):
-            self._note_constants(results, func)
+            # constants with NaN or Inf count once an operation uses them: they may be overwritten first
+            spoiled = [tensor for tensor in results if any(kinds_of([tensor]).values())]
+            self._constants |= {storage_key(tensor): (tensor, self._here(func)) for tensor in spoiled}
         elif results:
-            given = any(_is_non_finite(value) for value in (*args, *kwargs.values()))
+            numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, float)]
+            given = not all(map(math.isfinite, numbers))
             if not self._test(results, arguments, func, targets, carriers, given):
                 self._test_lost(results, arguments, func)
             self._latest = results
@@ -230,11 +233,6 @@ class NonFiniteSearch(WatchedPass):
     def _note_blank(self, tensors: Iterable[Tensor]) -> None:
         self._blank |= {storage_key(tensor): tensor for tensor in tensors}
 
-    def _note_constants(self, constants: Iterable[Tensor], func: Any) -> None:
-        """Constants with NaN or Inf count once an operation uses them: they may be overwritten first."""
-        spoiled = [tensor for tensor in constants if any(kinds_of([tensor]).values())]
-        self._constants |= {storage_key(tensor): (tensor, self._here(func)) for tensor in spoiled}
-
     def _test(
         self,
         results: Sequence[Tensor],
@@ -246,9 +244,8 @@ class NonFiniteSearch(WatchedPass):
     ) -> bool:
         """Whether ``results`` hold NaN or Inf; record who made it, if their ``arguments`` did not hold it.
 
-        ``here`` is where that was, or the function that ran. ``carriers`` are the ``arguments`` that already held NaN
-        or Inf, by kind, before an operation wrote to ``targets``. ``given``: a number among its arguments is not
-        finite.
+        ``here`` is the place or the function that ran. ``carriers`` already held NaN or Inf, by kind, before it wrote
+        to ``targets``. ``given``: a number among its arguments is not finite.
         """
         held = kinds_of(results)
         for kind in _KINDS:
@@ -369,7 +366,3 @@ def _holds(tensor: Tensor) -> tuple[bool, bool]:
 def _is_among(tensor: Tensor, marked: Container[int | None]) -> bool:
     key = storage_key(tensor)
     return key is not None and key in marked
-
-
-def _is_non_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

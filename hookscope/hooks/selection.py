@@ -270,7 +270,9 @@ class Selection:
         """
         for term in self._names:
             for name in [] if ops and OPERATION in term.text else term.missing(names):
-                some = nearest(name, names) or _sample(names)
+                named = [name for name in names if name]
+                some = f"it has {len(named)} layers: {', '.join(named[:3])}, ..." if named else "it has no layers"
+                some = nearest(name, names) or some
                 do = "list them with ‹list_layers(types='all')|list-layers --type all›"
                 if OPERATION in name:
                     some, do = "it names an operation", "add ‹ops=True|--ops›"
@@ -382,8 +384,3 @@ def _in_words(types: Sequence[str]) -> str:
 
 
 Layers = Selection | str | int | Iterable[Selection | str | int]
-
-
-def _sample(names: Sequence[str]) -> str:
-    named = [name for name in names if name]
-    return f"it has {len(named)} layers: {', '.join(named[:3])}, ..." if named else "it has no layers"

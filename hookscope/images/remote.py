@@ -81,11 +81,7 @@ def is_remote(path: str) -> bool:
 
 
 def read_remote(path: str, most: int) -> bytes:
-    """At most ``most`` bytes of a file.
-
-    Raises:
-        ImageError: The file cannot be read.
-    """
+    """At most ``most`` bytes of a file; an ImageError if it cannot be read."""
     with _errors(path):
         system, inner = _located(path)
         with system.open(inner, "rb") as stream:
@@ -94,11 +90,7 @@ def read_remote(path: str, most: int) -> bytes:
 
 
 def remote_pictures(path: str) -> Iterator[str]:
-    """``path`` itself, or if it is a folder, the files in it and below whose suffix names a picture, by name.
-
-    Raises:
-        ImageError: The folder cannot be read, or has no pictures.
-    """
+    """``path`` itself, or the files with the suffix of a picture in that folder and below; else an ImageError."""
     if not path.endswith("/") and is_picture_suffix(os.path.splitext(path)[1]):
         yield path  # no question to the server: there may be a million names
         return

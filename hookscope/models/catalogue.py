@@ -148,7 +148,8 @@ def _from_torchvision() -> tuple[ModelInfo, ...]:
 
 
 def _describe(name: str, models: Any) -> ModelInfo:
-    task = _task(models.get_model_builder(name).__module__)
+    module = f"{models.get_model_builder(name).__module__}."
+    task = next((task for folder, task in _TASKS.items() if f".models.{folder}." in module), "classification")
     weights = _weights(name, models)
     if not weights:
         return ModelInfo(name, task)
@@ -184,10 +185,6 @@ def _describe_bundled(bundled: BundledModel) -> ModelInfo:
         metric="" if accuracy is None else f"{bundled.name} acc@1",
         weights=(bundled.file,),
     )
-
-
-def _task(module: str) -> str:
-    return next((task for folder, task in _TASKS.items() if f".models.{folder}." in f"{module}."), "classification")
 
 
 def _weights(name: str, models: Any) -> list[Any]:

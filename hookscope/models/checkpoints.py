@@ -51,12 +51,9 @@ _LARGEST_HEADER = 1 << 26  # bytes of a pickle or of a safetensors header: each 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state dicts in a checkpoint.
+    """The state dicts in the file ``path``, or behind the index ``path``, by their place in it; the usual one first.
 
-    Attributes:
-        path: The file that holds them, or the index of several.
-        label: The name of that file, after the folder that was given.
-        states: State dicts by their place in the file, such as ``model_ema``; the usual one first.
+    ``label`` is the name of the file, after the folder that was given.
     """
 
     path: str
@@ -250,8 +247,11 @@ def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor],
             if all(key in renamed or key.endswith(_MAY_LACK) for key in own):
                 usable.append((renamed, _notes(checkpoint, place, prefix, renamed)))
                 if len(_fitting(own, renamed)) == len(renamed):
-                    is_copy = prefix != _AS_IT_IS and len(_fitting(own, state)) == len(own)
-                    return _without_copy(own, checkpoint.label, state) if is_copy else usable[-1]
+                    if prefix == _AS_IT_IS or len(_fitting(own, state)) < len(own):
+                        return usable[-1]
+                    left = [key for key in state if key not in own]  # the copy
+                    without = f"{counted(len(left), 'key')} that the model does not have left out: {listed(left)}"
+                    return {key: state[key] for key in own}, [f"{checkpoint.label}: {without}"]
     return usable[0] if usable else (next(iter(checkpoint.states.values())), [])
 
 
@@ -314,14 +314,6 @@ def _notes(checkpoint: Checkpoint, place: str, prefix: Prefix, taken: Mapping[st
     if left:
         notes.append(f"{name}: {counted(len(left), 'key')} without this prefix left out: {listed(left)}")
     return notes
-
-
-def _without_copy(
-    own: Mapping[str, Any], label: str, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], list[str]]:
-    left = [key for key in state if key not in own]
-    note = f"{label}: {counted(len(left), 'key')} that the model does not have left out: {listed(left)}"
-    return {key: state[key] for key in own}, [note]
 
 
 def mismatches(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

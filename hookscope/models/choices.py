@@ -12,13 +12,7 @@ from hookscope.errors import UsageError, nearest
 
 
 class DataType(NamedTuple):
-    """A floating-point type of torch.
-
-    Attributes:
-        spacing: The distance of numbers near 1.
-        in_files: Whether NumPy and files of features have it.
-        in_autocast: Whether `torch.autocast` takes it.
-    """
+    """A floating-point type of torch; ``spacing`` is the distance of numbers near 1."""
 
     spacing: float
     in_files: bool = True
@@ -71,11 +65,7 @@ class PreprocessChoice:
     def parse(
         cls, preprocess: Any = "weights", mean: Any = None, std: Any = None, range: Any = None, resize: Any = None
     ) -> PreprocessChoice:
-        """Read the texts of the options, or the same as numbers and functions.
-
-        Raises:
-            UsageError: a text that cannot be read, or a mean without a standard deviation.
-        """
+        """Read the texts of the options, or the same as numbers and functions; else a UsageError."""
         if isinstance(preprocess, cls):
             return preprocess
         base, name = preprocess, f"preprocess {getattr(preprocess, '__name__', type(preprocess).__name__)}"

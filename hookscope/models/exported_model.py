@@ -41,11 +41,7 @@ _NEVER_READ = ("stack_trace", "guards_code", "torch_version", "torch_fn", "from_
 
 
 def load(path: str) -> nn.Module:
-    """The model in the file ``path``; its layers have the names and classes of the model that was exported.
-
-    Raises:
-        ModelError: a file that cannot be read or trusted, or other inputs than one picture.
-    """
+    """The model in the file ``path``, with the exported layers; a ModelError if it cannot be read or trusted."""
     try:
         _check(torch._C.PyTorchFileReader(path), path)
         with warnings.catch_warnings():

@@ -19,14 +19,7 @@ _MODULE = re.compile(r"\w+(\.\w+)+")
 
 @dataclass(frozen=True)
 class FactoryText:
-    """Where a factory is and what it is called with.
-
-    Attributes:
-        source: A Python file, or the dotted name of a module.
-        name: The factory in it; empty for the only one.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """A factory in ``source``, a Python file or the dotted name of a module; without ``name`` the only one in it."""
 
     source: str
     name: str = ""

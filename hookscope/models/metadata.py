@@ -25,18 +25,7 @@ _TRANSFORMS = ("resize_size", "crop_size", "mean", "std")
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a safetensors file says of its weights; None or empty for an entry that is missing.
-
-    Attributes:
-        model: Name of the torchvision model.
-        categories: Names of the classes, in order of the model's outputs.
-        resize_size: Length of the picture's shorter side after resizing, in pixels.
-        crop_size: Side of the square centre crop, in pixels.
-        mean: Subtracted from red, green and blue in [0, 1].
-        std: Divides red, green and blue after the subtraction.
-        accuracy: Top-1 accuracy on held-out pictures, in [0, 1].
-        held_out: Number of held-out pictures.
-    """
+    """What a safetensors file says of its weights, see above; None or empty for an entry that is missing."""
 
     model: str = ""
     categories: tuple[str, ...] = ()

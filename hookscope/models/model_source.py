@@ -88,12 +88,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model on the meta device, with shapes and without values.
-
-    Attributes:
-        model: The module, in eval mode.
-        size: ``(H, W)`` of the input that the model is made for.
-    """
+    """A model in eval mode on the meta device, with shapes and without values, and ``(H, W)`` of its input."""
 
     model: nn.Module
     size: tuple[int, int]

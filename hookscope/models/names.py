@@ -42,11 +42,7 @@ _NEEDED = ("torch", "torchvision", "safetensors", "PIL", "numpy", "click")
 
 
 def torchvision_names() -> tuple[str, ...]:
-    """``torchvision.models.list_models()`` of a fresh process, from the source in about 10 ms.
-
-    Raises:
-        InstallationError: torchvision is not installed, or lacks its source files.
-    """
+    """``torchvision.models.list_models()`` of a fresh process, from the source in about 10 ms."""
     folder = _package_folder("torchvision")
     if folder is None:
         raise InstallationError("torchvision is not installed", do="pip install torch torchvision")
@@ -150,15 +146,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 class BundledModel(NamedTuple):
-    """A model that ships with hookscope.
+    """A model that ships with hookscope: ``name`` is the MODEL argument, ``architecture`` the torchvision model.
 
-    Attributes:
-        name: The MODEL argument.
-        architecture: The name of the torchvision model that it is.
-        classes: Number of classes.
-        side: Height and width of the input in pixels.
-        file: Name of the weights file, which is also the name of the weights.
-        folder: Folder of the file in a checkout, relative to its top; in an installation it lies in the package.
+    ``side`` is the height and width of the input, ``file`` the name of the weights file, which an installation has in
+    the package, and a checkout in ``folder``.
     """
 
     name: str

@@ -148,18 +148,12 @@ _LARGE = 1024  # values: of such a constant only type and shape matter for the t
 
 @dataclass
 class Part:
-    """Nodes that run in one session.
+    """Nodes that run in one session: a layer called ``name``, or without a name what computes shapes.
 
-    Attributes:
-        nodes: The nodes in order.
-        inputs: Names of the values that it takes and that depend on the values of the image.
-        shapes: Names of the values that it takes and that depend on the shape of the image alone.
-        outputs: Names of the values that later parts take, or the user.
-        name: Name of the layer; empty if the part computes shapes.
-        type: Name of the operator, or of torch's class where several nodes do its work.
-        parameters: Name of the constant and whether it is stored transposed, by the name of the parameter.
-        by_shape: Whether all outputs depend on the shape of the image alone.
-        varying: Of each output whether it depends on the values of the image.
+    ``inputs`` and ``outputs`` name values that depend on the image; ``shapes``, and all outputs of a part that is
+    ``by_shape``, depend on its shape alone. ``type`` is the operator, or torch's class where several nodes do its work.
+    ``parameters`` have the name of the constant and whether it is stored transposed. ``varying`` says of each output
+    whether it depends on the values of the image.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)

@@ -242,11 +242,7 @@ def _joined(runs: list[list[Any]], varying: Sequence[bool]) -> list[Any]:
 
 
 def load(path: str) -> OnnxModel:
-    """The model in the file ``path``.
-
-    Raises:
-        ModelError: a file that cannot be read, an operator that the runtime lacks, or other inputs than one picture.
-    """
+    """The model in the file ``path``; a ModelError if it cannot be read, or takes other inputs than one picture."""
     with _errors_of(path):
         file = onnx.load(path)
     constants = {tensor.name for tensor in file.graph.initializer}

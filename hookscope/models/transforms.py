@@ -68,8 +68,10 @@ class Resize:
         """``(H, W)`` after the resize of a picture, before the crop."""
         if self.mode == "none":
             return height, width
-        if self.mode == "flow":
-            return _flow_size(height, width)
+        if self.mode == "flow":  # multiples of 8 from 128, which RAFT takes, few enough to compare all pairs of pixels
+            scale = min(1.0, _LARGEST_FLOW / max(height, width))
+            height, width = (max(128, 8 * round(side * scale / 8)) for side in (height, width))
+            return height, width
         if self.mode == "stretch":
             return self.size[0], self.size[1]
         if len(self.size) == 1:  # torchvision's rule: the longer side is rounded down
@@ -123,12 +125,9 @@ class Resize:
 
 @dataclass(frozen=True)
 class Normalisation:
-    """The range that colours get, of which ``mean`` is subtracted and which is then divided by ``std``.
+    """Black and white become ``range``, of which ``mean`` is subtracted, and which is then divided by ``std``.
 
-    Attributes:
-        range: What black and white become before the normalisation.
-        mean: One number for each channel, or one for all.
-        std: Standard deviation, in the same form.
+    ``mean`` and ``std`` have one number for each channel, or one for all.
     """
 
     range: tuple[float, float] = (0.0, 1.0)
@@ -172,13 +171,7 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Transforms:
-    """From a photograph to an input.
-
-    Attributes:
-        resize: The first step.
-        values: The second step.
-        assumed: Which of ``size`` and ``values`` nobody has said.
-    """
+    """From a photograph to an input; ``assumed`` says which of ``size`` and ``values`` nobody has said."""
 
     resize: Resize = Resize()
     values: Normalisation = Normalisation()
@@ -298,13 +291,6 @@ def _crop_range(side: int, crop: int, floor: bool) -> tuple[int, int]:
     """Begin and end of a centre crop along one side; it pads outside, the smaller half first."""
     begin = -((crop - side) // 2) if crop > side else (side - crop) // 2 if floor else round((side - crop) / 2.0)
     return begin, begin + crop
-
-
-def _flow_size(high: int, wide: int) -> tuple[int, int]:
-    """The picture's size, rounded to the multiple of 8 from 128 that RAFT takes, and limited to spare memory."""
-    scale = min(1.0, _LARGEST_FLOW / max(high, wide))  # RAFT compares all pairs of every eighth pixel
-    high, wide = (max(128, 8 * round(side * scale / 8)) for side in (high, wide))
-    return high, wide
 
 
 def made_for(transforms: Transforms | OwnTransforms) -> tuple[int, int]:

@@ -73,15 +73,11 @@ def _traced(name: str, model: nn.Module, size: tuple[int, ...], sources: bool) -
         try:
             return trace(model, inputs, name=name, fields=True, sources=sources)
         except InputError as error:
-            if not _wants_values(error.__cause__):
+            cause = error.__cause__  # with values it may run; another size is what it needs otherwise
+            if not isinstance(cause, NotImplementedError) and "meta" not in str(cause):
                 raise
     net = models.load_model(name, weights="none", device="cpu")
     return trace(net.model, inputs, dry=False, fields=True, sources=sources)
-
-
-def _wants_values(error: BaseException | None) -> bool:
-    """Whether a pass failed because it had no values, not because of the size of its input."""
-    return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
 def _packed(size: tuple[int, ...], traced: Trace) -> dict[str, Any]:

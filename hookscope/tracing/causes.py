@@ -100,19 +100,8 @@ def _division(args: Given, kwargs: dict[str, Any]) -> str:
     if not bool(zeros.any()):
         return ""
     both = bool((zeros & (above == 0)).any())
-    return f"{'0 / 0' if both else 'division by 0'}: {_share(zeros, 'divisor')} {_are(zeros)} 0"
-
-
-def _are(condition: Tensor) -> str:
-    return "is" if int(condition.sum()) == 1 else "are"
-
-
-def _divided_product(args: Given, kwargs: dict[str, Any]) -> str:
-    return _division(args[1:], kwargs)
-
-
-def _one_divided(args: Given, kwargs: dict[str, Any]) -> str:
-    return _division((1, args[0]), {})
+    are = "is" if int(zeros.sum()) == 1 else "are"
+    return f"{'0 / 0' if both else 'division by 0'}: {_share(zeros, 'divisor')} {are} 0"
 
 
 def _domain(what: str, pole: float | None, low: float, high: float = math.inf) -> _Rule:
@@ -177,29 +166,18 @@ def _normalization(groups: Callable[..., Tensor], epsilon_at: int, centred: bool
 
 
 def _deviation(args: Given, kwargs: dict[str, Any]) -> str:
-    counts = args[0].numel() // max(1, _results_of(args, kwargs))
-    return f"a deviation needs two values or more, and this one has {counts}" if counts < 2 else ""
-
-
-def _results_of(args: Given, kwargs: dict[str, Any]) -> int:
-    """How many results a reduction of ``args[0]`` over its ``dim`` has."""
-    axes = kwargs.get("dim", args[1] if len(args) > 1 and not isinstance(args[1], bool) else None)
-    if axes is None:
-        return 1
-    axes = (axes,) if isinstance(axes, int) else axes
-    return math.prod(size for axis, size in enumerate(args[0].shape) if axis not in {a % args[0].dim() for a in axes})
-
-
-def _mean(args: Given, kwargs: dict[str, Any]) -> str:
-    return "the mean of no values" if args[0].numel() == 0 else ""
+    values, axes = args[0], kwargs.get("dim", args[1] if len(args) > 1 and not isinstance(args[1], bool) else None)
+    axes = range(values.dim()) if axes is None else (axes,) if isinstance(axes, int) else axes
+    count = math.prod(values.shape[axis] for axis in axes)
+    return f"a deviation needs two values or more, and this one has {count}" if count < 2 else ""
 
 
 _Rule = Callable[[Given, dict[str, Any]], str]
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("div", "truediv", "true_divide", "divide", "floordiv", "floor_divide"), _division),
     **dict.fromkeys(("fmod", "remainder", "mod"), _division),
-    "addcdiv": _divided_product,
-    "reciprocal": _one_divided,
+    "addcdiv": lambda args, kwargs: _division(args[1:], kwargs),
+    "reciprocal": lambda args, kwargs: _division((1, args[0]), {}),
     **dict.fromkeys(("log", "log2", "log10"), _domain("the logarithm", 0, 0)),
     "log1p": _domain("log1p", -1, -1),
     "sqrt": _domain("the square root", None, 0),
@@ -215,5 +193,5 @@ _RULES: dict[str, _Rule] = {
     "group_norm": _normalization(lambda x, groups, *_, **__: x.reshape(len(x), groups, -1), 4),
     "normalize": _normalization(lambda x, p=2, dim=1, *_, **__: x.movedim(dim, -1), 3, centred=False),
     **dict.fromkeys(("std", "var"), _deviation),
-    "mean": _mean,
+    "mean": lambda args, kwargs: "" if args[0].numel() else "the mean of no values",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -311,13 +311,11 @@ class _Recorder:
         self._clock = count()
         self._handles, self._values = handles, values
         self.counter = OperationCounter(model)
-        hide = partial if ops else self._hidden  # an observer of operations hides the work of its functions itself
+        # an observer of operations hides the work of its functions itself
+        hide = partial if ops else partial(partial, self.counter.paused)
         self.observer = Observer(
             model, layers, types, hide(self._on_call), on_input=hide(self._on_input), ops=ops, ordered=True
         )
-
-    def _hidden(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return partial(self.counter.paused, function)
 
     def _on_input(self, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # now, because a layer that works in place changes the values

@@ -23,7 +23,6 @@ from hookscope.hooks import (
     Observer,
     Selection,
     Shape,
-    StateChange,
     call_key,
     largest_difference,
     largest_value,
@@ -277,14 +276,11 @@ def _untouched(passes: PairedPasses) -> Check:
         drawn = change.what.startswith("random state")
         comparison.offences.append(_first_random_leaf(passes) if drawn else change.layer)
     if changes:
-        comparison.notes.append(_about(changes[0], passes))
+        layer, what = changes[0].layer, changes[0].what
+        when = "" if passes.changes else " by a pass left half-way"
+        own = any((other.layer, other.what) == (layer, what) for other in passes.own_changes)
+        comparison.notes.append(f"{what} changed{when}" + ", without hooks too: the layer itself changes it" * own)
     return comparison.check("")
-
-
-def _about(change: StateChange, passes: PairedPasses) -> str:
-    own = any((other.layer, other.what) == (change.layer, change.what) for other in passes.own_changes)
-    when = "" if passes.changes else " by a pass left half-way"
-    return f"{change.what} changed{when}" + (", without hooks too: the layer itself changes it" if own else "")
 
 
 def _first_random_leaf(passes: PairedPasses) -> str:

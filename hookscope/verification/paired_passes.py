@@ -53,15 +53,8 @@ def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[
 
     One pass shows the value of every node. `create_feature_extractor` could return one node at a time only: several
     would be in memory that later in-place layers have overwritten. Every layer without children is a node, also those
-    inside torchvision's own blocks (``Conv2dNormActivation``).
-
-    Args:
-        model: Any eager module, in eval mode. The graph is made of a deep copy; the model itself does not run.
-        inputs: Its positional inputs; in-place layers may write to them.
-        on_output: Called with the key of a layer's call and its output, before the next node may overwrite it.
-
-    Raises:
-        ModelError: when the model cannot be copied, its forward cannot be traced, or the graph does not run.
+    inside torchvision's own blocks (``Conv2dNormActivation``). ``on_output`` gets the key of a layer's call and its
+    output, before the next node may overwrite it. A ModelError says why a model has no graph.
     """
     # a copy: tracing may leave proxies in attributes, and the graph calls the layers it was traced from
     twin = _step("it cannot be copied", lambda: copy.deepcopy(model))
@@ -230,15 +223,9 @@ class _HalfWay(BaseException):
 class PairedPasses:
     """One pass without hooks and one under `capture`, from the same random state.
 
-    Attributes:
-        plain: The model's output without hooks.
-        hooked: The model's output under `capture`.
-        calls: The wanted calls in order of execution, as an observer beside the capture sees them.
-        total: How many calls of the types there were.
-        signatures: By the key of a call.
-        parts: How many parts of the model's state were compared.
-        own_changes: The parts that the pass without hooks changed.
-        changes: The parts that the pass under `capture` changed.
+    ``calls`` are the wanted calls as an observer beside the capture sees them; ``total`` counts all calls of the types.
+    Of the ``parts`` of the model's state, the pass without hooks changed ``own_changes``, the pass under `capture`
+    ``changes``.
     """
 
     net: LoadedModel
