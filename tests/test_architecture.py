@@ -118,7 +118,7 @@ LIGHT_FILES = [
     "explain/saliency_settings.py",
     "comparison/columns.py",
     "comparison/similarities.py",
-    "exemplars/columns.py",
+    "exemplars/facts.py",
     "extraction/facts.py",
     "hooks/calls.py",
     "hooks/selection.py",

@@ -1,9 +1,11 @@
-from .columns import EXEMPLARS as EXEMPLARS, class_words as class_words, exemplar_row as exemplar_row
 from .facts import (
+    EXEMPLARS as EXEMPLARS,
     ChannelExemplars as ChannelExemplars,
     Exemplar as Exemplar,
     LayerExemplars as LayerExemplars,
     SynthesizedImage as SynthesizedImage,
+    class_words as class_words,
+    exemplar_row as exemplar_row,
 )
 from .job import MEASURES as MEASURES, ExemplarsJob as ExemplarsJob
 from .run import (

@@ -65,21 +65,8 @@ def cut_crops(
 ) -> Crops:
     """Read each image of the exemplars once, and cut out what the units see of the network's input.
 
-    Args:
-        net: The model, whose preprocessing makes the network's input.
-        layers: The result of `find_exemplars` or `read_exemplars`.
-        on_progress: Gets the numbers of images done and in all.
-
-    Returns:
-        A crop for each exemplar, by the key of its layer and the exemplar; if the file is gone or has changed, a crop
-        without image that says so in ``missing``. Of a clip the first frame is shown.
-
-    Example:
-        >>> import hookscope
-        >>> net = hookscope.load_model("shapes")
-        >>> layers = hookscope.find_exemplars(net, ["samples/shapes/star.png"], layers="features.3", channels=[0])
-        >>> [crop.image.size for crop in cut_crops(net, layers).values()]
-        [(15, 15)]
+    A crop is by the key of its layer and the exemplar. If the file is gone or has changed, a crop without image says so
+    in ``missing``. Of a clip the first frame is shown. ``on_progress`` gets the numbers of images done and in all.
     """
     wanted: dict[tuple[str, str], list[tuple[LayerExemplars, Exemplar]]] = {}
     longest: dict[str, int] = {}

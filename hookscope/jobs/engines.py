@@ -84,10 +84,7 @@ class RayEngine:
             asked = f"the address {address} is of a Ray client, which Ray Data does not support"
             do = "run on a machine of the cluster with ‹address='auto'|--address auto›, or use `ray job submit`"
             raise UsageError(asked, do=do)
-        self.address = address
-        self.gpus_per_worker = gpus_per_worker
-        self.workers = workers
-        self.block = block
+        self.address, self.gpus_per_worker, self.workers, self.block = address, gpus_per_worker, workers, block
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
         if first >= len(paths):
@@ -320,25 +317,14 @@ class TorchrunEngine:
     """Runs a job in all processes of ``torch.distributed``: rank r does blocks r, r + W and so on, of W processes.
 
     Rank 0 calls `run`, and every other rank calls `serve`, which gets the job from rank 0. The addresses come from the
-    variables that torchrun sets, such as ``MASTER_ADDR``.
-
-    Args:
-        rank: Number of this process, from 0.
-        size: Number of all processes.
-        block: Images in a block, by default four batches.
-        local_rank: Number of this process on its machine, which becomes the current GPU; None leaves that as it is.
-
-    Example:
-        >>> TorchrunEngine(rank=1, size=4).rank
-        1
+    variables that torchrun sets, such as ``MASTER_ADDR``. A block has four batches by default. The number of this
+    process on its machine, ``local_rank``, becomes the current GPU, unless it is None.
     """
 
     def __init__(self, rank: int, size: int, block: int | None = None, local_rank: int | None = None) -> None:
         if local_rank is not None and torch.cuda.is_available():
             torch.cuda.set_device(local_rank % torch.cuda.device_count())
-        self.rank = rank
-        self.size = size
-        self.block = block
+        self.rank, self.size, self.block = rank, size, block
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
         refuse_own_files(paths)

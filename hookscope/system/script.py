@@ -71,13 +71,6 @@ class Script:
 def find_script(words: Iterable[str]) -> Script:
     """Find what ``python WORDS`` would run, without running or importing any of it.
 
-    Args:
-        words: A file, a folder or zip file with a ``__main__.py``, or ``-m`` and a module; then the script's arguments.
-
-    Raises:
-        UsageError: the file cannot be opened, there is no ``__main__.py``, or the words start a Python of their own.
-        HookscopeError: there is no such module.
-
     Example:
         >>> find_script(["-m", "json.tool", "--help"]).name
         'json.tool'
