@@ -14,13 +14,12 @@ from typing import Any, ClassVar
 import click
 
 from hookscope.cli import process
-from hookscope.cli.fields import Options, option
+from hookscope.cli.fields import Options, RegistryChoice, Rows, option
 from hookscope.cli.output import formats
 from hookscope.cli.output.report import Report
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.output_paths import is_same_file, refuse_input
-from hookscope.cli.shared.registries import RegistryChoice, Rows
 from hookscope.columns import Columns
 from hookscope.errors import UsageError
 from hookscope.findings import counted

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 from hookscope import drawing, hooks, interventions, scores
-from hookscope.cli import process
+from hookscope.cli.commands.intervene import Change, at_option
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.intervention_options import Change, at_option
-from hookscope.cli.shared.model import ModelAndImages, check_choice
 from hookscope.cli.shared.output_paths import write_plot
 from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.written import open_option, show_option
@@ -72,24 +69,22 @@ class Ablate(OfImage):
         super().check()
 
     def run(self) -> None:
-        check_choice(self.subject.net, self.types, self.layers, *(change.where for change in self.changes))
-        self.print(_report(self, self.changes, self.subject))
+        self.print(_report(self))
 
 
-def _report(options: Ablate, changes: Sequence[Change], subject: ModelAndImages) -> Report:
+def _report(options: Ablate) -> Report:
     """Set channel after channel to 0, on top of what ``--at`` changes."""
     types, seed = options.types or None, options.model.seed
-    net, categories = subject.net, categories_of(subject.net, options.categories)
+    net, categories = options.net, categories_of(options.net, options.categories)
     assert options.layers is not None
-    with process.prints_to_standard_error():
-        built = [(change.where, change.build(net, types)) for change in changes]
+    built = Change.build_all(options.changes, net, types)
     with ExitStack() as stack:
-        stack.enter_context(subject.run())
-        resolved = list(interventions.from_the_start(net.model, subject.inputs, built, types, seed))
+        stack.enter_context(options.running())
+        resolved = list(interventions.from_the_start(net.model, options.arguments, built, types, seed))
         stack.enter_context(interventions.intervene(net.model, resolved, types))
         ablation = interventions.ablate_each(
             net.model,
-            subject.inputs,
+            options.arguments,
             options.layers,
             options.target,
             types=types,
@@ -100,13 +95,13 @@ def _report(options: Ablate, changes: Sequence[Change], subject: ModelAndImages)
             keep=min(options.top, _MAPS) if options.plot else 0,
         )
     if options.plot is not None:
-        figure = interventions.draw_ablation(ablation, subject.images[0], net, top=options.top)
-        write_plot(options.plot, figure, drawing.Origin.of(net, *subject.images).facts())
+        figure = interventions.draw_ablation(ablation, options.read_images[0], net, top=options.top)
+        write_plot(options.plot, figure, drawing.Origin.of(net, *options.read_images).facts())
     if ablation.skipped:
         skipped = counted(len(ablation.skipped), "call")
         output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
     if ablation.channels and all(channel.score_drop == 0 for channel in ablation.channels):
-        also = ", with the changes of --at" if changes else ""
+        also = ", with the changes of --at" if options.changes else ""
         output.note(f"Note: the score is the same without any of these channels{also}")
     shown, prediction = ablation.channels[: options.top], ablation.prediction
     name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
@@ -115,4 +110,4 @@ def _report(options: Ablate, changes: Sequence[Change], subject: ModelAndImages)
         f"score with all channels: {prediction.score:.4g}",
     ]
     rows = [COLUMNS.row(channel, place=place, weights=net.weights) for place, channel in enumerate(shown, 1)]
-    return Report([Section(rows, COLUMNS)], totals=totals, caption=subject.caption)
+    return Report([Section(rows, COLUMNS)], totals=totals, caption=options.caption)

@@ -7,7 +7,7 @@ from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.measure import Measuring
+from hookscope.cli.shared.long_run import Measuring
 from hookscope.cli.shared.threshold_options import Number, Rank, Share
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError

@@ -16,10 +16,9 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.progress import image_progress, pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.image_run import image_run
+from hookscope.cli.shared.long_run import ImageRun, OfManyImages
 from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import file_word, write_html, write_picture
-from hookscope.cli.shared.subject import OfManyImages
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError, WriteError
 from hookscope.findings import counted
@@ -141,7 +140,7 @@ def _found(options: Exemplars, net: models.LoadedModel, engine: Any) -> tuple[li
     """The exemplars, and the number of skipped images."""
     if options.output is not None:
         system.make_folder(options.output)
-    with image_run(len(options.images), options.state, options.strict) as run:
+    with ImageRun(len(options.images), options.state, options.strict) as run:
         layers = exemplars.find_exemplars(
             net,
             options.images,

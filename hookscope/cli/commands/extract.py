@@ -10,10 +10,9 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import target_option
-from hookscope.cli.shared.image_run import image_run
+from hookscope.cli.shared.long_run import ImageRun, OfManyImages
 from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import refuse_input
-from hookscope.cli.shared.subject import OfManyImages
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.columns import Columns
 from hookscope.errors import UsageError
@@ -87,7 +86,7 @@ class Extract(OfManyImages):
     def run(self) -> int:
         path, engine, net = self.output, self.engine.make(), self.model.load()
         check_choice(net, self.types, self.layers)
-        with image_run(len(self.images), path, self.strict) as run:
+        with ImageRun(len(self.images), path, self.strict) as run:
             features = extraction.extract(
                 net,
                 self.images,

@@ -9,8 +9,7 @@ from typing import Any
 
 from hookscope import hooks, tracing
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.output.styles import styled
-from hookscope.cli.output.table import Page, caption_lines, wrapped
+from hookscope.cli.output.table import Page, caption_lines, styled, wrapped
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns
 from hookscope.errors import printable
@@ -45,10 +44,9 @@ class FindNan(OfImage):
     """
 
     def run(self) -> int:
-        subject = self.subject
-        with subject.run():
-            found = tracing.find_non_finite(subject.net.model, subject.inputs)
-        self.print(_report(found, subject.net.weights, subject.caption))
+        with self.running():
+            found = tracing.find_non_finite(self.net.model, self.arguments)
+        self.print(_report(found, self.net.weights, self.caption))
         return 3 if found.made else 0
 
 

@@ -15,7 +15,6 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.model import ModelAndImages, check_choice
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.threshold_options import threshold_option
@@ -103,17 +102,15 @@ class Gradients(OfImage):
     def run(self) -> None:
         thresholds = gradients.GradientThresholds(**self.thresholds)
         changes = gradients.GradientChanges(self.freeze, self.clip_value, self.clip_norm, self.scale, self.clamp_sign)
-        subject = self.subject
-        net, categories = subject.net, categories_of(subject.net, self.categories)
-        check_choice(net, self.types, self.layers)
+        net, categories = self.net, categories_of(self.net, self.categories)
         if self.loss != "mse":
             scores.check_family(net.family, net.name)
             self.target.check(categories)
         loss = scores.Loss(self.loss, self.target, categories)
-        with subject.run():
+        with self.running():
             measured, findings, anomaly = gradients.examine_gradients(
                 net.model,
-                subject.inputs,
+                self.arguments,
                 loss,
                 layers=self.layers,
                 types=self.types or None,
@@ -127,15 +124,13 @@ class Gradients(OfImage):
         shown = gradients.select_parameters(measured, net.model, self.layers or "all")
         rows = _sections(shown, thresholds, net.weights, self.parameters)
         about = _about(net, measured, self)
-        with self.printed_after(Report(rows, findings, about, lines, caption=subject.caption)):
+        with self.printed_after(Report(rows, findings, about, lines, caption=self.caption)):
             said = {"findings": findings, "title": net.name, "weights": net.weights, "thresholds": thresholds}
             if self.plot is not None:
                 above = [f"preprocessing: {net.preprocess.describe()}", *lines]
-                write_plot(
-                    self.plot, report.plot(shown, lines=above, **said), _provenance(subject, measured, findings, self)
-                )
+                write_plot(self.plot, report.plot(shown, lines=above, **said), _provenance(self, measured, findings))
             if self.html is not None:
-                facts = {**_provenance(subject, measured, [], self), "command": process.command_line()}
+                facts = {**_provenance(self, measured, []), "command": process.command_line()}
                 write_html(self.html, report.draw_gradients_page(shown, lines=lines, provenance=facts, **said))
 
 
@@ -154,18 +149,16 @@ def _about(net: models.LoadedModel, measured: gradients.GradientReport, options:
     }
 
 
-def _provenance(
-    subject: ModelAndImages, measured: gradients.GradientReport, findings: Sequence[Finding], options: Gradients
-) -> dict[str, Any]:
+def _provenance(options: Gradients, measured: gradients.GradientReport, findings: Sequence[Finding]) -> dict[str, Any]:
     """Where a plot comes from: the model, the images and the options."""
-    net = subject.net
+    net, images = options.net, options.read_images
     names = ("types", "freeze", "scale", "clamp_sign", "clip_value", "clip_norm")
     return {
         **models.package_versions(),
         "model": net.name,
         "weights": net.weights,
-        "images": [os.path.basename(image.name) or image.name for image in subject.images],
-        "sha256": [image.sha256 for image in subject.images],
+        "images": [os.path.basename(image.name) or image.name for image in images],
+        "sha256": [image.sha256 for image in images],
         "preprocess": net.preprocess.describe(),
         "loss": options.loss,
         "target": str(options.target),

@@ -14,8 +14,7 @@ from hookscope.cli import process
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.output.styles import styled
-from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, wrapped
+from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, styled, wrapped
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option

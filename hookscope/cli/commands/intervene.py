@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from hookscope import hooks, interventions, scores
+import click
+from click.shell_completion import CompletionItem
+
+from hookscope import hooks, interventions, models, scores
 from hookscope.cli import process
-from hookscope.cli.fields import option
+from hookscope.cli.fields import kept_rows, option
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.intervention_options import Change, at_option
-from hookscope.cli.shared.model import ModelAndImages, check_choice
+from hookscope.cli.shared.images import with_notes
 from hookscope.cli.shared.output_paths import write_picture
-from hookscope.cli.shared.registries import kept_rows
 from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.written import show_option
 from hookscope.columns import Column, Columns
@@ -64,6 +67,54 @@ def _target_line(change: interventions.ClassChange) -> str:
 def layer_section(layers: Sequence[interventions.MovedLayer], weights: str, in_table: bool) -> Section:
     """The calls, and how far their activations moved."""
     return Section(LAYERS.rows(layers, weights=weights), LAYERS, "layer", in_table=in_table, needs_rows=True)
+
+
+def _complete_at(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of layers, and words for interventions: click does not say which of the two is being typed."""
+    words = shared.complete_words(*sorted(interventions.WORDS))(ctx, param, incomplete)
+    return shared.complete_layers(ctx, param, incomplete) + words
+
+
+def at_option() -> Any:
+    return option(
+        "Apply the intervention WORD at SEL: a layer selection or the name of a parameter; repeatable.",
+        "--at",
+        metavar="SEL WORD",
+        nargs=2,
+        multiple=True,
+        parse=lambda pairs: tuple(Change.parse(*pair) for pair in pairs),
+        shell_complete=_complete_at,
+    )
+
+
+@dataclass(frozen=True)
+class Change:
+    """One ``--at``: a layer selection or the name of a parameter, and an intervention."""
+
+    where: hooks.Selection
+    spec: interventions.InterventionSpec
+
+    @classmethod
+    def parse(cls, where: str, text: str) -> Change:
+        words = interventions.WORDS
+        if text.startswith("--"):
+            asked = f"--at needs a layer and an intervention, but '{text}' is an option"
+            raise UsageError(asked, do="such as --at layer3 zero")
+        if where.partition(":")[0] in words and text.partition(":")[0] not in words:
+            raise UsageError(f"no intervention '{text}'", do=f"the layer comes first: --at {text} {where}")
+        return cls(hooks.Selection(where), interventions.InterventionSpec.parse(text, one_image=True))
+
+    @staticmethod
+    def build_all(
+        changes: Sequence[Change], net: models.LoadedModel, types: Sequence[str] | None = None
+    ) -> list[tuple[hooks.Selection, Any]]:
+        """The interventions with the images and tensors that they read from files, and where they act."""
+        built = []
+        with process.prints_to_standard_error():
+            for change in changes:
+                source = interventions.read_source(net, str(change.where), change.spec, types, with_notes)
+                built.append((change.where, change.spec.build(source, one_pass=True)))
+        return built
 
 
 class Intervene(OfImage):
@@ -120,15 +171,12 @@ class Intervene(OfImage):
 
     def run(self) -> None:
         """Run both passes and compare them."""
-        subject, types, seed, draws = self.subject, self.types or None, self.model.seed, self.grid is not None
-        net = subject.net
-        check_choice(net, self.types, self.layers, *(change.where for change in self.changes))
-        with process.prints_to_standard_error():
-            built = [(change.where, change.build(net, types)) for change in self.changes]
-        with subject.run():
+        net, types, seed, draws = self.net, self.types or None, self.model.seed, self.grid is not None
+        built = Change.build_all(self.changes, net, types)
+        with self.running():
             effect = interventions.intervention_effect(
                 net.model,
-                subject.inputs,
+                self.arguments,
                 built,
                 self.layers,
                 types,
@@ -136,7 +184,7 @@ class Intervene(OfImage):
                 keep=self.layers if draws else None,
                 keep_changed=draws and not self.layers,
             )
-        classes = _classes(subject, effect, self)
+        classes = _classes(effect, self)
         _note_idle(self.changes, effect)
         if effect.missing:
             calls = counted(len(effect.missing), "call")
@@ -145,13 +193,13 @@ class Intervene(OfImage):
             output.note(f"Note: {self.grid} was not written")
         elif self.grid is not None:
             words = [f"{change.where} {change.spec.text}" for change in self.changes]
-            page = interventions.draw_effect(effect, subject.images[0], net, interventions=words, seed=seed)
+            page = interventions.draw_effect(effect, self.read_images[0], net, interventions=words, seed=seed)
             write_picture(self.grid, page)
         about = {
             "model": net.name,
             "weights": net.weights,
             "seed": seed,
-            "image": [image.name for image in subject.images],
+            "image": [image.name for image in self.read_images],
             "interventions": [{"at": str(change.where), "word": change.spec.text} for change in self.changes],
             "changed": effect.changed,
         }
@@ -160,7 +208,7 @@ class Intervene(OfImage):
             class_section(classes, net.weights, in_flat=self.classes),
             layer_section(effect.layers, net.weights, in_table=not self.classes),
         ]
-        self.print(Report(sections, about=about, totals=[total], caption=subject.caption))
+        self.print(Report(sections, about=about, totals=[total], caption=self.caption))
 
 
 def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
@@ -174,11 +222,9 @@ def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
         output.note(f"Note: {word} has no effect on a forward pass: it acts in training")
 
 
-def _classes(
-    subject: ModelAndImages, effect: interventions.Effect, options: Intervene
-) -> list[interventions.ClassChange]:
+def _classes(effect: interventions.Effect, options: Intervene) -> list[interventions.ClassChange]:
     """The classes of both passes; a model without scores is an error only if an option is about classes."""
-    net, needs_classes = subject.net, shared.was_given("target") or options.classes
+    net, needs_classes = options.net, shared.was_given("target") or options.classes
     if not needs_classes and (why := scores.without_scores(effect.before, net.family, net.name)):
         output.note(f"Note: {why}: only layers are shown")
         return []

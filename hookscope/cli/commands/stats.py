@@ -12,7 +12,7 @@ from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.measure import Measuring
+from hookscope.cli.shared.long_run import Measuring
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError

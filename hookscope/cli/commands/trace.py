@@ -13,7 +13,6 @@ from hookscope.cli.output.formats import terminal_columns
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.model import check_choice
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import counted, listed, operations_in_words
@@ -98,19 +97,17 @@ class Trace(OfImage):
     max_values: int = option("With --values, show tensors of at most N values.", default=64, needs="values")
 
     def run(self) -> None:
-        subject = self.subject
-        net, categories = subject.net, categories_of(subject.net, self.categories)
-        check_choice(net, self.types, self.layers)
+        net, categories = self.net, categories_of(self.net, self.categories)
         loss = None  # the model's output decides
         if shared.was_given("target"):
             scores.check_family(net.family, net.name)
             self.target.check(categories)
             loss = scores.Loss("score", self.target, categories)
         usual = "*" if self.events and not self.types else "all"
-        with subject.run():
+        with self.running():
             record = tracing.trace_events(
                 net.model,
-                subject.inputs,
+                self.arguments,
                 self.layers or usual,
                 self.types or None,
                 backward=self.events,
@@ -121,7 +118,7 @@ class Trace(OfImage):
         totals = _totals(record, categories, self)
         _note_the_rest(record, self)
         rows = section(record, net.weights, self.events, self.values, totals)
-        self.print(Report([rows], caption=subject.caption))
+        self.print(Report([rows], caption=self.caption))
 
 
 def _totals(record: tracing.PassRecord, categories: Sequence[str] | None, options: Trace) -> Iterator[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from hookscope import hooks, verification
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.model import ModelAndImages, check_choice
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns, Row
 
@@ -59,10 +58,8 @@ class Verify(OfImage):
     types: tuple[str, ...] = shared.type_option()
 
     def run(self) -> int:
-        check_choice(self.subject.net, self.types, self.layers)
         failed: list[verification.Check] = []
-        checks = _checks(self.subject, self.model.seed, self.layers, self.types or None)
-        self.print(Report([Section(_rows(checks, failed), COLUMNS)], caption=self.subject.caption))
+        self.print(Report([Section(_rows(_checks(self), failed), COLUMNS)], caption=self.caption))
         for check in failed:
             where = f" at '{check.layer}'" if check.layer else ""
             by = f" by {check.largest_difference:.4g}" if check.largest_difference else ""
@@ -70,12 +67,10 @@ class Verify(OfImage):
         return 3 if failed else 0
 
 
-def _checks(
-    subject: ModelAndImages, seed: int, layers: hooks.Selection, types: Sequence[str] | None
-) -> Iterator[verification.Check]:
+def _checks(options: Verify) -> Iterator[verification.Check]:
     """The checks one by one; what the model prints meanwhile goes to standard error."""
-    tensors = list(subject.tensors) or verification.noise_pictures(subject.net, seed)
-    checks = verification.verify(subject.net, tensors, layers, types)
+    tensors = list(options.tensors) or verification.noise_pictures(options.net, options.model.seed)
+    checks = verification.verify(options.net, tensors, options.layers, options.types or None)
     while True:
         with process.prints_to_standard_error():
             check = next(checks, None)

@@ -11,10 +11,9 @@ from hookscope.cli import process
 from hookscope.cli.fields import option
 from hookscope.cli.output import formats as output
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.array_file import as_array, check_arrays
 from hookscope.cli.shared.class_options import categories_of, categories_option
 from hookscope.cli.shared.output_paths import call_names
-from hookscope.cli.shared.picture_run import PictureCommand
+from hookscope.cli.shared.picture_run import PictureCommand, as_array, check_arrays
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import listed
 from hookscope.hooks import CALL

@@ -18,8 +18,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TextIO
 
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.output.styles import Plain, has_colours, plain, plain_json as plain_json, text_of
-from hookscope.cli.output.table import Page, caption_lines, findings_in_words, lay_out, whole_line
+from hookscope.cli.output.table import (
+    Page,
+    Plain,
+    caption_lines,
+    findings_in_words,
+    has_colours,
+    lay_out,
+    plain,
+    plain_json as plain_json,
+    text_of,
+    whole_line,
+)
 from hookscope.columns import Row
 from hookscope.errors import printable
 from hookscope.findings import verdict

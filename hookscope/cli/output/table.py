@@ -1,18 +1,23 @@
-"""Tables for people: columns, captions and words in lines that fit the terminal."""
+"""Tables for people: columns, captions and words in lines that fit the terminal, and the styles of cells."""
 
 from __future__ import annotations
 
+import math
+import numbers
+import os
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
+import click
+
+from hookscope import models
 from hookscope.cli.output.report import Section
-from hookscope.cli.output.styles import Plain, cell_style, plain, rounded, styled, text_of
 from hookscope.columns import ALWAYS, Row
-from hookscope.display import text_width
+from hookscope.display import rounded as rounded, text_of as text_of, text_width
 from hookscope.errors import printable
-from hookscope.findings import Finding, listed, ranked, verdict
+from hookscope.findings import CATALOGUE, SEVERITIES, Finding, listed, ranked, verdict
 
 # facts about the whole run: the caption holds them where they are the same in every row
 _CAPTION_FIELDS = ("model", "image", "weights", "method")
@@ -22,6 +27,85 @@ _PATHS = ("image", "file")  # these lose their folders first
 _SHORTEST, _SENTENCE = 12, 28  # columns of a shortened cell, and of one with blanks
 MOST_WORDS = 100  # columns of a line of words, which can be read at a glance
 _BESIDE = 30  # columns that words need beside what they explain; else they begin below it
+
+
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+
+
+def plain(value: Any, finite: bool = False) -> Plain:
+    """``value`` in the types of JSON, numbers of numpy too; with ``finite``, NaN and Inf become None."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) or not finite else None
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, finite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, finite) for item in value]
+    raise TypeError(f"no format can write a value of type {type(value).__name__}")
+
+
+def plain_json(value: Any) -> Plain:
+    """``value`` as JSON holds it; NaN and Inf, which JSON does not have, become None."""
+    return plain(value, finite=True)
+
+
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "error": {"fg": "red", "bold": True},
+    "warning": {"fg": "yellow"},
+    "note": {"fg": "cyan"},
+    "good": {"fg": "green"},
+    "faint": {"dim": True},
+}
+"""What a style looks like; each severity is a style."""
+
+
+def _worst(findings: list[str]) -> str:
+    severities = {CATALOGUE[name].severity for name in findings if name in CATALOGUE}
+    return next((severity for severity in SEVERITIES if severity in severities), "")
+
+
+def _if(style: str) -> Callable[[Any], str]:
+    return lambda value: style if value else ""
+
+
+CELLS: Mapping[str, Callable[[Any], str]] = {
+    "severity": str,
+    "findings": _worst,
+    "finding": lambda name: _worst([name]),
+    "weights": lambda text: "error" if models.is_random(str(text)) else "",
+    "holds": lambda holds: "good" if holds else "error",
+    "dead": _if("warning"),
+    "low_probability": _if("warning"),
+    "collapsed": _if("warning"),
+    **dict.fromkeys(("nan", "inf", "nonfinite", "output_nonfinite"), _if("error")),
+}
+"""The style of a cell by field and value, in every table and caption. The value is not None."""
+
+
+def cell_style(field: str, value: Any) -> str:
+    """One of `STYLES`, or "" for a cell without colour; NaN and Inf are errors in every column."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "error"
+    return CELLS[field](value) if field in CELLS and value is not None else ""
+
+
+def styled(text: str, style: str, colours: bool = True) -> str:
+    """``text`` in one of `STYLES`; as it is for an unknown style and without ``colours``."""
+    return click.style(text, **STYLES[style]) if colours and style in STYLES and text else text
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal with colours; NO_COLOR and, after it, FORCE_COLOR decide for any stream."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @dataclass(frozen=True)

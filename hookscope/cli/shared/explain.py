@@ -9,15 +9,13 @@ from functools import cached_property, partial
 from typing import Any
 
 from hookscope import drawing, explain, images, models, scores
-from hookscope.cli.fields import option
+from hookscope.cli.fields import kept_rows, option
 from hookscope.cli.output import formats as output
-from hookscope.cli.shared.array_file import check_arrays
 from hookscope.cli.shared.class_options import categories_of, categories_option, complete_classes, target_option
 from hookscope.cli.shared.images import ImageFiles, with_one_stdin
 from hookscope.cli.shared.options import colour_map_option, in_file, out_file, output_option
 from hookscope.cli.shared.output_paths import file_word, model_word
-from hookscope.cli.shared.picture_run import PictureCommand
-from hookscope.cli.shared.registries import kept_rows
+from hookscope.cli.shared.picture_run import PictureCommand, check_arrays
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from hookscope.cli.fields import SHORT_HELP
-from hookscope.cli.shared.registries import Rows
+from hookscope.cli.fields import SHORT_HELP, Rows
 
 TOPICS = {
     "images": ("Images", "Which images are read, and how many at a time."),

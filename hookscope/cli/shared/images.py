@@ -1,14 +1,20 @@
-"""The images of a run, read one by one: an image that cannot be used does not stop the others."""
+"""The images of a run: their names, and how they are read. An image that cannot be used does not stop the others."""
 
 from __future__ import annotations
 
 import io
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import click
 
 from hookscope import images as image_reader, models
+from hookscope.cli.fields import Options, argument, option
 from hookscope.cli.output import formats as output
+from hookscope.cli.shared.options import in_file
 from hookscope.cli.shared.output_paths import image_words
 from hookscope.columns import Row
 from hookscope.errors import (
@@ -116,3 +122,70 @@ class ImageFiles:
     def status(self) -> int:
         """The exit status: 1 if an image could not be used."""
         return 1 if self.failed else 0
+
+
+class ImageList(Options):
+    """The IMAGE arguments, ``--files0-from`` and ``--limit``."""
+
+    topic = "images"
+
+    paths: tuple[str, ...] = argument("[IMAGE]...", type=click.Path())
+    files0_from: str | None = in_file(
+        "Read names of images and folders from FILE (- for standard input), separated by NUL as by `find -print0`."
+    )
+    limit: int | None = option("Use only the first N image_reader.")
+
+    @cached_property
+    def images(self) -> list[str]:
+        """The names of the images: folders are walked, globs expanded."""
+        return image_list(self.paths, self.files0_from, self.limit)
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders that were named."""
+        return [path for path in self.paths if os.path.isdir(path)]
+
+
+def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:
+    """The first ``limit`` images of the command line or of a list of names; folders are walked, globs expanded."""
+    if files0_from is None:
+        if not paths:
+            raise UsageError("no image was given", do="name files or folders, - for standard input, or --files0-from")
+        return _found(with_one_stdin(paths), limit)
+    if paths:
+        asked = "images are named on the command line and in --files0-from"
+        raise UsageError(asked, f"{paths[0]} and {files0_from}", "use one of the two")
+    names = with_one_stdin(image_reader.read_names(_list_content(files0_from), files0_from))
+    if files0_from == "-" and "-" in names:
+        asked = "standard input is the list of --files0-from and an image in it"
+        raise UsageError(asked, do="write ./- for a file of that name")
+    return _found(names, limit)
+
+
+def _found(names: Sequence[str], limit: int | None) -> list[str]:
+    with warnings.catch_warnings(record=True) as skipped:
+        warnings.simplefilter("always", image_reader.ImageWarning)
+        pictures = image_reader.find_pictures(names, limit)
+    for warning in skipped:
+        output.note(f"Note: {warning.message}")
+    return pictures
+
+
+def _list_content(source: str) -> bytes:
+    if source == "-" and (sys.stdin is None or sys.stdin.isatty()):
+        where = "closed" if sys.stdin is None else "the terminal"
+        raise ImageError(f"no names on standard input: it is {where}", do="pipe them in: find ... -print0 | ...")
+    try:
+        if source == "-":
+            content = sys.stdin.buffer.read(image_reader.MAX_BYTES + 1)
+        else:
+            with open(source, "rb") as stream:
+                content = stream.read(image_reader.MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError(f"the names in '{source}' cannot be read: {reason}", do="check the path") from error
+    if len(content) > image_reader.MAX_BYTES:
+        raise ImageError(
+            f"'{source}' is too long for a list of names", f"the limit is {image_reader.MAX_BYTES:,} bytes"
+        )
+    return content

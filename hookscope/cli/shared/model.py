@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hookscope import hooks, models
@@ -14,12 +14,10 @@ from hookscope.cli.fields import Options, option
 from hookscope.cli.output import formats as output
 from hookscope.cli.progress import download_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.images import ImageFiles
-from hookscope.errors import UsageError
 from hookscope.system import cache
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 class ModelOptions(Options):
@@ -138,35 +136,3 @@ def caption_of(net: models.LoadedModel, images: Sequence[Any] = ()) -> dict[str,
     """What the caption of a table says of the model, and of the images if all rows are about them."""
     caption = {"model": net.name, "weights": net.weights, "preprocess": net.preprocess.describe()}
     return caption | ({"image": ", ".join(image.name for image in images)} if images else {})
-
-
-@dataclass(frozen=True)
-class ModelAndImages:
-    """A model, the images of one forward pass (two for optical flow), and the tensors that they become."""
-
-    net: models.LoadedModel
-    images: Sequence[Any]
-    tensors: Sequence[Tensor]
-    inputs: tuple[Any, ...]
-
-    @classmethod
-    def load(cls, options: ModelOptions, paths: Sequence[str]) -> ModelAndImages:
-        """Read and prepare the images; a single one is read before the model is loaded."""
-        files = ImageFiles(paths)
-        files.read_first()
-        net = options.load(pictures=bool(paths))
-        if len(paths) > 1 and net.family != "optical_flow":
-            raise UsageError(f"{net.name} takes one image", f"{len(paths)} were given", "give one")
-        images = [files.read(path, net.preprocess.frames) for path in paths]
-        tensors = [net.prepare(image) for image in images]
-        return cls(net, images, tensors, net.inputs(*tensors) if tensors else ())
-
-    @property
-    def caption(self) -> dict[str, Any]:
-        """The caption of a table about this pass."""
-        caption = caption_of(self.net, self.images)
-        return caption if self.images else {name: caption[name] for name in ("model", "weights")}
-
-    def run(self) -> Any:
-        """The context in which the model runs on these images."""
-        return running(self.net, self.tensors)

@@ -12,10 +12,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope import drawing, hooks, images, models, tracing
-from hookscope.cli.fields import Completion, Option, argument, option, parsed
+from hookscope.cli.fields import Completion, Option, RegistryChoice, Rows, argument, option, parsed
 from hookscope.cli.output.formats import Output
 from hookscope.cli.shared.output_paths import check_html, check_picture, check_plot, is_file_name
-from hookscope.cli.shared.registries import RegistryChoice, Rows
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hookscope.cli.shared.array_file import ArrayFile, check_arrays
+from hookscope.cli.shared.picture_run import ArrayFile, check_arrays
 from hookscope.errors import UsageError, WriteError
 
 

@@ -1,10 +1,10 @@
-"""The options that choose where the passes of a long run take place."""
+"""Where the passes of a long run take place, and what the run says of images that are skipped."""
 
 import pytest
 
 from hookscope import jobs
-from hookscope.cli.shared.engine_options import EngineOptions, torchrun_rank
-from hookscope.errors import UsageError
+from hookscope.cli.shared.long_run import EngineOptions, ImageRun, torchrun_rank
+from hookscope.errors import ImageError, UsageError
 from tests.cli.helpers import Run
 
 
@@ -48,3 +48,41 @@ def test_another_rank_serves_and_prints_nothing(run: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr(jobs.TorchrunEngine, "serve", lambda self, net: served.append(net.name))
     done = run("stats", "shapes", "missing.png", "--save", "nowhere/a.json")
     assert (*done, served) == (0, "", "", ["shapes"])
+
+
+def image_run(strict: bool = False) -> ImageRun:
+    return ImageRun(9, None, strict)
+
+
+def test_skipped_images_are_named_and_counted_unless_strict(capsys: pytest.CaptureFixture[str]) -> None:
+    run = image_run()
+    run.listener.skipped(0, "a\n", ImageError("no picture 'a\n'"))
+    run.listener.skipped(4, "b", ImageError("'b' is empty", "0 bytes"))
+    run.__exit__(None, None, None)
+    assert run.skipped == 2
+    assert capsys.readouterr() == ("", "Error: no picture 'a\\n'\nError: 'b' is empty; 0 bytes\n")
+    error = ImageError("no picture 'a'")
+    with pytest.raises(ImageError) as caught:
+        image_run(strict=True).listener.skipped(0, "a", error)
+    assert caught.value is error
+    assert capsys.readouterr() == ("", "")
+    run = image_run()
+    for _ in range(4):
+        run.listener.note("a.gif", "frame 1 of 3")
+    run.__exit__(None, None, None)
+    assert capsys.readouterr().err.splitlines()[-1] == "Note: 1 more note: frame 1 of 3 (1)"
+
+
+def test_three_notes_are_shown_and_the_rest_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    run = image_run()
+    for number in range(3):
+        run.listener.note(f"{number}.gif", "frame 1 of 3")
+    run.__exit__(None, None, None)
+    shown = "".join(f"Note: {number}.gif: frame 1 of 3\n" for number in range(3))
+    assert capsys.readouterr().err == shown
+    for text, count in {"frame 1 of 3": 4, "dark": 2, "white": 3, "x": 1, "y": 1}.items():
+        for _ in range(count):
+            run.listener.note("more", text)
+    assert capsys.readouterr().err == ""
+    run.__exit__(None, None, None)
+    assert capsys.readouterr().err == "Note: 11 more notes: frame 1 of 3 (4), white (3), dark (2), others (2)\n"
