@@ -47,6 +47,7 @@ class Command(Options):
 
     def check(self) -> None:
         """Refuse files that cannot be written, are an input or another output, and a wrong number of images."""
+        inputs = [*self.inputs()]  # fails here if there are no images
         written: dict[str, str] = {}
         for name, about in self.metadata().items():
             path = getattr(self, name, None)
@@ -58,7 +59,7 @@ class Command(Options):
             if about["writes"] is None or about["writes"](path) is False:
                 continue
             check_writable(path)
-            for kind, source in self.inputs():
+            for kind, source in inputs:
                 refuse_input(path, [source], kind)
             for other, earlier in written.items():
                 if is_same_file(path, earlier):
