@@ -1,19 +1,28 @@
 """Maps of attention, judged by weights that a net of the same parameters computes without a fused kernel."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
+from PIL import Image
 from torch import Tensor, nn
+from torchvision.models.maxvit import MaxVit
+from torchvision.models.swin_transformer import SwinTransformer, SwinTransformerBlock, SwinTransformerBlockV2
 
-from hookscope.attention.run import attention_maps
+from hookscope.attention import figure
+from hookscope.attention.figure import draw_attention
+from hookscope.attention.run import AttentionMap, attention_maps
 from hookscope.attention.weights import follow_attention
 from hookscope.errors import LayerError, NoMapError, UsageError
+from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
 from tests.attention.nets import Vit, Windows, by_letters, fused, picture, plain, swin, transposed, vit, vit_of_torch
-from tests.helpers import hooks_on
+from tests.helpers import hooks_on, seeded
 from tests.nets import Function
 
 
@@ -208,3 +217,163 @@ def test_a_head_that_looks_at_all_alike_looks_at_all_positions() -> None:
     assert repr(found) == (
         "AttentionMap(layer=blocks.0.attention, heads=2, query=class token, map=4x6, windows=1, non_patch_weight=0.04)"
     )
+
+
+SWIN = {"patch_size": [2, 2], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": [4, 4]}
+ZOO: dict[str, Callable[[], nn.Module]] = {
+    "swin": lambda: SwinTransformer(block=SwinTransformerBlock, num_classes=3, **SWIN),
+    "swin_v2": lambda: SwinTransformer(
+        block=SwinTransformerBlockV2,
+        downsample_layer=torchvision.models.swin_transformer.PatchMergingV2,
+        num_classes=3,
+        **SWIN,
+    ),
+    "maxvit": lambda: MaxVit((32, 32), 8, 4, [8, 16], [1, 1], 4, 0.0, num_classes=3),
+}
+SIZES = {"maxvit": (32, 32)}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_position_looks_at_the_positions_on_which_its_output_depends(name: str) -> None:
+    """The gradient knows nothing of windows, shifts and padding: 7x12 positions in windows of 4x4."""
+    net = seeded(ZOO[name])
+    x = picture(*SIZES.get(name, (14, 24)))
+    kinds = ("ShiftedWindowAttention", "ShiftedWindowAttentionV2", "PartitionAttentionLayer")
+    kept: dict[str, tuple[Tensor, Tensor]] = {}
+    handles = [
+        module.register_forward_hook(lambda layer, args, output, key=key: kept.update({key: (args[0], output)}))
+        for key, module in net.named_modules()
+        if type(module).__name__ in kinds
+    ]
+    net(x.requires_grad_())
+    for handle in handles:
+        handle.remove()
+    for key, (given, output) in kept.items():
+        last = name != "maxvit"
+        height, width = output.shape[1:3] if last else output.shape[2:]
+        for row, column in ((0, 0), (height // 2, width - 1), (height - 1, width // 2)):
+            [found] = attention_maps(net, x, key, ((row + 0.5) / height, (column + 0.5) / width))
+            at = output[0, row, column] if last else output[0, :, row, column]
+            [gradient] = torch.autograd.grad(at.square().sum(), given, retain_graph=True)
+            depends = gradient[0].abs().sum(-1 if last else 0) > 0
+            looks = torch.from_numpy(found.values).sum(0) > 1e-20  # a mask of -100 leaves 1e-44
+            assert torch.equal(looks, depends), (key, row, column)
+            assert found.windows > 1 or height * width <= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_b_32", "swin_t", "swin_v2_t", "maxvit_t", "mvit_v2_s", "swin3d_t"])
+def test_every_head_of_torchvisions_models_shares_out_all_it_has(name: str) -> None:
+    net = seeded(lambda: torchvision.models.get_model(name, weights=None))
+    x = torch.rand(1, 3, 16, 224, 224) if name in ("mvit_v2_s", "swin3d_t") else torch.rand(1, 3, 224, 224)
+    maps = attention_maps(net, x)
+    assert len(maps) == {"vit_b_32": 12, "maxvit_t": 22, "mvit_v2_s": 16}.get(name, 12)
+    for found in maps:
+        assert found.stills.sum((1, 2)) + found.non_patch_weight == pytest.approx(1, abs=1e-4)
+        assert found.values.ndim == (4 if x.dim() == 5 else 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "maxvit_tiny_tf_224"])
+def test_weights_of_timm_are_those_of_its_own_unfused_pass(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    net, x, own = seeded(lambda: timm.create_model(name)), torch.rand(1, 3, 224, 224), dict[str, Tensor]()
+    maps = attention_maps(net, x, weights=True)
+    for key, module in net.named_modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+            module.attn_drop.register_forward_hook(lambda layer, args, out, key=key: own.update({key: out.detach()}))
+    net(x)
+    assert len(maps) == len(own)
+    for found in maps:
+        assert found.weights is not None
+        assert (found.weights - own[found.call.name].reshape(found.weights.shape)).abs().max() < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Dinov2", "Swin", "Swinv2", "CLIPVision"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_weights_of_transformers_are_its_output_attentions(kind: str, kernel: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes: dict[str, Any] = {"image_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"patch_size": 8}
+    if "Swin" in kind:
+        sizes = {"image_size": 72, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 7}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    if "Swin" not in kind:
+        config._attn_implementation = kernel
+    net, x = seeded(lambda: getattr(transformers, f"{kind}Model")(config)), torch.rand(1, 3, sizes["image_size"], 72)
+    x = x[..., : sizes["image_size"]]
+    maps = attention_maps(net, x, weights=True)
+    config._attn_implementation = "eager"
+    with torch.no_grad():
+        expected = net(x, output_attentions=True).attentions
+    assert len(maps) == len(expected)
+    for found, weights in zip(maps, expected, strict=True):
+        assert found.weights is not None and (found.weights - weights).abs().max() < 1e-6
+
+
+def attention(heads: int = 2, layer: str = "block.attn", **more: Any) -> AttentionMap:
+    values = np.zeros((heads, 2, 2), np.float32)
+    values[:, 0, 0] = 0.9
+    facts: dict[str, Any] = {"query": "class token", "at": None, "windows": 1, "seen": (64, 64)}
+    return AttentionMap(Call(layer, "Attention", 0, 3), values, np.full(heads, 0.1, np.float32), **facts | more)
+
+
+PHOTOGRAPH = Image.new("RGB", (120, 100), (90, 120, 150))
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, maps: list[AttentionMap], **options: Any) -> Any:
+    pages: list[Any] = []
+    whole = figure.draw_heat_page
+    monkeypatch.setattr(figure, "draw_heat_page", lambda *args: (pages.append(args), whole(*args))[1])
+    page = draw_attention(maps, PHOTOGRAPH, **options)
+    return page, *pages[0][1:3]
+
+
+def test_a_row_for_each_layer_has_a_map_for_each_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = attention(20, "b", windows=9)
+    page, heading, rows = drawn(monkeypatch, [attention(), windows])
+    assert heading.words[0] == "attention of 2 calls: class token" and heading.scale == "share of the map's highest"
+    assert [len(row.panels) for row in rows] == [2, 10, 10]
+    assert rows[0].words == ["3  block.attn", "Attention, 2 heads of 2×2, class token, 10 % on no position"]
+    assert "in 9 windows" in rows[1].words[1] and rows[2].words == ()
+    assert rows[2].panels[9].words == ["head 19", "up to 0.9", "1 positions"]
+    assert page.width < 12 * 150
+    facts = json.loads(page.info["hookscope"])["attention"]
+    assert [(each["layer"], each["windows"], each["high"][0]) for each in facts] == [
+        ("block.attn", 1, pytest.approx(0.9)),
+        ("b", 9, pytest.approx(0.9)),
+    ]
+
+
+def test_the_query_is_marked_and_the_map_lies_over_what_the_network_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, heading, rows = drawn(monkeypatch, [attention(at=(0.25, 0.75), query="position")], cell=200, columns=1)
+    heat = rows[0].panels[0].heat
+    assert heat.box == (0, 0, 240, 200) and heat.peak == (180, 50) and heat.top == pytest.approx(0.9)
+    assert len(rows) == 2 and heading.words[0] == "attention of 1 call: position"
+    page = np.asarray(draw_attention([attention()], PHOTOGRAPH, cell=200, cmap="gray"))
+    left = (page.shape[1] - 2 * 14 - 12) // 2 + 14
+    panel = page[:, 14:left].astype(int).sum(2)
+    assert panel.shape[1] == 240
+
+
+def test_no_map_and_a_colour_map_that_does_not_exist_are_refused_and_nan_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match="no map of attention to draw"):
+        draw_attention([], PHOTOGRAPH)
+    with pytest.raises(UsageError, match="colour map"):
+        draw_attention([attention()], PHOTOGRAPH, cmap="nothing")
+    broken = attention()
+    broken.values[0] = np.nan
+    _, _, rows = drawn(monkeypatch, [broken])
+    assert [panel.alarm for panel in rows[0].panels] == ["NaN or Inf", ""]
+
+
+def test_a_clip_is_drawn_as_the_sum_over_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.full((1, 4, 2, 2), 1 / 16, np.float32)
+    clip = AttentionMap(Call("a", "A", 0, 0), values, np.zeros(1, np.float32), "mean", None, 1, (64, 64))
+    _, _, rows = drawn(monkeypatch, [clip])
+    assert "sum of 4 frames" in rows[0].words[1] and rows[0].panels[0].heat.top == 0.25
+    assert clip.effective_positions == pytest.approx(16)
