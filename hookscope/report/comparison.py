@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from hookscope.comparison import (
     PAIRS,
@@ -20,7 +19,7 @@ from hookscope.comparison import (
     differences_plot,
     map_difference,
 )
-from hookscope.drawing import colours, finite_or_none, palette, shape_text
+from hookscope.drawing import colours, finite_or_none, shape_text, to_image
 from hookscope.findings import counted, percent
 from hookscope.models import is_random
 from hookscope.report.charts import png_address
@@ -252,9 +251,7 @@ class MapsView:
 
 
 def _map_address(levels: np.ndarray[Any, Any], cmap: str = _SIGNED) -> str:
-    image = Image.fromarray(np.ascontiguousarray(levels), "P")
-    image.putpalette(palette(cmap).tobytes())
-    return png_address(image)
+    return png_address(to_image(np.ascontiguousarray(levels), cmap))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.drawing import Heat, draw_heat, palette, shape_text
+from hookscope.drawing import Heat, draw_heat, shape_text, to_image
 from hookscope.hooks import MODEL, Call
 from hookscope.inspection import CallFacts, Inspection, Place
 from hookscope.report.charts import jpeg_address
@@ -216,6 +216,4 @@ def map_or_cam(
     maps, channel = inspection.layers[layer].images[image], place.channels[0] if place.channels else None
     if maps is None or channel not in maps.tiles.channels or maps.tiles.values:
         return layer_cam(inspection, layer, image, width), None
-    drawn = Image.fromarray(maps.tiles.levels[maps.tiles.channels.index(channel)], "P")
-    drawn.putpalette(palette(MAPS).tobytes())
-    return drawn, channel
+    return to_image(maps.tiles.levels[maps.tiles.channels.index(channel)], MAPS), channel
