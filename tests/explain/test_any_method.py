@@ -84,18 +84,12 @@ def test_a_model_without_classes_is_refused_with_what_works_on_it(output: Any, t
 
 @METHODS
 def test_scores_that_are_not_finite_are_refused(method: str) -> None:
+    says = "is not finite; see examine_gradients(detect_anomaly=True)"
     for layer, bad, target in (("first", torch.nan, "top:5"), ("head", torch.inf, "1,0"), ("head", torch.nan, 0)):
         net = small()
         with torch.no_grad():
             net.get_submodule(layer).weight.view(-1)[0] = bad
-        refuses(
-            method,
-            net,
-            picture(),
-            InputError,
-            "is not finite; see examine_gradients(detect_anomaly=True)",
-            target=target,
-        )
+        refuses(method, net, picture(), InputError, says, target=target)
 
 
 def test_weights_made_in_inference_mode_are_refused() -> None:

@@ -183,11 +183,16 @@ def test_integrated_gradients_double_their_steps_until_the_shares_add_up(
 def test_each_class_is_as_if_asked_alone_and_progress_is_complete(method: str) -> None:
     net, x, steps = small(), picture(), []
     with torch.no_grad():
-        between = (net(x) - net(x * 0))[0]
-    maps = saliency_maps(net, x, "top:3", method, settings=FEW, on_progress=lambda *at: steps.append(at))
+        scores, between = net(x)[0], (net(x) - net(x * 0))[0]
+    options = {"categories": "abcde", "settings": FEW}
+    maps = saliency_maps(net, x, "top:3", method, **options, on_progress=lambda *at: steps.append(at))
     assert steps[-1][0] == steps[-1][1] == 3 * SALIENCY_METHODS[method].pictures(FEW, x)
+    assert [saliency.prediction.index for saliency in maps] == scores.argsort(descending=True)[:3].tolist()
     for saliency in maps:
         index = saliency.prediction.index
+        assert saliency.prediction.label == "abcde"[index] and saliency.map.shape == (16, 16)
+        assert saliency.prediction.score == pytest.approx(float(scores[index]), abs=1e-6)
+        assert (saliency.map >= 0).all()
         assert torch.equal(saliency.values, only(net, x, index, method, settings=FEW)) and saliency.unguided == 0
         expected = {"integrated-gradients": float(between[index]), "lrp": saliency.prediction.score}.get(method)
         assert saliency.expected == (None if expected is None else pytest.approx(expected, abs=1e-6))
@@ -303,18 +308,6 @@ def test_names_of_layers_are_no_patterns() -> None:
     close(only(net, x, 1, "guided-backprop"), expected)
 
 
-def test_for_each_class_the_score_of_the_model() -> None:
-    net, x = small(), picture()
-    with torch.no_grad():
-        scores = net(x)[0]
-    maps = saliency_maps(net, x, "top:3", categories="abcde")
-    assert [saliency.prediction.index for saliency in maps] == scores.argsort(descending=True)[:3].tolist()
-    for saliency in maps:
-        assert saliency.prediction.label == "abcde"[saliency.prediction.index]
-        assert saliency.prediction.score == pytest.approx(float(scores[saliency.prediction.index]), abs=1e-6)
-        assert saliency.map.shape == (16, 16) and (saliency.map >= 0).all()
-
-
 @pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_clips(method: str) -> None:
     net = seeded(
@@ -376,14 +369,13 @@ def test_a_score_without_a_gradient_is_refused(
     assert hooks_on(net) == 0
 
 
-@pytest.mark.parametrize("setting", ["samples", "steps", "batch_size", "noise"])
-def test_settings_out_of_range_are_refused(setting: str) -> None:
-    for value in (0, -1) if setting != "noise" else (-1.0, float("nan")):
-        with pytest.raises(UsageError, match=f"^{setting.replace('_', ' ')} "):
-            Settings(**{setting: value})
-
-
-def test_a_method_that_does_not_exist_is_refused() -> None:
+def test_settings_out_of_range_and_a_method_that_does_not_exist_are_refused() -> None:
+    for setting in ("samples", "steps", "batch_size", "noise", "window", "stride"):
+        for value in (0, -1) if setting != "noise" else (-1.0, float("nan")):
+            with pytest.raises(UsageError, match=f"^{setting.replace('_', ' ')} "):
+                Settings(**{setting: value})
+    with pytest.raises(UsageError, match="a stride of 4 pixels for windows of 3"):
+        Settings(window=3, stride=4)
     with pytest.raises(UsageError, match="no method 'smothgrad'; nearest: smoothgrad"):
         saliency_maps(small(), picture(), method="smothgrad")
 
@@ -428,12 +420,6 @@ def test_a_clip_is_hidden_in_all_frames_at_once() -> None:
     [ours] = saliency_maps(net, clip, 0, "occlusion", settings=Settings(window=2, stride=2))
     lost = (net(clip) - net(torch.zeros_like(clip)))[0, 0] / 4
     close(ours.values, (lost / 3).expand(1, 3, 2, 4, 4))
-
-
-def test_windows_of_occlusion_leave_no_pixel_out() -> None:
-    for options in ({"window": 0}, {"stride": 0}, {"window": 3, "stride": 4}):
-        with pytest.raises(UsageError):
-            Settings(**options)
 
 
 def test_rise_is_the_papers_mean_about_the_mean_score_and_flat_where_the_picture_is_ignored() -> None:

@@ -87,6 +87,12 @@ def seen(request: pytest.FixtureRequest) -> tuple[LoadedModel, Inspection, Image
     return net, inspect(net, image), image
 
 
+FAMILIES = (
+    "alexnet googlenet swin_t maxvit_t quantized_mobilenet_v2 lraspp_mobilenet_v3_large "
+    "fasterrcnn_mobilenet_v3_large_320_fpn mc3_18 raft_small"
+)
+
+
 class TestMaps:
     def test_levels_are_within_half_a_step_of_what_the_layer_returned(self, seen):
         net, found, image = seen
@@ -368,20 +374,7 @@ class TestFamilies:
         assert found.layers[0].images[0].answer is not None
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "alexnet",
-            "googlenet",
-            "swin_t",
-            "maxvit_t",
-            "quantized_mobilenet_v2",
-            "lraspp_mobilenet_v3_large",
-            "fasterrcnn_mobilenet_v3_large_320_fpn",
-            "mc3_18",
-            "raft_small",
-        ],
-    )
+    @pytest.mark.parametrize("name", FAMILIES.split())
     def test_families_of_torchvision(self, name):
         net, image = load_model(name, weights="none"), Image.open("samples/cat.jpg").convert("RGB")
         before, prepared = ModelSnapshot(net.model), net.prepare(image)

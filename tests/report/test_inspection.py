@@ -15,12 +15,6 @@ from hookscope.report import draw_overview, draw_page
 from tests.report.example import HOSTILE, example
 
 
-def test_names_are_text_on_the_page():
-    page = draw_page(example(name=HOSTILE))
-    assert "<img src=x" not in page
-    assert page.count("</script>") == 1 + page.count('<script type="application/json"')
-
-
 def test_what_an_inspection_lacks_is_said():
     found = example()
     image = replace(found.images[0], predictions=(), cam=None, without_cam="The model gives boxes.")
