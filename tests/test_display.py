@@ -122,18 +122,7 @@ def test_a_table_has_the_numbers_of_the_layers(net: LoadedModel) -> None:
     rows = hookscope.list_layers(net.model, (128, 128))
     header, first, *others = Cells(rows._repr_html_()).rows  # type: ignore[attr-defined]
     assert header == ["index", "name", "type", "input", "output", "params", "macs", "receptive_field", "stride", "note"]
-    assert first == [
-        "0",
-        "features.0",
-        "Conv2d",
-        "1x3x128x128",
-        "1x64x63x63",
-        "1792",
-        "7,112,448",
-        "3x3",
-        "2x2",
-        first[-1],
-    ]
+    assert first[:-1] == ["0", "features.0", "Conv2d", "1x3x128x128", "1x64x63x63", "1792", "7,112,448", "3x3", "2x2"]
     assert len(others) == 11 and repr(rows).splitlines()[-1] == f"and {len(rows) - 12} more rows"
     assert repr(rows).splitlines()[1].split() == ["0", "features.0", *first[2:9]]
 
@@ -215,16 +204,6 @@ def test_the_picture_of_a_map_marks_nan() -> None:
     assert [*pixels[0, ::56]] == [colours.NAN, 0, colours.LEVELS - 1, colours.LEVELS - 1]
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0"),
-        (9_999, "9,999"),
-        (10_000, "10.0 k"),
-        (3_664_000_000, "3.7 G"),
-        (999_999, "1.0 M"),
-        (-12_345, "-12.3 k"),
-    ],
-)
-def test_large_numbers_are_rounded(number, text):
-    assert engineering(number) == text
+def test_large_numbers_are_rounded() -> None:
+    rounded = {0: "0", 9_999: "9,999", 10_000: "10.0 k", 3_664_000_000: "3.7 G", 999_999: "1.0 M", -12_345: "-12.3 k"}
+    assert {number: engineering(number) for number in rounded} == rounded

@@ -100,7 +100,7 @@ def annotations() -> dict[str, list[str]]:
     found = {}
     for name in hookscope.__all__:
         value = getattr(hookscope, name)
-        if inspect.isroutine(value) or (inspect.isclass(value) and name != "LoadedModel"):
+        if inspect.isroutine(value) or inspect.isclass(value):
             parameters = inspect.signature(value).parameters.values()
             found[name] = [
                 str(each.annotation)

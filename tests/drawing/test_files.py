@@ -66,14 +66,11 @@ def test_pixels_and_provenance_come_back(tmp_path: Path, mode: str) -> None:
     assert read_provenance(path) == read_provenance(path.read_bytes()) == PROVENANCE
 
 
-def test_the_text_is_json_in_ascii_that_pillow_shows_too() -> None:
+def test_the_text_is_json_in_ascii_that_pillow_shows_too_also_if_it_is_large() -> None:
     with Image.open(io.BytesIO(encode_png(image(), PROVENANCE))) as opened:
         text = opened.info["hookscope"]
     assert text.isascii() and text.isprintable()
     assert json.loads(text) == PROVENANCE
-
-
-def test_large_provenance_is_read() -> None:
     data = encode_png(image(), large(60_000))
     assert len(data) > 1 << 20
     assert read_provenance(data) == large(60_000)
@@ -112,6 +109,9 @@ def test_text_that_another_tool_moved_behind_the_pixels_is_read() -> None:
     assert read_provenance(moved) == PROVENANCE
 
 
+FOREIGN = "the picture has no provenance of hookscope; only PNG files written by hookscope have it"
+
+
 def damaged() -> bytes:
     return encode_png(image(), {"model": "resnet18"}).replace(b"resnet18", b"resnet19")
 
@@ -122,10 +122,7 @@ def damaged() -> bytes:
         (b"", "cannot read the picture: it is damaged, too large or no picture"),
         (encode_png(image(), PROVENANCE)[:60], "cannot read the picture: it is damaged, too large or no picture"),
         (damaged(), "cannot read the picture: it is damaged, too large or no picture"),
-        (
-            png_with("Comment", "hookscope"),
-            "the picture has no provenance of hookscope; only PNG files written by hookscope have it",
-        ),
+        (png_with("Comment", "hookscope"), FOREIGN),
         (png_with("hookscope", "no json"), "the provenance in the picture is not JSON"),
         (png_with("hookscope", "[" * 100_000), "the provenance in the picture is not JSON"),
         (png_with("hookscope", "[1]"), "the provenance in the picture is not a JSON object"),

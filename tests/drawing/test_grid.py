@@ -70,15 +70,12 @@ def test_no_map_is_alone_in_the_last_row_and_squares_are_full(count: int, size: 
         assert layout.columns == layout.rows == math.isqrt(count)
 
 
-def test_the_magnification_is_a_whole_number_that_fills_a_screen() -> None:
+def test_the_magnification_is_a_whole_number_that_fills_a_screen_and_one_map_alone_keeps_to_the_limit() -> None:
     assert lay_out(64, 112, 112).zoom == 1
     assert lay_out(512, 7, 7).map_width == 56
     assert lay_out(1, 7, 7).map_width == 224
     assert lay_out(8, 1, 5000).zoom == 1
     assert lay_out(3, 1, 1).map_width == 28
-
-
-def test_one_map_alone_keeps_to_the_limit() -> None:
     layout = lay_out(1, 1, 5000, cell=4096)
     assert layout.map_height * layout.map_width <= MOST_PIXELS
 

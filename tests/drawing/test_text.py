@@ -64,11 +64,6 @@ def test_lines_fit_and_lose_nothing(text: str, width: int) -> None:
     assert all(len(line) <= 1 or font(12).getlength(line) <= width for line in lines)
 
 
-def test_lines_break_between_words_where_they_can() -> None:
-    assert wrapped("one   two", 1000, len) == ["one   two"]
-    assert wrapped("first second", 6, len) == ["first", "second"]
-
-
 def test_a_long_word_is_measured_in_parts_that_are_not_much_longer_than_a_line() -> None:
     measured = []
 
@@ -80,7 +75,9 @@ def test_a_long_word_is_measured_in_parts_that_are_not_much_longer_than_a_line()
     assert sum(length > 128 for length in measured) <= 2 and len(measured) < 2000
 
 
-def test_lines_beyond_the_last_are_cut_off() -> None:
+def test_lines_break_between_words_where_they_can_and_those_beyond_the_last_are_cut_off() -> None:
+    assert wrapped("one   two", 1000, len) == ["one   two"]
+    assert wrapped("first second", 6, len) == ["first", "second"]
     assert wrapped("1. one two three", 9, len, "   ") == ["1. one", "   two", "   three"]
     first, second = wrapped_lines("1. " + "word " * 60, 2.0, 8.5, 2, "   ")
     assert first.startswith("1. word word") and second.startswith("   word word") and second.endswith("…")
