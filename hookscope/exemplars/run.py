@@ -60,16 +60,13 @@ class ExemplarsSource(RunIdentity):
 
 @dataclass(frozen=True)
 class SavedExemplars:
-    """What was found so far, its source, how far the run is, and what a unit of each layer sees if it is complete.
-
-    Of ``synthesized`` those count that were compared with the best exemplar.
-    """
+    """What was found so far, its source, how far the run is, and what a unit of each layer sees if it is complete."""
 
     source: ExemplarsSource
     found: FoundExemplars
     progress: Progress
     receptive_fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
-    synthesized: SynthesizedImages = field(default_factory=dict)
+    synthesized: SynthesizedImages = field(default_factory=dict)  # also those that a later best exemplar exceeds
 
     def layers(self) -> list[LayerExemplars]:
         return Rows(self._layer(layer) for layer in self.found.layers.values())

@@ -48,14 +48,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FeatureTable:
-    """Rows to assemble, from row ``first`` of the ``parts`` on: files of `write_part` with their numbers of rows.
+    """Rows to assemble, from row ``first`` of the ``parts`` on."""
 
-    ``columns`` are in the order of the arrays in a part; the metadata have the number of rows.
-    """
-
-    parts: Sequence[tuple[str, int]]
-    columns: Mapping[str, Column]
-    metadata: Mapping[str, Any]
+    parts: Sequence[tuple[str, int]]  # files of `write_part` with their numbers of rows
+    columns: Mapping[str, Column]  # in the order of the arrays in a part
+    metadata: Mapping[str, Any]  # with the number of rows
     first: int = 0
 
     @property

@@ -88,10 +88,7 @@ def _reduced(values: Tensor, pool: str) -> Tensor:
 
 
 def converted(tensor: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, int]:
-    """A copy on the CPU, floating-point numbers in ``dtype``, and how many finite values became Inf.
-
-    Without ``dtype`` it is the tensor's, but float32 for bfloat16, which NumPy does not have.
-    """
+    """A copy on the CPU, floats in ``dtype`` or their own (float32 for bfloat16), and how many values became Inf."""
     if not tensor.is_floating_point():
         dtype = tensor.dtype
     elif dtype is None:

@@ -33,15 +33,12 @@ _KIND = StateKind("progress of an extraction", "give the output of `extract`", 2
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where features are written: the ``target`` is the path without links.
-
-    ``shard`` is the number of rows of each file in a folder, 0 for one file.
-    """
+    """Where features are written."""
 
     path: str
-    target: str
+    target: str  # the path without links
     suffix: str
-    shard: int
+    shard: int  # rows of each file in a folder, 0 for one file
 
     @property
     def format(self) -> FeatureFormat:

@@ -151,11 +151,9 @@ def _joined(job: Job[Any], parts: Sequence[Part[Any]]) -> Part[Any]:
     if len(parts) == 1:
         return parts[0]
     values = [part.value for part in parts if part.value is not None]
-    joined = (tuple(each for part in parts for each in getattr(part, name)) for name in _JOINED)
+    lists = "positions", "names", "sha256", "skipped", "notes"
+    joined = (tuple(each for part in parts for each in getattr(part, name)) for name in lists)
     return Part(job.merge(values) if values else None, parts[-1].done, *joined)
-
-
-_JOINED = ("positions", "names", "sha256", "skipped", "notes")
 
 
 def packed_error(error: Exception) -> bytes:

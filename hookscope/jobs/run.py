@@ -97,14 +97,11 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run measures, in words; a saved run is resumed or merged only by a run of the same.
-
-    ``fingerprint`` is what `fingerprint_of` says of the model, empty if nothing is saved.
-    """
+    """What a run measures, in words; a saved run is resumed or merged only by a run of the same."""
 
     model: str
     weights: str
-    fingerprint: str
+    fingerprint: str  # see `fingerprint_of`; empty if nothing is saved
     preprocess: str
     layers: str
 

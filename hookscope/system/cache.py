@@ -54,10 +54,7 @@ def _is_usable(path: str) -> bool:
 
 
 def load(kind: str, key: Mapping[str, Any]) -> Any | None:
-    """The value stored under ``kind`` and ``key``, tuples as lists; None if it is missing or damaged.
-
-    ``key`` holds all that the value depends on, as JSON values in any order.
-    """
+    """The value stored under ``kind`` and ``key``, on which it depends, tuples as lists; None if missing or damaged."""
     header, path = _header(kind, key), _path(kind, key)
     try:
         if path is None or not os.path.isfile(path):  # opening a named pipe would wait for ever

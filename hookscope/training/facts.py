@@ -57,10 +57,7 @@ class SegmentFacts:
 
 
 class StepFacts:
-    """Collects the facts of steps that are sampled; `Monitor` documents the fields.
-
-    A value is read back from its device only at a sampled step, or after many backward passes without a step.
-    """
+    """Collects the facts of sampled steps, see `Monitor`; other steps read no value back from its device."""
 
     def __init__(self, run: RunProgress, models: ModelTracker, optimizers: Optimizers, tap: LossTap) -> None:
         self._run, self._models, self._optimizers, self._tap = run, models, optimizers, tap

@@ -30,10 +30,7 @@ _LOSSES = {
 
 
 def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
-    """The loss function, what feeds it, and its targets, as far as the graph shows them.
-
-    Saved tensors that a hook would have to fetch are left alone.
-    """
+    """The loss function, what feeds it, and its targets; saved tensors that a hook must fetch are left alone."""
     nodes = [root.grad_fn for root in roots]
     facts: dict[str, Any] = {"loss_without_graph": all(node is None for node in nodes)}
     for node in _breadth_first(nodes):

@@ -51,10 +51,7 @@ class TrackedOptimizer:
         return sum(parameter._version for parameter in self.parameters())
 
     def is_stepping(self, starting: Optimizer) -> bool:
-        """Whether its step still runs while a step of ``starting`` begins.
-
-        An optimizer may step another, or its own base class, inside its step.
-        """
+        """Whether its step still runs while a step of ``starting`` begins, which may be of its own base class."""
         optimizer = self.optimizer()
         return is_on_stack(optimizer, _STEP_CODE, beyond=int(starting is optimizer))
 
@@ -82,10 +79,7 @@ class BackwardSteps(TrackedOptimizer):
 
 
 class Optimizers:
-    """The optimizers that are followed: ``only`` or all; each ``every``-th step is sampled.
-
-    Each ``histograms``-th of these also gets histograms; 0 for none.
-    """
+    """The followed optimizers; each ``every``-th step is sampled, each ``histograms``-th of these has histograms."""
 
     def __init__(self, only: Optimizer | None, every: int, histograms: int = 0) -> None:
         self.every, self._only, self._histograms = every, only, every * histograms
@@ -105,10 +99,7 @@ class Optimizers:
         return self.all[-1]
 
     def in_function(self, function: Callable[..., Any]) -> Iterator[TrackedOptimizer]:
-        """The optimizers that a compiled function may step, those that exist at its first call.
-
-        New ones are not yet in ``all``.
-        """
+        """The optimizers at the first call of a compiled function, which may step them; new ones are not in ``all``."""
         reference, optimizers = self._in_functions.get(id(function), (None, None))
         if optimizers is None or reference is None or reference() is not function:
             optimizers = weakref.WeakSet(optimizers_in_memory())

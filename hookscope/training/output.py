@@ -39,10 +39,7 @@ class RunProgress:
 
 
 class WatcherOutput:
-    """Writes the lines and the notes of one run, and updates its rows, sampled steps and first trouble.
-
-    ``log`` is a file to append to, or an open log, which is closed at the end; None keeps the lines in ``run.rows``.
-    """
+    """Writes lines and notes to ``log``, which it closes, or else to ``run.rows``; keeps the first trouble."""
 
     def __init__(
         self,

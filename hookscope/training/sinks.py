@@ -186,10 +186,7 @@ _PATIENCE = 30.0  # seconds that a script waits at its end
 
 
 class SinkProcess(Sink):
-    """A sink in a process of its own.
-
-    wandb and MLflow change signals, exits, the environment and what a script's own calls of them do.
-    """
+    """A sink in a process of its own: wandb and MLflow change signals, exits and the environment of a script."""
 
     def __init__(self, word: str, place: str) -> None:
         self.word = word  # type: ignore[misc]

@@ -90,10 +90,7 @@ class StopRule:
                 self._stop(where, "backward", why, _ANOMALY, name.rpartition(".")[0] if layer is None else layer.name)
 
     def _stop(self, where: str, operation: str, why: str, do: str, layer: str = "", call: int = 0) -> NoReturn:
-        """Raise the error.
-
-        ``operation`` is the type of a layer, the name of a function, ``weight of NAME``, ``input`` or ``backward``.
-        """
+        """Raise the error; operations are types of layers, functions, ``weight of NAME``, ``input`` or ``backward``."""
         step = self._optimizers.all[0].steps if self._optimizers.all else 0
         error = NonFiniteError(f"step {step}: {where}", why, do)
         self._run.stopped = error

@@ -267,10 +267,7 @@ class ModelTracker:
         return None if layer is None else (current, layer)
 
     def find_owner(self, parameters: set[int]) -> None:
-        """Search memory for the models with ``parameters`` (by ``id``): compiled models call no hooks.
-
-        The outermost modules that have any of them count as models.
-        """
+        """Add the outermost modules in memory with any of ``parameters`` (by ``id``): compiled models call no hooks."""
         if self._only:
             return
         # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
@@ -295,10 +292,7 @@ class ModelTracker:
 
 
 def is_on_stack(owner: Any, code: Any, beyond: int = 0) -> bool:
-    """Whether more than ``beyond`` frames of ``code`` on the stack have ``owner`` as their ``self``.
-
-    A hook asks this because no hook fires at the end of a call that raised.
-    """
+    """Whether more than ``beyond`` frames of ``code`` have ``owner`` as ``self``; a call that raised fires no hook."""
     frame: FrameType | None = sys._getframe(1)
     count = 0
     while frame is not None and count <= beyond:

@@ -232,10 +232,7 @@ class RunLog:
 
 
 class LateLog:
-    """A log that is opened with its first line of a layer, facts or note: most processes train nothing.
-
-    ``path()`` names the file when it is opened; while ``waits()`` is true, lines are kept.
-    """
+    """A log that is opened at ``path()`` with its first line of a layer, facts or note, once ``waits()`` is false."""
 
     def __init__(self, path: Callable[[], str], waits: Callable[[], bool]) -> None:
         self._path, self._waits = path, waits

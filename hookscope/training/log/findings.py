@@ -83,7 +83,7 @@ def _judge(
     layer, optimizer = evidence.layers[0] if len(evidence.layers) == 1 else "", rows[first].get("optimizer")
     more: dict[str, Any] = {"layers": evidence.layers, "optimizer": optimizer or 0, "numbers": dict(evidence.numbers)}
     begin = "" if optimizer is None else f"{when_words(*when, len(rows))}: "
-    return timed_finding(rule.kind.name, f"{begin}{evidence.words}", *when, evidence.case, layer, **more)
+    return timed_finding(rule.kind.name, f"{begin}{evidence.words}", when, evidence.case, layer, **more)
 
 
 _MOST_GROUPS = 3  # of one kind of finding
@@ -115,10 +115,7 @@ class FindingInterval:
 
 
 def judge(rule: Rule, context: LayerContext) -> tuple[bool, FindingInterval | None]:
-    """Whether a rule could be applied to a layer, and when the layer has the finding; None for never.
-
-    The finding lasts from the first to the last long enough series of bad sampled steps.
-    """
+    """Whether a rule applies to a layer, and from the first to the last long enough series of bad steps, if any."""
     values = rule.measure(context)
     limit = context.thresholds[rule.limit] if isinstance(rule.limit, str) else rule.limit
     known = np.flatnonzero(~np.isnan(values))
@@ -299,10 +296,8 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
     more: dict[str, Any] = {"severity": severity} if severity else {}
     more["numbers"] = {"worst": value, "worst_step": worst.worst_step, "layers": len(group)}
     more["layers"] = tuple(interval.layer.label for interval in group)
-    layer = named.layer
-    return timed_finding(
-        rule.kind.name, text, *when, layer=layer.label, model=layer.model, optimizer=layer.optimizer, **more
-    )
+    more |= {"model": named.layer.model, "optimizer": named.layer.optimizer}
+    return timed_finding(rule.kind.name, text, when, layer=named.layer.label, **more)
 
 
 def _values(rule: Rule, named: FindingInterval, begin: int) -> str:
@@ -346,6 +341,5 @@ def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) ->
         text += "; there were no more"
     elif run.end is not None:
         text += spelled(f"; sample more often, ‹every={every}|--every {every}›")
-    numbers = {"sampled": sampled, "steps": steps, "every": every}
-    time = float(most.times[-1])
-    yield timed_finding("few-samples", text, last, last, time, True, numbers=numbers, optimizer=most.optimizer)
+    numbers, when = {"sampled": sampled, "steps": steps, "every": every}, (last, last, float(most.times[-1]), True)
+    yield timed_finding("few-samples", text, when, numbers=numbers, optimizer=most.optimizer)

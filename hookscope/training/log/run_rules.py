@@ -121,7 +121,7 @@ def _finding(
     name: str, loss: LossSeries, first: int, last: int, text: str, numbers: Mapping[str, float], case: str = ""
 ) -> TimedFinding:
     when = int(loss.steps[first]), int(loss.steps[last]), float(loss.times[first]), last == len(loss.steps) - 1
-    return timed_finding(name, f"{when_words(*when)}: {text}", *when, case, numbers=numbers, optimizer=loss.optimizer)
+    return timed_finding(name, f"{when_words(*when)}: {text}", when, case, numbers=numbers, optimizer=loss.optimizer)
 
 
 _TRUE_NOTES = ("backward-steps", "compiled", "traced")  # they say how a run was watched, not what is wrong
@@ -155,11 +155,11 @@ def note_finding(note: Mapping[str, Any]) -> TimedFinding:
     text = str(note.get("text") or "")
     if name != "non-finite":
         more = {"severity": "note"} if name in _TRUE_NOTES else {}
-        return timed_finding(name, text, step, step, time, False, layer=layer, **more)
+        return timed_finding(name, text, (step, step, time, False), layer=layer, **more)
     operation, layers = note.get("operation"), (layer,) if layer else ()
     text = f"at step {step_words(step, time)}, where the run was stopped: {text or operation or 'NaN or Inf'}"
     numbers = {"phase": "stopped", "operation": operation}
-    return timed_finding(name, text, step, step, time, True, layer=layer, layers=layers, numbers=numbers)
+    return timed_finding(name, text, (step, step, time, True), layer=layer, layers=layers, numbers=numbers)
 
 
 def _step(note: Mapping[str, Any]) -> int:
@@ -181,8 +181,9 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
     phase, source = _source([layer for layer in layers if bad.get(layer.label, [None])[0] == step], step)
     lasts = last == max(int(layer.steps[-1]) for layer in layers)
     time = float(source.times[source.steps == step][0])
-    when = when_words(step, last, time, lasts, max(len(layer.steps) for layer in layers))
-    text = f"{when}: {_words(phase, source, step)}{_nearer_the_loss(phase, source, layers, step)}"
+    when = step, last, time, lasts
+    text = f"{when_words(*when, max(len(layer.steps) for layer in layers))}: {_words(phase, source, step)}"
+    text += _nearer_the_loss(phase, source, layers, step)
     text += f"; {counted(len(bad) - 1, 'more layer')} too" if len(bad) > 1 else ""
     text += "; the loss is not finite either" if _loss_is_lost(run, source.optimizer, step) else ""
     finite = [int(at) for layer in layers for at in layer.steps if at < step]
@@ -193,7 +194,7 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
     case = "contained" if are_contained else "operation unknown"
     numbers = {"phase": phase, "values": _count(source, phase, step), "layers": len(bad)}
     of: dict[str, Any] = {"layers": tuple(bad), "model": model, "optimizer": source.optimizer}
-    return timed_finding("non-finite", text, step, last, time, lasts, case, source.label, numbers=numbers, **of)
+    return timed_finding("non-finite", text, when, case, source.label, numbers=numbers, **of)
 
 
 def _bad_steps(layer: LayerSeries) -> list[int]:

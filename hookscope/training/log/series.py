@@ -68,15 +68,12 @@ class LayerSeries:
 
 @dataclass(frozen=True)
 class LossSeries:
-    """Loss and learning rate at the sampled steps of one optimizer.
-
-    Arrays are ``(S,)``: steps, seconds since the run began, losses and learning rates, NaN where unknown.
-    """
+    """Loss and learning rate at the sampled steps of one optimizer, ``(S,)`` each."""
 
     optimizer: int
     steps: NDArray[np.int64]
-    times: Array
-    losses: Array
+    times: Array  # seconds since the run began
+    losses: Array  # NaN where unknown
     rates: Array
 
     def falls_after(self, step: int) -> bool:
@@ -156,10 +153,7 @@ class RunSeries:
 
 
 def series_of(run: Run) -> RunSeries:
-    """The lines of a run as arrays; lines without a layer or a step are ignored.
-
-    Of two lines for the same call and step, the later counts.
-    """
+    """The lines of a run as arrays, but those without layer or step; of two lines for a call and step, the later."""
     lines: dict[_Key, dict[int, dict[int, _Row]]] = {}  # by call, optimizer and step
     steps: dict[int, dict[int, dict[str, Any]]] = {}  # by optimizer and step
     for row in run.rows:

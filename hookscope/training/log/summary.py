@@ -41,29 +41,20 @@ class TimedFinding(Finding):
         return timed | Finding.as_row(self) | {"layers": list(self.layers)}
 
 
-def timed_finding(
-    name: str,
-    evidence: str,
-    step: int,
-    last_step: int,
-    time: float | None,
-    lasts: bool,
-    case: str = "",
-    layer: str = "",
-    **more: Any,
-) -> TimedFinding:
+When = tuple[int, int, float | None, bool]
+"""The first and the last step, the time of the first, and whether it lasts to the end."""
+
+
+def timed_finding(name: str, evidence: str, when: When, case: str = "", layer: str = "", **more: Any) -> TimedFinding:
     """A finding with the text that the catalogue has for ``case``; a name that the catalogue lacks has no text."""
     kind = CATALOGUE.get(name, FindingKind(name, "", ""))
+    times = dict(zip(("step", "last_step", "time", "lasts"), when, strict=True)) | {"time": known(when[2])}
     text, severity = kind.text(case).strip(), kind.severity_of(case)
-    times = {"step": step, "last_step": last_step, "time": known(time), "lasts": lasts}
     return TimedFinding(name, layer, evidence, text, **{"severity": severity, **times, **more})
 
 
 def with_severity_of(finding: TimedFinding, follow: Container[str], findings: Iterable[TimedFinding]) -> TimedFinding:
-    """The finding with the severity of the most severe one that follows from it, so that the cause comes first.
-
-    ``follow`` are the names of what may follow from it.
-    """
+    """The finding, as severe as the worst of the ``findings`` that ``follow`` names: the cause comes first."""
     severities = (other.severity for other in findings if other.finding in follow and other.step >= finding.step)
     return replace(finding, severity=min([finding.severity, *severities], key=SEVERITIES.index))
 
@@ -176,10 +167,7 @@ def summary(run: Run) -> RunSummary:
 
 
 def _lost_at(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """The step from which on, to the end, the loss is missing while other values are not finite.
-
-    In the log, a loss that is NaN or Inf and an unknown loss are both null.
-    """
+    """The step from which on the loss is null to the end, and values are NaN or Inf; an unknown loss is null too."""
     steps = dict.fromkeys((row.get("optimizer") or 0, row["step"]) for row in rows)
     of = [((row.get("optimizer") or 0, row["step"]), row) for row in rows]
     known = {key for key, row in of if isinstance(row.get("loss"), (int, float))}

@@ -1,4 +1,4 @@
-"""The engine on Ray: the same result as in this process, whatever dies meanwhile; errors in one line."""
+"""Engines on Ray and under torchrun: the result of this process, whatever dies meanwhile; errors in one line."""
 
 import contextlib
 import importlib
@@ -6,9 +6,10 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ import torch
 from PIL import Image
 
 from hookscope import extract, find_exemplars, load_model
-from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
-from hookscope.jobs import RayEngine, engines
+from hookscope.errors import HookscopeError, InstallationError, LayerError, ModelError, UsageError
+from hookscope.jobs import LocalEngine, RayEngine, TorchrunEngine, engines
 from hookscope.jobs.job import unpacked
 from hookscope.models import package_versions
-from hookscope.statistics import SavedStatistics, load_statistics, measure_images
+from hookscope.statistics import SavedStatistics, StatisticsJob, load_statistics, measure_images
 from tests.helpers import ignore, settings
 
 NETS = """
@@ -67,9 +68,13 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "parts.py").write_text(PARTS)
-    found = [f"{number:02}.png" for number in range(40)]
+    return noisy(40, (24, 20))
+
+
+def noisy(count: int, size: tuple[int, int]) -> list[str]:
+    found = [f"{number:02}.png" for number in range(count)]
     for number, name in enumerate(found):
-        Image.effect_noise((24, 20), 20 + number).convert("RGB").save(name)
+        Image.effect_noise(size, 20 + number).convert("RGB").save(name)
     Path(found[5]).write_text("no image")
     return found
 
@@ -333,3 +338,119 @@ def test_features_and_exemplars_are_those_of_this_process(names: list[str], clus
     for channel, same in zip(found[0][0].channels, found[1][0].channels, strict=True):
         assert (channel.most, channel.least) == (same.most, same.least)
         assert np.array_equal(channel.counts, same.counts) and np.array_equal(channel.edges, same.edges)
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    return noisy(21, (64, 64))
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A free port, which the engine of this process takes too."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = str(probe.getsockname()[1])
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", free)
+    return free
+
+
+def a_job(layers: Any = "0:3") -> StatisticsJob:
+    return StatisticsJob(layers, None, False, False, True, 2, 0)
+
+
+def test_one_rank_measures_all(few: list[str], port: str) -> None:
+    net = load_model("shapes")
+    parts = list(TorchrunEngine(0, 1, block=4).run(a_job(), net, few, 3))
+    assert [position for part in parts for position in part.positions] == [3, 4, *range(6, 21)]
+    assert [part.done for part in parts] == [4, 8, 12, 16, 20, 21]
+    assert not torch.distributed.is_initialized()
+    local = list(LocalEngine().run(a_job(), net, few, 3))
+    images = [sum(part.value.totals.images for part in each if part.value) for each in (parts, local)]
+    assert images == [17, 17]
+
+
+def test_the_group_ends_with_an_error(few: list[str], port: str) -> None:
+    with pytest.raises(LayerError, match="no layer 'nowhere'"):
+        list(TorchrunEngine(0, 1).run(a_job("nowhere"), load_model("shapes"), few))
+    assert not torch.distributed.is_initialized()
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def torchrun(port: str, few: list[str]) -> Run:
+    """Runs a command of hookscope in two processes of torchrun."""
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+
+    def run(*words: str, expected: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [*TORCHRUN, port, "-m", "hookscope", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment | variables, timeout=300)
+        assert done.returncode == expected, done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.slow
+def test_torchrun_saves_what_one_process_saves(torchrun: Run, few: list[str]) -> None:
+    done = torchrun("stats", "shapes", *few, "--batch-size", "2", "--save", "all.json", "--format", "csv", expected=1)
+    assert done.stdout.count("index,name,") == 1, "rank 0 alone prints"
+    assert done.stderr.count("05.png") == 1
+    saved = load_statistics("all.json")
+    here = measure_images(load_model("shapes"), few, save="here.json", run=settings(2, skipped=ignore))
+    assert saved.source == here.source
+    assert_equal(saved, here)
+
+
+DYING = """
+import os
+
+from torch import nn
+
+
+class Net(nn.Conv2d):
+    def forward(self, x):
+        if os.environ.get("RANK") == os.environ.get("DIES"):
+            os.kill(os.getpid(), 9)
+        return super().forward(x)
+
+
+def net():
+    return Net(3, 4, 3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_dies_ends_all(torchrun: Run, few: list[str], rank: str) -> None:
+    Path("dying.py").write_text(DYING)
+    done = torchrun("stats", "dying.py:net", *few[6:], "--batch-size", "1", "--save", "all.json", expected=1, DIES=rank)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) <= 1, "the agent of torchrun may end the other rank first"
+    assert all("of torchrun has ended, or cannot be reached" in line for line in errors)
+    assert "hookscope/jobs" not in done.stderr, "no traceback but that of torchrun's agent"
+
+
+@pytest.mark.slow
+def test_commands_without_passes_end_in_all_ranks(torchrun: Run, few: list[str]) -> None:
+    assert "Usage" in torchrun("stats", "--help").stdout
+    measure_images(load_model("shapes"), few[:2], save="a.json")
+    measure_images(load_model("shapes"), few[2:4], save="b.json")
+    assert torchrun("stats", "--merge", "a.json", "b.json", "--format", "csv").stdout.count("index,name,") == 1
+    torchrun("stats", "shapes", expected=1)
+
+
+def test_a_rank_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", fail)
+    with pytest.raises(HookscopeError) as caught:
+        TorchrunEngine(1, 4).serve(load_model("shapes"))
+    assert str(caught.value) == "rank 0 of torchrun has ended, or cannot be reached; this is rank 1 of 4; see its error"
