@@ -266,14 +266,16 @@ class MadeSource(ModelSource):
 
 
 class FileSource(ModelSource):
-    """A file with the end ``ending``, which `read` turns into a module with what it takes as attributes."""
+    """A file with the end ``ending``, which ``load`` of the module ``reader`` reads with ``packages`` of an extra.
+
+    The module that it returns has ``input_shape`` (C, H, W), 0 for any length, and ``input_dtype``.
+    """
 
     own_weights = True
     ending: ClassVar[str]
-
-    @abstractmethod
-    def read(self) -> Any:
-        """The module, with ``input_shape`` (C, H, W), 0 for any length, and ``input_dtype``."""
+    reader: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
 
     @classmethod
     def matches(cls, text: str) -> bool:
@@ -287,7 +289,9 @@ class FileSource(ModelSource):
             raise UsageError(asked, do="leave ‹weights|--weights› out for this model")
         from hookscope.models.loaded import LoadedModel
 
-        net = self.read()
+        for package in self.packages:
+            self.imported(package, f"'hookscope[{self.extra}]'")
+        net = importlib.import_module(self.reader).load(self.text)
         shape, note = net.input_shape, f"{self.text} takes (N, H, W, C): the axes of pictures are moved for it"
         notes = (note,) if getattr(net, "channels_last", False) else ()
         metadata = WeightsMetadata(input_size=shape if all(shape) else None, notes=notes)

@@ -392,25 +392,15 @@ def _converted(auto: Any, config: Any, folder: str, like: Any) -> Any:
 class OnnxSource(FileSource):
     """``model.onnx``."""
 
-    ending = ".onnx"
-
-    def read(self) -> Any:
-        for package in ("onnx", "onnxruntime"):
-            self.imported(package, "'hookscope[onnx]'")
-        from hookscope.models import onnx_model
-
-        return onnx_model.load(self.text)
+    ending, reader = ".onnx", "hookscope.models.onnx_model"
+    packages = ("onnx", "onnxruntime")
+    extra = "onnx"
 
 
 class ExportedSource(FileSource):
     """``model.pt2``, which `torch.export.save` wrote."""
 
-    ending = ".pt2"
-
-    def read(self) -> Any:
-        from hookscope.models import exported_model
-
-        return exported_model.load(self.text)
+    ending, reader = ".pt2", "hookscope.models.exported_model"
 
 
 SOURCES: list[type[ModelSource]] = [
