@@ -78,7 +78,6 @@ class Command(Options):
 
     @classmethod
     def made(cls, name: str) -> click.Command:
-        """The click command ``name``."""
 
         def call(**values: Any) -> Any:
             _check_together(cls)

@@ -43,7 +43,6 @@ class Option(click.Option):
         self.spelled: str | None = self.opts[0]
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """How it is written, and what it does."""
         record = super().get_help_record(ctx)
         if record is None or self.spelled is None:
             return None
@@ -68,7 +67,6 @@ class RegistryChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # g
 
     @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The keys in their order."""
         return tuple(self._names())
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

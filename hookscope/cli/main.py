@@ -33,15 +33,9 @@ _GROUPS = {
 _FOLDER = os.path.join(os.path.dirname(__file__), "commands")
 
 
-def _grouped() -> dict[str, tuple[str, ...]]:
-    """The commands, one a file, by the question that they answer; commands without a group come last."""
-    files = (name.removesuffix(".py").replace("_", "-") for name in os.listdir(_FOLDER) if name[0].isalpha())
-    more = sorted(set(files).difference(*_GROUPS.values()))
-    return _GROUPS | ({"More": tuple(more)} if more else {})
-
-
-GROUPS = _grouped()
-"""Title in `hookscope --help` -> names of commands."""
+_files = {name.removesuffix(".py").replace("_", "-") for name in os.listdir(_FOLDER) if name[0].isalpha()}
+GROUPS = _GROUPS | ({"More": tuple(sorted(more))} if (more := _files.difference(*_GROUPS.values())) else {})
+"""Title in `hookscope --help` -> names of commands, one a file; those without a group come last."""
 COMMANDS = {name: f"hookscope.cli.commands.{name.replace('-', '_')}" for names in GROUPS.values() for name in names}
 """Name -> module, which holds one `Command`; it is imported when the command is run or its help is shown."""
 
@@ -138,9 +132,16 @@ def _complete(instruction: str) -> int:
 def _status(error: BaseException, output: Output) -> int:
     """Report ``error`` in one line, if it needs a message, and return the exit status."""
     if isinstance(error, click.exceptions.Exit):
-        return _flushed(error.exit_code, output)
+        try:
+            sys.stdout.flush()  # the output of --help and other early ends
+        except OSError as failed:
+            return _status(failed, output)
+        return error.exit_code
     if isinstance(error, SystemExit):
-        return _system_exit(error)
+        if isinstance(error.code, int) or error.code is None:
+            return error.code or 0
+        note(str(error.code), always=True)
+        return 1
     if isinstance(error, KeyboardInterrupt | click.Abort):
         if sys.stderr.isatty():  # ends the line in which the terminal showed ^C
             click.echo(err=True)
@@ -149,7 +150,10 @@ def _status(error: BaseException, output: Output) -> int:
         process.drop_output()
         return 0
     if output.traceback:
-        _show_traceback(error)
+        import traceback
+
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
     if isinstance(error, click.ClickException):
         text, status = _in_one_line(error), error.exit_code
     else:
@@ -184,15 +188,6 @@ def _unknown_option(option: str, context: click.Context) -> str:
     return f"{context.command_path} has no option {option}" + (f"; nearest: --{near[0]}" if near else "")
 
 
-def _flushed(status: int, output: Output) -> int:
-    """Flush the output of ``--help`` and other early ends, and return ``status``."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return _status(error, output)
-    return status
-
-
 def _as_hookscope_error(error: BaseException, output: Output) -> HookscopeError:
     """``error`` itself if hookscope raised it, else the hookscope error for its cause."""
     if isinstance(error, HookscopeError):
@@ -210,21 +205,6 @@ def _as_hookscope_error(error: BaseException, output: Output) -> HookscopeError:
         text = text[:_LONGEST_LINE] + "..."
     what = f"unexpected {type(error).__name__}" + (f": {text}" if text else "")
     return HookscopeError(what, do="report it" if output.traceback else "run again with --traceback and report it")
-
-
-def _system_exit(error: SystemExit) -> int:
-    if isinstance(error.code, int):
-        return error.code
-    if error.code is not None:
-        note(str(error.code), always=True)
-    return 0 if error.code is None else 1
-
-
-def _show_traceback(error: BaseException) -> None:
-    import traceback
-
-    with contextlib.suppress(OSError):
-        traceback.print_exception(error)
 
 
 def options_by_name(command: click.Command) -> dict[str, click.Option]:
@@ -245,7 +225,6 @@ def _asked_for(what: str) -> Callable[[click.Context, click.Parameter, bool], No
 
 
 def _common_options() -> list[click.Parameter]:
-    """The options of the program and of every command; they are parsed before an option with an error."""
     common: dict[str, Any] = {"topic": "run", "is_flag": True, "is_eager": True, "expose_value": False}
     silent = "Print no notes and no progress: results and errors only."
     return [
@@ -262,12 +241,6 @@ def _show_version(context: click.Context, parameter: click.Parameter, value: boo
     versions = package_versions()
     click.echo(f"hookscope {versions['hookscope']} (torch {versions['torch']}, torchvision {versions['torchvision']})")
     context.exit()
-
-
-def _summary(name: str) -> str:
-    """The first line of the file of a command."""
-    with open(os.path.join(_FOLDER, f"{name.replace('-', '_')}.py"), encoding="utf-8") as file:
-        return file.readline().strip('"\n')
 
 
 @functools.cache
@@ -292,12 +265,14 @@ class CommandGroup(click.Group):
         formatter.write(_first_help() + "\n")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each command in one line, grouped by the question it answers; no command is imported."""
+        """Write each command with the first line of its file, grouped by the question it answers."""
         width = max(map(len, COMMANDS))
         for title, names in GROUPS.items():
             with formatter.section(title):
                 for name in names:
-                    formatter.write(f"  {name:<{width + 2}}{_summary(name)}\n")
+                    with open(os.path.join(_FOLDER, f"{name.replace('-', '_')}.py"), encoding="utf-8") as file:
+                        summary = file.readline().strip('"\n')
+                    formatter.write(f"  {name:<{width + 2}}{summary}\n")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -32,7 +32,6 @@ Query = str | int | tuple[float, float] | None
 
 
 def _parse_query(text: str) -> Query:
-    """``class``, ``mean``, ``X,Y`` in pixels of the image, or the number of a token."""
     with suppress(ValueError):
         return text if text in ("class", "mean") else int(text)
     with suppress(ValueError):

@@ -62,11 +62,9 @@ class SideOptions(ModelOptions):
 
     @property
     def says_values(self) -> bool:
-        """Whether options say how colours become values."""
         return self.preprocess != "weights" or any((self.mean, self.std, self.range))
 
     def side(self, net: models.LoadedModel) -> comparison.Side:
-        """The side that runs ``net`` as the options say."""
         changes = Change.build_all(self.changes, net)
         with process.prints_to_standard_error():
             return comparison.make_side(net, self.dtype, changes=changes, compiled=self.compile)
@@ -361,7 +359,6 @@ def _runs(side: comparison.SideFacts) -> str:
 
 
 def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
-    """The answer, where it is, and the agreement."""
     columns, answer = min(MOST_WORDS, page.columns), found.answer
     yield from wrapped(answer.sentence, columns)
     if answer.first:
@@ -390,7 +387,6 @@ def _before(found: comparison.Comparison) -> str:
 
 
 def _most(found: comparison.Comparison) -> str:
-    """The pair that adds most, and how much."""
     pair = next((pair for pair in found.calls if pair.key == found.answer.most), None)
     if pair is None:
         return ""

@@ -96,7 +96,6 @@ class Exemplars(OfManyImages):
 
     @property
     def state(self) -> str | None:
-        """The file of the progress."""
         return None if self.output is None else os.path.join(self.output, STATE)
 
     @property
@@ -187,7 +186,6 @@ def _synthesized(
 
 
 def _draw(options: Exemplars, net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars]) -> None:
-    """Write the sheets and the page."""
     crops_drawn = sum(len(each.most) + len(each.least) for layer in layers for each in layer.channels)
     if options.output is not None and crops_drawn > _MANY_CROPS:
         channels = counted(sum(len(layer.channels) for layer in layers), "channel")
@@ -201,19 +199,15 @@ def _draw(options: Exemplars, net: models.LoadedModel, layers: Sequence[exemplar
         names = set()
         for number, layer in enumerate(layers):
             pages = exemplars.draw_exemplars(layer, net, crops)
-            for at, page in enumerate(pages):
-                names.add(name := _sheet_name(layer, number, at, len(pages)))
+            for at, page in enumerate(pages, 1):
+                of = f"-{at:0{len(str(len(pages)))}d}" if len(pages) > 1 else ""
+                name = f"{number:03d}-{file_word(layer.key or layer.call.type)[:150]}{of}.png"  # sorts by execution
+                names.add(name)
                 write_picture(os.path.join(options.output, name), page)
         _remove_others(options.output, names)
     if options.html is not None:
         facts = {**models.package_versions(), **caption_of(net), "command": process.command_line()}
         write_html(options.html, report.draw_exemplars_page(layers, net, crops, provenance=facts))
-
-
-def _sheet_name(layer: exemplars.LayerExemplars, number: int, at: int, count: int) -> str:
-    """``000-features.10-01.png``: sheets sort in order of execution."""
-    page = f"-{at + 1:0{len(str(count))}d}" if count > 1 else ""
-    return f"{number:03d}-{file_word(layer.key or layer.call.type)[:150]}{page}.png"
 
 
 def _remove_others(folder: str, names: set[str]) -> None:

@@ -51,7 +51,6 @@ class FindNan(OfImage):
 
 
 def _report(found: tracing.NonFiniteReport, weights: str, caption: Mapping[str, Any]) -> Report:
-    """A row for each call that makes NaN or Inf; a table says it in words."""
     about = asdict(found) | {"contained": [call.call.key for call in found.contained]}
     del about["made"]
     section = Section(COLUMNS.rows(found.made, weights=weights), COLUMNS, "call")

@@ -150,7 +150,6 @@ def _about(net: models.LoadedModel, measured: gradients.GradientReport, options:
 
 
 def _provenance(options: Gradients, measured: gradients.GradientReport, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Where a plot comes from: the model, the images and the options."""
     net, images = options.net, options.read_images
     names = ("types", "freeze", "scale", "clamp_sign", "clip_value", "clip_norm")
     return {

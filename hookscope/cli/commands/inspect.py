@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from hookscope import exemplars, hooks, inspection, report, scores, system
@@ -120,8 +120,8 @@ class Inspect(PictureCommand):
         page = report.draw_page(found, best, crops, max_size=self.max_size)
         _write(found, page, file, place, files.paths)
         if place.kind != "stdout":
-            caption = caption_of(net)
-            self.print(Report([place_section(found, file)], in_words=lambda page: in_words(found, caption, page)))
+            places = Section(list(_rows(found, file)), PLACES)
+            self.print(Report([places], in_words=partial(in_words, found, caption_of(net))))
         return files.status
 
     @cached_property
@@ -147,11 +147,6 @@ def _write(found: inspection.Inspection, page: str, file: str, place: OutputPath
 
 _MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption
 _IMAGES, _CLASSES, _LEAST_SHARE = 3, 3, 0.01  # of the answer
-
-
-def place_section(found: inspection.Inspection, file: str) -> Section:
-    """A row for each place."""
-    return Section(list(_rows(found, file)), PLACES)
 
 
 def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:

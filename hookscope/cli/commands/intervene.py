@@ -50,23 +50,11 @@ CLASSES = Columns(
 )
 
 
-def class_section(changes: Sequence[interventions.ClassChange], weights: str, in_flat: bool) -> Section:
-    """The classes of both passes; under the table, the score of each target before and after."""
-    totals = [_target_line(change) for change in changes if change.target]
-    rows = CLASSES.rows(changes, weights=weights)
-    return Section(rows, CLASSES, "class", totals=totals, in_flat=in_flat, needs_rows=True)
-
-
 def _target_line(change: interventions.ClassChange) -> str:
     name = f"{change.index} {change.label or ''}".strip()
     line = f"score of {name}: {change.score:.4g} to {change.score_after:.4g} ({change.change:+.3g})"
     line += f", probability {change.probability:.3g} to {change.probability_after:.3g}"
     return line + ("" if math.isfinite(change.score_after) else ": it is not finite")
-
-
-def layer_section(layers: Sequence[interventions.MovedLayer], weights: str, in_table: bool) -> Section:
-    """The calls, and how far their activations moved."""
-    return Section(LAYERS.rows(layers, weights=weights), LAYERS, "layer", in_table=in_table, needs_rows=True)
 
 
 def _complete_at(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -170,7 +158,6 @@ class Intervene(OfImage):
         super().check()
 
     def run(self) -> None:
-        """Run both passes and compare them."""
         net, types, seed, draws = self.net, self.types or None, self.model.seed, self.grid is not None
         built = Change.build_all(self.changes, net, types)
         with self.running():
@@ -205,14 +192,26 @@ class Intervene(OfImage):
         }
         total = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
         sections = [
-            class_section(classes, net.weights, in_flat=self.classes),
-            layer_section(effect.layers, net.weights, in_table=not self.classes),
+            Section(
+                CLASSES.rows(classes, weights=net.weights),
+                CLASSES,
+                "class",
+                totals=[_target_line(change) for change in classes if change.target],
+                in_flat=self.classes,
+                needs_rows=True,
+            ),
+            Section(
+                LAYERS.rows(effect.layers, weights=net.weights),
+                LAYERS,
+                "layer",
+                in_table=not self.classes,
+                needs_rows=True,
+            ),
         ]
         self.print(Report(sections, about=about, totals=[total], caption=self.caption))
 
 
 def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
-    """Name the interventions without an effect."""
     if not effect.changed:
         output.note("Note: nothing was changed")
     idle = [layer.call.key for layer in effect.layers if layer.changed and layer.relative_l2 == 0]

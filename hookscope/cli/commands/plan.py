@@ -26,7 +26,6 @@ _KINDS = ("parameters", "buffers", "gradients", "optimizer", "input", "saved", "
 
 
 def _seconds(name: str, time_of: Callable[[Any], planning.Timing | None], **more: Any) -> list[Column]:
-    """The median and the quartiles of a time."""
 
     def end(part: str) -> Callable[[Any], float | None]:
         return lambda fact: getattr(time_of(fact), part, None)

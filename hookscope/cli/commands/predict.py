@@ -11,7 +11,6 @@ from hookscope.cli import process
 from hookscope.cli.fields import option
 from hookscope.cli.output.report import Report, Section
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import caption_of
 from hookscope.cli.shared.subject import OfImages
 from hookscope.columns import Column, Columns, Row
@@ -58,9 +57,7 @@ class Predict(OfImages):
 
     def run(self) -> int:
         classes = self.target or scores.Target(f"top:{self.top or 5}")
-        files = ImageFiles(self.images)
-        files.read_first()
-        net = self.model.load()
+        net = self.net
         scores.check_family(net.family, net.name)
         names = categories_of(net, self.categories)
 
@@ -71,5 +68,5 @@ class Predict(OfImages):
             for prediction in predictions:
                 yield COLUMNS.row(prediction, image=pictures[0].name, weights=net.weights)
 
-        self.print(Report([Section(files.rows(net, rows), COLUMNS)], caption=caption_of(net)))
-        return files.status
+        self.print(Report([Section(self.files.rows(net, rows), COLUMNS)], caption=caption_of(net)))
+        return self.files.status

@@ -29,10 +29,6 @@ COLUMNS = Columns(
 _DEFAULTS = explain.Settings()
 
 
-def _read_methods() -> Iterator[tuple[str, str]]:
-    return ((name, method.summary) for name, method in explain.SALIENCY_METHODS.items())
-
-
 class Saliency(ExplainCommand):
     """Show which pixels of each IMAGE the score of a class depends on.
 
@@ -68,7 +64,9 @@ class Saliency(ExplainCommand):
     """
 
     printed = COLUMNS
-    table = kept_rows("saliency", "explain", _read_methods)
+    table = kept_rows(
+        "saliency", "explain", lambda: ((name, method.summary) for name, method in explain.SALIENCY_METHODS.items())
+    )
 
     method: str = shared.method_option(table, "gradient", "What to compute.")
     samples: int | None = option("Noisy copies for smoothgrad, masks for rise.  [default: 25, 1000]")

@@ -69,7 +69,9 @@ class ShowRun(RowCommand):
         written = f"; last written to {duration_words(max(0.0, time.time() - os.stat(log).st_mtime))} ago"
         lines = [_what_ran(run, len(runs)), f"{summary(run)}{written if run.end is None else ''}"]
         if self.plot is not None:
-            _draw(self.plot, run, findings, lines[0])
+            facts = {"run": _run_row(run), "findings": [finding.as_row() for finding in findings]}
+            provenance = {name: output.plain_json(fact) for name, fact in facts.items()}
+            write_plot(self.plot, report.plot(run, findings=findings, title=lines[0]), provenance)
         if self.html is not None:
             facts = {**models.package_versions(), "log": log, "command": process.command_line()}
             title = lines[0].partition(", started")[0]
@@ -98,16 +100,9 @@ def _what_ran(run: Run, runs: int) -> str:
 
 
 def _run_row(run: Run) -> dict[str, Any]:
-    """The header of the run, its totals and its notes."""
     header = {name: value for name, value in run.header.items() if name not in ("row", "layers", "types")}
     chosen = {"chosen_layers": run.header.get("layers"), "chosen_types": run.header.get("types")}
     return {**header, **chosen, **dataclasses.asdict(summary(run)), "notes": run.notes}
-
-
-def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -> None:
-    provenance = output.plain_json({"run": _run_row(run), "findings": [finding.as_row() for finding in findings]})
-    assert isinstance(provenance, dict)
-    write_plot(path, report.plot(run, findings=findings, title=heading), provenance)
 
 
 def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str]) -> Report:

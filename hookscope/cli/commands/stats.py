@@ -41,7 +41,6 @@ class StatisticsCommand(RowCommand):
             _refuse_foreign(self.save)
 
     def report(self, saved: statistics.SavedStatistics) -> None:
-        """Print the statistics and their findings, and write the files."""
         thresholds, source = StatisticsThresholds.of(self.thresholds), saved.source
         layers = saved.totals.statistics(thresholds.correlation)
         findings = statistics.find_problems(

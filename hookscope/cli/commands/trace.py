@@ -174,7 +174,6 @@ def _numbers(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
 
 
 def tensors_left_out(record: tracing.PassRecord, backward: bool) -> int:
-    """The number of tensors that are too large to be shown whole."""
     kinds = [[call.input, call.output, call.gradient if backward else {}] for call in record.calls]
     return sum(tensor.values is None for facts in kinds for parts in facts for tensor in parts.values())
 

@@ -122,5 +122,4 @@ class Visualize(PictureCommand):
 
 
 def _is_beyond(summary: Any, choice: drawing.ChannelChoice | None) -> bool:
-    """Whether a range of channels ends outside the layer."""
     return choice is not None and any(choice.beyond(part.tiles.channels) for part in summary.parts)

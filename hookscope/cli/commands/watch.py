@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from hookscope.cli.command import Command
 from hookscope.cli.fields import argument, option
 from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.options import SELECTION, layer_option, type_option
+from hookscope.cli.shared.options import SELECTION, complete_words, layer_option, type_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
 from hookscope.training import SinkChoice
@@ -32,10 +31,6 @@ class _ScriptCommand(GroupedCommand):
                 return super().parse_args(ctx, [*args[:at], "--", *args[at:]])
             at += 2 if args[at] in with_value else 1
         return super().parse_args(ctx, args)
-
-
-def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="file")]
 
 
 class Watch(Command):
@@ -92,7 +87,9 @@ class Watch(Command):
 
     made_of = _ScriptCommand
 
-    words: tuple[str, ...] = argument("SCRIPT [ARG]...", type=click.UNPROCESSED, shell_complete=_complete_files)
+    words: tuple[str, ...] = argument(
+        "SCRIPT [ARG]...", type=click.UNPROCESSED, shell_complete=complete_words(or_file=True)
+    )
     layers: Any = layer_option(f"Calls to log: {SELECTION}  [default: all]", default="all")
     types: tuple[str, ...] = type_option()
     every: int = option(

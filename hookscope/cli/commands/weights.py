@@ -16,7 +16,7 @@ from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.output_paths import write_html, write_picture, write_plot
 from hookscope.cli.shared.subject import OfModel
 from hookscope.cli.shared.threshold_options import threshold_option
-from hookscope.findings import Finding, counted
+from hookscope.findings import counted
 from hookscope.parameters import (
     finding_names as finding_names,  # its file registers the findings whose options help shows
 )
@@ -90,7 +90,8 @@ class Weights(OfModel):
         with self.printed_after(Report([section], findings, about, totals, caption=about)):
             said = {"findings": findings, "title": net.name, "weights": net.weights, "lines": totals}
             if self.plot is not None:
-                write_plot(self.plot, report.plot(rows, **said), _provenance(net, findings))
+                told = {"findings": output.plain_json([finding.as_row() for finding in findings])}
+                write_plot(self.plot, report.plot(rows, **said), {**models.package_versions(), **about, **told})
             if self.html is not None:
                 facts = {**models.package_versions(), **about, "command": process.command_line()}
                 write_html(self.html, report.draw_weights_page(rows, thresholds=thresholds, provenance=facts, **said))
@@ -98,11 +99,6 @@ class Weights(OfModel):
                 for text in sheet.left_out:
                     output.note(f"Note: {self.kernels} leaves out {text}")
                 write_picture(self.kernels, sheet.image)
-
-
-def _provenance(net: models.LoadedModel, findings: Sequence[Finding]) -> dict[str, Any]:
-    rows = output.plain_json([finding.as_row() for finding in findings])
-    return {**models.package_versions(), "model": net.name, "weights": net.weights, "findings": rows}
 
 
 def _totals(rows: Sequence[parameters.ParameterStatistics]) -> list[str]:

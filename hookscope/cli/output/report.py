@@ -38,7 +38,6 @@ class Section:
     needs_rows: bool = False
 
     def check(self, row: Row) -> Row:
-        """Return ``row``; refuse a field that the section does not have."""
         known = self.columns.nested
         if unknown := [name for name in row if name not in known]:
             raise ValueError(f"a row has the unknown fields {unknown}; there are {', '.join(known)}")

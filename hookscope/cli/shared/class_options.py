@@ -23,19 +23,15 @@ def complete_classes(ctx: click.Context, param: click.Parameter, incomplete: str
         names = ctx.params.get("categories") or models.class_names_of(typed_model(ctx) or "")
     except (HookscopeError, OSError):
         names = ()
-    return [CompletionItem(_as_one_word(name)) for name in names if name.lower().startswith(incomplete.lower())]
+    names = [name for name in names if name.lower().startswith(incomplete.lower())]
+    if os.environ.get("_HOOKSCOPE_COMPLETE", "").startswith("bash"):  # other shells quote a name by themselves
+        names = [re.sub(r"([^\w@%+=:,./-])", r"\\\1", name) for name in names]
+    return list(map(CompletionItem, names))
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """``top:K``, and `complete_classes`."""
     best = complete_words("top:1", "top:3", "top:5")(ctx, param, incomplete)
     return best + complete_classes(ctx, param, incomplete)
-
-
-def _as_one_word(name: str) -> str:
-    """``name`` as one word of the shell: only bash does not quote it by itself."""
-    shell = os.environ.get("_HOOKSCOPE_COMPLETE", "")
-    return re.sub(r"([^\w@%+=:,./-])", r"\\\1", name) if shell.startswith("bash") else name
 
 
 def target_option(

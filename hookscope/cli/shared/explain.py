@@ -89,7 +89,6 @@ class ExplainCommand(PictureCommand):
 
     @property
     def choice(self) -> scores.TargetChoice:
-        """What is explained."""
         files = self.similar_to
         similar_to = None if files is None else partial(files.read, files.paths[0])
         return scores.TargetChoice(self.target, self.region, self.against, similar_to)
@@ -106,12 +105,10 @@ class ExplainCommand(PictureCommand):
 
     @property
     def is_animation(self) -> bool:
-        """Whether ``-o`` names an animation."""
         return self.place.kind == "file" and self.place.path.lower().endswith(tuple(drawing.ANIMATIONS))
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
-        """The names of the classes."""
         return categories_of(self.net, self.categories)
 
     @cached_property
@@ -156,7 +153,6 @@ class Explanation:
         return self.net.inputs(self.tensor)
 
     def note(self, text: str) -> None:
-        """Print a note on this image on standard error."""
         output.note(f"Note: {self.source.origin.image}: {text}")
 
     def note_unseen(self, answer: scores.Score) -> None:

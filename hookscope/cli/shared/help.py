@@ -42,7 +42,6 @@ class GroupedCommand(click.Command):
         return super().get_help(ctx)
 
     def get_help(self, ctx: click.Context) -> str:
-        """What ``--help`` prints."""
         whole = self.whole_help(ctx)
         if whole.count("\n") < _MOST_LINES:
             return whole
@@ -73,7 +72,6 @@ class GroupedCommand(click.Command):
             self.help = template
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, and a line for each shared group."""
         own = own_options(self)
         for title in _SECTIONS:
             options = [option for option in own if getattr(option, "section", title) == title]
@@ -97,7 +95,6 @@ def _shortened(help: str, names: Sequence[str], width: int) -> str:
 
 
 def own_options(command: click.Command) -> list[click.Option]:
-    """The options that belong to no topic."""
     return [option for option in command.params if isinstance(option, click.Option) and not _topic(option)]
 
 

@@ -30,7 +30,6 @@ from hookscope.errors import (
 
 
 def with_notes(image: image_reader.InputImage) -> image_reader.InputImage:
-    """Print the notes on ``image`` on standard error, and return it."""
     for text in image.notes:
         output.note(f"Note: {image.name}: {text}")
     return image
@@ -142,7 +141,6 @@ class ImageList(Options):
 
     @property
     def folders(self) -> list[str]:
-        """The folders that were named."""
         return [path for path in self.paths if os.path.isdir(path)]
 
 

@@ -159,7 +159,6 @@ class ImageRun(contextlib.ExitStack):
         self.enter_context(process.prints_to_standard_error())
 
     def _interrupt(self, done: int) -> None:
-        """Say how many images the file holds, and what to do."""
         error = sys.exception()
         if done:
             fails_again = isinstance(error, LayerError)
@@ -178,7 +177,6 @@ class OfManyImages(OfImages, BatchOptions):
 class Measuring(OfManyImages):
     """A command that measures layers on many images."""
 
-    layers: hooks.Selection | None = None
     types: tuple[str, ...] = type_option()
     ops: bool | None = ops_option()
 

@@ -88,7 +88,9 @@ class ModelOptions(Options):
 def note_assumption(net: models.LoadedModel) -> None:
     """Say what is assumed of how images become inputs, if the model leaves it open."""
     if net.preprocess.assumed:
-        output.note(f"Note: {net.name} {_assumption(net.preprocess)}")
+        what, options = _TO_SAY[net.preprocess.assumed]
+        assumed = f"does not state {what}: assumed {net.preprocess.assumption}"
+        output.note(f"Note: {net.name} {assumed}; change it with {options}")
 
 
 def _is_first_today(model: str) -> bool:
@@ -105,12 +107,6 @@ _TO_SAY = {
     ("size",): ("its input size", "--size, --resize"),
     ("values",): ("its mean and std", "--mean, --std, --range"),
 }
-
-
-def _assumption(preprocess: models.Preprocess) -> str:
-    """What a model leaves open, what is assumed, and how to say otherwise."""
-    what, options = _TO_SAY[preprocess.assumed]
-    return f"does not state {what}: assumed {preprocess.assumption}; change it with {options}"
 
 
 @contextmanager

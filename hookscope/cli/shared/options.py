@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -20,8 +20,6 @@ from hookscope.errors import UsageError
 
 
 class FiniteRange(click.FloatRange):
-    """A range without NaN and infinity."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
@@ -35,7 +33,6 @@ class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
     name = "[Dx]HxW"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """``"224x320"`` to ``(224, 320)``; a side is between 1 and 16384 pixels."""
         if isinstance(value, tuple):
             return value
         is_size = re.fullmatch(r"\d{1,5}(?:[xX×]\d{1,5}){0,2}", value.strip())
@@ -81,25 +78,24 @@ class FilePath(click.Path):
     """A file, but not the next option, which click takes for a file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path as it is."""
         if param is not None and isinstance(value, str) and re.fullmatch(r"--?[a-z][a-z-]*", value):
             asked = f"{param.opts[0]} needs a file, but '{value}' is an option"
             raise UsageError(asked, do=f"write {param.opts[0]} {param.metavar}")
         return super().convert(value, param, ctx)
 
 
-def complete_words(*words: str) -> Completion:
-    """A completion that offers these words."""
-    return lambda ctx, param, incomplete: [CompletionItem(word) for word in words if word.startswith(incomplete)]
+def complete_words(*words: str, read: Callable[[], Iterable[str]] | None = None, or_file: bool = False) -> Completion:
+    """A completion that offers ``words`` and what ``read`` returns when it is asked, or else a file."""
 
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        offered = [*words, *(read() if read is not None else ())]
+        items = [CompletionItem(word) for word in offered if word.startswith(incomplete)]
+        return items or ([CompletionItem(incomplete, type="file")] if or_file else [])
 
-def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of torchvision's models and of the bundled ones."""
-    return complete_words(*models.model_names())(ctx, param, incomplete)
+    return complete
 
 
 def typed_model(ctx: click.Context) -> str | None:
-    """The MODEL that has been typed so far."""
     # before an option that still lacks its value click leaves the arguments where they are
     return next(iter(ctx.args), None) or ctx.params.get("model") or ctx.params.get("model_a")
 
@@ -124,26 +120,11 @@ def complete_types(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return complete_words("all", *names)(ctx, param, incomplete)
 
 
-def complete_colour_maps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return complete_words(*drawing.colour_map_names())(ctx, param, incomplete)
-
-
-def complete_weights(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The words for weights; anything else is completed as a file."""
-    words = complete_words(*models.WEIGHTS_WORDS)(ctx, param, incomplete)
-    return words or [CompletionItem(incomplete, type="file")]
-
-
-def complete_preprocess(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The words for preprocessing; anything else is completed as a file."""
-    words = complete_words(*models.PREPROCESS_WORDS)(ctx, param, incomplete)
-    return words or [CompletionItem(incomplete, type="file")]
-
-
-def complete_scales(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return complete_words(*drawing.scale_examples())(ctx, param, incomplete)
-
-
+complete_models = complete_words(read=lambda: models.model_names())
+complete_weights = complete_words(read=lambda: models.WEIGHTS_WORDS, or_file=True)
+complete_preprocess = complete_words(read=lambda: models.PREPROCESS_WORDS, or_file=True)
+complete_colour_maps = complete_words(read=lambda: drawing.colour_map_names())
+complete_scales = complete_words(read=lambda: drawing.scale_examples())
 complete_channels = complete_words("top:16", "top:16:max", "top:16:std", "top:16:mean")
 complete_devices = complete_words("auto", "cpu", "cuda", "mps")
 
@@ -185,16 +166,15 @@ def layer_option(
     """A selection of layers or calls; without the option, or with an empty one, ``default``, or None."""
     usual = () if default is None else (default,)
     more = {"section": "Layers", "default": usual or None, "show_default": False, **more}
-    select = parsed(lambda texts: _selection(name, texts or usual) if texts or usual else None)
-    complete = complete_layers
-    return option(help, name, metavar=metavar, multiple=True, callback=select, shell_complete=complete, **more)
 
+    def select(texts: Sequence[str]) -> hooks.Selection | None:
+        for text in texts:
+            if text.startswith("--"):
+                raise UsageError(f"{name} needs layers, but '{text}' is an option", do=f"write {name} conv1 {text}")
+        return hooks.Selection(texts or usual) if texts or usual else None
 
-def _selection(option: str, texts: Sequence[str]) -> hooks.Selection:
-    for text in texts:
-        if text.startswith("--"):
-            raise UsageError(f"{option} needs layers, but '{text}' is an option", do=f"write {option} conv1 {text}")
-    return hooks.Selection(texts)
+    more |= {"callback": parsed(select), "shell_complete": complete_layers}
+    return option(help, name, metavar=metavar, multiple=True, **more)
 
 
 def ops_option() -> Any:
@@ -215,7 +195,6 @@ def type_option(help: str = TYPES, **more: Any) -> Any:
 
 
 def in_file(help: str, *names: str, **more: Any) -> Any:
-    """The name of a file to read."""
     return option(help, *names, **{"metavar": "FILE", "type": FilePath(), **more})
 
 

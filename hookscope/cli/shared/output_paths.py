@@ -55,7 +55,6 @@ class OutputPath:
 
     @property
     def takes_one(self) -> bool:
-        """Whether there is room for one picture only."""
         return self.kind in ("file", "stdout")
 
     def check_count(self, passes: int) -> None:
@@ -100,19 +99,16 @@ def refuse_input(output: str, inputs: Iterable[str], kind: str = "image") -> Non
 
 
 def check_plot(path: str) -> None:
-    """Refuse a ``--plot`` of another format."""
     if cache.other_homes() and (base := cache.user_folder()):  # before matplotlib is imported
         os.environ.setdefault("MPLCONFIGDIR", os.path.join(base, "matplotlib"))
     drawing.plot_suffix(path)
 
 
 def check_picture(path: str) -> None:
-    """Refuse a name for one sheet that does not end in ``.png``."""
     _check_suffix(path, (".png",))
 
 
 def check_html(path: str) -> None:
-    """Refuse a name of a page that does not end in ``.html``."""
     _check_suffix(path, (".html", ".htm"))
 
 
@@ -135,7 +131,6 @@ def page_name(words: Sequence[str], model: str) -> str:
 
 
 def write_html(path: str, page: str) -> None:
-    """Write the file of ``--html``."""
     write_atomically(path, page.encode(errors="backslashreplace"))
     wrote(path)
 
@@ -150,7 +145,6 @@ def write_picture(path: str, image: Any) -> None:
 
 
 def write_plot(path: str, figure: Any, provenance: Mapping[str, Any] | None = None) -> None:
-    """Write the file of ``--plot``."""
     write_atomically(path, drawing.figure_bytes(figure, drawing.plot_suffix(path), provenance))
     wrote(path)
 

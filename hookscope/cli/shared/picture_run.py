@@ -13,11 +13,10 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hookscope import drawing, hooks, images, models, system
+from hookscope import drawing, images, system
 from hookscope.cli import process
 from hookscope.cli.output.report import Report, Section
-from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import caption_of, check_choice
+from hookscope.cli.shared.model import caption_of
 from hookscope.cli.shared.output_paths import OutputPath, is_device, refuse_input, write_picture
 from hookscope.cli.shared.subject import OfImages
 from hookscope.cli.shared.written import wrote_arrays
@@ -95,7 +94,6 @@ class ArrayFile:
 
 
 def check_arrays(path: str) -> None:
-    """Refuse a ``--raw`` of another format."""
     if _suffix(path) not in _SUFFIXES and not is_device(path):
         raise UsageError(f"cannot write {path}", "--raw writes arrays", "name it .npy (one), .npz or .safetensors")
 
@@ -136,8 +134,6 @@ class PictureCommand(OfImages):
 
     output: str | None = None
     raw: str | None = None
-    layers: hooks.Selection | None = None
-    types: tuple[str, ...] = ()
 
     @cached_property
     def place(self) -> OutputPath:
@@ -150,30 +146,15 @@ class PictureCommand(OfImages):
 
     @cached_property
     def arrays(self) -> ArrayFile:
-        """The file of ``--raw``."""
         file = ArrayFile(self.raw)
         file.expect(2 if len(self.images) > 1 else 1)
         return file
-
-    @cached_property
-    def files(self) -> ImageFiles:
-        """The images of the run."""
-        return ImageFiles(self.images)
-
-    @cached_property
-    def net(self) -> models.LoadedModel:
-        """The model, which must have layers of the ``types``; a single image is read first."""
-        self.files.read_first()
-        net = self.model.load()
-        check_choice(net, self.types, self.layers)
-        return net
 
     def check(self) -> None:
         _ = self.place, self.arrays
         super().check()
 
     def draw(self, read: Sequence[images.InputImage]) -> Iterator[Any]:
-        """Write the pages of one forward pass, and yield a row for each."""
         raise NotImplementedError
 
     def shown(self, rows: Iterable[Row]) -> Iterable[Row]:
@@ -197,7 +178,6 @@ class PictureCommand(OfImages):
 
     @property
     def is_single(self) -> bool:
-        """Whether there is only one forward pass."""
         return len(self.files.groups(self.net)) == 1
 
     def path(self, name: str, image: str, is_only: bool) -> str:
@@ -217,7 +197,6 @@ class PictureCommand(OfImages):
 
 
 def write_bytes(data: bytes) -> None:
-    """Write a picture or a page to standard output."""
     stream = process.standard_output().buffer
     stream.write(data)
     stream.flush()

@@ -46,7 +46,6 @@ class OfImage(OfModel):
 
     @cached_property
     def files(self) -> ImageFiles:
-        """The files of the images."""
         return ImageFiles(self.paths)
 
     @cached_property
@@ -61,12 +60,10 @@ class OfImage(OfModel):
 
     @cached_property
     def read_images(self) -> Sequence[InputImage]:
-        """The images."""
         return [self.files.read(path, self.net.preprocess.frames) for path in self.paths]
 
     @cached_property
     def tensors(self) -> Sequence[Any]:
-        """What the images become."""
         return [self.net.prepare(image) for image in self.read_images]
 
     @property
@@ -76,7 +73,6 @@ class OfImage(OfModel):
 
     @property
     def caption(self) -> dict[str, Any]:
-        """The caption of a table about this pass."""
         return (
             caption_of(self.net, self.read_images)
             if self.paths
@@ -91,6 +87,21 @@ class OfImage(OfModel):
 class OfImages(OfModel, ImageList):
     """A command about images, one after another."""
 
+    layers: hooks.Selection | None = None
+    types: tuple[str, ...] = ()
+
     def inputs(self) -> Iterator[tuple[str, str]]:
         yield from super().inputs()
         yield from (("image", path) for path in self.images)
+
+    @cached_property
+    def files(self) -> ImageFiles:
+        return ImageFiles(self.images)
+
+    @cached_property
+    def net(self) -> models.LoadedModel:
+        """The model, which must have layers of the ``types``; a single image is read first."""
+        self.files.read_first()
+        net = self.model.load()
+        check_choice(net, self.types, self.layers)
+        return net

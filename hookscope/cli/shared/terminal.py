@@ -124,7 +124,6 @@ def fit(picture: Image, screen: Screen) -> tuple[int, int, float]:
 
 
 def _pixels(screen: Screen) -> tuple[int, int]:
-    """The pixels of a cell, width and height."""
     return (1, 2) if screen.protocol == "blocks" else screen.cell
 
 

@@ -70,7 +70,6 @@ class WatchRun:
             raise
 
     def run(self) -> None:
-        """Run the script; its exceptions propagate."""
         self._stderr, WatchRun.of_script = sys.stderr, self
         atexit.register(self._end)  # registered first, so called last, after the threads of the script have ended
         settings = {name: value for name, value in self._settings.items() if name != "on_trouble"}
@@ -104,7 +103,6 @@ class WatchRun:
             raise
 
     def forget(self) -> None:
-        """Remove all hooks, in a process that was forked off."""
         if self._monitor is not None:
             self._monitor.__exit__(None, None, None)
 
@@ -151,7 +149,6 @@ class WatchRun:
                 os.unlink(self._path)
 
     def _close(self) -> str:
-        """End the watching; the closing note."""
         with contextlib.suppress(Exception):  # the exit status of the script must stay
             if self._monitor is not None and os.getpid() == self._pid:
                 self._monitor.__exit__(None if self._error is None else type(self._error), self._error, None)
