@@ -78,12 +78,6 @@ class OverlaySource:
         """A heading with ``words``, then model and image, and in the colour of alarms what ``alarm`` says."""
         return Heading([*words, *self.lines(method)], "; ".join(filter(None, [self.warning, alarm])), **more)
 
-    def fitting_width(self, panels: int) -> int | None:
-        """The width of each of so many panels if a page of the photograph's own size would be too large."""
-        pixels = panels * self.photograph.width * self.photograph.height
-        large = panels > 1 and pixels > _LARGEST
-        return int(self.photograph.width * math.sqrt(_LARGEST / pixels)) if large else None
-
     def peak_in(self, values: NDArray[np.float32]) -> tuple[float, float] | None:
         """``(x, y)`` of the cell of ``values`` ``(h, w)`` with the highest value, in pixels of the photograph.
 
@@ -216,16 +210,11 @@ def draw_saliency(
     photograph = source.photograph
     rows = [HeatRow(panels)] if photograph.width <= 2 * photograph.height else [HeatRow([panel]) for panel in panels]
     heading = source.heading(answer_lines(saliency.prediction), saliency.method, why_unseen(saliency.prediction))
-    width = _width(source, saliency)
+    left, _, right, _ = source.box  # a panel has at least a pixel for each of the map
+    width = max(_WIDTH, math.ceil(saliency.drawn.shape[1] * photograph.width / max(right - left, 1.0)))
     about = {**answer_facts(saliency.prediction), "shape": list(saliency.values.shape), **facts}
-    return source.page(heading, rows, saliency.method, cmap, about, width, LIGHT if how.signed else DARK)
-
-
-def _width(source: OverlaySource, saliency: Saliency) -> int | None:
-    """The width of a panel, at least a pixel for each of the map; None for the width of a photograph that is narrow."""
-    left, _, right, _ = source.box
-    width = max(_WIDTH, math.ceil(saliency.drawn.shape[1] * source.photograph.width / max(right - left, 1.0)))
-    return width if source.photograph.width > width else None
+    narrower, ground = width if photograph.width > width else None, LIGHT if how.signed else DARK
+    return source.page(heading, rows, saliency.method, cmap, about, narrower, ground)
 
 
 def percentile(values: NDArray[np.float32]) -> float:
@@ -314,7 +303,9 @@ def draw_cam(
     source, tops, cmap = OverlaySource.of(photograph, net), shared_tops([*maps, *scale_of]), cmap or ONE_COLOUR
     heading, rows = (_rows_of_class if len(maps_by_class(maps)) == 1 else _rows_of_classes)(source, maps, tops)
     panels = sum(len(row.panels) for row in rows) + heading.photograph
-    if width is None and (width := source.fitting_width(panels)) is not None:
+    pixels = panels * source.photograph.width * source.photograph.height
+    if width is None and panels > 1 and pixels > _LARGEST:
+        width = int(source.photograph.width * math.sqrt(_LARGEST / pixels))
         words = f"drawn at {percent(width / source.photograph.width)} of its size"
         heading = replace(heading, words=[*heading.words[:-1], f"{heading.words[-1]}, {words}"])
     facts = {"maps": [_facts(cam, tops[cam.call.key]) for cam in maps], "fused": maps[0].fused}

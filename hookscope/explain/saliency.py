@@ -21,7 +21,7 @@ from hookscope.errors import InputError, ModelError, UsageError
 from hookscope.explain.cam import class_activation_maps
 from hookscope.explain.cam_maps import in_place_of, over_picture, picture_of, progress_counter
 from hookscope.explain.cam_methods import gradient_free, method_named
-from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, wide
+from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
@@ -209,7 +209,9 @@ def saliency_maps(
                     values = values if place is None else values * place
                     if how.prepared is not None:  # rules are linear in the relevance of the output
                         values, expected = values * goal.score.score, goal.score.score
-                    _check_finite(values, how, goal.score.name)
+                    if not bool(torch.isfinite(values).all()):
+                        what = "gradient" if how.gradient else "score of changed images"
+                        raise InputError(f"the {what} of {goal.score.name} is not finite", do=FIND_NON_FINITE)
                     unguided, steps = guide.missed if how.guided else 0, chosen.steps if how.completes else None
                     saliency = Saliency(goal.score, method, values.to(wide(picture)), expected, unguided, steps)
                     if not how.completes or not saliency.incomplete or 2 * chosen.steps > chosen.most_steps:
@@ -220,12 +222,6 @@ def saliency_maps(
         if how.guided and not guide.met:
             raise _nothing_to_guide(model, " that the gradient passes")
     return maps
-
-
-def _check_finite(values: Tensor, how: SaliencyMethod, name: str) -> None:
-    if not bool(torch.isfinite(values).all()):
-        what = "gradient" if how.gradient else "score of changed images"
-        raise InputError(f"the {what} of {name} is not finite", do=FIND_NON_FINITE)
 
 
 def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:

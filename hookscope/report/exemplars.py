@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from PIL import Image
-
 from hookscope.errors import UsageError
 from hookscope.exemplars import (
     CELL,
@@ -175,8 +173,9 @@ def _cell(layer: LayerExemplars, exemplar: Exemplar, crops: Crops, addresses: di
         drawn = crop.drawn()
         assert drawn is not None
         address = jpeg_address(drawn, _QUALITY)
-    else:
-        address = addresses.setdefault(id(crop.image), _address(crop.image))
+    elif (address := addresses.get(id(crop.image), "")) == "":
+        sharp = max(crop.image.size) <= _SHARP
+        address = addresses[id(crop.image)] = png_address(crop.image) if sharp else jpeg_address(crop.image, _QUALITY)
     return Cell(address, *_shown(crop.size), exemplar.value, exemplar.label, about)
 
 
@@ -189,7 +188,3 @@ def _synthesized(made: SynthesizedImage) -> Cell:
 def _shown(size: tuple[int, int]) -> tuple[int, int]:
     width, height = (max(1, round(side * _SHOWN / CELL)) for side in size)
     return width, height
-
-
-def _address(image: Image.Image) -> str:
-    return png_address(image) if max(image.size) <= _SHARP else jpeg_address(image, _QUALITY)
