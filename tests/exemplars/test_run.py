@@ -152,7 +152,7 @@ def test_parts_that_workers_merged_give_the_same() -> None:
     assert facts(find_exemplars(net, PATHS, "0,name:4", top=4, run=settings(5, 0, InParts()))) == facts(expected)
 
 
-def test_labels_give_classes_and_selectivity() -> None:
+def test_labels_give_classes_and_selectivity_and_files_have_none_unless_a_folder_was_named() -> None:
     net = small()
     [layer] = find_exemplars(net, ["."], "0", top=6, measure="abs", run=settings(skipped=ignore))
     outputs = np.stack([np.abs(maps).max((1, 2)) for maps in on_paper(net, PATHS)["0"]])
@@ -165,9 +165,6 @@ def test_labels_give_classes_and_selectivity() -> None:
         others = (mean.sum() - mean.max()) / 2
         assert channel.best_class == "abc"[mean.argmax()]
         assert channel.selectivity == pytest.approx((mean.max() - others) / (mean.max() + others), rel=1e-5)
-
-
-def test_files_have_no_label_unless_a_folder_was_named() -> None:
     [layer] = find_exemplars(small(), PATHS, "0", channels=[2])
     assert (layer.channels[0].classes, layer.channels[0].selectivity) == ((), None)
     assert [channel.channel for channel in layer.channels] == [2]

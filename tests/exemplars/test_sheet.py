@@ -127,7 +127,7 @@ def test_many_channels_have_several_pages(tmp_path: Path) -> None:
     assert len({page.width for page in pages}) == 1
 
 
-def test_random_weights_are_said_in_red(tmp_path: Path) -> None:
+def test_random_weights_are_said_in_red_and_a_missing_file_is_a_marked_cell(tmp_path: Path) -> None:
     layer = layer_in(tmp_path)
     trained, untrained = (
         np.asarray(draw_exemplars(layer, replace(shapes(), weights=weights))[0])
@@ -135,10 +135,6 @@ def test_random_weights_are_said_in_red(tmp_path: Path) -> None:
     )
     red = [((page[:80] == (200, 56, 10)).all(-1)).any() for page in (trained, untrained)]
     assert red == [False, True]
-
-
-def test_a_missing_file_is_a_marked_cell(tmp_path: Path) -> None:
-    layer = layer_in(tmp_path)
     (tmp_path / "0.png").unlink()
     [page] = draw_exemplars(layer, shapes())
     marked = (np.asarray(page) == (200, 56, 10)).all(-1)

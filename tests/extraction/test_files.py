@@ -348,6 +348,7 @@ def test_resume_begins_where_there_is_nothing_in_an_empty_folder_and_behind_a_li
         ("out", {"shard": 0}, "^shard must be at least 1, not 0"),
         ("-", {}, "^cannot write features to '-'; name a file"),
         ("a.csv", {}, r"^no format for 'a\.csv'"),
+        ("a.parquet.gz", {}, r"^no format for 'a\.parquet\.gz'"),
     ],
 )
 def test_wrong_usage_is_refused_before_the_first_pass(name: str, options: dict[str, Any], words: str) -> None:

@@ -20,7 +20,7 @@ import torch
 import zarr
 from pyarrow import dataset, parquet
 
-from hookscope.errors import InputError, InstallationError, UsageError
+from hookscope.errors import InputError, InstallationError
 from hookscope.extraction import FORMATS, files, formats
 from tests.extraction.runs import NAMES, SOURCE, features, write
 
@@ -182,11 +182,8 @@ def test_a_layer_that_is_called_like_a_field_of_the_row_gets_another_name(name: 
     elif name == "a.parquet":
         assert duckdb.sql("select path, \"path (layer)\"[1] from 'a.parquet'").fetchall()[0] == (PATHS[0], 1.0)
 
-
-def test_two_columns_of_one_name_are_an_error() -> None:
-    one = torch.tensor([1.0])
     with pytest.raises(InputError, match=r"two columns are called 'path \(layer\)'"):
-        write("a.npz", {"of": lambda p: {"path": one, "path (layer)": one}})
+        write("b.npz", {"of": lambda p: {"path": one, "path (layer)": one}})
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.parquet", "a.zarr"])
@@ -227,12 +224,6 @@ def test_the_packages_of_extras_are_imported_only_for_their_formats(monkeypatch:
         monkeypatch.setitem(sys.modules, package, None)
     for file in (files, formats):
         runpy.run_path(str(file.__file__))
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.npyz", "a.", "a.parquet.gz"])
-def test_an_unknown_suffix_is_wrong_usage(name: str) -> None:
-    with pytest.raises(UsageError, match=r"^no format for 'a\."):
-        write(name)
 
 
 def test_every_format_is_tested_here() -> None:

@@ -55,16 +55,14 @@ def test_cls_is_the_first_token_where_tokens_fold_to_a_grid_with_class_tokens(to
             pooled(tensor, 3, "cls", nn.LayerNorm(6), SQUARE, "x")
 
 
-@pytest.mark.parametrize("tensor", [MAPS, MAPS[..., 0, 0], torch.randn(3)])
-def test_maps_and_vectors_have_no_class_token(tensor: Tensor) -> None:
-    with pytest.raises(LayerError, match="no class token"):
-        pooled(tensor, 3, "cls", None, SQUARE, "x")
-
-
-@pytest.mark.parametrize("tensor", [torch.randn(7, 4), torch.tensor(1.0)])
-def test_an_output_without_a_row_for_each_image_is_refused_with_advice(tensor: Tensor) -> None:
-    with pytest.raises(LayerError, match=r"heads has no row for each image; its output is .* for 3 images; .*size=1"):
-        pooled(tensor, 3, "mean", None, SQUARE, "heads")
+def test_outputs_without_a_class_token_or_a_row_for_each_image_are_refused_with_advice() -> None:
+    for tensor in (MAPS, MAPS[..., 0, 0], torch.randn(3)):
+        with pytest.raises(LayerError, match="no class token"):
+            pooled(tensor, 3, "cls", None, SQUARE, "x")
+    words = r"heads has no row for each image; its output is .* for 3 images; .*size=1"
+    for tensor in (torch.randn(7, 4), torch.tensor(1.0)):
+        with pytest.raises(LayerError, match=words):
+            pooled(tensor, 3, "mean", None, SQUARE, "heads")
 
 
 BOXES = torch.randn(7, 5, 2, 2)

@@ -184,12 +184,9 @@ def test_workers_are_as_many_as_the_cluster_has_room_for(
     has: dict[str, float], processors: int, gpus: float, workers: int
 ) -> None:
     assert engines._most_workers(has, processors, gpus) == workers
-
-
-@pytest.mark.parametrize(("has", "gpus", "words"), [({"CPU": 8.0}, 0.5, "has 0"), ({"CPU": 1.0}, 0, "needs 2 proc")])
-def test_a_cluster_without_room_for_a_worker_is_refused(has: dict[str, float], gpus: float, words: str) -> None:
-    with pytest.raises(HookscopeError, match=words):
-        engines._most_workers(has, 2, gpus)
+    for too_few, share, words in (({"CPU": 8.0}, 0.5, "has 0"), ({"CPU": 1.0}, 0, "needs 2 proc")):
+        with pytest.raises(HookscopeError, match=words):
+            engines._most_workers(too_few, 2, share)
 
 
 def test_other_versions_on_a_worker_are_refused() -> None:
@@ -440,9 +437,6 @@ def test_a_rank_that_dies_ends_all(torchrun: Run, few: list[str], rank: str) -> 
 @pytest.mark.slow
 def test_commands_without_passes_end_in_all_ranks(torchrun: Run, few: list[str]) -> None:
     assert "Usage" in torchrun("stats", "--help").stdout
-    measure_images(load_model("shapes"), few[:2], save="a.json")
-    measure_images(load_model("shapes"), few[2:4], save="b.json")
-    assert torchrun("stats", "--merge", "a.json", "b.json", "--format", "csv").stdout.count("index,name,") == 1
     torchrun("stats", "shapes", expected=1)
 
 

@@ -106,10 +106,14 @@ def test_a_folder_or_a_pipe_in_place_of_the_file_is_none(place: Path, make: Call
     assert cache.load("kind", KEY) is None
 
 
-def test_a_file_in_place_of_the_folder_stays(place: Path) -> None:
+def test_without_a_folder_nothing_is_kept_and_a_file_in_its_place_stays(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.parent.write_text("in the way")
-    cache.store("kind", KEY, 1)
-    assert cache.load("kind", KEY) is None
+    for folder in (place, None):
+        monkeypatch.setattr(cache, "folder", lambda folder=folder: folder and str(folder))
+        cache.store("kind", KEY, 1)
+        assert cache.load("kind", KEY) is None
     assert place.parent.read_text() == "in the way"
 
 
@@ -124,12 +128,6 @@ def test_a_failing_system_call_is_no_error(place: Path, monkeypatch: pytest.Monk
     cache.store("kind", KEY, "after")
     assert cache.load("kind", KEY) == "before"
     only_file(place)  # and no temporary file beside it
-
-
-def test_without_a_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "folder", lambda: None)
-    cache.store("kind", KEY, 1)
-    assert cache.load("kind", KEY) is None
 
 
 def test_a_value_or_a_key_that_is_no_json_is_an_error(place: Path) -> None:

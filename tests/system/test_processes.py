@@ -61,20 +61,17 @@ def test_an_import_that_fails_does_not_count(folder: Path) -> None:
     assert importlib.import_module("late_one").x == "mended" and calls == [1]
 
 
-def test_an_imported_module_is_not_awaited() -> None:
-    calls: list[int] = []
-    finders = list(sys.meta_path)
-    after_import("pytest", lambda: calls.append(1))
-    assert calls == [1] and sys.meta_path == finders
-
-
-def test_looking_for_the_module_is_not_importing_it(folder: Path) -> None:
+def test_an_imported_module_is_not_awaited_and_looking_for_one_is_not_importing_it(folder: Path) -> None:
     (folder / "late_one.py").write_text("x = 1")
-    calls: list[int] = []
-    after_import("late_one", lambda: calls.append(1))
-    assert importlib.util.find_spec("late_one") is not None and calls == []
+    calls: list[str] = []
+    finders = list(sys.meta_path)
+    after_import("pytest", lambda: calls.append("pytest"))
+    after_import("late_one", lambda: calls.append("cancelled"))()
+    assert calls == ["pytest"] and sys.meta_path == finders
+    after_import("late_one", lambda: calls.append("late_one"))
+    assert importlib.util.find_spec("late_one") is not None and calls == ["pytest"]
     importlib.import_module("late_one")
-    assert calls == [1]
+    assert calls == ["pytest", "late_one"]
 
 
 @pytest.mark.parametrize("theirs_is_first", [True, False])
@@ -101,15 +98,6 @@ def test_an_import_hook_of_somebody_else_is_called_too(folder: Path, theirs_is_f
         sys.meta_path.insert(0, Theirs())
         after_import("late_one", lambda: calls.append("ours"))
     assert importlib.import_module("late_one").x == 1 and sorted(calls) == ["ours", "theirs"]
-
-
-def test_what_is_cancelled_is_not_called(folder: Path) -> None:
-    (folder / "late_one.py").write_text("x = 1")
-    calls: list[int] = []
-    finders = list(sys.meta_path)
-    cancel = after_import("late_one", lambda: calls.append(1))
-    cancel()
-    assert sys.meta_path == finders and importlib.import_module("late_one").x == 1 and calls == []
 
 
 def test_signals_held_restores_the_handlers() -> None:
