@@ -155,7 +155,7 @@ class Followed(NamedTuple):
         return Followed((change(self.field[0]), change(self.field[1])), frozenset(flat))
 
 
-class Operation:
+class FieldOperation:
     """One operation of a pass: its name, its arguments by name, its output, and what is known of its tensors."""
 
     def __init__(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], of: Callable[[Tensor], Any]) -> None:
@@ -194,7 +194,7 @@ class Operation:
         return values if len(values) == count else values[:1] * count
 
 
-Rule = Callable[[Operation], "Followed | list[Followed] | None"]
+Rule = Callable[[FieldOperation], "Followed | list[Followed] | None"]
 RULES: dict[str, Rule] = {}
 """What each operation does to fields, by its internal name without a trailing ``_``; None where it is not followed."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hookscope.geometry.operation import RULES, AxisField, Field, Followed, Indices, Operation, rule, union
+from hookscope.geometry.operation import RULES, AxisField, Field, FieldOperation, Followed, Indices, rule, union
 from hookscope.hooks import tensors_in
 
 
@@ -23,7 +23,7 @@ def shifted(known: Followed, dim: int, length: int, by: int, count: int, every: 
 
 
 @rule("permute", "transpose", "t", "swapaxes", "movedim", "numpy_T", "mT", "adjoint")
-def _permute(operation: Operation) -> Followed:
+def _permute(operation: FieldOperation) -> Followed:
     dims = operation["dims"]
     if dims is None:
         dims = list(range(operation.input.dim()))
@@ -50,12 +50,12 @@ def removed(known: Followed, gone: Collection[int], why: str) -> Followed:
 
 
 @rule("unsqueeze")
-def _unsqueeze(operation: Operation) -> Followed:
+def _unsqueeze(operation: FieldOperation) -> Followed:
     return inserted(operation.followed, operation["dim"] % operation.output.dim())
 
 
 @rule("squeeze")
-def _squeeze(operation: Operation) -> Followed:
+def _squeeze(operation: FieldOperation) -> Followed:
     shape = operation.input.shape
     chosen = operation["dim"]
     chosen = [chosen] if isinstance(chosen, int) else chosen
@@ -64,14 +64,14 @@ def _squeeze(operation: Operation) -> Followed:
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy")
-def _view(operation: Operation) -> Followed:
+def _view(operation: FieldOperation) -> Followed:
     before, after = operation.input.shape, operation.output.shape
     same = operation.followed.flat if tuple(before) == tuple(after) else ()
     return operation.followed.each(lambda reach: reach.reshaped(before, after), same)
 
 
 @rule("slice")
-def _slice(operation: Operation) -> Followed:
+def _slice(operation: FieldOperation) -> Followed:
     dim = (operation["dim"] or 0) % operation.input.dim()
     length, count = operation.input.shape[dim], operation.output.shape[dim]
     begin, _, every = slice(operation["start"], operation["end"], operation["step"]).indices(length)
@@ -79,14 +79,14 @@ def _slice(operation: Operation) -> Followed:
 
 
 @rule("select")
-def _select(operation: Operation) -> Followed:
+def _select(operation: FieldOperation) -> Followed:
     dim = operation["dim"] % operation.input.dim()
     length = operation.input.shape[dim]
     return removed(shifted(operation.followed, dim, length, operation["index"] % length, 1), {dim}, "")
 
 
 @rule("split", "split_with_sizes", "unbind", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
-def _split(operation: Operation) -> list[Followed]:
+def _split(operation: FieldOperation) -> list[Followed]:
     dim = (operation["dim"] or 0) % operation.input.dim()
     length, at, pieces = operation.input.shape[dim], 0, []
     for output in operation.output:
@@ -99,7 +99,7 @@ def _split(operation: Operation) -> list[Followed]:
 
 @rule("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 @rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def _pad(operation: Operation) -> Followed:
+def _pad(operation: FieldOperation) -> Followed:
     """Pads of any values count as pixels outside: a window that covers one and its mirror image sees no more."""
     pad = operation["pad"] or operation["padding"]
     shape, dims = operation.input.shape, operation.input.dim()
@@ -111,24 +111,24 @@ def _pad(operation: Operation) -> Followed:
 
 
 @rule("roll", "flip")
-def _moved(operation: Operation) -> Followed:
+def _moved(operation: FieldOperation) -> Followed:
     dims = operation["dims"] or range(operation.input.dim())
     gone = {dim % operation.input.dim() for dim in dims}
     return operation.followed.each(lambda reach: reach.without(gone, operation.name))
 
 
 @rule("clone", "detach", "alias", "contiguous", "_to_copy", "lift_fresh", "native_dropout", "native_channel_shuffle")
-def _same(operation: Operation) -> Followed:
+def _same(operation: FieldOperation) -> Followed:
     return operation.followed
 
 
 @rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "fill", "zero")
 @rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "bernoulli")
-def constant(operation: Operation) -> list[Followed]:
+def constant(operation: FieldOperation) -> list[Followed]:
     return []
 
 
-def pointwise(operation: Operation) -> Followed | list[Followed]:
+def pointwise(operation: FieldOperation) -> Followed | list[Followed]:
     """Values at the same position come together; sizes of 1 are repeated."""
     shape = operation.output.shape if isinstance(operation.output, Tensor) else operation.input.shape
     tensors = operation.tensors
@@ -140,7 +140,7 @@ def pointwise(operation: Operation) -> Followed | list[Followed]:
 RULES["copy"] = pointwise
 
 
-def _together(operation: Operation, tensors: Sequence[Tensor], shape: Sequence[int]) -> Followed | list[Followed]:
+def _together(operation: FieldOperation, tensors: Sequence[Tensor], shape: Sequence[int]) -> Followed | list[Followed]:
     members, flat = [], set(range(len(shape)))
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         more = len(shape) - tensor.dim()
@@ -187,7 +187,7 @@ def _met(members: Sequence[tuple[AxisField, Collection[int]]], shape: Sequence[i
 
 
 @rule("cat", "stack")
-def cat(operation: Operation) -> Followed | list[Followed]:
+def cat(operation: FieldOperation) -> Followed | list[Followed]:
     shape, is_new = operation.output.shape, operation.name == "stack"
     dim = (operation["dim"] or 0) % len(shape)
     members, at = [], 0
@@ -203,19 +203,19 @@ def cat(operation: Operation) -> Followed | list[Followed]:
 
 
 @rule("expand")
-def _expand(operation: Operation) -> Followed | list[Followed]:
+def _expand(operation: FieldOperation) -> Followed | list[Followed]:
     return _together(operation, [operation.input], operation.output.shape)
 
 
 @rule("_native_batch_norm_legit_no_training", "batch_norm")
-def _batch_norm_in_eval(operation: Operation) -> Followed:
+def _batch_norm_in_eval(operation: FieldOperation) -> Followed:
     return operation.followed
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "group_norm")
 @rule("native_group_norm", "native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
 @rule("_softmax", "_log_softmax", "_safe_softmax", "softmax")
-def _normalised(operation: Operation) -> Followed:
+def _normalised(operation: FieldOperation) -> Followed:
     """Divided by what is the same at all positions along some axes."""
     dims, name = operation.input.dim(), operation.name
     over, what = range(dims), "the statistics of group norm"
@@ -235,7 +235,7 @@ def _normalised(operation: Operation) -> Followed:
 
 
 @rule("mm", "bmm", "addmm", "baddbmm", "linear")
-def product(operation: Operation) -> Followed | None:
+def product(operation: FieldOperation) -> Followed | None:
     adds = operation.name.endswith(("addmm", "addbmm"))  # the first tensor is a bias
     a, b = operation.tensors[1:3] if adds else operation.tensors[:2]
     if operation.known.keys() - {id(a), id(b)} or (operation.name == "linear" and id(b) in operation.known):
@@ -252,7 +252,7 @@ def product(operation: Operation) -> Followed | None:
     return Followed((rows, columns))
 
 
-def reduction(operation: Operation) -> list[Followed]:
+def reduction(operation: FieldOperation) -> list[Followed]:
     """One value for all along some axes, such as ``mean``, ``amax`` or ``var``."""
     dims, chosen = operation.input.dim(), operation["dim"]
     chosen = [chosen] if isinstance(chosen, int) else chosen
@@ -262,7 +262,7 @@ def reduction(operation: Operation) -> list[Followed]:
     return [reduced if operation["keepdim"] else removed(reduced, gone, why)]
 
 
-def attention(operation: Operation) -> Followed:
+def attention(operation: FieldOperation) -> Followed:
     dims = set(range(operation.input.dim()))
     known: Followed = next(iter(operation.known.values()))
     return known.each(lambda reach: replace(reach.without(dims, "attention"), start=-math.inf, end=math.inf))
@@ -273,7 +273,7 @@ Window = tuple[Indices, Indices, float] | None
 
 
 def _behind_window(
-    operation: Operation, axes: int, window: Callable[[int, int, int], Window], flat: Iterable[int] = ()
+    operation: FieldOperation, axes: int, window: Callable[[int, int, int], Window], flat: Iterable[int] = ()
 ) -> Followed:
     """What values see behind a window along each of the last ``axes``.
 
@@ -297,7 +297,7 @@ def _behind_window(
 
 
 @rule("convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution")
-def _convolution(operation: Operation) -> Followed:
+def _convolution(operation: FieldOperation) -> Followed:
     sizes = operation["weight"].shape[2:]
     strides, pads, spread = _per_axis(operation, len(sizes), stride=1, padding=0, dilation=1)
     channels = operation.input.dim() - len(sizes) - 1
@@ -317,7 +317,7 @@ def _convolution(operation: Operation) -> Followed:
 
 @rule("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d_with_indices", "mkldnn_max_pool2d")
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d", "mkldnn_max_pool3d", "max_pool1d", "max_pool2d", "max_pool3d")
-def _pool(operation: Operation) -> Followed:
+def _pool(operation: FieldOperation) -> Followed:
     sizes, pads, spread = _per_axis(operation, _axes(operation), kernel_size=1, padding=0, dilation=1)
     strides = operation.per_axis("stride", len(sizes)) if operation["stride"] else sizes
     return _behind_window(
@@ -325,18 +325,18 @@ def _pool(operation: Operation) -> Followed:
     )
 
 
-def _per_axis(operation: Operation, count: int, **defaults: int) -> list[list[Any]]:
+def _per_axis(operation: FieldOperation, count: int, **defaults: int) -> list[list[Any]]:
     return [operation.per_axis(name, count, default) for name, default in defaults.items()]
 
 
-def _axes(operation: Operation) -> int:
+def _axes(operation: FieldOperation) -> int:
     """2 for ``avg_pool2d``."""
     return int(next(letter for letter in operation.name if letter in "123"))
 
 
 @rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 @rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d")
-def _adaptive_pool(operation: Operation) -> Followed:
+def _adaptive_pool(operation: FieldOperation) -> Followed:
     def window(at: int, length: int, made: int) -> Window:
         index = np.arange(made)
         last = -(-(index + 1) * length // made) - 1
@@ -348,7 +348,7 @@ def _adaptive_pool(operation: Operation) -> Followed:
 @rule(*(f"{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)))
 @rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
 @rule("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-def _upsample(operation: Operation) -> Followed:
+def _upsample(operation: FieldOperation) -> Followed:
     count, shape, made = _axes(operation), operation.input.shape, operation.output.shape
     first = len(shape) - count
     factors = operation.per_axis("scale_factors", count)
@@ -363,7 +363,7 @@ def _upsample(operation: Operation) -> Followed:
     return _behind_window(operation, count, window, flat)
 
 
-def _sources(operation: Operation, length: int, made: int, factor: float | None) -> tuple[Any, Any, float]:
+def _sources(operation: FieldOperation, length: int, made: int, factor: float | None) -> tuple[Any, Any, float]:
     """First and last index that each new value of an upsampling is made of, and how far the sources move for each."""
     name, index = operation.name, np.arange(made)
     ratio = 1 / factor if factor else length / made
@@ -384,7 +384,7 @@ def _sources(operation: Operation, length: int, made: int, factor: float | None)
 
 
 @rule("pixel_shuffle")
-def _pixel_shuffle(operation: Operation) -> Followed:
+def _pixel_shuffle(operation: FieldOperation) -> Followed:
     factor = operation["upscale_factor"]
 
     def window(at: int, length: int, made: int) -> Window:
@@ -394,6 +394,6 @@ def _pixel_shuffle(operation: Operation) -> Followed:
 
 
 @rule("pixel_unshuffle")
-def _pixel_unshuffle(operation: Operation) -> Followed:
+def _pixel_unshuffle(operation: FieldOperation) -> Followed:
     factor = operation["downscale_factor"]
     return _behind_window(operation, 2, lambda at, *lengths: (0, factor - 1, factor))

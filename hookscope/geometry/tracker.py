@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hookscope.geometry.operation import RULES, AxisField, Followed, Operation, Rule, StrideTerm, union
+from hookscope.geometry.operation import RULES, AxisField, FieldOperation, Followed, Rule, StrideTerm, union
 from hookscope.geometry.rules import attention, cat, constant, pointwise, product, reduction
 from hookscope.hooks import InputSize, storage_key, tensors_in
 
@@ -30,7 +30,7 @@ _POINTWISE = (  # without torch's tag
 _REDUCTIONS = ("mean", "sum", "prod", "max", "min", "std", "var", "norm")
 
 
-def _rule_of(function: Any, operation: Operation) -> Rule | None:
+def _rule_of(function: Any, operation: FieldOperation) -> Rule | None:
     name = operation.name if operation.name.endswith("__") else operation.name.rstrip("_")
     operation.name = name
     if name in RULES:
@@ -105,7 +105,7 @@ class FieldTracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_paused:
             return func(*args, **kwargs)
-        operation = Operation(func, args, kwargs, self.of)
+        operation = FieldOperation(func, args, kwargs, self.of)
         writes = func._schema.is_mutable and operation.tensors
         base = operation.tensors[0]._base if writes and not operation.tensors[0].is_inference() else None
         before = self.of(base) if base is not None else None
@@ -123,7 +123,7 @@ class FieldTracker(TorchDispatchMode):
             self._set(base, _written(base, operation.tensors[0], before, results[0] if results else None))
         return output
 
-    def _results(self, func: Any, operation: Operation) -> list[Followed]:
+    def _results(self, func: Any, operation: FieldOperation) -> list[Followed]:
         follow = _rule_of(func, operation)
         if not operation.only_input and follow not in _OF_SEVERAL:
             follow = None

@@ -171,7 +171,7 @@ class InspectionRun:
         self.inputs = tuple((net.prepare(image),) for image in input_images)
         first = net.inputs(*self.inputs[0])
         # a detector needs values in the middle of a pass
-        self.whole = trace(net.model, first, dry=net.family != "detection", name=net.name, sources=True)
+        self.whole = trace(net.model, first, on_meta=net.family != "detection", name=net.name, sources=True)
         self.trace = self.whole.without_operations()
         self.blocks = [  # layers with layers inside that are members of a Sequential or of a list of modules
             name

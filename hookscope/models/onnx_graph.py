@@ -147,7 +147,7 @@ _LARGE = 1024  # values: of such a constant only type and shape matter for the t
 
 
 @dataclass
-class Part:
+class OnnxPart:
     """Nodes that run in one session: a layer called ``name``, or without a name what computes shapes.
 
     ``inputs`` and ``outputs`` name values that depend on the image; ``shapes``, and all outputs of a part that is
@@ -181,7 +181,7 @@ class OnnxGraph:
         self._quantized = self._scales_of(nodes)
         self.parts = self._parts(nodes)
 
-    def session(self, part: Part) -> onnxruntime.InferenceSession:
+    def session(self, part: OnnxPart) -> onnxruntime.InferenceSession:
         """The session that runs ``part``; parameters and values of 8 bits are floating-point inputs and outputs."""
         nodes, embedded = list(part.nodes), dict[str, Array]()
         parameters = [name for name, _ in part.parameters.values()]
@@ -269,12 +269,12 @@ class OnnxGraph:
                 scales[node.output[0]] = scales[node.input[0]]
         return {name: scale for name, scale in scales.items() if self.types.get(name) in _EIGHT_BITS}
 
-    def _parts(self, nodes: list[NodeProto]) -> list[Part]:
+    def _parts(self, nodes: list[NodeProto]) -> list[OnnxPart]:
         scopes = Scopes(nodes)
         by_value = {value.name for value in self.inputs}
         users = Counter(name for node in nodes for name in _inputs_of(node)) + Counter(self.outputs)
-        parts, last = list[Part](), Part()
-        made: dict[str, Part] = {}
+        parts, last = list[OnnxPart](), OnnxPart()
+        made: dict[str, OnnxPart] = {}
         rounded: dict[str, NodeProto] = {}
         for node in nodes:
             inputs, scope = _inputs_of(node), scopes.leaf_of(node)
@@ -290,15 +290,15 @@ class OnnxGraph:
             if part is None and scope and scope == last.name:
                 part = last
             elif part is None and not by_shape and self._computes(node):
-                part = last = Part(name=scope or scopes.name_of(node))
+                part = last = OnnxPart(name=scope or scopes.name_of(node))
                 parts.append(part)
             elif part is None and any(made.get(name) is last for name in inputs):
-                part = last = Part(by_shape=by_shape)
+                part = last = OnnxPart(by_shape=by_shape)
                 parts.append(part)
             elif part is None:  # it runs before the last layer, to which more nodes may belong
                 at = len(parts) - bool(last.name)
                 if not (at and not parts[at - 1].name and parts[at - 1].by_shape == by_shape):
-                    parts.insert(at, Part(by_shape=by_shape))
+                    parts.insert(at, OnnxPart(by_shape=by_shape))
                     at += 1
                 part = parts[at - 1]
             for rounding in (rounded[name] for name in inputs if name in rounded):
@@ -317,7 +317,7 @@ class OnnxGraph:
             part.name = name
         return parts
 
-    def _clips(self, part: Part) -> str:
+    def _clips(self, part: OnnxPart) -> str:
         """``Relu`` where the output is rounded to 8 bits of which the lowest is 0: quantisers drop the ReLU then."""
         scales = [self._quantized[name] for name in part.outputs if name in self._quantized]
         scales += [self._quantized[node.output[0]] for node in part.nodes if node.op_type == "QuantizeLinear"][-1:]
@@ -332,7 +332,7 @@ class OnnxGraph:
         counts = all(self.types[name] in _NO_VALUES_OF_A_LAYER for name in node.output if name)
         return not counts or node.op_type.endswith("Integer")
 
-    def _rounded(self, node: NodeProto, made: Mapping[str, Part], users: Mapping[str, int]) -> Part | None:
+    def _rounded(self, node: NodeProto, made: Mapping[str, OnnxPart], users: Mapping[str, int]) -> OnnxPart | None:
         """The layer whose output ``node`` rounds to 8 bits, or takes back from 8 bits."""
         part = made.get(node.input[0]) if node.input else None
         if part is None or not part.name:
@@ -342,7 +342,7 @@ class OnnxGraph:
         rounds = any(each.op_type == "QuantizeLinear" for each in part.nodes)
         return part if node.op_type == "QuantizeLinear" and users[node.input[0]] == 1 and not rounds else None
 
-    def _connect(self, parts: list[Part], by_value: set[str]) -> None:
+    def _connect(self, parts: list[OnnxPart], by_value: set[str]) -> None:
         """Set what each part takes and gives."""
         taken = Counter(name for part in parts for name in {n for node in part.nodes for n in _inputs_of(node)})
         for part in parts:
@@ -363,7 +363,7 @@ class OnnxGraph:
 
             part.varying = [name in by_value for name in part.outputs]
 
-    def _parameters_of(self, part: Part) -> dict[str, tuple[str, bool]]:
+    def _parameters_of(self, part: OnnxPart) -> dict[str, tuple[str, bool]]:
         """The constants with floating-point values that are parameters, named as in torch."""
         found: dict[str, tuple[str, bool]] = {}
         for node in part.nodes:

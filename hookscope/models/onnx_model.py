@@ -18,7 +18,7 @@ from hookscope.errors import HookscopeError, InputError, ModelError, is_out_of_m
 from hookscope.findings import counted
 from hookscope.hooks import same_bits
 from hookscope.models.loaded import dtype_name
-from hookscope.models.onnx_graph import OnnxGraph, Part, make_session
+from hookscope.models.onnx_graph import OnnxGraph, OnnxPart, make_session
 
 _DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
 """The data types of an input that hookscope can fill with a picture, by their number in ONNX."""
@@ -39,7 +39,7 @@ class OnnxLayer(nn.Module):
     It takes the values that depend on the image. Values that depend on its shape alone come from the latest pass.
     """
 
-    def __init__(self, graph: OnnxGraph, part: Part) -> None:
+    def __init__(self, graph: OnnxGraph, part: OnnxPart) -> None:
         super().__init__()
         self._runner = _Runner(graph, part)
         self.shapes: tuple[Any, ...] = ()
@@ -85,14 +85,14 @@ class OnnxModel(nn.Module):
         self.batch = sizes[0]
         self.input_shape = (sizes[3], *sizes[1:3]) if self.channels_last else tuple(sizes[1:])
         self.input_dtype = _DTYPES[value.type.tensor_type.elem_type]
-        self._steps: list[tuple[Part, Any]] = []
+        self._steps: list[tuple[OnnxPart, Any]] = []
         for part in graph.parts:
             self._steps.append((part, self._layer(part) if part.name else _Runner(graph, part)))
         uses = [name for part in graph.parts for name in (*part.inputs, *part.shapes)] + graph.outputs
         self._uses = Counter(uses)
         self._as_loaded = self._versions()
 
-    def _layer(self, part: Part) -> OnnxLayer:
+    def _layer(self, part: OnnxPart) -> OnnxLayer:
         """The layer of ``part`` inside modules that do nothing; one that was there before is called again."""
         *above, name = part.name.split(".")
         place: nn.Module = self
@@ -180,7 +180,7 @@ class OnnxModel(nn.Module):
 class _Runner:
     """Runs a part; for a file with a fixed batch on one piece of the images after the other."""
 
-    def __init__(self, graph: OnnxGraph, part: Part) -> None:
+    def __init__(self, graph: OnnxGraph, part: OnnxPart) -> None:
         self.graph, self.part = graph, part
 
     def __getstate__(self) -> dict[str, Any]:

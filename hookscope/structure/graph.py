@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from hookscope.display import Cells, Shown
 from hookscope.hooks import MODEL, OPERATION, Shape, activation_class, call_key
-from hookscope.structure.tree import Block, Structure, folded_name, size_of
+from hookscope.structure.tree import CallBlock, Structure, folded_name, size_of
 from hookscope.tracing import INPUT, Trace
 
 _NODES = 40  # of a graph whose depth nobody chose
@@ -110,7 +110,7 @@ _FIRST, _LAST, _JUNCTION = -1, 10**9, 10**8  # keys of the input, the output, an
 class _Draft:
     """What becomes a node: blocks that follow each other, or functions that are joined."""
 
-    blocks: list[Block]
+    blocks: list[CallBlock]
     is_operation: bool
     types: list[str] = field(default_factory=list)
 
@@ -259,7 +259,7 @@ class _Sketch:
                     if after in reads:
                         reads[before] = reads.pop(after)
 
-    def _alike(self, a: Block, b: Block) -> bool:
+    def _alike(self, a: CallBlock, b: CallBlock) -> bool:
         return self.structure.signature([a], ops=False) == self.structure.signature([b], ops=False)
 
     def meet(self) -> None:
@@ -318,7 +318,7 @@ def _graph(structure: Structure, depth: int) -> NetworkGraph:
     return NetworkGraph(tuple(nodes), tuple(edges), depth)
 
 
-def _visible(structure: Structure, block: Block, depth: int) -> Iterator[Block]:
+def _visible(structure: Structure, block: CallBlock, depth: int) -> Iterator[CallBlock]:
     """The calls that are drawn where ``depth`` levels below this block are open."""
     has_layers = any(not structure.is_operation(inside) for inside in block.inside)
     if (depth > 0 and has_layers) or block is structure.root:

@@ -21,7 +21,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """The middle of each node, the points of the line of each edge from above, and the size of all."""
 
     nodes: list[Point]
@@ -35,7 +35,7 @@ def lay_out(
     edges: Sequence[tuple[int, int]],
     apart: float = 26,
     below: float = 38,
-) -> Layout:
+) -> GraphLayout:
     """Place nodes of these sizes; each edge leads from a node to a later one.
 
     Lines that pass by ranks share their way as far as they come from the same node.
@@ -80,7 +80,7 @@ def lay_out(
             rank = at_rank[lane]
             line += [(columns[lane] - left, tops[rank]), (columns[lane] - left, tops[rank] + heights[rank])]
         lines.append([*line, (to_x, to_y - sizes[way[-1]][1] / 2)])
-    return Layout(nodes, lines, right - left, tops[-1] + heights[-1] if rows else 0.0)
+    return GraphLayout(nodes, lines, right - left, tops[-1] + heights[-1] if rows else 0.0)
 
 
 def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
@@ -314,7 +314,7 @@ def _about(node: GraphNode, mark: tuple[str, str] | None) -> str:
     return "\n".join([", ".join(facts), *([mark[1]] if mark else [])])
 
 
-def _lines(graph: NetworkGraph, layout: Layout) -> list[str]:
+def _lines(graph: NetworkGraph, layout: GraphLayout) -> list[str]:
     drawn = []
     for edge, line in zip(graph.edges, layout.lines, strict=True):
         to_junction = graph.nodes[edge.target].kind == "junction"
@@ -353,7 +353,7 @@ def _shape_text(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"{text}, and {len(shapes) - 1} more" if len(shapes) > 1 else text
 
 
-def _labels(graph: NetworkGraph, layout: Layout, sizes: Sequence[tuple[float, float]]) -> list[str]:
+def _labels(graph: NetworkGraph, layout: GraphLayout, sizes: Sequence[tuple[float, float]]) -> list[str]:
     drawn = []
     for node, text in _shapes(graph).items():
         x, y = layout.nodes[node]

@@ -15,11 +15,11 @@ from hookscope.tracing import Trace, TracedCall, TracedLayer
 
 
 @dataclass(slots=True)
-class Block:
+class CallBlock:
     """A call, by its position in the trace, and the calls in it in order of execution."""
 
     position: int
-    inside: list[Block] = field(default_factory=list)
+    inside: list[CallBlock] = field(default_factory=list)
 
     def innermost(self) -> Iterator[int]:
         """The positions of the calls without calls in them."""
@@ -34,38 +34,38 @@ class Structure:
 
     def __init__(self, traced: Trace) -> None:
         self.traced = traced
-        open_blocks: defaultdict[int, list[Block]] = defaultdict(list)  # by their depth
+        open_blocks: defaultdict[int, list[CallBlock]] = defaultdict(list)  # by their depth
         for position, call in enumerate(traced.calls):  # a call returns after the calls in it
-            open_blocks[call.depth].append(Block(position, open_blocks.pop(call.depth + 1, [])))
+            open_blocks[call.depth].append(CallBlock(position, open_blocks.pop(call.depth + 1, [])))
         self.root = open_blocks[0][-1]
         self._within: defaultdict[str, list[int]] = defaultdict(list)
         for place, layer in enumerate(traced.layers):
             for name in enclosing(layer.name) if OPERATION not in layer.name else ():
                 self._within[name].append(place)
 
-    def call(self, block: Block) -> TracedCall:
+    def call(self, block: CallBlock) -> TracedCall:
         return self.traced.calls[block.position]
 
-    def layer(self, block: Block) -> TracedLayer:
+    def layer(self, block: CallBlock) -> TracedLayer:
         return self.traced.layers[self.call(block).layer]
 
-    def is_operation(self, block: Block) -> bool:
+    def is_operation(self, block: CallBlock) -> bool:
         return OPERATION in self.layer(block).name
 
-    def params(self, blocks: Iterable[Block]) -> int:
+    def params(self, blocks: Iterable[CallBlock]) -> int:
         """Parameters of the layers of these calls and of all layers in them, each once."""
         names = {self.layer(block).name for block in blocks}
         return self.traced.params_of({place for name in names for place in self._within.get(name, ())})
 
-    def macs(self, blocks: Iterable[Block]) -> int:
+    def macs(self, blocks: Iterable[CallBlock]) -> int:
         return sum(self.call(block).macs + self.macs(block.inside) for block in blocks)
 
-    def values(self, blocks: Iterable[Block]) -> int:
+    def values(self, blocks: Iterable[CallBlock]) -> int:
         """Values that the calls without calls in them return."""
         calls = self.traced.calls
         return sum(size_of(calls[position].output_shape) for block in blocks for position in block.innermost())
 
-    def signature(self, blocks: Sequence[Block], ops: bool = True) -> object:
+    def signature(self, blocks: Sequence[CallBlock], ops: bool = True) -> object:
         """What is the same for layers that do the same: class, shapes, parameters, arithmetic, and what is in them.
 
         Without ``ops`` the functions in them may differ, as do shifted windows and others.
@@ -154,7 +154,7 @@ def module_tree(traced: Trace, depth: int | None = None, ops: bool = False) -> R
     return Rows(row for row in rows if row.depth <= depth)
 
 
-def _rows(structure: Structure, parents: Sequence[Sequence[Block]], depth: int) -> Iterator[TreeRow]:
+def _rows(structure: Structure, parents: Sequence[Sequence[CallBlock]], depth: int) -> Iterator[TreeRow]:
     """The rows of equal neighbours, and below them the rows of the layers in the first of them."""
     every = [block for blocks in parents for block in blocks]
     first, calls = parents[0][0], len(parents[0])
@@ -167,16 +167,16 @@ def _rows(structure: Structure, parents: Sequence[Sequence[Block]], depth: int) 
         yield from _rows(structure, [siblings[at] for siblings in repeats for at in run], depth + 1)
 
 
-def _of_layers(structure: Structure, blocks: Sequence[Block]) -> list[list[Block]]:
+def _of_layers(structure: Structure, blocks: Sequence[CallBlock]) -> list[list[CallBlock]]:
     """The calls in ``blocks``, calls of one layer together."""
-    calls: dict[int, list[Block]] = {}
+    calls: dict[int, list[CallBlock]] = {}
     for block in blocks:
         for inside in block.inside:
             calls.setdefault(structure.call(inside).layer, []).append(inside)
     return list(calls.values())
 
 
-def _equal_neighbours(structure: Structure, layers: Sequence[Sequence[Block]]) -> list[list[int]]:
+def _equal_neighbours(structure: Structure, layers: Sequence[Sequence[CallBlock]]) -> list[list[int]]:
     runs: list[list[int]] = []
     previous: object = None
     for at, blocks in enumerate(layers):

@@ -77,7 +77,7 @@ def _traced(name: str, model: nn.Module, size: tuple[int, ...], sources: bool) -
             if not isinstance(cause, NotImplementedError) and "meta" not in str(cause):
                 raise
     net = models.load_model(name, weights="none", device="cpu")
-    return trace(net.model, inputs, dry=False, fields=True, sources=sources)
+    return trace(net.model, inputs, on_meta=False, fields=True, sources=sources)
 
 
 def _packed(size: tuple[int, ...], traced: Trace) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def trace_events(
         if not backward:
             stack.enter_context(torch.no_grad())
         handles = stack.enter_context(HookHandles()) if backward else None
-        recorder = _Recorder(model, layers, types, handles, values, ops)
+        recorder = _EventRecorder(model, layers, types, handles, values, ops)
         with HookHandles() as counting, recorder.observer:
             if not ops:
                 recorder.counter.modules.watch(counting)
@@ -254,7 +254,7 @@ def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:
     return tuple(name for name in idle if type(model.get_submodule(name)).forward is not nn.Module.forward)
 
 
-def _differentiate(model: nn.Module, output: Any, chosen: AnyLoss | None, recorder: _Recorder) -> dict[str, Any]:
+def _differentiate(model: nn.Module, output: Any, chosen: AnyLoss | None, recorder: _EventRecorder) -> dict[str, Any]:
     """Run backward; returns the loss, or why no backward pass is possible, as fields of `PassRecord`."""
     what = type(model).__name__
     try:
@@ -297,7 +297,7 @@ class _ReturnedCall:
     differentiated: int | None = None
 
 
-class _Recorder:
+class _EventRecorder:
     def __init__(
         self,
         model: nn.Module,

@@ -139,7 +139,7 @@ def find_non_finite(model: AnyModel, inputs: Any) -> NonFiniteReport:
     model = module_of(model)
     check_hookable(model)
     inputs = map_tensors(inputs if isinstance(inputs, tuple) else (inputs,), lambda tensor: tensor.detach().clone())
-    search, output, error = _Search(model, inputs), None, ""
+    search, output, error = _PassSearch(model, inputs), None, ""
     with differentiable(model), torch.no_grad():
         try:
             with search:
@@ -155,7 +155,7 @@ def find_non_finite(model: AnyModel, inputs: Any) -> NonFiniteReport:
     return search.report(results, error)
 
 
-class _Search(NonFiniteSearch):
+class _PassSearch(NonFiniteSearch):
     """Keeps the facts of each call that makes NaN or Inf while its arguments are at hand."""
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:

@@ -126,7 +126,7 @@ def trace(
     model: nn.Module,
     inputs: Inputs,
     *,
-    dry: bool = True,
+    on_meta: bool = True,
     name: str = "",
     ops: bool = True,
     fields: bool = False,
@@ -136,7 +136,7 @@ def trace(
 
     ``inputs`` are a tuple of positional inputs or a mapping of keywords. Modes, hooks, buffers and random states of the
     model are as before afterwards. Only hooks that are part of the model fire meanwhile, see `other_hooks_set_aside`; a
-    model that needs another one to take the input is refused. ``dry=False`` goes straight to the real pass. Without
+    model that needs another one to take the input is refused. ``on_meta=False`` goes straight to the real pass. Without
     ``ops`` no operations are recorded, which saves a quarter of the time. With ``fields`` each call knows what its
     units see of the input, as far as the operations before it are known. With ``sources``, and operations, each call
     knows which calls made what it read. Errors call the model ``name``, by default the name of its class.
@@ -148,8 +148,8 @@ def trace(
     check_traceable(model)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
     refusal: Exception | None = None
-    on_meta = any(parameter.is_meta for parameter in model.parameters())
-    for real in [False] * dry + [True] * (not on_meta or not dry):
+    is_meta = any(parameter.is_meta for parameter in model.parameters())
+    for real in [False] * on_meta + [True] * (not is_meta or not on_meta):
         tracker = FieldTracker() if fields else None
         recorder = CallRecorder(model, tracker=tracker, sources=sources)
         try:

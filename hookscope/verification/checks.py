@@ -71,7 +71,7 @@ class Check:
     note: str = ""
 
 
-class Comparison:
+class CheckComparison:
     """Counts comparisons, and keeps the largest difference and the offences.
 
     An offence is a difference above ``tolerance`` times the largest absolute value of the judge.
@@ -167,7 +167,7 @@ def _quiet_pass() -> Iterator[None]:
 @_quiet_pass()
 def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, Edges | None]:
     """The check, and which calls feed which; no edges where the graph does not run."""
-    comparison = Comparison("feature-extractor", tolerance)
+    comparison = CheckComparison("feature-extractor", tolerance)
     edges = None
 
     def compare(key: str, output: Any) -> None:
@@ -187,7 +187,7 @@ def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, E
 
 @_quiet_pass()
 def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
-    comparison = Comparison("re-computation", tolerance)
+    comparison = CheckComparison("re-computation", tolerance)
     layers = dict(passes.model.named_modules())
     uncopied = 0
     refused: list[str] = []
@@ -238,7 +238,7 @@ def _copied(layer: nn.Module) -> nn.Module | None:
 
 @_quiet_pass()
 def _model_output(plain: Any, hooked: Any, run_again: Callable[[], Any]) -> Check:
-    comparison = Comparison("model-output")
+    comparison = CheckComparison("model-output")
     plain_tensors, hooked_tensors = tensors_in(plain), tensors_in(hooked)
     for part in dict.fromkeys([*plain_tensors, *hooked_tensors]):
         pair = plain_tensors.get(part), hooked_tensors.get(part)
@@ -252,7 +252,7 @@ def _model_output(plain: Any, hooked: Any, run_again: Callable[[], Any]) -> Chec
 
 
 def _inputs(edges: Edges | None, activations: Activations, signatures: Mapping[str, CallSignature]) -> Check:
-    comparison = Comparison("inputs")
+    comparison = CheckComparison("inputs")
     if edges is None:
         return comparison.check("there is no graph")
     for edge in edges.edges:
@@ -268,7 +268,7 @@ def _inputs(edges: Edges | None, activations: Activations, signatures: Mapping[s
 
 @_quiet_pass()
 def _untouched(passes: PairedPasses) -> Check:
-    comparison = Comparison("untouched")
+    comparison = CheckComparison("untouched")
     changes = [*passes.changes, *passes.changes_after_exception()]
     comparison.compared = 2 * passes.parts
     comparison.largest = max((change.difference for change in changes if change.difference is not None), default=0.0)
@@ -299,7 +299,7 @@ def _first_random_leaf(passes: PairedPasses) -> str:
 
 @_quiet_pass()
 def _shapes(passes: PairedPasses) -> Check:
-    comparison = Comparison("shapes")
+    comparison = CheckComparison("shapes")
     try:
         traced = trace(passes.model, inputs_of(passes.net, passes.pictures))
     except HookscopeError as error:

@@ -18,9 +18,9 @@ def conv() -> nn.Conv2d:
     return nn.Conv2d(2, 2, 1)
 
 
-def reads(model: nn.Module, *inputs: Tensor, dry: bool = True) -> dict[str, set[str]]:
+def reads(model: nn.Module, *inputs: Tensor, on_meta: bool = True) -> dict[str, set[str]]:
     """For each call the calls whose outputs it read, and for the name "" what the output of the model reads."""
-    traced = trace(model, inputs, sources=True, dry=dry)
+    traced = trace(model, inputs, sources=True, on_meta=on_meta)
     names = [traced.layers[call.layer].name for call in traced.calls]
     known = {at: f"{name}#{names[:at].count(name)}" if name in names[:at] else name for at, name in enumerate(names)}
     known[INPUT] = "input"
@@ -65,10 +65,10 @@ def kept_outside(net: nn.Module, x: Tensor) -> Tensor:
         (lambda net, x: (net.a(x), net.b(x))[1], {"b": {"input"}, "": {"b"}}),
     ],
 )
-@pytest.mark.parametrize("dry", [True, False])
-def test_an_edge_is_where_values_go(function: Callable[..., Any], expected: dict[str, set[str]], dry: bool) -> None:
+@pytest.mark.parametrize("on_meta", [True, False])
+def test_an_edge_is_where_values_go(function: Callable[..., Any], expected: dict[str, set[str]], on_meta: bool) -> None:
     net = Function(function, a=conv(), b=conv())
-    assert reads(net, torch.zeros(1, 2, 3, 3), dry=dry) == {"a": {"input"}, **expected}
+    assert reads(net, torch.zeros(1, 2, 3, 3), on_meta=on_meta) == {"a": {"input"}, **expected}
 
 
 def test_a_write_to_a_part_of_a_tensor_is_read_with_the_whole() -> None:
