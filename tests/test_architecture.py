@@ -134,7 +134,6 @@ LIGHT_FILES = [
     "structure/picture.py",
     "models/catalogue.py",
     "models/choices.py",
-    "models/factory_text.py",
     "models/from_python.py",
     "models/metadata.py",
     "models/model_source.py",

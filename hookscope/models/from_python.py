@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, nearest
 from hookscope.findings import listed
-from hookscope.models.factory_text import FactoryText, is_module_name
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import MadeSource
+from hookscope.models.model_source import FactoryText, MadeSource, is_module_name
 
 if TYPE_CHECKING:
     from torch import nn
