@@ -281,16 +281,10 @@ def find_exemplars(
         paths = find_pictures(paths) if folders else paths
     below = tuple(map(os.path.normpath, folders))
     job = ExemplarsJob(layers, classes, wanted, top, least, measure, below, run.images_in_pass, run.workers)
-    source = ExemplarsSource.of(
-        net,
-        layers_in_words(layers, classes),
-        save is not None,
-        channels="all" if wanted is None else ", ".join(map(str, wanted)),
-        measure=measure,
-        top=top,
-        least=least,
-        folders=", ".join(below),
-    )
+    words = "all" if wanted is None else ", ".join(map(str, wanted))
+    about: dict[str, Any] = {"channels": words, "measure": measure, "top": top, "least": least}
+    about["folders"] = ", ".join(below)
+    source = ExemplarsSource.of(net, layers_in_words(layers, classes), save is not None, **about)
     search = ExemplarsRun(net, paths, job, run, save, source, classes)
     search.do(resume)
     return search.state().layers()

@@ -194,10 +194,10 @@ def draw_exemplars(layer: LayerExemplars, net: AnyModel, crops: Crops | None = N
     """
     net = as_loaded(net)
     crops = cut_crops(net, [layer]) if crops is None else crops
-    plan = _Plan.of(layer)
-    rows = max(1, min(_ROWS, _MOST_PIXELS // (plan.width * _ROW)))
+    sheet = ExemplarsSheet(layer, Origin.of(net), crops)
+    rows = max(1, min(_ROWS, _MOST_PIXELS // (sheet.width * _ROW)))
     parts = [layer.channels[first : first + rows] for first in range(0, len(layer.channels), rows)]
-    return [_page(layer, part, (at + 1, len(parts)), Origin.of(net), plan, crops) for at, part in enumerate(parts)]
+    return [sheet.page(part, (at + 1, len(parts))) for at, part in enumerate(parts)]
 
 
 def is_sheet(path: StrPath) -> bool:
@@ -230,127 +230,97 @@ def times_best(image: SynthesizedImage) -> str:
     return f"best {image.best:.4g}"
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The groups of cells of a row, each a field of a channel with words and a number of cells; the page's width."""
-
-    groups: tuple[tuple[str, str, int], ...]
-    width: int
-
-    @classmethod
-    def of(cls, layer: LayerExemplars) -> _Plan:
-        counts = {name: max((len(getattr(each, name)) for each in layer.channels), default=0) for name in _GROUPS}
-        groups = tuple((name, _GROUPS[name], count) for name, count in counts.items() if count)
-        cells = sum(_width(count) + _BETWEEN for *_, count in groups)
-        return cls(groups, max(_LEAST_WIDTH, 2 * MARGIN + _LEFT + cells + _HISTOGRAM))
-
-
 def _width(count: int) -> int:
     return count * (CELL + _GAP) - _GAP
 
 
-def _page(
-    layer: LayerExemplars,
-    channels: Sequence[ChannelExemplars],
-    number: tuple[int, int],
-    origin: Origin,
-    plan: _Plan,
-    crops: Crops,
-) -> Image.Image:
-    has_rings = any(crops[layer.key, each].dot for channel in channels for each in channel.most)
-    lines = _heading(layer, channels, number, origin, has_rings, plan.width - 2 * MARGIN)
-    top = MARGIN + sum(size + 5 for _, size, _, _ in lines) + 8
-    page = Image.new("RGB", (plan.width, top + _LINE + len(channels) * _ROW + MARGIN), "white")
-    pen, y = ImageDraw.Draw(page), MARGIN
-    for text, size, bold, colour in lines:
-        pen.text((MARGIN, y), text, colour, font(size, bold))
-        y += size + 5
-    x = MARGIN + _LEFT
-    for _, words, count in plan.groups:
-        _write(pen, words, (x, top - 2), _width(count) + _BETWEEN - _GAP, FAINT)
-        x += _width(count) + _BETWEEN
-    _write(pen, f"values of {layer.images:,} images", (x, top - 2), _HISTOGRAM, FAINT)
-    for at, channel in enumerate(channels):
-        _row(page, pen, layer, channel, top + _LINE + at * _ROW, plan, crops)
-    return with_provenance(page, _provenance(layer, channels, number, origin))
+class ExemplarsSheet:
+    """The pages of a layer; ``groups`` of cells in a row are a field of a channel, words and a number of cells."""
 
+    def __init__(self, layer: LayerExemplars, origin: Origin, crops: Crops) -> None:
+        self.layer, self.origin, self.crops = layer, origin, crops
+        counts = {name: max((len(getattr(each, name)) for each in layer.channels), default=0) for name in _GROUPS}
+        self.groups = [(name, _GROUPS[name], count) for name, count in counts.items() if count]
+        cells = sum(_width(count) + _BETWEEN for *_, count in self.groups)
+        self.width = max(_LEAST_WIDTH, 2 * MARGIN + _LEFT + cells + _HISTOGRAM)
 
-def _heading(
-    layer: LayerExemplars,
-    channels: Sequence[ChannelExemplars],
-    number: tuple[int, int],
-    origin: Origin,
-    has_rings: bool,
-    width: int,
-) -> list[tuple[str, int, bool, tuple[int, int, int]]]:
-    """The lines above the rows: text, size, whether bold, colour."""
-    at, count = number
-    index = "" if layer.call.index is None else f"   index {layer.call.index}"
-    which = f"   channels {channels[0].channel} to {channels[-1].channel}, page {at} of {count}" if count > 1 else ""
-    words = [origin.model, *origin.words, f"{layer.images:,} images", measure_words(layer.measure)]
-    about = "   ".join(filter(None, words))
-    texts = [(f"{layer.key or layer.call.type}   {layer.call.type}{index}{which}", _HEAD, True, INK)]
-    seen = field_words(layer.field) + (f"   {RING_WORDS}" if has_rings else "")
-    texts += [(about, _TEXT, False, FAINT), (seen, _TEXT, False, FAINT)]
-    texts += [(origin.alarm, _TEXT, True, ALARM)] if origin.alarm else []
-    return [
-        (line, size, bold, colour)
-        for text, size, bold, colour in texts
-        for line in wrapped(printable(text), width, font(size, bold).getlength)
-    ]
+    def page(self, channels: Sequence[ChannelExemplars], number: tuple[int, int]) -> Image.Image:
+        lines = self._heading(channels, number)
+        top = MARGIN + sum(size + 5 for _, size, _, _ in lines) + 8
+        self.image = Image.new("RGB", (self.width, top + _LINE + len(channels) * _ROW + MARGIN), "white")
+        self.pen, y = ImageDraw.Draw(self.image), MARGIN
+        for text, size, bold, colour in lines:
+            self.pen.text((MARGIN, y), text, colour, font(size, bold))
+            y += size + 5
+        x = MARGIN + _LEFT
+        for _, words, count in self.groups:
+            _write(self.pen, words, (x, top - 2), _width(count) + _BETWEEN - _GAP, FAINT)
+            x += _width(count) + _BETWEEN
+        _write(self.pen, f"values of {self.layer.images:,} images", (x, top - 2), _HISTOGRAM, FAINT)
+        for at, channel in enumerate(channels):
+            self._row(channel, top + _LINE + at * _ROW)
+        return with_provenance(self.image, _provenance(self.layer, channels, number, self.origin))
 
+    def _heading(
+        self, channels: Sequence[ChannelExemplars], number: tuple[int, int]
+    ) -> list[tuple[str, int, bool, tuple[int, int, int]]]:
+        """The lines above the rows: text, size, whether bold, colour."""
+        layer, origin, (at, count) = self.layer, self.origin, number
+        index = "" if layer.call.index is None else f"   index {layer.call.index}"
+        span = f"   channels {channels[0].channel} to {channels[-1].channel}, page {at} of {count}" if count > 1 else ""
+        words = [origin.model, *origin.words, f"{layer.images:,} images", measure_words(layer.measure)]
+        has_rings = any(self.crops[layer.key, each].dot for channel in channels for each in channel.most)
+        seen = field_words(layer.field) + (f"   {RING_WORDS}" if has_rings else "")
+        texts = [(f"{layer.key or layer.call.type}   {layer.call.type}{index}{span}", _HEAD, True, INK)]
+        texts += [("   ".join(filter(None, words)), _TEXT, False, FAINT), (seen, _TEXT, False, FAINT)]
+        texts += [(origin.alarm, _TEXT, True, ALARM)] if origin.alarm else []
+        return [
+            (line, size, bold, colour)
+            for text, size, bold, colour in texts
+            for line in wrapped(printable(text), self.width - 2 * MARGIN, font(size, bold).getlength)
+        ]
 
-def _row(
-    page: Image.Image,
-    pen: ImageDraw.ImageDraw,
-    layer: LayerExemplars,
-    channel: ChannelExemplars,
-    y: int,
-    plan: _Plan,
-    crops: Crops,
-) -> None:
-    pen.line((MARGIN, y, page.width - MARGIN, y), _EMPTY)
-    y += 5
-    pen.text((MARGIN, y), f"channel {channel.channel}", INK, font(_TEXT + 1, True))
-    words = [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
-    words += [f"for {channel.best_class}"] if channel.best_class else []
-    words += [f"{label} {count}" for label, count in channel.classes]
-    words += [f"NaN or Inf on {channel.nonfinite:,}"] if channel.nonfinite else []
-    for at, text in enumerate(words[: CELL // _LINE]):
-        _write(pen, text, (MARGIN, y + (at + 1) * (_LINE + 1)), _LEFT - 10, INK if at < 2 else FAINT)
-    x = MARGIN + _LEFT
-    for name, _, count in plan.groups:
-        for at, each in enumerate(getattr(channel, name)):
-            left = x + at * (CELL + _GAP)
-            if isinstance(each, Exemplar):
-                _cell(page, pen, crops[layer.key, each], (left, y))
-                under = [f"{each.value:.4g}", each.label]
-            else:
-                _paste(page, pen, fitted(each.image), (left, y))
-                under = [f"{each.value:.4g}", times_best(each)]
-            for line, text in enumerate(under):
-                _write(pen, text, (left, y + CELL + 1 + line * _LINE), CELL + _GAP - 2, FAINT if line else INK)
-        x += _width(count) + _BETWEEN
-    _histogram(pen, channel, x, y)
+    def _row(self, channel: ChannelExemplars, y: int) -> None:
+        self.pen.line((MARGIN, y, self.width - MARGIN, y), _EMPTY)
+        y += 5
+        self.pen.text((MARGIN, y), f"channel {channel.channel}", INK, font(_TEXT + 1, True))
+        words = [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
+        words += [f"for {channel.best_class}"] if channel.best_class else []
+        words += [f"{label} {count}" for label, count in channel.classes]
+        words += [f"NaN or Inf on {channel.nonfinite:,}"] if channel.nonfinite else []
+        for at, text in enumerate(words[: CELL // _LINE]):
+            _write(self.pen, text, (MARGIN, y + (at + 1) * (_LINE + 1)), _LEFT - 10, INK if at < 2 else FAINT)
+        x = MARGIN + _LEFT
+        for name, _, count in self.groups:
+            for at, each in enumerate(getattr(channel, name)):
+                left = x + at * (CELL + _GAP)
+                if isinstance(each, Exemplar):
+                    self._cell(self.crops[self.layer.key, each], (left, y))
+                    under = [f"{each.value:.4g}", each.label]
+                else:
+                    self._paste(fitted(each.image), (left, y))
+                    under = [f"{each.value:.4g}", times_best(each)]
+                for line, text in enumerate(under):
+                    place = left, y + CELL + 1 + line * _LINE
+                    _write(self.pen, text, place, CELL + _GAP - 2, FAINT if line else INK)
+            x += _width(count) + _BETWEEN
+        _histogram(self.pen, channel, x, y)
 
+    def _cell(self, crop: Crop, at: tuple[int, int]) -> None:
+        drawn, (x, y) = crop.drawn(), at
+        if drawn is not None:
+            self._paste(drawn, at)
+            return
+        self.pen.rectangle((x, y, x + CELL - 1, y + CELL - 1), _EMPTY, ALARM)
+        lines = wrapped(crop.missing, CELL - 12, font(_TEXT).getlength)
+        for line, text in enumerate(lines):
+            self.pen.text((x + 6, y + CELL // 2 + (line - len(lines) / 2) * _LINE), text, ALARM, font(_TEXT))
 
-def _cell(page: Image.Image, pen: ImageDraw.ImageDraw, crop: Crop, at: tuple[int, int]) -> None:
-    drawn = crop.drawn()
-    if drawn is not None:
-        _paste(page, pen, drawn, at)
-        return
-    x, y = at
-    pen.rectangle((x, y, x + CELL - 1, y + CELL - 1), _EMPTY, ALARM)
-    lines = wrapped(crop.missing, CELL - 12, font(_TEXT).getlength)
-    for line, text in enumerate(lines):
-        pen.text((x + 6, y + CELL // 2 + (line - len(lines) / 2) * _LINE), text, ALARM, font(_TEXT))
-
-
-def _paste(page: Image.Image, pen: ImageDraw.ImageDraw, drawn: Image.Image, at: tuple[int, int]) -> None:
-    """Put a crop in the middle of its cell, with an outline: it may be white as the page."""
-    x, y = at[0] + (CELL - drawn.width) // 2, at[1] + (CELL - drawn.height) // 2
-    pen.rectangle((x - 1, y - 1, x + drawn.width, y + drawn.height), outline=_EMPTY)
-    page.paste(drawn, (x, y))
+    def _paste(self, drawn: Image.Image, at: tuple[int, int]) -> None:
+        """Put a crop in the middle of its cell, with an outline: it may be white as the page."""
+        x, y = at[0] + (CELL - drawn.width) // 2, at[1] + (CELL - drawn.height) // 2
+        self.pen.rectangle((x - 1, y - 1, x + drawn.width, y + drawn.height), outline=_EMPTY)
+        self.image.paste(drawn, (x, y))
 
 
 def fitted(image: Image.Image) -> Image.Image:

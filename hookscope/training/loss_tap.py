@@ -42,12 +42,7 @@ def outside_modes() -> AbstractContextManager[Any]:
 
 _MOST_NODES = 8  # searched for a loss scale: scripts divide a scaled loss or add others to it
 _MODULE_CALLS = (modules.Module._call_impl.__code__, modules.Module._wrapped_call_impl.__code__)
-_HOOK_TABLES = (
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-)
+_HOOK_TABLES = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
 
 
 class Patch:
@@ -355,7 +350,7 @@ def hidden_from_compile(hooks: Sequence[Callable[..., Any]]) -> Patch:
     """
 
     def has_other_hooks(original: Callable[[], Any]) -> bool:
-        registered = (hook for table in _HOOK_TABLES for hook in getattr(modules, table, {}).values())
+        registered = (hook for table in _HOOK_TABLES for hook in getattr(modules, f"_global_{table}", {}).values())
         return any(all(hook is not own for own in hooks) for hook in registered)
 
     return Patch(modules, "_has_any_global_hook", has_other_hooks)

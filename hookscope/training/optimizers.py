@@ -31,13 +31,10 @@ class TrackedOptimizer:
         optimizer = self.optimizer()
         return iter(()) if optimizer is None else parameters_of(optimizer)
 
-    def _groups(self) -> list[dict[str, Any]]:
-        optimizer = self.optimizer()
-        return [] if optimizer is None else optimizer.param_groups
-
     def learning_rates(self) -> tuple[float | None, dict[int, float | None]]:
         """The rate of the first group, and the rate of each parameter by ``id``."""
-        groups = self._groups()
+        optimizer = self.optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
         rates = [_number(group.get("lr")) for group in groups]
         by_parameter = {id(p): rate for group, rate in zip(groups, rates, strict=True) for p in group["params"]}
         return (rates[0] if rates else None), by_parameter

@@ -179,19 +179,12 @@ def _layer(
     rows = [row for _, row in sorted(lines[optimizer].items())]
     label = call_key(name or str(rows[0].get("type") or "(model)"), call)
     places = sorted(_whole(row["place"]) for row in rows)
-    return LayerSeries(
-        label=f"{label} of model {model}" if models > 1 else label,
-        name=name,
-        call=call,
-        model=model,
-        optimizer=optimizer,
-        type=str(rows[0].get("type") or ""),
-        called_as=str(rows[-1].get("called_as") or ""),
-        index=places[len(places) // 2],
-        steps=np.array([row["step"] for row in rows], np.int64),
-        times=_numbers([steps[optimizer][row["step"]] for row in rows], "time"),
-        values={metric: _numbers(rows, metric, _BEFORE.get(metric, metric)) for metric in METRICS},
-    )
+    label = f"{label} of model {model}" if models > 1 else label
+    words = str(rows[0].get("type") or ""), str(rows[-1].get("called_as") or "")
+    times = _numbers([steps[optimizer][row["step"]] for row in rows], "time")
+    values = {metric: _numbers(rows, metric, _BEFORE.get(metric, metric)) for metric in METRICS}
+    numbers = np.array([row["step"] for row in rows], np.int64)
+    return LayerSeries(label, name, call, model, optimizer, *words, places[len(places) // 2], numbers, times, values)
 
 
 def _owners(lines: Mapping[_Key, Mapping[int, Mapping[int, _Row]]]) -> dict[tuple[int, str], int]:
