@@ -15,11 +15,15 @@ NETS = Path(__file__).with_name("nets.py").read_text()
 
 @pytest.fixture
 def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: nets.py ends with ``NETS`` of the test file; ``PICTURES`` (name -> size) hold noise."""
+    """The current folder: nets.py ends with ``NETS`` of the test file; ``PICTURES`` are noise of a size, or no picture if it is 0."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(NETS + getattr(request.module, "NETS", ""))
     for name, size in getattr(request.module, "PICTURES", {}).items():
-        Image.effect_noise(size, 80).convert("RGB").save(tmp_path / name)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if size:
+            Image.effect_noise(size, 80).convert("RGB").save(tmp_path / name)
+        else:
+            (tmp_path / name).write_text("no picture")
     return tmp_path
 
 

@@ -70,13 +70,7 @@ def odd():
 """
 
 
-@pytest.fixture
-def here(here: Path) -> Path:
-    (here / "pics").mkdir()
-    for number in range(4):
-        Image.effect_noise((20, 16), 60 + 9 * number).convert("RGB").save(here / "pics" / f"{number}.png")
-    (here / "bad.jpg").write_text("no picture")
-    return here
+PICTURES = {**{f"pics/{number}.png": (20, 16) for number in range(4)}, "bad.jpg": 0}
 
 
 def command_line(*words: str, model: str = "nets.py:net") -> list[str]:

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from hookscope.cli.commands.compare import Compare
 from hookscope.comparison import PAIRS
 from hookscope.drawing.files import read_provenance
 from tests.cli.helpers import Run, one_error, rows
@@ -60,13 +59,6 @@ def answer(outcome: tuple[int, str, str]) -> dict[str, Any]:
     assert status == 0, errors
     found: dict[str, Any] = json.loads(out)["answers"][0]
     return found
-
-
-def test_every_option_of_a_side_exists_for_both_and_for_each() -> None:
-    names = {option for parameter in Compare.made("compare").params for option in parameter.opts}
-    both = ("weights", "seed", "dtype", "device", "compile", "at", "preprocess", "resize", "mean", "std", "range")
-    for name in (*both, "input-size", "size"):
-        assert {f"--{name}", f"--{name}-a", f"--{name}-b"} <= names
 
 
 CAUSES: list[tuple[list[str], dict[str, str], str, str, str]] = [

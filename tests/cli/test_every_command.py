@@ -71,13 +71,6 @@ def test_the_table_has_every_command_of_a_model() -> None:
     }
 
 
-@every_command
-def test_it_succeeds(run: Run, command: str) -> None:
-    status, out, errors = run(command)
-    assert (status, "Error" in errors) == (0, False)
-    assert out
-
-
 @pytest.mark.parametrize("command", [name for name in WORDS if name != "weights"])
 def test_an_exception_in_forward_is_told_with_its_file_and_line(run: Run, command: str) -> None:
     status, out, errors = run(command, model="nets.py:Raises")
@@ -141,8 +134,9 @@ def test_a_picture_is_not_written_to_the_terminal(run: Run, monkeypatch: pytest.
 
 
 @every_command
-def test_what_a_model_prints_is_no_row(run: Run, command: str) -> None:
-    _, expected, _ = run(command)
+def test_it_succeeds_and_what_a_model_prints_is_no_row(run: Run, command: str) -> None:
+    status, expected, errors = run(command)
+    assert (status, "Error" in errors) == (0, False) and expected
     status, out, errors = run(command, model="nets.py:Loud")
     assert (status, out.replace("Loud", "Small")) == (0, expected)
     assert "a word of the factory" in errors and ("a word of the model" in errors or command == "weights")
@@ -289,12 +283,6 @@ def test_a_model_without_classes_has_other_commands(
     more = hint if ":" in model else ""
     assert errors.splitlines()[-1] == f"Error: {name} gives {output}, {message}{more}"
     assert files(here) == []
-
-
-def test_predict_refuses_a_model_without_classes_before_it_counts_images(run: Run, here: Path) -> None:
-    paths = ["dog.png", "dog.png", "dog.png"]
-    status, out, errors = run("predict", *paths, "--weights", "none", model="raft_small")
-    assert (status, out, "raft_small gives the flow of pixels" in errors) == (1, "", True)
 
 
 @drawing_command

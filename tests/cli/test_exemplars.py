@@ -10,14 +10,7 @@ from hookscope.exemplars import read_exemplars
 from tests.cli.helpers import Run, files, one_error, rows
 
 NAMES = [f"pics/{label}/{number}.png" for label in ("a", "b") for number in range(3)]
-
-
-@pytest.fixture
-def here(here: Path) -> Path:
-    for number, name in enumerate(NAMES):
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((32, 32), 20 + 30 * number).convert("RGB").save(here / name)
-    return here
+PICTURES = dict.fromkeys(NAMES, (32, 32))
 
 
 def command_line(*words: str, command: str = "exemplars", format: str = "ndjson") -> list[str]:

@@ -118,19 +118,6 @@ def test_every_link_of_a_chain_is_marked_and_the_first_nan_found(run: Run) -> No
     assert (status, errors) == (0, "Note: no NaN in the forward pass or in the backward pass\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "finding"),
-    [
-        (["exploding=1e-9", "vanishing=0"], "exploding-gradient"),
-        (["vanishing=1e9", "exploding=inf"], "vanishing-gradient"),
-    ],
-)
-def test_thresholds_reach_the_findings(run: Run, words: list[str], finding: str) -> None:
-    assert {
-        row["finding"] for row in as_json(run, *(word for text in words for word in ("--threshold", text)))["findings"]
-    } == {finding}
-
-
 def test_a_model_without_a_gradient_is_one_line(run: Run) -> None:
     says = "the output of Blind has no gradient; detached after 'fc' by detach at nets.py:"
     one_error(run(model="Blind"), 1, says)

@@ -21,16 +21,8 @@ class Flow(Small):
     def forward(self, x):
         return self.conv2(self.conv1(x))
 """
-PICTURES = {"cat.png": (40, 32), "a.png": (40, 32), "b.png": (40, 32)}
+PICTURES = dict.fromkeys(("cat.png", "others/a.png", "others/b.png"), (40, 32))
 ZERO = ["--at", "conv1", "zero"]
-
-
-@pytest.fixture
-def here(here: Path) -> Path:
-    (here / "others").mkdir()
-    for name in ("a.png", "b.png"):
-        (here / name).rename(here / "others" / name)
-    return here
 
 
 def command_line(*words: str, model: str = "nets.py:Small", command: str = "intervene") -> list[str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import hookscope
 from tests.cli.helpers import POSIX, Run, files, one_error, rows, start
@@ -26,6 +25,7 @@ class Late(Small):
         return super().forward(x)
 """
 NAMES = [f"pics/{number}.png" for number in range(6)]
+PICTURES = dict.fromkeys(NAMES, (32, 32))
 COMMANDS = {
     "stats": (["--ops", "--save", "run.json"], "run.json"),
     "exemplars": (["--layer", "conv1", "-o", "run"], "run/exemplars.json"),
@@ -37,9 +37,6 @@ EVERY = pytest.mark.parametrize("command", COMMANDS)
 
 @pytest.fixture
 def here(here: Path) -> Path:
-    (here / "pics").mkdir()
-    for number, name in enumerate(NAMES):
-        Image.effect_noise((32, 32), 60 + 9 * number).convert("RGB").save(here / name)
     torch.save(hookscope.load_model("nets.py:Small").model.state_dict(), here / "w.pth")
     return here
 

@@ -83,13 +83,6 @@ def test_a_table_ends_with_totals_and_findings_and_layers_are_chosen_by_name(run
     assert [row["layer"] for row in rows(out)] == ["conv2", "conv2", "fc", "fc"]
 
 
-@pytest.mark.parametrize("option", ["--threshold dead-norm=0.999", "--threshold duplicate-cosine=0.01"])
-def test_thresholds_reach_the_rows(run: Run, broken: str, option: str) -> None:
-    words = ["--weights", broken, "--layer", "conv1", "--format", "json", *option.split()]
-    row = json.loads(run(*words)[1])["parameters"][0]
-    assert row["dead" if "dead" in option else "duplicate"] > 1
-
-
 def test_options_reach_the_kernels_beside_a_plot(run: Run, here: Path) -> None:
     options = ["--channels", "1,3", "--columns", "1", "--cell", "30", "--cmap", "gray", "--layer", "conv2"]
     assert run("--plot", "w.pdf", "--kernels", "k.png", *options)[0] == 0

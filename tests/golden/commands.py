@@ -162,6 +162,8 @@ CASES: dict[str, dict[str, str]] = {
         "per channel in ndjson": "stats nets.py:sick star.png --layer conv1 --per-channel --format ndjson",
         "findings": "stats nets.py:sick star.png ring.png --format table --type all --layer all"
         " --threshold few-images=2",
+        "findings without a row": "stats nets.py:sick photos circle.png --type Conv2d --layer all",
+        "findings without a row of a channel": "stats nets.py:sick photos --per-channel --layer conv1,bn1 --format csv",
         "findings in ndjson": "stats nets.py:sick star.png --threshold dead-share=5% --threshold exploding=1"
         " --format ndjson",
         "thresholds": "stats shapes photos --layer 5:8 --threshold saturated-share=1% --threshold vanishing=0.5"
