@@ -15,7 +15,7 @@ NETS = Path(__file__).with_name("nets.py").read_text()
 
 @pytest.fixture
 def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: nets.py ends with ``NETS`` of the test file; ``PICTURES`` are noise of a size, or no picture if it is 0."""
+    """The current folder: nets.py ends with ``NETS`` of the test file; ``PICTURES`` are noise, of size 0 text."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(NETS + getattr(request.module, "NETS", ""))
     for name, size in getattr(request.module, "PICTURES", {}).items():

@@ -149,11 +149,6 @@ def test_a_model_without_a_usual_answer_has_a_page(run: Run, here: Path, model: 
     assert {"features": "no scores of classes", "Boxes": "no scores of classes", "Broken": "NaN"}.get(model, "%") in out
 
 
-def test_several_images_of_a_model_without_classes(run: Run, here: Path) -> None:
-    status, out, _ = run("cat.jpg", "dog.png", "--format", "table", model="nets.py:features")
-    assert (status, out.count("no scores of classes")) == (0, 2)
-
-
 def words_of(found: inspection.Inspection, columns: int = 80, colours: bool = False) -> list[str]:
     return [*in_words(found, {"model": found.model, "weights": found.weights}, Page(columns, colours))]
 

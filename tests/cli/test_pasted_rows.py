@@ -149,15 +149,12 @@ def watched(folder: Path) -> Callable[..., dict[Call, Place]]:
 def listed(rows_of: Print) -> dict[Call, Place]:
     """What list-layers says."""
     of_type = calls_in(rows_of("list-layers", *MODEL))
-    return {call: (of_type.get(call, (None,))[0], order) for call, (_, order) in every(rows_of).items()}
-
-
-def every(rows_of: Print) -> dict[Call, Place]:
-    return calls_in(rows_of("list-layers", *MODEL, "--type", "all"))
+    every = calls_in(rows_of("list-layers", *MODEL, "--type", "all"))
+    assert all(index == order for index, order in every.values())
+    return {call: (of_type.get(call, (None,))[0], order) for call, (_, order) in every.items()}
 
 
 def test_orders_and_indices_of_list_layers_are_taken(rows_of: Print, listed: dict[Call, Place]) -> None:
-    assert all(index == order for index, order in every(rows_of).values())
     assert [order for _, order in listed.values()] == list(range(len(listed)))
     assert [listed[call][0] for call in CHOSEN] == [0, None, 3, 4, None, 5, 6, None]
 
@@ -231,11 +228,3 @@ def test_the_part_of_an_output_has_a_field_of_its_own(command: str, rows_of: Pri
     line = ["nets.py:Parts" if word == "nets.py:Net" else word for word in LINES[command]]
     rows = rows_of(*line, "--layer", "(model)")
     assert [(row.get("name", row.get("layer")), row["part"]) for row in rows] == [("(model)", "a"), ("(model)", "b")]
-
-
-def test_a_note_says_how_to_name_a_layer_whose_name_is_an_index(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([*LINES["trace"], "--layer", "1"])
-    assert "Note: 1 is an index; the layer named 1 is name:1" in capsys.readouterr().err.splitlines()

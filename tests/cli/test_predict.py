@@ -1,9 +1,5 @@
 """The command predict: rows for each picture and class, the models' scores, and its errors."""
 
-import json
-from pathlib import Path
-
-import pytest
 import torch
 
 import hookscope
@@ -19,16 +15,7 @@ class Mask(nn.Module):
     def forward(self, x):
         return {"aux": x, "out": self.conv(x)}
 """
-NAMES = ["ant", "bee", "cow", "red fox"]
 PICTURES = {"cat.png": (60, 40), "dog.png": (60, 40)}
-
-
-@pytest.fixture
-def here(here: Path) -> Path:
-    (here / "names.txt").write_text("\n".join(NAMES) + "\n\n")
-    (here / "names.json").write_text(json.dumps({str(index): [f"n{index}", name] for index, name in enumerate(NAMES)}))
-    (here / "two.txt").write_text("ant\nbee\n")
-    return here
 
 
 def command_line(*words: str, model: str = "nets.py:Small") -> list[str]:
@@ -57,10 +44,3 @@ def test_scores_are_the_models_own_best_first_also_of_a_segmentation_and_of_nan(
     status, out, _ = run("cat.png", "--top", "1", "--format", "ndjson", model="nets.py:Broken")
     assert status == 0 and rows(out)[0]["score"] is None
     assert run("cat.png", "--top", "1", "--format", "csv", model="nets.py:Broken")[1].splitlines()[1].count("nan") == 2
-
-
-@pytest.mark.parametrize("names", ["names.txt", "names.json"])
-def test_targets_are_named_by_a_file_and_printed_in_the_order_asked_for(run: Run, names: str) -> None:
-    words = ["--target", "fox,BEE", "--target", "3,0", "--categories", names, "--format", "ndjson"]
-    printed = rows(run("cat.png", *words)[1])
-    assert [(row["class"], row["label"]) for row in printed] == [(3, "red fox"), (1, "bee"), (0, "ant")]

@@ -117,11 +117,7 @@ def test_batches_and_workers_change_no_number(run: Run, words: list[str]) -> Non
     assert same(rows(run("pics", *words)[1]), rows(run("pics")[1]))
 
 
-def test_names_come_from_a_list_and_shapes_that_vary_have_question_marks(run: Run, here: Path) -> None:
-    (here / "list").write_bytes(b"pics/0.png\0pics/b\0missing.png\0")
-    status, out, errors = run("--files0-from", "list")
-    assert (status, images_in(out)) == (1, 3)
-    assert errors.startswith("Error: no picture 'missing.png'")
+def test_shapes_that_vary_have_question_marks(run: Run, here: Path) -> None:
     Image.effect_noise((50, 34), 80).convert("RGB").save(here / "wide.png")
     assert rows(run("pics/0.png", "wide.png")[1])[0]["shape"] == [6, 10, None]
     assert "6x10x?" in run("pics/0.png", "wide.png", format="tsv")[1]

@@ -18,14 +18,13 @@ import pytest
 import torch
 from torch import nn
 
-import hookscope
 from hookscope.cli.main import main
 from hookscope.cli.shared.watch_run import WatchRun
 from hookscope.errors import NonFiniteError, WriteError
 from hookscope.training.log.file import read_runs
 from hookscope.training.sinks import SinkChoice, TensorBoard
+from tests.cli.helpers import ROOT
 
-ROOT = Path(hookscope.__file__).parents[1]
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONSAFEPATH")
 } | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
@@ -280,11 +279,12 @@ def test_a_run_that_never_steps_points_to_its_log(tmp_path: Path, capsys: pytest
     assert note.startswith("Note: no optimizer of torch took a step in train.py, ") and "no-step" in note
 
 
-def one_step() -> None:
+def three_steps() -> None:
     net = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    net(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
+    for _ in range(3):
+        net(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
 
 
 def test_a_sink_that_does_not_open_or_end_is_left_alone(
@@ -294,31 +294,24 @@ def test_a_sink_that_does_not_open_or_end_is_left_alone(
         raise WriteError("cannot write runs: No space left on device")
 
     monkeypatch.setattr(TensorBoard, "__init__", fail)
-    watched_here(tmp_path / "log", FunctionAsScript(one_step), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
+    watched_here(tmp_path / "log", FunctionAsScript(three_steps), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
     note = "Note: tensorboard gets no lines, the log goes on: cannot write runs: No space left on device\n"
-    assert capsys.readouterr().err.startswith(note) and len(read_runs(tmp_path / "log")[0].rows) == 1
+    assert capsys.readouterr().err.startswith(note) and len(read_runs(tmp_path / "log")[0].rows) == 3
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TensorBoard, "close", interrupt)
-    watched_here(tmp_path / "log", FunctionAsScript(one_step), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
-    assert len(read_runs(tmp_path / "log")[0].rows) == 1 and "Traceback" not in capsys.readouterr().err
+    watched_here(tmp_path / "log", FunctionAsScript(three_steps), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
+    assert len(read_runs(tmp_path / "log")[0].rows) == 3 and "Traceback" not in capsys.readouterr().err
 
 
 def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    net, pipe, lines = nn.Linear(1, 1), tmp_path / "pipe", []
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-
-    def trains() -> None:
-        for _ in range(3):
-            net(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
-
+    pipe, lines = tmp_path / "pipe", []
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: lines.extend(pipe.read_text().splitlines()))
     reader.start()
-    watched_here(pipe, FunctionAsScript(trains))
+    watched_here(pipe, FunctionAsScript(three_steps))
     reader.join()
     assert [json.loads(line)["row"] for line in lines] == ["run", *["layer", "facts"] * 3, "end"]
     assert capsys.readouterr().err == f"Note: 3 of 3 steps sampled, in {pipe}\n"  # nobody can show it from there

@@ -245,6 +245,7 @@ CASES: dict[str, dict[str, str]] = {
         "values of events": "trace nets.py:ones star.png --input-size 4 --preprocess stretch --values --max-values 12"
         " --events --format json",
         "standard input": "trace nets.py:nan - --format csv < star.png",
+        "index that is a name": "trace nets.py:ones star.png --input-size 4 --preprocess stretch --layer 1",
         "search for NaN": "find-nan nets.py:nan star.png --format table",
         "search for NaN in json": "find-nan nets.py:nan star.png --format json",
         "search for NaN without any": "find-nan shapes star.png",

@@ -24,27 +24,41 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("kind", "text", "size"),
     [
-        ("224x320", (224, 320)),
-        ("33X57", (33, 57)),
-        ("7×9", (7, 9)),
-        (" 64 ", (64, 64)),
-        ("16384x1", (16384, 1)),
-        ("8x64x32", (8, 64, 32)),
+        (InputSize, "224x320", (224, 320)),
+        (InputSize, "33X57", (33, 57)),
+        (InputSize, "7×9", (7, 9)),
+        (InputSize, " 64 ", (64, 64)),
+        (InputSize, "16384x1", (16384, 1)),
+        (InputSize, "8x64x32", (8, 64, 32)),
+        (FileSize, "20MB", 20_000_000),
+        (FileSize, "512 KiB", 524_288),
+        (FileSize, "1.5kb", 1500),
+        (FileSize, "2gib", 2**31),
+        (FileSize, "0.1GB", 10**8),
+        (FileSize, " 7 ", 7),
     ],
 )
-def test_sizes(text: str, size: tuple[int, ...]) -> None:
-    assert InputSize().convert(text, None, None) == size
-    assert InputSize().convert(size, None, None) == size
+def test_sizes(kind: type[click.ParamType], text: str, size: object) -> None:
+    assert kind().convert(text, None, None) == kind().convert(size, None, None) == size
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "224x", "x224", "0x5", "5x0", "-3", "2.5", "1x2x3x4", "1x0x3", "16385", "1e3", "9x9px"]
+    ("kind", "texts", "says"),
+    [
+        (
+            InputSize,
+            "|x|224x|x224|0x5|5x0|-3|2.5|1x2x3x4|1x0x3|16385|1e3|9x9px",
+            "write height x width in pixels, such as",
+        ),
+        (FileSize, "|20M|MB|-1MB|0kB|1e3|٣MB|inf|20 000", "write 20MB, 500kB or 512KiB"),
+    ],
 )
-def test_texts_that_are_no_size(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a size; write height x width in pixels, such as 224x320"):
-        InputSize().convert(text, None, None)
+def test_texts_that_are_no_size(kind: type[click.ParamType], texts: str, says: str) -> None:
+    for text in texts.split("|"):
+        with pytest.raises(click.BadParameter, match=f"is not a size; {says}"):
+            kind().convert(text, None, None)
 
 
 def test_seeds_and_words_are_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,17 +100,3 @@ def test_a_shell_is_offered_models_layers_types_and_words(listed: None) -> None:
     assert item.type == "file"
     assert offered(options.complete_devices, "c") == ["cpu", "cuda"]
     assert "viridis" in offered(options.complete_colour_maps, "vi")
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("20MB", 20_000_000), ("512 KiB", 524_288), ("1.5kb", 1500), ("2gib", 2**31), ("0.1GB", 10**8), (" 7 ", 7)],
-)
-def test_sizes_of_files(text: str, size: int) -> None:
-    assert FileSize().convert(text, None, None) == FileSize().convert(size, None, None) == size
-
-
-@pytest.mark.parametrize("text", ["", "20M", "MB", "-1MB", "0kB", "1e3", "٣MB", "inf", "20 000"])
-def test_what_is_no_size_of_a_file(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a size; write 20MB, 500kB or 512KiB"):
-        FileSize().convert(text, None, None)

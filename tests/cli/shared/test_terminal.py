@@ -180,12 +180,13 @@ def test_a_terminal_without_pictures_draws_half_blocks(tmp_path: Path) -> None:
 
 
 @POSIX
-@pytest.mark.parametrize("way", ["asked", "told", "kitty-too", "late", "in-tmux"])
+@pytest.mark.parametrize("way", ["asked", "told", "kitty-too", "late", "in-tmux", "no-stdin"])
 def test_a_terminal_with_sixel_gets_sixels(tmp_path: Path, way: str) -> None:
     answers = (SIXEL, *((CELL,) if way == "asked" else ()), *((KITTY,) if way == "kitty-too" else ()))
     size = (24, 80, 720, 432) if way == "told" else (24, 80, 0, 0)
     delay, env = (0.15 if way == "late" else 0), {"TMUX": "/tmp/tmux,1,0"} if way == "in-tmux" else {}
-    found, text = drawn(tmp_path, answers=answers, size=size, delay=delay, env=env)
+    stdin = subprocess.DEVNULL if way == "no-stdin" else None
+    found, text = drawn(tmp_path, answers=answers, size=size, delay=delay, env=env, stdin=stdin)
     wide, high = (9, 18) if way in ("asked", "told") else (10, 20)
     picture = of_sixels(text)
     assert found[:3] == ["sixel", str(wide), str(high)]
@@ -214,12 +215,6 @@ def test_a_silent_terminal_costs_less_than_half_a_second(tmp_path: Path) -> None
     found, text = drawn(tmp_path)
     assert found[0] == "blocks" and terminal._SECONDS < 0.5 and 0.3 < float(found[3]) < 1
     check_quarters(of_blocks(text))
-
-
-@POSIX
-def test_standard_input_may_be_no_terminal(tmp_path: Path) -> None:
-    found, _ = drawn(tmp_path, answers=(SIXEL,), stdin=subprocess.DEVNULL)
-    assert found[0] == "sixel"
 
 
 @POSIX
