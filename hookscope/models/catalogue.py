@@ -75,18 +75,13 @@ def catalogue() -> tuple[ModelInfo, ...]:
     the cache while the versions are the same; the bundled files are read each time.
     """
     extra = [ModelInfo(name, "classification", LITE_PARAMETERS) for name in EfficientNetLiteSource.names()]
-    models = [*_cached(), *map(_describe_bundled, BUNDLED.values()), *extra]
-    return tuple(sorted(models, key=lambda model: model.name))
-
-
-def _cached() -> tuple[ModelInfo, ...]:
     key = {**package_versions(), "fields": [field.name for field in dataclasses.fields(ModelInfo)]}
-    cached = _from_rows(cache.load("catalogue", key))
-    if cached is not None:
-        return cached
-    models = _from_torchvision()
-    cache.store("catalogue", key, [dataclasses.asdict(model) for model in models])
-    return models
+    models = _from_rows(cache.load("catalogue", key))
+    if models is None:
+        models = _from_torchvision()
+        cache.store("catalogue", key, [dataclasses.asdict(model) for model in models])
+    models = (*models, *map(_describe_bundled, BUNDLED.values()), *extra)
+    return tuple(sorted(models, key=lambda model: model.name))
 
 
 def find_models(pattern: str | None = None) -> tuple[ModelInfo, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -284,13 +284,9 @@ def _loss_of(output: Any, chosen: AnyLoss | None, what: str) -> tuple[AnyLoss, T
 
 @dataclass(slots=True)
 class _ReturnedCall:
-    """A call that has returned, with the gradients that have come so far."""
+    """A call that has returned, with the gradients that have come so far; its record lacks depth and gradients."""
 
-    call: Call
-    input: Facts
-    output: Facts
-    began: int
-    returned: int
+    record: CallRecord
     tensors: dict[str, Tensor] = field(default_factory=dict)
     versions: list[int] = field(default_factory=list)
     gradient: Facts = field(default_factory=dict)
@@ -323,8 +319,9 @@ class _EventRecorder:
 
     def _on_call(self, call: Call, module: nn.Module | Operation, args: Any, kwargs: Any, output: Any) -> Any:
         began, inputs = self.observer.input
-        record = _ReturnedCall(call, inputs, facts_of(output, self._values), began, next(self._clock))
-        self._returned.append(record)
+        outputs = facts_of(output, self._values)
+        returned = _ReturnedCall(CallRecord(call, 0, inputs, outputs, {}, began, next(self._clock), None))
+        self._returned.append(returned)
         if self._handles is None:
             return None
         kept, handed_on = output, None
@@ -332,44 +329,42 @@ class _EventRecorder:
             kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
         # the same tensor may be in two places, and has one gradient
         first = {id(tensor): part for part, tensor in reversed(tensors_in(kept).items())}
-        record.tensors = {part: t for part, t in tensors_in(kept).items() if t.requires_grad and first[id(t)] == part}
-        record.versions = [tensor._version for tensor in record.tensors.values()]
-        for part, tensor in record.tensors.items():
-            self._wait_for(record, part, tensor)
+        returned.tensors = {part: t for part, t in tensors_in(kept).items() if t.requires_grad and first[id(t)] == part}
+        returned.versions = [tensor._version for tensor in returned.tensors.values()]
+        for part, tensor in returned.tensors.items():
+            self._wait_for(returned, part, tensor)
         return handed_on
 
-    def _wait_for(self, record: _ReturnedCall, part: str, tensor: Tensor) -> None:
+    def _wait_for(self, returned: _ReturnedCall, part: str, tensor: Tensor) -> None:
         def on_gradient(gradient: Tensor | None) -> None:
             if gradient is not None:  # unused results of an operation with several results get None
-                record.gradient[part] = facts_of(gradient, self._values)[""]
-                record.differentiated = next(self._clock)
+                returned.gradient[part] = facts_of(gradient, self._values)[""]
+                returned.differentiated = next(self._clock)
 
         assert self._handles is not None
         self._handles.tensor(tensor, on_gradient)
 
     def _chosen(self) -> list[_ReturnedCall]:
-        return [record for record in self._returned if self.observer.wanted(record.call)]
+        return [returned for returned in self._returned if self.observer.wanted(returned.record.call)]
 
     def outputs_in_graph(self) -> list[Tensor]:
         tensors = [
             (tensor, version)
-            for record in self._chosen()
-            for tensor, version in zip(record.tensors.values(), record.versions, strict=True)
+            for returned in self._chosen()
+            for tensor, version in zip(returned.tensors.values(), returned.versions, strict=True)
         ]
         return [tensor for tensor, version in tensors if tensor._version == version]  # others are overwritten
 
     def records(self) -> Iterator[CallRecord]:
         chosen = self._chosen()
-        depths = _depths(chosen)
-        for record in chosen:
-            reached = {part: record.gradient[part] for part in record.tensors if part in record.gradient}
-            yield CallRecord(
-                record.call, depths[record.began], record.input, record.output, reached, record.began, record.returned,
-                record.differentiated,
-            )  # fmt: skip
+        depths = _depths([returned.record for returned in chosen])
+        for returned in chosen:
+            record, time = returned.record, returned.differentiated
+            reached = {part: returned.gradient[part] for part in returned.tensors if part in returned.gradient}
+            yield replace(record, depth=depths[record.began], gradient=reached, differentiated=time)
 
 
-def _depths(chosen: Iterable[_ReturnedCall]) -> dict[int, int]:
+def _depths(chosen: Iterable[CallRecord]) -> dict[int, int]:
     """The number of ``chosen`` calls in which each call ran, by the time at which it began."""
     ends: list[int] = []
     depths = {}
