@@ -228,10 +228,7 @@ class ClassMeans:
         self._images.clear()
 
     def selectivity(self) -> list[tuple[str, float | None]]:
-        """The best class of each channel and its selectivity index, see `ChannelExemplars`.
-
-        None with fewer than two classes, for negative means, and where a value is NaN or Inf.
-        """
+        """The best class of each channel and its selectivity, see `ChannelExemplars`; None where it has no meaning."""
         labels = sorted(self._sums)
         if len(labels) < 2:
             return [("", None)] * self.channels
@@ -315,10 +312,7 @@ class ChannelHistograms:
         self._exponent, self._first = exponent, first
 
     def shown(self) -> list[tuple[Ints, Floats]]:
-        """Counts ``(B,)`` and the ends ``(B + 1,)`` of their intervals, for each channel; none without values.
-
-        A channel of one value has one interval, which is 1 wide, as in `numpy.histogram`.
-        """
+        """Counts ``(B,)`` and ends ``(B + 1,)`` of their intervals for each channel; a single value has one, 1 wide."""
         self._count()
         return [self._shown(channel) for channel in range(len(self.low))]
 

@@ -268,10 +268,7 @@ class _Reader:
 
 
 def with_places(tensor: Tensor, module: nn.Module, shown: InputSize) -> tuple[Tensor, tuple[int, ...] | None]:
-    """Values ``(N, C, P)``, and the frames, height and width of the grid that the positions are; None without places.
-
-    Class tokens are left out where the other tokens are a grid: they have no place.
-    """
+    """Values ``(N, C, P)`` without class tokens, and frames, height and width of the grid of places, if any."""
     if tensor.dim() < 2:
         tensor = tensor.reshape(len(tensor) if tensor.dim() else 1, 1)
     values = by_channel(tensor, module, shown)

@@ -343,11 +343,7 @@ def _call_of(frame: FrameType) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | 
 
 
 def hidden_from_compile(hooks: Sequence[Callable[..., Any]]) -> Patch:
-    """A patch with which compiled models do not count ``hooks`` as global hooks.
-
-    Compiled models warn at each call that global hooks fire twice. A warnings filter does not help: a script that
-    turns warnings into errors puts its own filter before it.
-    """
+    """A patch with which compiled models do not warn that ``hooks`` are global; filters of scripts come before ours."""
 
     def has_other_hooks(original: Callable[[], Any]) -> bool:
         registered = (hook for table in _HOOK_TABLES for hook in getattr(modules, f"_global_{table}", {}).values())

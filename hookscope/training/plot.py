@@ -195,10 +195,7 @@ def _scale(column: MetricColumn, cells: Array) -> tuple[float, float]:
 def cells_plot(
     grids: Sequence[LayerStepGrid], run: RunSeries, findings: Sequence[TimedFinding], width: float
 ) -> RowPlot:
-    """A row for each layer in order of execution, and a panel of cells ``width`` inches wide for each metric.
-
-    A dot marks each layer of a finding at the step where the finding begins, and its words stand beside its row.
-    """
+    """A row for each layer, and a panel of cells ``width`` inches wide for each metric; dots are begins of findings."""
     marked: dict[int, list[str]] = {}
     for number, finding in enumerate(findings, 1):
         for row in rows_of([finding.layer], run):

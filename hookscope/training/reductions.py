@@ -127,10 +127,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 class BatchMoments:
-    """Mean and variance of each channel over all inputs of a BatchNorm in a step, beside its running statistics.
-
-    The running statistics ``(C,)`` are those before the first pass of the step: what eval mode would have used then.
-    """
+    """Mean and variance of each channel over a step's inputs of a BatchNorm, and its running statistics before it."""
 
     def __init__(self, mean: Tensor, variance: Tensor, eps: float) -> None:
         self.running_mean, self.running_variance, self.eps = mean.float(), variance.float(), eps

@@ -43,10 +43,7 @@ class StopRule:
     def after_call(
         self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any, is_top: bool
     ) -> None:
-        """Check the output of a single layer, and the model's for operations after its last layer.
-
-        A value comes from before the layer if an input is not finite, else from its parameters, else from the layer.
-        """
+        """Check the output: a bad value comes from a bad input, else from a bad parameter, else from the layer."""
         operation = now.non_finite_inputs.pop(id(module), None)
         bad_outputs = _not_finite(output) if layer.is_single(module) or is_top else []
         if not bad_outputs:

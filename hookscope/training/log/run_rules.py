@@ -49,10 +49,7 @@ def _smoothed(losses: Array) -> Array:
 
 
 def centred(losses: Array) -> tuple[Array, int]:
-    """The median of each loss and of as many before as after it, ``(S,)``, and the largest number before and after.
-
-    At the ends and beside NaN there are fewer: the first median is the first loss, and no gap is bridged.
-    """
+    """Medians ``(S,)`` of each loss and as many before as after it, and their largest number; gaps are not bridged."""
     most = _reach(losses)
     medians = np.full(len(losses), np.nan)
     for begin, end in runs_of_true(np.isfinite(losses)):
