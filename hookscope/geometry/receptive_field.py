@@ -127,7 +127,7 @@ def receptive_fields(
         types: Class names that indices and ``all`` count.
 
     Returns:
-        A field for each tensor that a wanted call puts out, by ``name`` or ``name#call``, followed by a space and the
+        A field for each tensor that a wanted call returns, by ``name`` or ``name#call``, followed by a space and the
         name of the part if it is one of several. Pixels are of ``inputs``, also where the model resizes its
         input, as a detector does.
     """

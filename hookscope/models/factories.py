@@ -195,19 +195,14 @@ def _checked_size(size: Any, where: str) -> tuple[int, ...]:
     raise ModelError(f"input_size in {where} is {size!r}", do=do)
 
 
-def _check_callable(name: str, value: Any, of: str, where: str) -> None:
-    if not callable(value):
-        raise ModelError(
-            f"{name} in {where} is not a function but {type(value).__name__}", do=f"make it a function of {of}"
-        )
-
-
 def take_pictures(model: nn.Module, model_inputs: Callable[..., Any], where: str) -> None:
     """Make ``model``, called with a batch of pictures, run on what ``model_inputs`` returns for them.
 
     A mapping is keyword inputs, a tuple positional inputs, anything else the only input.
     """
-    _check_callable("model_inputs", model_inputs, "a batch of pictures (N, C, H, W)", where)
+    if not callable(model_inputs):
+        asked = f"model_inputs in {where} is not a function but {type(model_inputs).__name__}"
+        raise ModelError(asked, do="make it a function of a batch of pictures (N, C, H, W)")
     own: Any = type(model)
 
     # a class, because a function in the attributes of the model would run this model in copies of it too
