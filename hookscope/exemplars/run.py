@@ -274,7 +274,12 @@ def find_exemplars(
     """
     net = as_loaded(net)
     wanted = None if channels is None else tuple(dict.fromkeys(channels))
-    _check(top, measure, wanted)
+    if top < 1:
+        raise UsageError(f"the number of exemplars must be at least 1, not {top}")
+    if measure not in MEASURES:
+        raise UsageError(f"no measure '{measure}'", f"there are {', '.join(MEASURES)}")
+    if wanted is not None and (not wanted or min(wanted) < 0):
+        raise UsageError(f"no channel {min(wanted)}" if wanted else "no channel given", do="count from 0")
     classes = select_types(types) if types else None
     if folders is None:
         folders = [path for path in paths if os.path.isdir(path)]
@@ -288,15 +293,6 @@ def find_exemplars(
     search = ExemplarsRun(net, paths, job, run, save, source, classes)
     search.do(resume)
     return search.state().layers()
-
-
-def _check(top: int, measure: str, channels: tuple[int, ...] | None) -> None:
-    if top < 1:
-        raise UsageError(f"the number of exemplars must be at least 1, not {top}")
-    if measure not in MEASURES:
-        raise UsageError(f"no measure '{measure}'", f"there are {', '.join(MEASURES)}")
-    if channels is not None and (not channels or min(channels) < 0):
-        raise UsageError(f"no channel {min(channels)}" if channels else "no channel given", do="count from 0")
 
 
 @dataclass

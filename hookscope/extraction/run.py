@@ -100,7 +100,12 @@ def extract(
     wanted = tuple(str(Target.of(target)) for target in targets)
     if layers is None and not wanted and not logits:
         raise UsageError("no layer is chosen", do="give layers, targets or logits=True")
-    _check_scores(net, wanted, logits)
+    if wanted or logits:
+        check_family(net.family, net.name)
+    for text in wanted:
+        if "top:" in text:
+            raise UsageError(f"no column for target '{text}'", "each image has others", "give a class number or name")
+        Target.of(text).check(net.categories)
     paths, items = _paths_or_items(images)
     if folders is None:
         folders = [path for path in paths or () if os.path.isdir(path)]
@@ -112,15 +117,6 @@ def extract(
     job = ExtractionJob(chosen, kinds, pool, name, size, run.workers, wanted, logits, tuple(folders))
     run = run if paths is not None else replace(run, engine=TensorEngine(items))
     return Extraction(net, paths, items, job, run)
-
-
-def _check_scores(net: LoadedModel, targets: Sequence[str], logits: bool) -> None:
-    if targets or logits:
-        check_family(net.family, net.name)
-    for text in targets:
-        if "top:" in text:
-            raise UsageError(f"no column for target '{text}'", "each image has others", "give a class number or name")
-        Target.of(text).check(net.categories)
 
 
 def _paths_or_items(images: Images) -> tuple[list[str] | None, Any]:

@@ -307,11 +307,6 @@ def _flags(findings: Sequence[TimedFinding], left: float, right: float) -> list[
     return [(flag[0][0], text) for flag, text in zip(flags, words, strict=True)]
 
 
-def rate_chart(losses: Sequence[LossSeries]) -> Chart:
-    curves = [Curve("", loss.steps.tolist(), loss.rates.tolist(), colour) for colour, loss in enumerate(losses)]
-    return Chart("learning rate", curves, axis="linear", within=(0.0,), edges=edges_of(losses)[:2])
-
-
 def metric_chart(
     grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
 ) -> Chart:
@@ -374,7 +369,8 @@ def run_plot(run: Run, findings: Sequence[TimedFinding] = (), thresholds: Traini
     lines = [(optimizers, Colour.INK)] if len(names) > 1 else []
     lines += [*finding_lines(said, _MOST_LINES, numbered=True), (verdict(said), Colour.INK)] if said else []
     losses = list(zip(names, series.losses, strict=True))
-    rates = rate_chart(series.losses)
+    curves = [Curve("", loss.steps.tolist(), loss.rates.tolist(), colour) for colour, (_, loss) in enumerate(losses)]
+    rates = Chart("learning rate", curves, axis="linear", within=(0.0,), edges=edges_of(series.losses)[:2])
     return RunPlot(loss_chart(losses, findings), rates, metrics, replace(cells, lines=lines))
 
 
