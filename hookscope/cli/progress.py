@@ -71,11 +71,8 @@ def pass_progress(unit: str = "passes") -> Iterator[Callable[[int, int], None] |
             if advance is None or total != expected or done < before:
                 stack.close()
                 start = start if advance is None else time.monotonic()
-                advance, before, expected = (
-                    stack.enter_context(image_progress(total, unit, start, keep=False)),
-                    0,
-                    total,
-                )
+                advance = stack.enter_context(image_progress(total, unit, start, keep=False))
+                before, expected = 0, total
             advance(done - before)
             before = done
 

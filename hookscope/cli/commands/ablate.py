@@ -69,45 +69,40 @@ class Ablate(OfImage):
         super().check()
 
     def run(self) -> None:
-        self.print(_report(self))
-
-
-def _report(options: Ablate) -> Report:
-    """Set channel after channel to 0, on top of what ``--at`` changes."""
-    types, seed = options.types or None, options.model.seed
-    net, categories = options.net, categories_of(options.net, options.categories)
-    assert options.layers is not None
-    built = Change.build_all(options.changes, net, types)
-    with ExitStack() as stack:
-        stack.enter_context(options.running())
-        resolved = list(interventions.from_the_start(net.model, options.arguments, built, types, seed))
-        stack.enter_context(interventions.intervene(net.model, resolved, types))
-        ablation = interventions.ablate_each(
-            net.model,
-            options.arguments,
-            options.layers,
-            options.target,
-            types=types,
-            categories=categories,
-            batch_size=options.batch_size,
-            on_progress=stack.enter_context(pass_progress()),
-            seed=seed,
-            keep=min(options.top, _MAPS) if options.plot else 0,
-        )
-    if options.plot is not None:
-        figure = interventions.draw_ablation(ablation, options.read_images[0], net, top=options.top)
-        write_plot(options.plot, figure, drawing.Origin.of(net, *options.read_images).facts())
-    if ablation.skipped:
-        skipped = counted(len(ablation.skipped), "call")
-        output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
-    if ablation.channels and all(channel.score_drop == 0 for channel in ablation.channels):
-        also = ", with the changes of --at" if options.changes else ""
-        output.note(f"Note: the score is the same without any of these channels{also}")
-    shown, prediction = ablation.channels[: options.top], ablation.prediction
-    name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
-    totals = [
-        f"{len(shown)} of {count}, ranked by the score of {name} that is lost without each",
-        f"score with all channels: {prediction.score:.4g}",
-    ]
-    rows = [COLUMNS.row(channel, place=place, weights=net.weights) for place, channel in enumerate(shown, 1)]
-    return Report([Section(rows, COLUMNS)], totals=totals, caption=options.caption)
+        types, seed = self.types or None, self.model.seed
+        net, categories = self.net, categories_of(self.net, self.categories)
+        assert self.layers is not None
+        built = Change.build_all(self.changes, net, types)
+        with ExitStack() as stack:
+            stack.enter_context(self.running())
+            resolved = list(interventions.from_the_start(net.model, self.arguments, built, types, seed))
+            stack.enter_context(interventions.intervene(net.model, resolved, types))
+            ablation = interventions.ablate_each(
+                net.model,
+                self.arguments,
+                self.layers,
+                self.target,
+                types=types,
+                categories=categories,
+                batch_size=self.batch_size,
+                on_progress=stack.enter_context(pass_progress()),
+                seed=seed,
+                keep=min(self.top, _MAPS) if self.plot else 0,
+            )
+        if self.plot is not None:
+            figure = interventions.draw_ablation(ablation, self.read_images[0], net, top=self.top)
+            write_plot(self.plot, figure, drawing.Origin.of(net, *self.read_images).facts())
+        if ablation.skipped:
+            skipped = counted(len(ablation.skipped), "call")
+            output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
+        if ablation.channels and all(channel.score_drop == 0 for channel in ablation.channels):
+            also = ", with the changes of --at" if self.changes else ""
+            output.note(f"Note: the score is the same without any of these channels{also}")
+        shown, prediction = ablation.channels[: self.top], ablation.prediction
+        name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
+        totals = [
+            f"{len(shown)} of {count}, ranked by the score of {name} that is lost without each",
+            f"score with all channels: {prediction.score:.4g}",
+        ]
+        rows = [COLUMNS.row(channel, place=place, weights=net.weights) for place, channel in enumerate(shown, 1)]
+        self.print(Report([Section(rows, COLUMNS)], totals=totals, caption=self.caption))

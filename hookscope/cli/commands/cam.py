@@ -131,17 +131,13 @@ class Cam(ExplainCommand):
             what = how + (f"-{layers}" if self.layers else "")
             path = explanation.write(page, what, group[0].prediction, len(groups) == 1)
             for result in group:
-                yield _row(explanation, result, path)
-
-
-def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str) -> Row:
-    call = result.call
-    if reason := explain.why_empty(result) or explain.why_outside(result):
-        explanation.note(f"the map of {call.key} for {result.prediction.name}: {reason}")
-    explanation.run.arrays.keep(f"{explanation.word}/{call.key}/{result.prediction.key}", result.values)
-    number = None if result.fused else call.call
-    place = {"index": call.index, "order": call.order, "type": call.type}
-    return explanation.row(COLUMNS, result, path, layer=call.name or hooks.MODEL, call=number, **place)
+                call = result.call
+                if reason := explain.why_empty(result) or explain.why_outside(result):
+                    explanation.note(f"the map of {call.key} for {result.prediction.name}: {reason}")
+                self.arrays.keep(f"{explanation.word}/{call.key}/{result.prediction.key}", result.values)
+                place = {"index": call.index, "order": call.order, "type": call.type}
+                place |= {"layer": call.name or hooks.MODEL, "call": None if result.fused else call.call}
+                yield explanation.row(COLUMNS, result, path, **place)
 
 
 def _maps(

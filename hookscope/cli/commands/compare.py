@@ -25,7 +25,6 @@ from hookscope.cli.shared.long_run import BatchOptions, ImageRun
 from hookscope.cli.shared.model import ModelOptions, check_choice, note_assumption
 from hookscope.cli.shared.output_paths import check_plot, write_html, write_picture, write_plot
 from hookscope.cli.shared.threshold_options import Number, Share
-from hookscope.columns import Row
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import counted, listed, percent
 
@@ -299,7 +298,7 @@ def comparison_report(
             "call",
             totals=totals,
             shown=[comparison.pair_row(pair, found.names) for pair in shown],
-            for_table=_without_same_name,
+            for_table=lambda row: {**row, "layer_b": row["layer_b"] if row["layer_b"] != row["layer"] else None},
         ),
         Section(unpaired, comparison.UNPAIRED, "unpaired_call", in_table=False, in_flat=False),
         Section(changed, comparison.CHANGED_IMAGES, "changed_image", in_table=False, in_flat=False),
@@ -331,11 +330,6 @@ def _shown(
     best = dict.fromkeys(pair.key for pair in [*named, *sorted(differing, key=comparison.how_different, reverse=True)])
     chosen = set([*best][:most])
     return [pair for pair in order if pair.key in chosen]
-
-
-def _without_same_name(row: Row) -> Row:
-    """The row of a table: the layer of B only where its name is another."""
-    return {**row, "layer_b": row["layer_b"] if row["layer_b"] != row["layer"] else None}
 
 
 def _caption(found: comparison.Comparison) -> Mapping[str, Any]:

@@ -129,7 +129,10 @@ class Exemplars(OfManyImages):
         layers, skipped = _found(self, net, engine)
         if self.synthesize:
             layers = _synthesized(net, layers, self.synthesize, self.state)
-        with self.printed_after(_report(layers, net)):
+        pairs = [(layer, channel) for layer in layers for channel in layer.channels]
+        rows = [exemplars.exemplar_row(layer, channel, net.weights) for layer, channel in pairs]
+        caption = caption_of(net) | {"images": max(layer.images for layer in layers)}
+        with self.printed_after(Report([Section(rows, exemplars.EXEMPLARS)], caption=caption)):
             if self.output is not None or self.html is not None:
                 _draw(self, net, layers)
         return min(skipped, 1)
@@ -216,11 +219,3 @@ def _remove_others(folder: str, names: set[str]) -> None:
         path = os.path.join(folder, name)
         if re.fullmatch(r"\d{3,}-.+\.png", name) and exemplars.is_sheet(path):
             os.unlink(path)
-
-
-def _report(layers: Sequence[exemplars.LayerExemplars], net: models.LoadedModel) -> Report:
-    pairs = [(layer, channel) for layer in layers for channel in layer.channels]
-    rows = [exemplars.exemplar_row(layer, channel, net.weights) for layer, channel in pairs]
-    caption = caption_of(net) | {"images": max(layer.images for layer in layers)}
-    section = Section(rows, exemplars.EXEMPLARS)
-    return Report([section], caption=caption)

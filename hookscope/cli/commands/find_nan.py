@@ -46,16 +46,12 @@ class FindNan(OfImage):
     def run(self) -> int:
         with self.running():
             found = tracing.find_non_finite(self.net.model, self.arguments)
-        self.print(_report(found, self.net.weights, self.caption))
+        about = asdict(found) | {"contained": [call.call.key for call in found.contained]}
+        del about["made"]
+        section = Section(COLUMNS.rows(found.made, weights=self.net.weights), COLUMNS, "call")
+        words, note = partial(_in_words, found, self.caption), f"Note: {' '.join(_seen(found))}"
+        self.print(Report([section], about=about, flat_note=note, in_words=words))
         return 3 if found.made else 0
-
-
-def _report(found: tracing.NonFiniteReport, weights: str, caption: Mapping[str, Any]) -> Report:
-    about = asdict(found) | {"contained": [call.call.key for call in found.contained]}
-    del about["made"]
-    section = Section(COLUMNS.rows(found.made, weights=weights), COLUMNS, "call")
-    words = partial(_in_words, found, caption)
-    return Report([section], about=about, flat_note="Note: " + " ".join(_seen(found)), in_words=words)
 
 
 def _plain(facts: tracing.Facts) -> dict[str, Any]:

@@ -122,7 +122,11 @@ class Gradients(OfImage):
             output.note("Note: no NaN in the forward pass or in the backward pass")
         lines = _totals(measured, loss.name, changes.describe())
         shown = gradients.select_parameters(measured, net.model, self.layers or "all")
-        rows = _sections(shown, thresholds, net.weights, self.parameters)
+        layers, parameters = gradients.gradient_rows(shown, thresholds, net.weights)
+        rows = [
+            Section(layers, gradients.GRADIENTS, "layer", in_flat=not self.parameters),
+            Section(parameters, gradients.PARAMETER_GRADIENTS, "parameter"),
+        ]
         about = _about(net, measured, self)
         with self.printed_after(Report(rows, findings, about, lines, caption=self.caption)):
             said = {"findings": findings, "title": net.name, "weights": net.weights, "thresholds": thresholds}
@@ -166,17 +170,6 @@ def _provenance(options: Gradients, measured: gradients.GradientReport, findings
         "value": output.plain_json(measured.value),
         "findings": output.plain_json([finding.as_row() for finding in findings]),
     }
-
-
-def _sections(
-    measured: gradients.GradientReport, thresholds: gradients.GradientThresholds, weights: str, flat_parameters: bool
-) -> list[Section]:
-    """The layers and the parameters; ``flat_parameters`` says which of them tsv and csv hold."""
-    layers, parameters = gradients.gradient_rows(measured, thresholds, weights)
-    return [
-        Section(layers, gradients.GRADIENTS, "layer", in_flat=not flat_parameters),
-        Section(parameters, gradients.PARAMETER_GRADIENTS, "parameter"),
-    ]
 
 
 def _totals(measured: gradients.GradientReport, loss: str, changes: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hookscope import structure, tracing
+from hookscope import structure
 from hookscope.cli.command import RowCommand
 from hookscope.cli.commands.list_layers import traced
 from hookscope.cli.fields import option
@@ -77,14 +77,10 @@ class Graph(RowCommand):
             structure.write_graph(structure.network_graph(trace, self.depth), self.output, whole)
             wrote(self.output)
         tree = structure.module_tree(trace, self.depth, bool(self.ops))
-        self.print(_report(tree, _totals(trace, tree[0], whole)))
-
-
-def _totals(trace: tracing.Trace, model: TreeRow, whole: str) -> list[str]:
-    idle = structure.Structure(trace).not_called()
-    lines = [f"did not run: {listed(list(idle), 3)}, {sum(idle.values()):,} parameters"] if idle else []
-    numbers = f"{model.params:,} parameters, {model.macs:,} MACs, {model.values:,} output values"
-    return [*lines, f"{whole}: {numbers}{' (by a real pass)' if trace.real else ''}"]
+        idle, model = structure.Structure(trace).not_called(), tree[0]
+        lines = [f"did not run: {listed(list(idle), 3)}, {sum(idle.values()):,} parameters"] if idle else []
+        numbers = f"{model.params:,} parameters, {model.macs:,} MACs, {model.values:,} output values"
+        self.print(_report(tree, [*lines, f"{whole}: {numbers}{' (by a real pass)' if trace.real else ''}"]))
 
 
 def _report(tree: Sequence[TreeRow], totals: Sequence[str]) -> Report:

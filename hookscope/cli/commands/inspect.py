@@ -20,7 +20,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import caption_of
-from hookscope.cli.shared.output_paths import OutputPath, page_name, refuse_input
+from hookscope.cli.shared.output_paths import page_name, refuse_input
 from hookscope.cli.shared.picture_run import PictureCommand, write_bytes
 from hookscope.cli.shared.written import wrote
 from hookscope.columns import Column, Columns, Row
@@ -118,8 +118,15 @@ class Inspect(PictureCommand):
         if gone := exemplars.lost_words(crops):
             output.note(f"Note: {gone}")
         page = report.draw_page(found, best, crops, max_size=self.max_size)
-        _write(found, page, file, place, files.paths)
-        if place.kind != "stdout":
+        data = page.encode(errors="backslashreplace")
+        if place.kind == "stdout":
+            write_bytes(data)
+        else:
+            refuse_input(file, files.paths)
+            if folder := os.path.dirname(file):
+                system.make_folder(folder)
+            system.write_atomically(file, data)
+            wrote(file, lambda: report.draw_overview(found))
             places = Section(list(_rows(found, file)), PLACES)
             self.print(Report([places], in_words=partial(in_words, found, caption_of(net))))
         return files.status
@@ -131,18 +138,6 @@ class Inspect(PictureCommand):
             return ImageFiles(self.images)
         output.note(f"Note: the page has the first {_MOST_IMAGES} of {len(self.images):,} images; use --limit for more")
         return ImageFiles(self.images[:_MOST_IMAGES])
-
-
-def _write(found: inspection.Inspection, page: str, file: str, place: OutputPath, inputs: Sequence[str]) -> None:
-    data = page.encode(errors="backslashreplace")
-    if place.kind == "stdout":
-        write_bytes(data)
-        return
-    refuse_input(file, inputs)
-    if folder := os.path.dirname(file):
-        system.make_folder(folder)
-    system.write_atomically(file, data)
-    wrote(file, lambda: report.draw_overview(found))
 
 
 _MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption

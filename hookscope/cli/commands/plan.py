@@ -214,19 +214,18 @@ def plan_report(found: planning.Plan, most: int) -> Report:
     calls = Section(COLUMNS.rows(found.calls), COLUMNS, "call", totals=about, shown=COLUMNS.rows(costly))
     totals = Section([TOTALS.row(found)], TOTALS, "total", in_table=False, in_flat=False)
     note = f"Note: {_answer(found)}; --total prints the sums"
-    return Report([totals, calls], flat_note=note, lead=lambda page: _in_words(found, page))
+
+    def lead(page: Page) -> Iterator[str]:
+        for line in verdict(found):
+            yield from wrapped(line, min(MOST_WORDS, page.columns), later="  ")
+
+    return Report([totals, calls], flat_note=note, lead=lead)
 
 
 def _cost(found: planning.Plan, call: planning.CallCost) -> float:
     if found.measured is not None:
         return sum(time.median for time in (call.forward, call.backward) if time is not None)
     return call.saved if found.memory.saved else call.macs
-
-
-def _in_words(found: planning.Plan, page: Page) -> Iterator[str]:
-    columns = min(MOST_WORDS, page.columns)
-    for line in verdict(found):
-        yield from wrapped(line, columns, later="  ")
 
 
 def verdict(found: planning.Plan) -> list[str]:

@@ -128,17 +128,12 @@ class Saliency(ExplainCommand):
                     "--smooth has no effect on a clip", "its maps are drawn frame by frame", "leave it out"
                 )
             path = explanation.write(page, self.method, result.prediction, len(maps) == 1)
-            yield _row(explanation, result, path, self.steps)
-
-
-def _row(explanation: Explanation, result: explain.Saliency, path: str, steps: int) -> Row:
-    name = result.prediction.name
-    if not result.still.any():
-        explanation.note(f"{name} does not depend on any pixel: the map is all zero")
-    total = float(result.values.double().sum())
-    _note_limits(explanation, result, total, steps)
-    explanation.run.arrays.keep(f"{explanation.word}/{result.prediction.key}", result.values.cpu().float().numpy())
-    return explanation.row(COLUMNS, result, path, sum=total)
+            if not result.still.any():
+                explanation.note(f"{result.prediction.name} does not depend on any pixel: the map is all zero")
+            total = float(result.values.double().sum())
+            _note_limits(explanation, result, total, self.steps)
+            self.arrays.keep(f"{explanation.word}/{result.prediction.key}", result.values.cpu().float().numpy())
+            yield explanation.row(COLUMNS, result, path, sum=total)
 
 
 def _note_limits(explanation: Explanation, result: explain.Saliency, total: float, steps: int) -> None:

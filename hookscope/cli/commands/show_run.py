@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -20,7 +20,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.columns import Column, Columns
 from hookscope.errors import InputError, near_misses
-from hookscope.training import Run, TimedFinding, duration_words, findings_over_time, read_runs, summary
+from hookscope.training import Run, duration_words, findings_over_time, read_runs, summary
 
 COLUMNS = Columns(
     Column("step"),
@@ -76,7 +76,10 @@ class ShowRun(RowCommand):
             facts = {**models.package_versions(), "log": log, "command": process.command_line()}
             title = lines[0].partition(", started")[0]
             write_html(self.html, report.draw_training_page(runs, findings, title=title, lines=lines, provenance=facts))
-        self.print(_report(run, findings, lines))
+        every = [finding.as_row() for finding in findings]
+        rows = [{name: value for name, value in row.items() if name in COLUMNS.flat} for row in every]
+        about = {"run": _run_row(run), "layers": training.last_rows(run)}
+        self.print(Report([Section(rows, COLUMNS, needs_rows=True)], findings, about, lines))
 
 
 def _near(log: str) -> str:
@@ -103,11 +106,3 @@ def _run_row(run: Run) -> dict[str, Any]:
     header = {name: value for name, value in run.header.items() if name not in ("row", "layers", "types")}
     chosen = {"chosen_layers": run.header.get("layers"), "chosen_types": run.header.get("types")}
     return {**header, **chosen, **dataclasses.asdict(summary(run)), "notes": run.notes}
-
-
-def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str]) -> Report:
-    """The findings; json also has the run and the last metrics of each layer."""
-    rows = [{name: value for name, value in finding.as_row().items() if name in COLUMNS.flat} for finding in findings]
-    section = Section(rows, COLUMNS, needs_rows=True)
-    about = {"run": _run_row(run), "layers": training.last_rows(run)}
-    return Report([section], findings, about, lines)

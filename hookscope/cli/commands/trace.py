@@ -147,7 +147,9 @@ def _note_the_rest(record: tracing.PassRecord, options: Trace) -> None:
         keys = [call.key or hooks.MODEL for call in record.unreached]
         have = "has" if len(keys) == 1 else "have"
         output.note(f"Note: {counted(len(keys), 'call')} {have} no gradient and no backward event: {listed(keys, 3)}")
-    if options.values and (larger := tensors_left_out(record, options.events)):
+    kinds = [[call.input, call.output, call.gradient if options.events else {}] for call in record.calls]
+    larger = sum(tensor.values is None for facts in kinds for parts in facts for tensor in parts.values())
+    if options.values and larger:
         what = f"{counted(larger, 'tensor')} of more than {options.max_values} values left out"
         output.note(f"Note: {what}; --max-values shows larger tensors")
 
@@ -171,11 +173,6 @@ def _numbers(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
         parts = {part: getattr(tensor, name) for part, tensor in facts.items()}
         row[prefix + name] = parts[""] if "" in parts else parts or None
     return row
-
-
-def tensors_left_out(record: tracing.PassRecord, backward: bool) -> int:
-    kinds = [[call.input, call.output, call.gradient if backward else {}] for call in record.calls]
-    return sum(tensor.values is None for facts in kinds for parts in facts for tensor in parts.values())
 
 
 def _for_table(row: Row) -> Row:

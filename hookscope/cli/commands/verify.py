@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from hookscope import hooks, verification
 from hookscope.cli import process
@@ -59,7 +59,7 @@ class Verify(OfImage):
 
     def run(self) -> int:
         failed: list[verification.Check] = []
-        self.print(Report([Section(_rows(_checks(self), failed), COLUMNS)], caption=self.caption))
+        self.print(Report([Section(_rows(self, failed), COLUMNS)], caption=self.caption))
         for check in failed:
             where = f" at '{check.layer}'" if check.layer else ""
             by = f" by {check.largest_difference:.4g}" if check.largest_difference else ""
@@ -67,22 +67,15 @@ class Verify(OfImage):
         return 3 if failed else 0
 
 
-def _checks(options: Verify) -> Iterator[verification.Check]:
-    """The checks one by one; what the model prints meanwhile goes to standard error."""
+def _rows(options: Verify, failed: list[verification.Check]) -> Iterator[Row]:
+    """A row for each check up to the first that fails, which is added to ``failed``."""
     tensors = list(options.tensors) or verification.noise_pictures(options.net, options.model.seed)
     checks = verification.verify(options.net, tensors, options.layers, options.types or None)
-    while True:
+    while not failed:
         with process.prints_to_standard_error():
             check = next(checks, None)
         if check is None:
             return
-        yield check
-
-
-def _rows(checks: Iterable[verification.Check], failed: list[verification.Check]) -> Iterator[Row]:
-    """A row for each check up to the first that fails, which is added to ``failed``."""
-    for check in checks:
         yield COLUMNS.row(check)
         if check.holds is False:
             failed.append(check)
-            return

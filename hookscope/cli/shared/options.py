@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from hookscope import drawing, hooks, images, models, tracing
 from hookscope.cli.fields import Completion, Option, RegistryChoice, Rows, argument, option, parsed
 from hookscope.cli.output.formats import Output
-from hookscope.cli.shared.output_paths import check_html, check_picture, check_plot, is_file_name
+from hookscope.cli.shared.output_paths import check_plot, is_file_name, suffix_check
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError
 
@@ -208,11 +208,11 @@ def plot_file(what: str, **more: Any) -> Any:
 
 
 def picture_file(help: str, **more: Any) -> Any:
-    return out_file(help, writes=check_picture, **more)
+    return out_file(help, writes=suffix_check(".png"), **more)
 
 
 def html_file(what: str) -> Any:
-    return out_file(f"Make a page of {what}: one self-contained HTML file.", writes=check_html)
+    return out_file(f"Make a page of {what}: one self-contained HTML file.", writes=suffix_check(".html", ".htm"))
 
 
 def output_option(pages: str) -> Any:

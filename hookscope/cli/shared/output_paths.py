@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -104,17 +104,14 @@ def check_plot(path: str) -> None:
     drawing.plot_suffix(path)
 
 
-def check_picture(path: str) -> None:
-    _check_suffix(path, (".png",))
+def suffix_check(*suffixes: str) -> Callable[[str], None]:
+    """What refuses a file name that does not end in one of ``suffixes``."""
 
+    def check(path: str) -> None:
+        if os.path.splitext(path)[1].lower() not in suffixes and not is_device(path):
+            raise UsageError(f"cannot write {path}", _CONTENT[suffixes[0]], f"name it {suffixes[0]}")
 
-def check_html(path: str) -> None:
-    _check_suffix(path, (".html", ".htm"))
-
-
-def _check_suffix(path: str, suffixes: Sequence[str]) -> None:
-    if os.path.splitext(path)[1].lower() not in suffixes and not is_device(path):
-        raise UsageError(f"cannot write {path}", _CONTENT[suffixes[0]], f"name it {suffixes[0]}")
+    return check
 
 
 def is_file_name(path: str) -> bool:

@@ -87,7 +87,11 @@ def threshold_option(question: str) -> Any:
             name, _, value = text.partition("=")
             if name not in known:
                 raise UsageError(f"no threshold '{name}'", nearest(name, [*known]), "see `hookscope help findings`")
-            values[known[name].name] = _value(known[name], name, value)
+            try:
+                values[known[name].name] = _type_of(known[name]).convert(value, None, None)
+            except click.BadParameter as error:
+                example = f"--threshold {name}={known[name].default:g}"
+                raise UsageError(f"--threshold {name}: {error.message}", do=f"write {example}") from None
         return values
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -101,14 +105,6 @@ def threshold_option(question: str) -> Any:
         parse=parse,
         shell_complete=complete,
     )
-
-
-def _value(threshold: Threshold, name: str, text: str) -> Any:
-    try:
-        return _type_of(threshold).convert(text, None, None)
-    except click.BadParameter as error:
-        example = f"--threshold {name}={threshold.default:g}"
-        raise UsageError(f"--threshold {name}: {error.message}", do=f"write {example}") from None
 
 
 def threshold_rows() -> list[tuple[str, str]]:

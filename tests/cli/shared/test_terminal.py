@@ -182,7 +182,7 @@ def test_a_terminal_without_pictures_draws_half_blocks(tmp_path: Path) -> None:
 @POSIX
 @pytest.mark.parametrize("way", ["asked", "told", "kitty-too", "late", "in-tmux", "no-stdin"])
 def test_a_terminal_with_sixel_gets_sixels(tmp_path: Path, way: str) -> None:
-    answers = (SIXEL, *((CELL,) if way == "asked" else ()), *((KITTY,) if way == "kitty-too" else ()))
+    answers = (*((CELL,) if way == "asked" else ()), *((KITTY,) if way == "kitty-too" else ()), SIXEL)
     size = (24, 80, 720, 432) if way == "told" else (24, 80, 0, 0)
     delay, env = (0.15 if way == "late" else 0), {"TMUX": "/tmp/tmux,1,0"} if way == "in-tmux" else {}
     stdin = subprocess.DEVNULL if way == "no-stdin" else None
@@ -265,7 +265,7 @@ def test_the_library_gets_no_terminal_and_the_environment_is_put_back() -> None:
 @POSIX
 def test_a_run_in_a_terminal_with_sixel_draws_the_file_that_it_wrote(tmp_path: Path) -> None:
     words = ["cam", "shapes", "samples/shapes/star.png", "-o", str(tmp_path / "a.png"), "--show"]
-    got, left = in_terminal("-c", PATIENT, *words, answers=(SIXEL, CELL), size=(60, 100, 0, 0), cwd=ROOT)
+    got, left = in_terminal("-c", PATIENT, *words, answers=(CELL, SIXEL), size=(60, 100, 0, 0), cwd=ROOT)
     drawn, written = of_sixels(got), Image.open(tmp_path / "a.png").convert("RGB")
     off = np.abs(np.asarray(drawn, int)[: written.height, : written.width] - np.asarray(written, int))
     assert off.mean() < 6 and left == b""  # 256 colours
