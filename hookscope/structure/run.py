@@ -58,18 +58,9 @@ def layer_graph(
 
     Equal layers that follow each other are one node. Functions of torch that join values, or that do what layers do,
     are nodes too. Layers and functions that only hand values on are left out, such as ``view`` and dropout in eval
-    mode. There is no line for values that leave torch between layers, such as those that NumPy computes on.
+    mode. There is no line for values that leave torch between layers, such as values that NumPy computes.
 
-    Args:
-        model: Any eager module.
-        input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
-            ``(1, 1, 28, 28)``; None for the size of a model of `load_model`, else ``(224, 224)``.
-        depth: How many levels of modules are open, at least 1; None for as many as 40 nodes show.
-        inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
-
-    Raises:
-        InputError: when the model refuses the input.
-        ModelError: for scripted and compiled models, and lazy ones that never ran.
+    Arguments and errors are as in `layer_tree`; ``depth`` is None for as many levels of modules as 40 nodes show.
 
     Example:
         >>> from torch import nn
