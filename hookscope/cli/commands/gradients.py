@@ -127,7 +127,15 @@ class Gradients(OfImage):
             Section(layers, gradients.GRADIENTS, "layer", in_flat=not self.parameters),
             Section(parameters, gradients.PARAMETER_GRADIENTS, "parameter"),
         ]
-        about = _about(net, measured, self)
+        names = {"class": "index", "label": "label", "score": "score", "probability": "probability"}
+        about = {
+            "model": net.name,
+            "weights": net.weights,
+            "loss": {"name": self.loss, "value": measured.value},
+            "targets": [{name: getattr(answer, of) for name, of in names.items()} for answer in measured.targets],
+            "total_norm": measured.total_norm,
+            "total_norm_after": measured.total_after,
+        }
         with self.printed_after(Report(rows, findings, about, lines, caption=self.caption)):
             said = {"findings": findings, "title": net.name, "weights": net.weights, "thresholds": thresholds}
             if self.plot is not None:
@@ -136,21 +144,6 @@ class Gradients(OfImage):
             if self.html is not None:
                 facts = {**_provenance(self, measured, []), "command": process.command_line()}
                 write_html(self.html, report.draw_gradients_page(shown, lines=lines, provenance=facts, **said))
-
-
-def _about(net: models.LoadedModel, measured: gradients.GradientReport, options: Gradients) -> dict[str, Any]:
-    """The members of json beside layers, parameters and findings."""
-    return {
-        "model": net.name,
-        "weights": net.weights,
-        "loss": {"name": options.loss, "value": measured.value},
-        "targets": [
-            {"class": answer.index, "label": answer.label, "score": answer.score, "probability": answer.probability}
-            for answer in measured.targets
-        ],
-        "total_norm": measured.total_norm,
-        "total_norm_after": measured.total_after,
-    }
 
 
 def _provenance(options: Gradients, measured: gradients.GradientReport, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -172,7 +172,12 @@ class Intervene(OfImage):
                 keep_changed=draws and not self.layers,
             )
         classes = _classes(effect, self)
-        _note_idle(self.changes, effect)
+        if not effect.changed:
+            output.note("Note: nothing was changed")
+        if idle := [layer.call.key for layer in effect.layers if layer.changed and layer.relative_l2 == 0]:
+            output.note(f"Note: unchanged output: {listed(idle, 6)}")
+        for word in sorted({change.spec.word for change in self.changes if not change.spec.kind.changes_forward}):
+            output.note(f"Note: {word} has no effect on a forward pass: it acts in training")
         if effect.missing:
             calls = counted(len(effect.missing), "call")
             output.note(f"Note: {calls} ran in only one pass: {listed(effect.missing, 3)}")
@@ -209,16 +214,6 @@ class Intervene(OfImage):
             ),
         ]
         self.print(Report(sections, about=about, totals=[total], caption=self.caption))
-
-
-def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
-    if not effect.changed:
-        output.note("Note: nothing was changed")
-    idle = [layer.call.key for layer in effect.layers if layer.changed and layer.relative_l2 == 0]
-    if idle:
-        output.note(f"Note: unchanged output: {listed(idle, 6)}")
-    for word in sorted({change.spec.word for change in changes if not change.spec.kind.changes_forward}):
-        output.note(f"Note: {word} has no effect on a forward pass: it acts in training")
 
 
 def _classes(effect: interventions.Effect, options: Intervene) -> list[interventions.ClassChange]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hookscope import hooks, scores, tracing
@@ -117,8 +117,14 @@ class Trace(OfImage):
             )
         totals = _totals(record, categories, self)
         _note_the_rest(record, self)
-        rows = section(record, net.weights, self.events, self.values, totals)
-        self.print(Report([rows], caption=self.caption))
+        columns = EVENTS if self.events else CALLS
+        columns = columns if self.values else columns.but(*(name for name in columns.flat if name.endswith("values")))
+        if self.events:
+            rows = [columns.row(each, **_numbers(each.tensors, ""), weights=net.weights) for each in record.events]
+        else:
+            both = [(call, _numbers(call.input, "input_") | _numbers(call.output, "output_")) for call in record.calls]
+            rows = [columns.row(call, **numbers, weights=net.weights) for call, numbers in both]
+        self.print(Report([Section(rows, columns, totals=totals, for_table=_for_table)], caption=self.caption))
 
 
 def _totals(record: tracing.PassRecord, categories: Sequence[str] | None, options: Trace) -> Iterator[str]:
@@ -152,18 +158,6 @@ def _note_the_rest(record: tracing.PassRecord, options: Trace) -> None:
     if options.values and larger:
         what = f"{counted(larger, 'tensor')} of more than {options.max_values} values left out"
         output.note(f"Note: {what}; --max-values shows larger tensors")
-
-
-def section(record: tracing.PassRecord, weights: str, events: bool, values: bool, totals: Iterable[str]) -> Section:
-    """The calls of a pass, or its ``events``, with or without the fields of ``values``."""
-    columns = EVENTS if events else CALLS
-    columns = columns if values else columns.but(*(name for name in columns.flat if name.endswith("values")))
-    if events:
-        rows = [columns.row(event, **_numbers(event.tensors, ""), weights=weights) for event in record.events]
-    else:
-        both = [(call, _numbers(call.input, "input_") | _numbers(call.output, "output_")) for call in record.calls]
-        rows = [columns.row(call, **numbers, weights=weights) for call, numbers in both]
-    return Section(rows, columns, totals=totals, for_table=_for_table)
 
 
 def _numbers(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
