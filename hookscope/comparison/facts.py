@@ -64,6 +64,7 @@ class Difference:
 
     @property
     def is_same(self) -> bool:
+        """Whether all values are the same to the bit."""
         return self.equal == self.values
 
 
@@ -123,6 +124,7 @@ class PairedCall(Shown):
         return self.is_beyond_noise(difference.relative_l2)
 
     def is_beyond_noise(self, relative_l2: float | None) -> bool:
+        """Whether a relative L2 difference is more than ten times the noise of this pair."""
         return relative_l2 is not None and relative_l2 > TIMES_NOISE * (self.noise or 0.0)
 
     @property
@@ -132,6 +134,7 @@ class PairedCall(Shown):
 
     @property
     def key_b(self) -> str:
+        """The same of B."""
         return f"{self.b.key} {self.part}" if self.part else self.b.key
 
     def _cells(self) -> Cells:

@@ -222,6 +222,7 @@ class Side:
 
     @property
     def facts(self) -> SideFacts:
+        """What this side is, in words."""
         net, special = self.net, []
         if self.autocast is not None:
             special.append(f"autocast {dtype_name(self.autocast)}")
@@ -246,6 +247,7 @@ class Side:
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """What the reader should know of the passes so far."""
         compiled = getattr(self.net.model, "_compiled_pass", None)
         if compiled is None or not compiled.apart:
             return ()

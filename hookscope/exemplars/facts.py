@@ -115,6 +115,7 @@ class LayerExemplars:
 
     @property
     def key(self) -> str:
+        """The key of the call, and the part if there are several."""
         return f"{self.call.key} {self.part}" if self.part else self.call.key
 
 

@@ -115,9 +115,11 @@ class ExtractionJob:
 
     @contextlib.contextmanager
     def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], FeatureBatch]]:
+        """Extract from batches; hooks are on the model during each pass only."""
         yield _Extractor(self, net).extract
 
     def merge(self, values: Sequence[FeatureBatch]) -> FeatureBatch:
+        """One value for several that follow each other."""
         shapes = {column: tuple(rows.shape[1:]) for column, rows in values[0].features.items()}
         for value in values[1:]:
             check_alike(shapes, value.features, value.names[0])

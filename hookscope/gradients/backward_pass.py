@@ -124,6 +124,7 @@ class LayerGradient(Shown):
 
     @property
     def ratio(self) -> float | None:
+        """Norm of ``grad_output`` over the norm of the activation."""
         return _ratio(self.grad_output, self.activation_norm)
 
 
@@ -153,6 +154,7 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
+        """Norm of the gradient over the norm of the parameter."""
         return _ratio(self.gradient, self.weight_norm)
 
 

@@ -221,6 +221,7 @@ class Intervention(Spelled):
 
     @property
     def changes_nothing(self) -> bool:
+        """Whether every tensor stays the same, to the bit."""
         return self.neutral is not None and bool(getattr(self, self.neutral[0]) == self.neutral[1])
 
     def change(self, site: Site, part: Tensor) -> Tensor:
@@ -228,6 +229,7 @@ class Intervention(Spelled):
         raise NotImplementedError
 
     def is_active(self, module: nn.Module) -> bool:
+        """Whether it changes the output of ``module`` now."""
         return True
 
     def at(self, step: int) -> Self:
@@ -270,6 +272,7 @@ class ParameterIntervention(Spelled):
         return True
 
     def applied(self, name: str, parameter: nn.Parameter) -> AbstractContextManager[None]:
+        """A context in which ``parameter``, called ``name`` in the model, is changed."""
         raise NotImplementedError
 
 

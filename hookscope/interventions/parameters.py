@@ -60,6 +60,7 @@ class Prune(ParameterIntervention):
             raise UsageError(f"norm={self.norm:g}", do="give a number above 0, such as 1 or 2")
 
     def mask(self, name: str, weight: Tensor) -> Tensor:
+        """1 for the weights that stay, 0 for the pruned ones."""
         method: prune.BasePruningMethod = prune.L1Unstructured(float(self.amount))
         if self.dim is not None:
             if weight.dim() < 2 or not -weight.dim() <= self.dim < weight.dim():

@@ -87,6 +87,12 @@ class RayEngine:
         self.address, self.gpus_per_worker, self.workers, self.block = address, gpus_per_worker, workers, block
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
+        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order.
+
+        Raises:
+            InstallationError: Ray is not installed, or a worker has other versions of hookscope or torch.
+            HookscopeError: The cluster does not answer, lacks GPUs, or lost a block too often.
+        """
         if first >= len(paths):
             return
         refuse_own_files(paths)

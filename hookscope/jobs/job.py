@@ -38,6 +38,7 @@ class Part(Generic[Value]):
     notes: tuple[tuple[str, str], ...] = ()  # names of images, each with a note on it
 
     def report(self, listener: Listener) -> None:
+        """Tell the notes and the skipped images."""
         for name, text in self.notes:
             listener.note(name, text)
         for image in self.skipped:

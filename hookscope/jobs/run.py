@@ -92,6 +92,7 @@ class RunSettings:
 
     @property
     def images_in_pass(self) -> int:
+        """The batch size, or the usual one."""
         return self.batch_size or 16
 
 

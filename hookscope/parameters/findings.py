@@ -161,6 +161,7 @@ class ParameterStatistics(Shown):
 
     @property
     def count(self) -> int:
+        """Count of all values."""
         return math.prod(self.shape)
 
 

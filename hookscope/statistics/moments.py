@@ -224,6 +224,7 @@ class ValueHistogram:
         self._counts = np.zeros((0, _BINS), np.int64)
 
     def update(self, values: Tensor) -> None:
+        """Count ``values``, float32 of any shape."""
         keys = values.contiguous().view(torch.int32) >> 16
         counts = torch.bincount(keys.add_(_MIDDLE).flatten(), minlength=_KEYS).cpu().numpy()
         dense = counts.reshape(_OCTAVES, _BINS)
@@ -238,6 +239,7 @@ class ValueHistogram:
         self._counts[self._rows[octaves]] += counts
 
     def merge(self, other: ValueHistogram) -> None:
+        """Add the counts of ``other``."""
         self._add(*other._filled())
 
     def _filled(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -278,11 +280,13 @@ class ValueHistogram:
         return [float(value) for value in below + (above - below) * (ranks % 1)]
 
     def state_dict(self) -> dict[str, Any]:
+        """Arrays for `from_state`."""
         octaves, counts = self._filled()
         return {"octaves": octaves, "counts": counts}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Restore what `state_dict` returned."""
         histogram = cls()
         histogram._add(np.array(state["octaves"], np.int64), np.array(state["counts"], np.int64))
         return histogram

@@ -45,6 +45,7 @@ class BatchNormDrift:
 
     @property
     def median_shift(self) -> float:
+        """Median over the channels of the absolute ``shift``."""
         return float(np.median(np.abs(self.shift)))
 
     @property

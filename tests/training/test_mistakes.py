@@ -273,6 +273,16 @@ def no_zero_grad_with_accumulation() -> None:
 
 
 @mistake("gradients-accumulate")
+def zero_grad_of_the_wrong_optimizer() -> None:
+    net, other = perceptron(), perceptron()
+    optimizer, wrong = SGD(net.parameters(), 0.02), SGD(other.parameters(), 0.02)
+    for inputs, labels in batches():
+        wrong.zero_grad()
+        F.cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+@mistake("gradients-accumulate")
 def no_zero_grad_in_closure() -> None:
     net = perceptron()
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.01, max_iter=2)
