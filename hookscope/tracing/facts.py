@@ -28,14 +28,25 @@ INPUT = -1
 
 
 LAYER_CALLS = Columns(
-    *CALL.but(type={"need": 8}),
+    *CALL.but(
+        index={"help": "position among the calls of the chosen type, as layer selections take it"},
+        type={"need": 8},
+        order={"help": "position among all calls: the index with the type all"},
+    ),
     Column("input_shape", need=2),
     Column("output_shape", need=7),
-    Column("params", need=5),
-    Column("macs", need=6),
-    Column("receptive_field", need=3),
-    Column("stride", need=1),
-    Column("note", need=4, hide="zero"),
+    Column("params", None, "parameters of the layer", 5),
+    Column("macs", None, "multiply-accumulates: half of the FLOPs that torch counts, and the bias of convolutions", 6),
+    Column("receptive_field", None, "pixels of the input that a unit of the output depends on: height x width", 3),
+    Column("stride", None, "distance between two units, in pixels of the input", 1),
+    Column(
+        "note",
+        None,
+        "called more than once, shared, did not run, layers inside have rows of their own, or which later layer"
+        " overwrites the output in place",
+        4,
+        "zero",
+    ),
 )
 """What ``list-layers`` says of a call, a `LayerCall`."""
 

@@ -25,19 +25,14 @@ class ListLayers(RowCommand):
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
 
     MODEL is resnet34 by default. The index is what --layer takes in other commands: the position among the calls of
-    --type, which is Conv2d by default. order is the position among all calls: the index with --type all.
+    --type, which is Conv2d by default.
 
-    MACs are multiply-accumulates: half of the FLOPs that torch counts, and the bias of convolutions. They include what
-    a layer computes with functions. A row also counts the layers inside it that have no row, so the rows of --type all
-    add up to the model. There a block that computes something itself has a row without an index.
+    MACs include what a layer computes with functions. A row also counts the layers inside it that have no row, so the
+    rows of --type all add up to the model. There a block that computes something itself has a row without an index.
 
-    receptive_field is the part of the input that a unit of the output depends on: height x width in pixels. It may be
-    larger than the input. stride is the distance between two units, in pixels of the input. Where a unit depends on
-    the whole input, receptive_field is the size of the input. Both are empty where an operation is not known. Paths
-    that reach all positions alike, such as squeeze-and-excitation, are left out.
-
-    The column note says that a layer is called more than once, is shared, did not run, or has layers inside with rows
-    of their own. It also says which later layer overwrites the output in place.
+    The receptive field may be larger than the input. Where a unit depends on the whole input, it is the size of the
+    input. It and stride are empty where an operation is not known. Paths that reach all positions alike, such as
+    squeeze-and-excitation, are left out.
 
     --ops adds a row for each operation that is not a module, such as torch.relu and +; its type is the name of the
     function. With --ops and without --type all calls are listed, and order counts operations too. Without --ops a line
@@ -47,6 +42,8 @@ class ListLayers(RowCommand):
     --total prints them as one row. Shapes come from a pass without arithmetic if the model allows it, else from a real
     pass.
     """
+
+    fields_told = tracing.LAYER_CALLS
 
     model: str = shared.model_argument(default="resnet34")
     types: tuple[str, ...] = shared.type_option()
