@@ -27,6 +27,7 @@ class Column:
         where: ``"all"`` formats and pages; ``"wide"``, all but tables in a terminal; ``"rows"``, all but tables and
             pages; ``"nested"``, JSON alone; ``"table"``, tables alone.
         as_json: Whether tsv and csv hold the value as JSON text.
+        over: Computes the values of all rows from all facts, such as shares of a sum.
 
     Example:
         >>> Column("dead", lambda layer: len(layer.dead_channels), "channels with one constant value", need=5).need
@@ -40,6 +41,7 @@ class Column:
     hide: Literal["", "zero", "unknown", "same"] = ""
     where: Literal["all", "wide", "rows", "nested", "table"] = "all"
     as_json: bool = False
+    over: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
     def hides(self, values: Sequence[Any]) -> bool:
         """Whether a table with these values leaves the column out."""
@@ -97,7 +99,12 @@ class Columns(tuple[Column, ...]):
 
     def rows(self, facts: Iterable[Any], **values: Any) -> list[Row]:
         """A row for each fact; ``values`` hold for all."""
-        return [self.row(fact, **values) for fact in facts]
+        facts = list(facts)
+        rows = [dict(self.row(fact, **values)) for fact in facts]
+        for column in self:
+            for row, value in zip(rows, column.over(facts) if column.over else (), strict=False):
+                row[column.name] = value
+        return [*rows]
 
     def shown(self, rows: Sequence[Row]) -> list[Column]:
         """The columns of a table of these rows, whatever its width."""

@@ -35,6 +35,12 @@ def test_a_value_comes_from_the_call_then_from_the_column_then_from_the_first_fa
     assert Columns("absent").row(CAT) == {"absent": None}
 
 
+def test_a_value_may_need_all_facts() -> None:
+    share = Column("share", over=lambda pets: [pet.pairs / sum(other.pairs for other in pets) for pet in pets])
+    rows = Columns("name", share).rows([CAT, SimpleNamespace(name="crab", pairs=6)])
+    assert rows == [{"name": "cat", "share": 0.25}, {"name": "crab", "share": 0.75}]
+
+
 def shown(**values: list[object]) -> list[str]:
     """The columns of a table of pets with these values."""
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
