@@ -41,7 +41,16 @@ def _of_recurrent_layer(inputs: Tensor, *weights: Tensor) -> int:
     return math.prod(inputs.shape[:2]) * (weights[0].numel() + weights[1].numel())
 
 
-_FORMULAS: dict[Any, Callable[..., int]] = {torch.ops.aten.mkldnn_rnn_layer: _of_recurrent_layer}
+def _of_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
+    """Attention in one operation on a CPU, for which torch has a formula from 2.15 on."""
+    size = query.shape[-1]
+    return query.numel() // size * key.shape[-2] * (size + value.shape[-1])
+
+
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    torch.ops.aten.mkldnn_rnn_layer: _of_recurrent_layer,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _of_attention,
+}
 
 
 class MacCounter(TorchDispatchMode):
