@@ -23,7 +23,7 @@ from hookscope.extraction.output import check_output
 from hookscope.hooks import Layers, Selection
 from hookscope.images import find_pictures
 from hookscope.jobs import Job, Part, RunSettings, layers_in_words
-from hookscope.models import FILE_DTYPES, Batch, LoadedModel, as_batch, as_loaded, model_errors_as_input_errors
+from hookscope.models import Batch, LoadedModel, as_batch, as_loaded, file_dtypes, model_errors_as_input_errors
 from hookscope.scores import Target, check_family
 from hookscope.system import StrPath
 
@@ -93,8 +93,8 @@ def extract(
     if pool not in POOLS:
         raise UsageError(f"no pool '{pool}'", f"there are {', '.join(POOLS)}")
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
-    if name and name not in FILE_DTYPES:
-        raise UsageError(f"no dtype '{name}'", f"there are {', '.join(FILE_DTYPES)}")
+    if name and name not in file_dtypes():
+        raise UsageError(f"no dtype '{name}'", f"there are {', '.join(file_dtypes())}")
     if layers is None and types is not None:
         layers = "all"
     wanted = tuple(str(Target.of(target)) for target in targets)

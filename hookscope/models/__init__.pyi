@@ -6,11 +6,11 @@ from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoints import load_content as load_content
 from .choices import (
     AUTOCAST as AUTOCAST,
-    DTYPE_WORDS as DTYPE_WORDS,
     DTYPES as DTYPES,
-    FILE_DTYPES as FILE_DTYPES,
     PREPROCESS_WORDS as PREPROCESS_WORDS,
     RESIZE_WORDS as RESIZE_WORDS,
+    dtype_words as dtype_words,
+    file_dtypes as file_dtypes,
     parse_numbers as parse_numbers,
     parse_preprocess as parse_preprocess,
     parse_range as parse_range,

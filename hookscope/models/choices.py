@@ -26,10 +26,19 @@ DTYPES = {
     "float64": DataType(2**-52),
 }
 AUTOCAST = "autocast"
-AUTOCAST_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.in_autocast)
-FILE_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.in_files)
-DTYPE_WORDS = (*DTYPES, AUTOCAST, *(f"{AUTOCAST}:{name}" for name in AUTOCAST_DTYPES))
-"""What parse_dtype reads."""
+
+
+def autocast_dtypes() -> list[str]:
+    return [name for name, dtype in DTYPES.items() if dtype.in_autocast]
+
+
+def file_dtypes() -> list[str]:
+    return [name for name, dtype in DTYPES.items() if dtype.in_files]
+
+
+def dtype_words() -> list[str]:
+    """What parse_dtype reads."""
+    return [*DTYPES, AUTOCAST, *(f"{AUTOCAST}:{name}" for name in autocast_dtypes())]
 
 
 PREPROCESS_WORDS = ("weights", "imagenet", "half", "stretch", "none")

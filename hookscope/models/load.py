@@ -10,7 +10,7 @@ import torch
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import listed
-from hookscope.models.choices import AUTOCAST, AUTOCAST_DTYPES, DTYPES, PreprocessChoice
+from hookscope.models.choices import AUTOCAST, DTYPES, PreprocessChoice, autocast_dtypes
 from hookscope.models.factories import preprocess_of
 from hookscope.models.from_python import find_in_source
 from hookscope.models.loaded import LoadedModel, check_size, dtype_name
@@ -131,9 +131,9 @@ def parse_dtype(text: str, device: str) -> tuple[torch.dtype | None, torch.dtype
     word, _, name = text.partition(":")
     if word == AUTOCAST:
         name = name or dtype_name(torch.get_autocast_dtype(torch.device(device).type))
-        if name not in AUTOCAST_DTYPES:
+        if name not in autocast_dtypes():
             raise UsageError(
-                f"autocast cannot compute in '{name}'", f"it takes {listed(AUTOCAST_DTYPES)}", "choose one"
+                f"autocast cannot compute in '{name}'", f"it takes {listed(autocast_dtypes())}", "choose one"
             )
         return None, getattr(torch, name)
     if text not in DTYPES:

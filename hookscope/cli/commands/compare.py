@@ -41,7 +41,7 @@ class SideOptions(ModelOptions):
         "Data type of the model: float16, bfloat16, float32 or float64; autocast or autocast:float16 for"
         " torch.autocast.  [default: as loaded]",
         metavar="TYPE",
-        type=click.Choice(models.DTYPE_WORDS),
+        type=click.Choice(models.dtype_words()),
         topic="model",
     )
     compile: bool = option("Run the model through torch.compile.", topic="model")

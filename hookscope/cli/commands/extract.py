@@ -58,7 +58,7 @@ class Extract(OfManyImages):
     dtype: str | None = option(
         "Data type of the columns: float16, float32 or float64.  [default: the output's]",
         metavar="TYPE",
-        type=click.Choice(models.FILE_DTYPES),
+        type=click.Choice(models.file_dtypes()),
     )
     logits: bool = option("Add a column with the scores of all classes.")
     target: scores.Target | None = target_option(

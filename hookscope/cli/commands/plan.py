@@ -141,7 +141,7 @@ class Plan(RowCommand):
         "Data type of parameters and images: float32, float64, float16 or bfloat16; or autocast, autocast:float16."
         "  [default: the model's own]",
         metavar="TYPE",
-        shell_complete=shared.complete_words(*models.DTYPE_WORDS),
+        shell_complete=shared.complete_words(*models.dtype_words()),
     )
     memory: int | None = option(
         "Memory of the device, such as 24GB (24 billion bytes) or 24GiB: also find the largest batch that fits.",
