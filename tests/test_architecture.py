@@ -129,7 +129,6 @@ LIGHT_FILES = [
     "statistics/columns.py",
     "statistics/findings.py",
     "structure/tree.py",
-    "structure/files.py",
     "structure/graph.py",
     "structure/picture.py",
     "models/catalogue.py",

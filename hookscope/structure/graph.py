@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import count, pairwise
+from typing import TYPE_CHECKING
 
+from hookscope import tracing
 from hookscope.display import Cells, Shown
 from hookscope.hooks import MODEL, OPERATION, Shape, activation_class, call_key
 from hookscope.structure.tree import CallBlock, Structure, folded_name, size_of
 from hookscope.tracing import INPUT, Trace
+
+if TYPE_CHECKING:  # these need torch
+    from hookscope.hooks import AnyModel
+    from hookscope.tracing import Inputs
 
 _NODES = 40  # of a graph whose depth nobody chose
 _LAYERS = re.compile(
@@ -286,6 +292,29 @@ class _Sketch:
         return found
 
 
+def layer_graph(
+    model: AnyModel,
+    input_size: Sequence[int] | None = None,
+    depth: int | None = None,
+    inputs: Inputs | None = None,
+) -> NetworkGraph:
+    """The data flow of ``model``: which call reads the output of which other call.
+
+    Equal layers that follow each other are one node. Functions of torch that join values, or that do what layers do,
+    are nodes too. Layers and functions that only hand values on are left out, such as ``view`` and dropout in eval
+    mode. There is no line for values that leave torch between layers, such as values that NumPy computes.
+
+    Arguments and errors are as in `layer_tree`; ``depth`` is None for as many levels of modules as 40 nodes show.
+
+    Example:
+        >>> from torch import nn
+        >>> graph = layer_graph(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (9, 9))
+        >>> [node.type or node.kind for node in graph.nodes], [edge.shapes for edge in graph.edges]
+        (['input', 'Conv2d', 'ReLU', 'output'], [((1, 3, 9, 9),), ((1, 4, 7, 7),), ((1, 4, 7, 7),)])
+    """
+    return network_graph(tracing.trace_at(model, input_size, inputs, sources=True), depth)
+
+
 def network_graph(traced: Trace, depth: int | None = None) -> NetworkGraph:
     """The graph with so many levels of modules open, or with as many as 40 nodes show; ``traced`` knows its sources."""
     structure = Structure(traced)
@@ -305,11 +334,9 @@ def _graph(structure: Structure, depth: int) -> NetworkGraph:
     sketch.meet()
     order = sketch.order()
     positions = {node: position for position, node in enumerate(order)}
-    seen, so_far = dict[int, int](), Counter[int]()  # which call of its layer each call is
-    for position, call in enumerate(structure.traced.calls):
-        seen[position] = so_far[call.layer]
-        so_far[call.layer] += 1
-    nodes = [_node(structure, node, sketch, seen) for node in order]
+    counters: defaultdict[int, count[int]] = defaultdict(count)
+    numbers = [next(counters[call.layer]) for call in structure.traced.calls]  # which call of its layer each call is
+    nodes = [_node(structure, node, sketch, numbers) for node in order]
     edges = [
         GraphEdge(positions[source], positions[node], tuple(shapes))
         for node in order
@@ -328,7 +355,7 @@ def _visible(structure: Structure, block: CallBlock, depth: int) -> Iterator[Cal
         yield block
 
 
-def _node(structure: Structure, node: int, sketch: _Sketch, seen: Mapping[int, int]) -> GraphNode:
+def _node(structure: Structure, node: int, sketch: _Sketch, numbers: Sequence[int]) -> GraphNode:
     whole = structure.call(structure.root)
     if node == _FIRST:
         return GraphNode("input", output_shape=whole.input_shape)
@@ -339,11 +366,11 @@ def _node(structure: Structure, node: int, sketch: _Sketch, seen: Mapping[int, i
     draft = sketch.nodes[node]
     first, last = draft.blocks[0], draft.blocks[-1]
     layer, shapes = structure.layer(first), (structure.call(first).input_shape, structure.call(last).output_shape)
-    numbers = structure.params(draft.blocks), structure.macs(draft.blocks)
+    sums = structure.params(draft.blocks), structure.macs(draft.blocks)
     if draft.is_operation:
         place = layer.name.rpartition(OPERATION)[0]
-        return GraphNode("operation", place or MODEL, place, ", ".join(draft.types), 1, (place,), *shapes, *numbers)
+        return GraphNode("operation", place or MODEL, place, ", ".join(draft.types), 1, (place,), *shapes, *sums)
     names = tuple(structure.layer(block).name for block in draft.blocks)
-    key, name = call_key(names[0], seen[first.position]), folded_name(names[0], names[-1])
+    key, name = call_key(names[0], numbers[first.position]), folded_name(names[0], names[-1])
     kind = "block" if any(not structure.is_operation(inside) for inside in first.inside) else "layer"
-    return GraphNode(kind, key, name, layer.type, len(names), names, *shapes, *numbers)
+    return GraphNode(kind, key, name, layer.type, len(names), names, *shapes, *sums)

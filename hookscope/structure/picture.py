@@ -1,8 +1,10 @@
-"""The graph of a network as SVG. Needs no torch."""
+"""The graph of a network as SVG, PNG, and text for Graphviz. Needs no torch."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +12,13 @@ from html import escape
 from itertools import pairwise
 
 from hookscope.display import engineering, text_width
-from hookscope.errors import printable
+from hookscope.errors import UsageError, printable
 from hookscope.hooks import MODEL
 from hookscope.structure.graph import GraphNode, NetworkGraph
+from hookscope.system import check_writable, write_atomically
 
 _SWEEPS = 12
+_APART, _BELOW = 26, 38  # between nodes of a rank, and between ranks
 _STRAIGHT = 6.0  # weight of a line that passes by a rank, over one that ends there
 
 Point = tuple[float, float]
@@ -30,12 +34,7 @@ class GraphLayout:
     height: float
 
 
-def lay_out(
-    sizes: Sequence[tuple[float, float]],
-    edges: Sequence[tuple[int, int]],
-    apart: float = 26,
-    below: float = 38,
-) -> GraphLayout:
+def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]) -> GraphLayout:
     """Place nodes of these sizes; each edge leads from a node to a later one.
 
     Lines that pass by ranks share their way as far as they come from the same node.
@@ -66,9 +65,9 @@ def lay_out(
     for (a, b), weight in steps.items():
         above[b][a], under[a][b] = weight, weight
     rows = _ordered(rows, above, under)
-    columns = _columns(rows, widths, above, under, apart)
+    columns = _columns(rows, widths, above, under)
     heights = [max([sizes[v][1] for v in row if v < len(sizes)], default=0.0) for row in rows]
-    tops = [sum(heights[:rank]) + below * rank for rank in range(len(rows))]
+    tops = [sum(heights[:rank]) + _BELOW * rank for rank in range(len(rows))]
     left = min((columns[v] - widths[v] / 2 for v in columns), default=0.0)
     right = max((columns[v] + widths[v] / 2 for v in columns), default=0.0)
     nodes = [(columns[v] - left, tops[ranks[v]] + heights[ranks[v]] / 2) for v in range(len(sizes))]
@@ -106,16 +105,12 @@ def _ordered(
         down = sweep % 2 == 0
         order = range(1, len(rows)) if down else range(len(rows) - 2, -1, -1)
         for rank in order:
-            beside = {v: float(at) for at, v in enumerate(current[rank - 1 if down else rank + 1])}
-            near = above if down else under
-            own = {v: float(at) for at, v in enumerate(current[rank])}
-
-            def middle(v: int, near: Mapping[int, dict[int, float]] = near, beside: Mapping[int, float] = beside,
-                       own: Mapping[int, float] = own) -> float:  # fmt: skip
-                places = [beside[other] for other in near.get(v, {})]
-                return sum(places) / len(places) if places else own[v]
-
-            current[rank].sort(key=middle)
+            beside = {v: at for at, v in enumerate(current[rank - 1 if down else rank + 1])}
+            near, middles = above if down else under, dict[int, float]()
+            for at, v in enumerate(current[rank]):
+                places = [beside[other] for other in near.get(v, {})] or [at]
+                middles[v] = sum(places) / len(places)
+            current[rank].sort(key=middles.__getitem__)
         if (crossings := _crossings(current, under)) < least:
             best, least = [list(row) for row in current], crossings
     return best
@@ -135,7 +130,6 @@ def _columns(
     widths: Sequence[float],
     above: Mapping[int, dict[int, float]],
     under: Mapping[int, dict[int, float]],
-    apart: float,
 ) -> dict[int, float]:
     """The x of the middle of each vertex: near what it is joined with, and apart from its neighbours."""
     columns: dict[int, float] = {}
@@ -143,9 +137,9 @@ def _columns(
         x = 0.0
         for v in row:
             columns[v] = x + widths[v] / 2
-            x += widths[v] + apart
+            x += widths[v] + _APART
         for v in row:
-            columns[v] -= (x - apart) / 2
+            columns[v] -= (x - _APART) / 2
     for sweep in range(4 * _SWEEPS):
         near = [above, under][sweep % 2 :][:1] if sweep < 3 * _SWEEPS else [above, under]
         for row in rows if sweep % 2 == 0 else rows[::-1]:
@@ -155,16 +149,16 @@ def _columns(
                 total = sum(weight for _, weight in joined)
                 wanted.append(sum(x * weight for x, weight in joined) / total if total else columns[v])
                 weights.append(total or 0.1)
-            for v, x in zip(row, _spread(wanted, weights, [widths[v] for v in row], apart), strict=True):
+            for v, x in zip(row, _spread(wanted, weights, [widths[v] for v in row]), strict=True):
                 columns[v] = x
     return columns
 
 
-def _spread(wanted: Sequence[float], weights: Sequence[float], widths: Sequence[float], apart: float) -> list[float]:
+def _spread(wanted: Sequence[float], weights: Sequence[float], widths: Sequence[float]) -> list[float]:
     """The places next to the wanted ones, by least squares, that leave the vertices in order and apart."""
     offsets, reach = [], 0.0
     for at, width in enumerate(widths):
-        reach += (widths[at - 1] + width) / 2 + apart if at else 0.0
+        reach += (widths[at - 1] + width) / 2 + _APART if at else 0.0
         offsets.append(reach)
     blocks: list[list[float]] = []  # of vertices that touch: place, weight, number
     for x, weight, offset in zip(wanted, weights, offsets, strict=True):
@@ -182,16 +176,7 @@ def _spread(wanted: Sequence[float], weights: Sequence[float], widths: Sequence[
 _NAME, _SMALL = 7.4, 6.3  # width of a character of a name, and of other text
 _HIGH, _PAD, _EDGE = 46.0, 14.0, 24.0  # of a box; beside its text; around the picture
 _SLANT = 9.0  # how much narrower a box is where the resolution falls
-_SIGNS = {
-    "add": "+",
-    "add_": "+",
-    "iadd": "+",
-    "mul": "×",
-    "mul_": "×",
-    "cat": "cat",
-    "concat": "cat",
-    "stack": "stack",
-}
+_SIGNS = {"add": "+", "iadd": "+", "mul": "×", "concat": "cat"}
 _TYPES = 3  # names of functions in a box
 
 Marks = Mapping[int, tuple[str, str]]
@@ -254,7 +239,7 @@ def _texts(node: GraphNode) -> tuple[str, str]:
     if node.kind == "operation":
         kinds = node.type.split(", ")
         if len(kinds) == 1:
-            return _SIGNS.get(kinds[0], kinds[0]), ""
+            return _SIGNS.get(node.type.rstrip("_"), node.type), ""
         more = ", …" if len(kinds) > _TYPES else ""
         return ", ".join(kinds[:_TYPES]) + more, f"functions in {node.name or MODEL}{sides}"
     times = f" ×{node.repeats}" if node.repeats > 1 else ""
@@ -367,3 +352,80 @@ def _labels(graph: NetworkGraph, layout: GraphLayout, sizes: Sequence[tuple[floa
 
 def _escaped(text: str) -> str:
     return escape("\n".join(map(printable, text.split("\n"))), quote=True)
+
+
+_FORMS = {"input": "oval", "output": "oval", "operation": "oval", "junction": "point"}
+
+
+def dot_text(graph: NetworkGraph) -> str:
+    """The graph as text that ``dot`` and other tools of Graphviz read.
+
+    Example:
+        >>> from torch import nn
+        >>> from hookscope import layer_graph
+        >>> print(dot_text(layer_graph(nn.Sequential(nn.ReLU()), (1, 3, 9, 9))))
+        digraph network {
+          n0 [shape=oval, label="input"]
+          n1 [shape=box, label="0\\nReLU"]
+          n2 [shape=oval, label="output"]
+          n0 -> n1 [label="1x3x9x9"]
+          n1 -> n2 [label="1x3x9x9"]
+        }
+    """
+    lines = ["digraph network {"]
+    for number, node in enumerate(graph.nodes):
+        times = f" ×{node.repeats}" if node.repeats > 1 else ""
+        label = f"{node.name or MODEL}\n{node.type}{times}" if node.type else node.kind
+        lines.append(f"  n{number} [shape={_FORMS.get(node.kind, 'box')}, label={_quoted(label)}]")
+    for edge in graph.edges:
+        shapes = "\n".join("x".join(map(str, shape)) for shape in edge.shapes)
+        lines.append(f"  n{edge.source} -> n{edge.target} [label={_quoted(shapes)}]")
+    return "\n".join([*lines, "}"])
+
+
+def _quoted(text: str) -> str:
+    return json.dumps("\n".join(map(printable, text.split("\n"))), ensure_ascii=False)
+
+
+_SUFFIXES = (".svg", ".png", ".dot")
+
+
+def check_graph_file(path: str) -> None:
+    """Refuse a file of another format, or one that cannot be written."""
+    if os.path.splitext(path)[1].lower() not in _SUFFIXES:
+        raise UsageError(
+            f"cannot write {path}", "a graph is an SVG, PNG or DOT file", f"name it {', '.join(_SUFFIXES)}"
+        )
+    check_writable(path)
+
+
+def write_graph(graph: NetworkGraph, path: str, title: str = "") -> None:
+    """Write the picture of a graph as ``.svg`` or ``.png``, or its text for Graphviz as ``.dot``.
+
+    Args:
+        graph: What `layer_graph` returns.
+        path: The file; its suffix is the format.
+        title: What the picture shows, for its title.
+
+    Raises:
+        UsageError: another suffix.
+        WriteError: the file cannot be written.
+
+    Example:
+        >>> import os, tempfile
+        >>> from torch import nn
+        >>> from hookscope import layer_graph
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "net.svg")
+        ...     write_graph(layer_graph(nn.Sequential(nn.ReLU()), (1, 3, 9, 9)), path)
+        ...     os.path.getsize(path) > 1000
+        True
+    """
+    check_graph_file(path)
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix == ".png":
+        from hookscope.structure.figure import png_bytes  # only this format needs matplotlib
+
+        write_atomically(path, png_bytes(draw_graph(graph, title)))
+    else:
+        write_atomically(path, (f"{dot_text(graph)}\n" if suffix == ".dot" else draw_graph(graph, title)).encode())

@@ -7,11 +7,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
+from hookscope import tracing
 from hookscope.display import Cells, Rows, Shown
 from hookscope.hooks import MODEL, OPERATION, Shape, enclosing
 from hookscope.tracing import Trace, TracedCall, TracedLayer
+
+if TYPE_CHECKING:  # these need torch
+    from hookscope.hooks import AnyModel
+    from hookscope.tracing import Inputs
 
 
 @dataclass(slots=True)
@@ -144,6 +150,43 @@ class TreeRow(Shown):
         return {**shown, "params": self.params, "macs": self.macs, "values": self.values}
 
 
+def layer_tree(
+    model: AnyModel,
+    input_size: Sequence[int] | None = None,
+    depth: int | None = None,
+    inputs: Inputs | None = None,
+    *,
+    ops: bool = False,
+) -> Rows[TreeRow]:
+    """The modules of ``model`` as they run in each other, in order of execution, with what each costs.
+
+    Neighbours of the same class, shapes and parameters share a row, whose numbers are of all of them.
+
+    Args:
+        model: Any eager module.
+        input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
+            ``(1, 1, 28, 28)``; None for the size of a model of `load_model`, else ``(224, 224)``.
+        depth: How many levels of modules below the model, at least 1; None for as many as 40 rows show.
+        inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
+        ops: Whether operations that are not modules, such as `torch.relu` and ``+``, have rows too.
+
+    Returns:
+        The row of the model itself, whose depth is 0, then each module before those in it.
+
+    Raises:
+        InputError: when the model refuses the input.
+        ModelError: for scripted and compiled models, and lazy ones that never ran.
+
+    Example:
+        >>> from torch import nn
+        >>> block = lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())
+        >>> rows = layer_tree(nn.Sequential(block(), block()), (1, 4, 8, 8), depth=1)
+        >>> [(row.name, row.last, row.repeats, row.params) for row in rows]
+        [('', '', 1, 40), ('0', '1', 2, 40)]
+    """
+    return module_tree(tracing.trace_at(model, input_size, inputs), depth, ops)
+
+
 def module_tree(traced: Trace, depth: int | None = None, ops: bool = False) -> Rows[TreeRow]:
     """The tree to this depth, or as deep as 40 rows show, in order of execution; the first row is the model itself."""
     structure = Structure(traced if ops else traced.without_operations())
@@ -163,8 +206,9 @@ def _rows(structure: Structure, parents: Sequence[Sequence[CallBlock]], depth: i
     numbers = structure.params(every), structure.macs(every), structure.values(every)
     yield TreeRow(depth, layer.name, last, layer.type, len(parents), calls, *shapes, *numbers)
     repeats = [_of_layers(structure, blocks) for blocks in parents]
-    for run in _equal_neighbours(structure, repeats[0]):
-        yield from _rows(structure, [siblings[at] for siblings in repeats for at in run], depth + 1)
+    for _, run in groupby(range(len(repeats[0])), lambda at: structure.signature(repeats[0][at])):
+        neighbours = list(run)
+        yield from _rows(structure, [siblings[at] for siblings in repeats for at in neighbours], depth + 1)
 
 
 def _of_layers(structure: Structure, blocks: Sequence[CallBlock]) -> list[list[CallBlock]]:
@@ -174,16 +218,3 @@ def _of_layers(structure: Structure, blocks: Sequence[CallBlock]) -> list[list[C
         for inside in block.inside:
             calls.setdefault(structure.call(inside).layer, []).append(inside)
     return list(calls.values())
-
-
-def _equal_neighbours(structure: Structure, layers: Sequence[Sequence[CallBlock]]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    previous: object = None
-    for at, blocks in enumerate(layers):
-        signature = structure.signature(blocks)
-        if signature == previous:
-            runs[-1].append(at)
-        else:
-            runs.append([at])
-        previous = signature
-    return runs
