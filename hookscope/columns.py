@@ -100,11 +100,11 @@ class Columns(tuple[Column, ...]):
     def rows(self, facts: Iterable[Any], **values: Any) -> list[Row]:
         """A row for each fact; ``values`` hold for all."""
         facts = list(facts)
-        rows = [dict(self.row(fact, **values)) for fact in facts]
-        for column in self:
-            for row, value in zip(rows, column.over(facts) if column.over else (), strict=False):
-                row[column.name] = value
-        return [*rows]
+        over = {column.name: column.over(facts) for column in self if column.over is not None}
+        return [
+            self.row(fact, **values, **{name: all_values[at] for name, all_values in over.items()})
+            for at, fact in enumerate(facts)
+        ]
 
     def shown(self, rows: Sequence[Row]) -> list[Column]:
         """The columns of a table of these rows, whatever its width."""
