@@ -44,7 +44,6 @@ from .gradients import (
     ScaleGradient as ScaleGradient,
     ZeroGradient as ZeroGradient,
     change_gradients as change_gradients,
-    diagnose_gradients as diagnose_gradients,
     layer_gradients as layer_gradients,
 )
 from .hooks import (
@@ -68,11 +67,10 @@ from .models import (
 )
 from .parameters import (
     draw_kernels as draw_kernels,
-    parameter_findings as parameter_findings,
     parameter_statistics as parameter_statistics,
 )
 from .planning import plan as plan
-from .report import plot as plot, write_page as write_page
+from .report import diagnose as diagnose, plot as plot, write_page as write_page
 from .scores import (
     BoxTarget as BoxTarget,
     DifferenceTarget as DifferenceTarget,
@@ -85,7 +83,6 @@ from .scores import (
 from .statistics import (
     RunningStatistics as RunningStatistics,
     StatisticsCollector as StatisticsCollector,
-    diagnose as diagnose,
 )
 from .structure import (
     draw_graph as draw_graph,
@@ -101,7 +98,6 @@ from .tracing import (
 )
 from .training import (
     Monitor as Monitor,
-    findings_over_time as findings_over_time,
     read_runs as read_runs,
 )
 from .verification import verify as verify

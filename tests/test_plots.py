@@ -29,12 +29,12 @@ def statistics(folder: Path, **more: Any) -> Figure:
 
 def weights(folder: Path, **more: Any) -> Figure:
     rows = hookscope.parameter_statistics(net())
-    return hookscope.plot(rows, findings=hookscope.parameter_findings(rows), title="$a$ net_1", **more)
+    return hookscope.plot(rows, findings=hookscope.diagnose(rows), title="$a$ net_1", **more)
 
 
 def gradients(folder: Path, **more: Any) -> Figure:
     report = hookscope.layer_gradients(net().eval(), torch.rand(1, 3, 8, 8))
-    return hookscope.plot(report, findings=hookscope.diagnose_gradients(report), title="$a$ net_1", **more)
+    return hookscope.plot(report, findings=hookscope.diagnose(report), title="$a$ net_1", **more)
 
 
 def training(folder: Path) -> Figure:
@@ -45,7 +45,7 @@ def training(folder: Path) -> Figure:
             optimizer.zero_grad()
             model(torch.rand(4, 3, 8, 8)).square().mean().backward()
             optimizer.step()
-    return hookscope.plot(log, findings=hookscope.findings_over_time(log), title="$a$ net_1")
+    return hookscope.plot(log, findings=hookscope.diagnose(log), title="$a$ net_1")
 
 
 PLOTS = [statistics, weights, gradients, training]

@@ -1,4 +1,4 @@
-"""The plot and the page of every result: a result knows its kind; pages of statistics, weights, gradients and runs."""
+"""The findings, plot and page of every result, which knows its kind; pages of statistics, weights, gradients, runs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hookscope.gradients import (
     PARAMETER_GRADIENTS,
     GradientReport,
     GradientThresholds,
+    diagnose_gradients,
     gradient_rows,
     gradients_plot,
 )
@@ -45,7 +46,7 @@ from hookscope.statistics import (
     STATISTICS,
     LayerStatistics,
     RunningStatistics,
-    diagnose,
+    diagnose as statistics_findings,
     in_intervals,
     statistics_plot,
     statistics_rows,
@@ -245,6 +246,34 @@ _PAGES: Mapping[type, Callable[..., str]] = {
     LayerExemplars: draw_exemplars_page,
     Run: draw_training_page,
 }
+_FINDINGS: Mapping[type, Callable[..., list[Any]]] = {
+    RunningStatistics: statistics_findings,
+    ParameterStatistics: parameter_findings,
+    GradientReport: diagnose_gradients,
+    Run: lambda runs, **options: findings_over_time(runs[-1], **options),
+}
+
+
+def diagnose(result: Any, **options: Any) -> list[Any]:
+    """The findings on a result, the most severe first. Each has a name, a severity, a layer and its evidence.
+
+    Args:
+        result: The ``totals`` of a `StatisticsCollector`; what `parameter_statistics` or `layer_gradients` returns; the
+            path of a log, or what `read_runs` returns, whose last run is taken.
+        options: ``thresholds``; ``stops``, ``anomaly`` and ``looked_for_anomaly`` of gradients.
+
+    Raises:
+        UsageError: there are no findings on such a result.
+
+    Example:
+        >>> import hookscope, torch
+        >>> layer = torch.nn.Conv2d(3, 8, 3)
+        >>> layer.weight.data[5] = 0
+        >>> [(finding.finding, finding.layer) for finding in diagnose(hookscope.parameter_statistics(layer))]
+        [('dead-filters', 'weight')]
+    """
+    findings: list[Any] = [] if result == [] else _for_kind(_FINDINGS, "finding", result, options)
+    return findings
 
 
 def plot(result: Any, **options: Any) -> Figure:
@@ -299,8 +328,8 @@ def write_page(result: Any, path: StrPath, **options: Any) -> None:
 
 
 def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, options: Mapping[str, Any]) -> Any:
-    if isinstance(result, RunningStatistics):
-        options = {"findings": diagnose(result), **options}
+    if isinstance(result, RunningStatistics) and RunningStatistics not in draws:
+        options = {"findings": statistics_findings(result), **options}
         result = result.statistics()
     elif isinstance(result, (str, os.PathLike)):
         result = read_runs(result)

@@ -80,6 +80,20 @@ def test_the_page_of_a_result_is_written_by_its_kind(tmp_path):
         hookscope.write_page(net, tmp_path / "no.html")
 
 
+def test_the_findings_on_a_result_are_those_of_its_kind():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten()).eval()
+    net[0].weight.data[0] = float("nan")
+    with hookscope.StatisticsCollector(net) as collector, torch.no_grad():
+        net(torch.rand(2, 3, 5, 5))
+    gradients = hookscope.layer_gradients(net, torch.rand(1, 3, 5, 5))
+    results = collector.totals, hookscope.parameter_statistics(net), gradients
+    names = [hookscope.diagnose(result)[0].finding for result in results]
+    assert names == ["non-finite", "non-finite", "exploding-gradient"]
+    assert hookscope.diagnose([]) == []
+    with pytest.raises(UsageError, match="there is no finding of Sequential; there is one of RunningStatistics, Param"):
+        hookscope.diagnose(net)
+
+
 RANDOM = "random (seed 0)"
 
 
