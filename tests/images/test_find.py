@@ -13,7 +13,7 @@ from PIL import Image, features
 
 from hookscope.drawing import figure_bytes, write_png
 from hookscope.errors import ImageError, UsageError
-from hookscope.images import ImageWarning, is_remote, read_picture, remote
+from hookscope.images import ImageWarning, find, is_remote, read_picture
 from hookscope.images.find import find_pictures, read_names
 from tests.helpers import refused
 
@@ -93,7 +93,7 @@ def test_a_picture_is_known_by_its_suffix_or_its_first_bytes(tmp_path: Path) -> 
     assert within(tmp_path) == ["ascii", "empty.png", "garbage.JPG", "jpeg.txt", "without_suffix"]
 
 
-@pytest.mark.parametrize("form", [form for form in remote.FORMATS if form != "AVIF" or features.check("avif")])
+@pytest.mark.parametrize("form", [form for form in find.FORMATS if form != "AVIF" or features.check("avif")])
 def test_the_first_bytes_of_every_format_are_known(form: str, tmp_path: Path) -> None:
     if form == "QOI":  # this Pillow may not write it
         (tmp_path / "a").write_bytes(b"qoif" + bytes(60))
@@ -104,9 +104,9 @@ def test_the_first_bytes_of_every_format_are_known(form: str, tmp_path: Path) ->
 
 def test_suffixes_are_those_of_the_formats() -> None:
     Image.init()
-    read = {*remote.FORMATS, "MPO"}
+    read = {*find.FORMATS, "MPO"}
     for suffix, form in Image.EXTENSION.items():
-        assert bool(remote.is_picture_suffix(suffix)) == (form in read), suffix
+        assert bool(find.is_picture_suffix(suffix)) == (form in read), suffix
 
 
 def test_links(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_pyarrow_reads_where_fsspec_lacks_a_package(tmp_path: Path, monkeypatch:
     assert find_pictures([f"file://{tmp_path}"]) == [name]
     assert read_picture(name).image.size == (2, 2)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(find.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImageError, match=r"cannot be read: Install s3fs to access S3; pip install pyarrow, or"):
         read_picture(name)
 
@@ -284,7 +284,7 @@ def test_a_remote_folder_without_pictures_is_an_error(memory: bytes) -> None:
 
 
 def test_a_named_picture_costs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_located", lambda path: pytest.fail(path))
+    monkeypatch.setattr(find, "_located", lambda path: pytest.fail(path))
     assert find_pictures(["s3://bucket/a.jpg", "gs://bucket/b.PNG"]) == ["s3://bucket/a.jpg", "gs://bucket/b.PNG"]
 
 
