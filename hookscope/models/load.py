@@ -11,8 +11,7 @@ import torch
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import listed
 from hookscope.models.choices import AUTOCAST, DTYPES, PreprocessChoice, autocast_dtypes
-from hookscope.models.factories import preprocess_of
-from hookscope.models.from_python import find_in_source
+from hookscope.models.factories import find_in_source, preprocess_of
 from hookscope.models.loaded import LoadedModel, check_size, dtype_name
 from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
 from hookscope.models.run import quiet_and_seeded

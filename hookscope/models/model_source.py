@@ -1,15 +1,14 @@
-"""What a source of models provides, and the texts of weights and factories as types, parsed once."""
+"""What a source of models provides, the text of weights as a type, and the kinds of sources: made, files, Python."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -304,32 +303,10 @@ class FileSource(ModelSource):
         return replace(loaded, preprocess=preprocess, checkpoint=self.text)
 
 
-_FACTORY = re.compile(r"(?P<source>.+?):(?P<name>[^:()/\\]+)(?P<arguments>\(.*\))?", re.DOTALL)
 _MODULE = re.compile(r"\w+(\.\w+)+")
 
 
-@dataclass(frozen=True)
-class FactoryText:
-    """A factory in ``source``, a Python file or the dotted name of a module; without ``name`` the only one in it."""
-
-    source: str
-    name: str = ""
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> FactoryText:
-        """Read ``SOURCE``, ``SOURCE:NAME`` or ``SOURCE:NAME(ARGUMENTS)``; arguments are literals, and no code runs."""
-        if text.endswith(".py") or ":" not in text:
-            return cls(text)
-        found = _FACTORY.fullmatch(text)
-        if found is None:
-            raise UsageError(f"cannot read '{text}'", do="write file.py:factory or 'file.py:factory(width=2)'")
-        args, kwargs = _literals(found["arguments"] or "()", text)
-        return cls(found["source"], found["name"], args, kwargs)
-
-
-def is_module_name(text: str) -> bool:
+def _is_module_name(text: str) -> bool:
     """Whether ``text`` is a dotted name whose first part can be imported; nothing is imported."""
     if not _MODULE.fullmatch(text):
         return False
@@ -337,17 +314,33 @@ def is_module_name(text: str) -> bool:
     return spec is not None and spec.loader is not None
 
 
-def _literals(arguments: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments of ``(2, width=[3, 4])``."""
-    try:
-        call = ast.parse(f"factory{arguments}", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError
-        args = tuple(ast.literal_eval(argument) for argument in call.args)
-        kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        if None in kwargs or len(kwargs) < len(call.keywords):  # **mapping, or a name that comes twice
-            raise ValueError
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        do = "give literals: numbers, 'text', True, None, lists, tuples, dictionaries"
-        raise UsageError(f"cannot read the arguments of '{text}'", do=do) from None
-    return args, {str(name): value for name, value in kwargs.items()}
+class PythonSource(MadeSource):
+    """``package.module:factory`` and ``path/to/file.py:factory``; a factory is a function, a class or a module.
+
+    Its arguments are literals, ``file.py:factory(width=2)``. Where there is one factory, it need not be named.
+    """
+
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        return ":" in text or text.endswith(".py") or _is_module_name(text)
+
+    def make(self, pretrained: bool) -> nn.Module:
+        from hookscope.models.factories import build
+
+        self._factory, net, self._declared = build(self.text)
+        if self.text == self._factory.source:
+            taken = f"{self.text}:{self._factory.name}"
+            self.notes.append(f"{self.text} has one factory: {taken} is taken")
+            self.text = taken
+        self.label = f"from factory (seed {self.seed}): untrained unless it loads its own"
+        if "_orig_mod" in net._modules:
+            self.notes.append(f"{self.text} is compiled by torch.compile: this is the eager model inside")
+            return net.get_submodule("_orig_mod")
+        return net
+
+    def record(self, net: nn.Module, metadata: WeightsMetadata) -> LoadedModel:
+        from hookscope.models.factories import with_declared_input
+
+        metadata, choice = with_declared_input(net, metadata, self._declared, self._factory.source)
+        loaded = super().record(net, metadata)
+        return replace(loaded, preprocess=loaded.preprocess.changed(choice))

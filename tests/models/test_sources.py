@@ -22,11 +22,10 @@ from hookscope.cli.main import cli
 from hookscope.errors import ModelError, UsageError, WeightsError
 from hookscope.images import open_image
 from hookscope.models import sources
-from hookscope.models.catalogue import catalogue
 from hookscope.models.load import load_model
 from hookscope.models.model_source import WEIGHTS_WORDS, MadeSource, WeightsChoice, WeightsKind, is_random, random_label
-from hookscope.models.names import torchvision_names
-from hookscope.models.sources import LITE_PARAMETERS, EfficientNetLiteSource, class_names_of, find_source, model_names
+from hookscope.models.names import LITE_PARAMETERS, catalogue, torchvision_names
+from hookscope.models.sources import EfficientNetLiteSource, class_names_of, find_source, model_names
 from hookscope.scores.score_targets import detections
 from tests.helpers import same_values
 
