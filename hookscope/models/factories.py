@@ -23,8 +23,8 @@ from torchvision.transforms import _presets as presets
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.findings import listed
 from hookscope.models.choices import PreprocessChoice, words_of_mapping
+from hookscope.models.loaded import of_processor
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.published_transforms import of_processor
 from hookscope.models.run import build_errors_as_model_errors
 from hookscope.models.transforms import OwnTransforms, Transforms
 

@@ -343,7 +343,7 @@ class TransformersSource(MadeSource):
             return cast("nn.Module", converted)
 
     def transforms(self, net: nn.Module) -> Any:
-        from hookscope.models.published_transforms import published_transforms
+        from hookscope.models.loaded import published_transforms
 
         return published_transforms(net, [self.text])
 

@@ -16,6 +16,7 @@ from torchvision.transforms._presets import ImageClassification
 from torchvision.transforms.functional import to_pil_image
 
 from hookscope.errors import WeightsError
+from hookscope.models.loaded import of_processor, of_timm, published_class_names, published_transforms
 from hookscope.models.metadata import (
     Description,
     WeightsMetadata,
@@ -25,7 +26,6 @@ from hookscope.models.metadata import (
     read_metadata,
 )
 from hookscope.models.preprocess import Preprocess
-from hookscope.models.published_transforms import of_processor, of_timm, published_class_names, published_transforms
 from hookscope.models.transforms import OwnTransforms, Resize, Transforms, imagenet_transforms
 
 ROOT = Path(__file__).parents[2]
