@@ -28,7 +28,6 @@ from hookscope.models.transforms import (
     OwnTransforms,
     Resize,
     Transforms,
-    made_for,
     usual_transforms,
 )
 
@@ -216,15 +215,15 @@ class LoadedModel(Shown):
             family = "classification"
         transforms = metadata.transforms or usual_transforms(family)
         said_size = (size[-2], size[-1]) if size else native_size(model)
-        default_size = said_size or made_for(transforms)
+        default_size = said_size or transforms.resize.made_for
         if isinstance(transforms, Transforms):
             assumed = transforms.assumed
             if metadata.transforms is None and family not in ("detection", "optical_flow"):
                 assumed = ("size", "values")
             assumed = tuple(part for part in assumed if part != "size" or not said_size)
             # A ViT without weights may be made for another size than its default weights (vit_h_14).
-            other = made_for(transforms) != default_size
-            resize = transforms.resize.sized(default_size) if other else transforms.resize
+            resize = transforms.resize
+            resize = resize if resize.made_for == default_size else resize.sized(default_size)
             transforms = replace(transforms, resize=resize, assumed=assumed)
         preprocess = Preprocess(
             family=family,

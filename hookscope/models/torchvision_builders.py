@@ -39,7 +39,7 @@ from hookscope.models.metadata import Description, WeightsMetadata, read_descrip
 from hookscope.models.model_source import Progress, Skeleton, WeightsChoice, WeightsKind, random_label
 from hookscope.models.names import BUNDLED, BundledModel, broken_pair, torchvision_names, weights_path
 from hookscope.models.run import build_on_meta, quiet_and_seeded
-from hookscope.models.transforms import Transforms, imagenet_transforms, made_for, usual_transforms
+from hookscope.models.transforms import Transforms, imagenet_transforms, usual_transforms
 from hookscope.system import cache, replacement
 
 # Two waits, for the answer and for its first bytes, stay below fifteen seconds even if packets vanish.
@@ -199,7 +199,7 @@ def _input_size(name: str, model: nn.Module) -> tuple[int, int]:
     family = family_of(model)
     if family in ("detection", "optical_flow"):
         return (320, 320) if family == "detection" else (224, 224)
-    return made_for(_metadata_of(_default_entry(name)).transforms or usual_transforms(family))
+    return (_metadata_of(_default_entry(name)).transforms or usual_transforms(family)).resize.made_for
 
 
 def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
