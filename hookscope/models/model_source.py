@@ -13,7 +13,7 @@ from enum import Enum
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hookscope.errors import ModelError, UsageError, WeightsError
+from hookscope.errors import HookscopeError, ModelError, UsageError, WeightsError, is_out_of_memory
 from hookscope.models.metadata import WeightsMetadata
 
 if TYPE_CHECKING:
@@ -271,7 +271,8 @@ class MadeSource(ModelSource):
 class FileSource(ModelSource):
     """A file with the end ``ending``, which ``load`` of the module ``reader`` reads with ``packages`` of an extra.
 
-    The module that it returns has ``input_shape`` (C, H, W), 0 for any length, and ``input_dtype``.
+    The module that it returns has ``input_shape`` (C, H, W), 0 for any length, and ``input_dtype``. ``CAUSES`` of the
+    reader say what errors of other libraries mean, by a pattern of their text.
     """
 
     own_weights = True
@@ -294,13 +295,28 @@ class FileSource(ModelSource):
 
         for package in self.packages:
             self.imported(package, f"'hookscope[{self.extra}]'")
-        net = importlib.import_module(self.reader).load(self.text)
+        net = self._read()
         shape, note = net.input_shape, f"{self.text} takes (N, H, W, C): the axes of pictures are moved for it"
         notes = (note,) if getattr(net, "channels_last", False) else ()
         metadata = WeightsMetadata(input_size=shape if all(shape) else None, notes=notes)
         loaded = LoadedModel.of(net, self.text, os.path.basename(self.text), metadata, "classification")
         preprocess = replace(loaded.preprocess, channels=shape[0] or 3, dtype=net.input_dtype)
         return replace(loaded, preprocess=preprocess, checkpoint=self.text)
+
+    def _read(self) -> Any:
+        reader = importlib.import_module(self.reader)
+        try:
+            return reader.load(self.text)
+        except HookscopeError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            text = " ".join(str(error).split())
+            for pattern, asked in reader.CAUSES.items():
+                if found := re.search(pattern, text):
+                    raise ModelError(f"{self.text}: {asked.format(*found.groups())}") from error
+            raise ModelError(f"cannot read {self.text}: {type(error).__name__}: {text[:200]}") from error
 
 
 _MODULE = re.compile(r"\w+(\.\w+)+")

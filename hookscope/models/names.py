@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from hookscope._version import __version__
 from hookscope.errors import InstallationError, ModelError, SelectionError, WeightsError, nearest
-from hookscope.models.metadata import Description, count_parameters, read_description, read_header
+from hookscope.models.metadata import count_parameters, read_description, read_header
 from hookscope.system import cache
 
 # `@register_model()` registers the function's name, `@register_model(name="quantized_resnet18")` another name.
@@ -351,7 +351,7 @@ def _describe_bundled(bundled: BundledModel) -> ModelInfo:
     try:
         path = weights_path(bundled)
         size = os.path.getsize(path)
-        accuracy = (read_description(path) or Description()).accuracy
+        accuracy = read_description(path).get("accuracy")
     except (WeightsError, OSError):
         return ModelInfo(bundled.name, "classification")
     return ModelInfo(

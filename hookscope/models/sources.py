@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hookscope.errors import ModelError, WeightsError, nearest
-from hookscope.models.metadata import Description, read_description
+from hookscope.models.metadata import read_description
 from hookscope.models.model_source import (
     Detections,
     FileSource,
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 
 class TorchvisionSource(ModelSource):
-    """``resnet34`` and all other names of ``torchvision.models.list_models()``."""
+    """``shapes``, ``resnet34`` and all other names of ``torchvision.models.list_models()``."""
 
     @classmethod
     def matches(cls, text: str) -> bool:
-        return text in torchvision_names()
+        return text in BUNDLED or text in torchvision_names()
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        return torchvision_names()
+        return (*BUNDLED, *torchvision_names())
 
     @classmethod
     def detections(cls, output: Any) -> list[Detections] | None:
@@ -62,6 +62,8 @@ class TorchvisionSource(ModelSource):
         return [Detections(image["boxes"], image["labels"], image["scores"]) for image in output]
 
     def class_names(self) -> tuple[str, ...]:
+        if self.text in BUNDLED:
+            return tuple(read_description(weights_path(BUNDLED[self.text])).get("categories", ()))
         return torchvision_class_names(self.text)
 
     def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
@@ -95,26 +97,6 @@ class QuantizedSource(ModelSource):
         from hookscope.models.torchvision_builders import load_quantized
 
         return load_quantized(self.text, f"quantized_{self.name}", weights, seed, progress)
-
-
-class BundledSource(TorchvisionSource):
-    """``shapes``: architectures of torchvision with weights of their own."""
-
-    @classmethod
-    def matches(cls, text: str) -> bool:
-        return text in BUNDLED
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(BUNDLED)
-
-    def class_names(self) -> tuple[str, ...]:
-        return (read_description(weights_path(BUNDLED[self.text])) or Description()).categories
-
-    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        from hookscope.models.torchvision_builders import load_bundled
-
-        return load_bundled(BUNDLED[self.text], weights, seed)
 
 
 _LITE_SIDE = 224
@@ -410,7 +392,6 @@ class ExportedSource(FileSource):
 
 
 SOURCES: list[type[ModelSource]] = [
-    BundledSource,
     EfficientNetLiteSource,
     TimmSource,
     UltralyticsSource,

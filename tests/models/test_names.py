@@ -237,12 +237,10 @@ def test_the_real_file_is_described_as_the_catalogue_has_it() -> None:
     assert Path(weights_path(SHAPES)) == FILE
     assert FILE.stat().st_size < 2_000_000
     description = read_description(FILE)
-    assert description is not None
-    assert description.model == SHAPES.architecture
-    assert len(description.categories) == len(set(description.categories)) == SHAPES.classes
-    assert (description.resize_size, description.crop_size) == (SHAPES.side, SHAPES.side)
-    assert description.held_out is not None and description.held_out >= 1000
-    assert description.accuracy is not None and description.accuracy > 0.9
+    assert description["model"] == SHAPES.architecture
+    assert len(description["categories"]) == len(set(description["categories"])) == SHAPES.classes
+    assert (description["resize_size"], description["crop_size"]) == (SHAPES.side, SHAPES.side)
+    assert description["held_out"] >= 1000 and description["accuracy"] > 0.9
     model = torchvision.models.get_model(SHAPES.architecture, num_classes=SHAPES.classes)
     assert count_parameters(read_header(FILE)) == sum(parameter.numel() for parameter in model.parameters())
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 def test_each_kind_of_text_has_its_source() -> None:
     texts = ("shapes", "timm:resnet18", "package.module:make", "net.py:make", "resnet34", "quantized:resnet18")
     texts += ("ultralytics:yolov8n",)
-    kinds = ["BundledSource", "TimmSource", "PythonSource", "PythonSource", "TorchvisionSource", "QuantizedSource"]
+    kinds = ["TorchvisionSource", "TimmSource", "PythonSource", "PythonSource", "TorchvisionSource", "QuantizedSource"]
     kinds += ["UltralyticsSource"]
     assert [type(find_source(text)).__name__ for text in texts] == kinds
 
