@@ -84,7 +84,7 @@ def load_batches(
 
 
 def _batches(
-    net: LoadedModel, results: Generator[_Result, None, None], size: int, listener: Listener, first: int
+    net: LoadedModel, results: Generator[_Item, None, None], size: int, listener: Listener, first: int
 ) -> Generator[Batch, None, None]:
     room = size - first % size
     with contextlib.closing(results):
@@ -96,12 +96,12 @@ def _batches(
                 yield ready.popleft()  # keeps no reference while the model works on it
 
 
-def _take(results: Iterator[_Result], size: int, listener: Listener) -> list[_Result] | None:
+def _take(results: Iterator[_Item], size: int, listener: Listener) -> list[_Item] | None:
     """The usable ones of the next ``size`` pictures; None at the end.
 
     Others do not take the place of a skipped one: so a batch is the same whoever works on that part of the list.
     """
-    usable: list[_Result] = []
+    usable: list[_Item] = []
     result = None
     for result in itertools.islice(results, size):
         for text in result.notes:
@@ -113,7 +113,7 @@ def _take(results: Iterator[_Result], size: int, listener: Listener) -> list[_Re
     return None if result is None else usable
 
 
-def _runs(net: LoadedModel, results: list[_Result]) -> Iterator[Batch]:
+def _runs(net: LoadedModel, results: list[_Item]) -> Iterator[Batch]:
     """One batch for each run of equal shapes."""
     any_shape = net.family == "detection"
     for _, run in itertools.groupby(results, lambda result: any_shape or tuple(result.tensor.shape)):
@@ -123,30 +123,27 @@ def _runs(net: LoadedModel, results: list[_Result]) -> Iterator[Batch]:
         yield Batch(names, positions, inputs, tuple(result.sha256 for result in members))
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One picture to read: with its bytes if only the main process can read them, or with the reader's error."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Item:
+    """One picture: to read, with its ``content`` if only the main process can read it; then as a tensor or an error."""
 
     position: int
     name: str
     content: bytes | None = None
     error: HookscopeError | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Result:
-    position: int
-    name: str
     notes: tuple[str, ...] = ()
     tensor: Any = None
-    error: HookscopeError | None = None
     sha256: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain bytes between processes: torch would use a file descriptor and shared memory for each tensor, which are
         # limited to 1024 and, in containers, to 64 MB.
-        packed = None if self.tensor is None else _pack(self.tensor)
-        return _unpacked, (packed, self.position, self.name, self.notes, self.error, self.sha256)
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return _unpacked, (fields | {"tensor": None if self.tensor is None else _pack(self.tensor)},)
+
+    def failed(self, error: HookscopeError) -> _Item:
+        """With ``error``, but without traceback and cause, which keep the picture and may not be picklable."""
+        return _Item(self.position, self.name, error=type(error)(error.asked, error.exists, error.do))
 
 
 def _pack(tensor: Tensor) -> tuple[bytearray, torch.dtype, tuple[int, ...]]:
@@ -154,58 +151,51 @@ def _pack(tensor: Tensor) -> tuple[bytearray, torch.dtype, tuple[int, ...]]:
     return bytearray(flat.numpy()), tensor.dtype, tuple(tensor.shape)
 
 
-def _unpacked(packed: Any, position: int, name: str, notes: tuple[str, ...], *rest: Any) -> _Result:
-    tensor = None
-    if packed is not None:
-        data, dtype, shape = packed
-        tensor = torch.frombuffer(data, dtype=dtype).view(shape)
-    return _Result(position, name, notes, tensor, *rest)
+def _unpacked(fields: dict[str, Any]) -> _Item:
+    if fields["tensor"] is not None:
+        data, dtype, shape = fields["tensor"]
+        fields["tensor"] = torch.frombuffer(data, dtype=dtype).view(shape)
+    return _Item(**fields)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """The data set of the DataLoader, from task to result; an error is a result too."""
+    """The data set of the DataLoader, from a picture to read to one that is read; an error is a result too."""
 
     preprocess: Preprocess
 
-    def __getitem__(self, task: _Task) -> _Result:
-        if task.error is not None:
-            return _Result(task.position, task.name, error=_bare(task.error))
+    def __getitem__(self, item: _Item) -> _Item:
+        if item.error is not None:
+            return item
         try:
-            return self._prepare(task)
+            return self._prepare(item)
         except HookscopeError as error:
-            return _Result(task.position, task.name, error=_bare(error))
+            return item.failed(error)
         except MemoryError:
-            full = ImageError(f"'{task.name}' does not fit into memory", do="give a smaller file")
-            return _Result(task.position, task.name, error=full)
+            return item.failed(ImageError(f"'{item.name}' does not fit into memory", do="give a smaller file"))
 
-    def _prepare(self, task: _Task) -> _Result:
-        source = task.name if task.content is None else io.BytesIO(task.content)
-        picture = read_picture(source, frames=self.preprocess.frames, name=task.name)
+    def _prepare(self, item: _Item) -> _Item:
+        source = item.name if item.content is None else io.BytesIO(item.content)
+        picture = read_picture(source, frames=self.preprocess.frames, name=item.name)
         with one_thread():  # four times as fast as with two
             tensor = self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
-        return _Result(task.position, task.name, picture.notes, tensor, sha256=picture.sha256)
+        return _Item(item.position, item.name, notes=picture.notes, tensor=tensor, sha256=picture.sha256)
 
 
-def _bare(error: HookscopeError) -> HookscopeError:
-    """``error`` without traceback and cause, which keep the picture in memory and may not be picklable."""
-    return type(error)(error.asked, error.exists, error.do)
-
-
-def _task(position: int, path: str) -> _Task:
-    """The task for a path; runs in the main process, because a worker has another standard input."""
-    content = read_pipe(path)
-    if path == "-" and content is None:
+def _to_read(position: int, path: str) -> _Item:
+    """The picture at a path; runs in the main process, because a worker has another standard input."""
+    item = _Item(position, path, read_pipe(path))
+    if path == "-" and item.content is None:
         try:
             read_picture(path)
         except HookscopeError as error:
-            return _Task(position, path, error=error)
-    return _Task(position, path, content)
+            return item.failed(error)
+    return item
 
 
 def _prepared(
     preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int, first: int
-) -> Generator[_Result, None, None]:
+) -> Generator[_Item, None, None]:
     workers = min(workers, len(paths))
     iterator: Any = None
     try:
@@ -248,7 +238,7 @@ def _child_signal() -> int | None:
     return getattr(signal, "SIGCHLD", None) if main else None
 
 
-def _next(iterator: Iterator[_Result]) -> _Result | None:
+def _next(iterator: Iterator[_Item]) -> _Item | None:
     """The next result, None at the end; raises if a worker dies meanwhile."""
     number = _child_signal()
     workers = getattr(iterator, "_workers", [])
@@ -266,7 +256,7 @@ def _next(iterator: Iterator[_Result]) -> _Result | None:
 
 def _iterator(
     preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int, first: int
-) -> Iterator[_Result]:
+) -> Iterator[_Item]:
     more: dict[str, Any] = {}
     if workers:
         importlib.import_module("torchvision.transforms.functional")  # once, not in each worker
@@ -279,7 +269,7 @@ def _iterator(
         loader: DataLoader[Any] = DataLoader(
             cast(Any, _Reader(preprocess)),  # the DataLoader uses __getitem__ only
             batch_size=None,
-            sampler=cast(Any, itertools.starmap(_task, enumerate(paths, first))),  # in this process, on demand
+            sampler=cast(Any, itertools.starmap(_to_read, enumerate(paths, first))),  # in this process, on demand
             num_workers=workers,
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # else it draws its seed from the global random state

@@ -22,7 +22,7 @@ from torchvision.transforms import _presets as presets
 
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.findings import listed
-from hookscope.models.choices import PreprocessChoice, words_of_mapping
+from hookscope.models.choices import PreprocessChoice
 from hookscope.models.loaded import of_processor
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.run import build_errors_as_model_errors
@@ -280,7 +280,10 @@ def preprocess_of(value: Any, name: str) -> Transforms | OwnTransforms | Preproc
     """
     try:
         if isinstance(value, str | Mapping):
-            choice = words_of_mapping(value) if isinstance(value, Mapping) else PreprocessChoice.parse(value)
+            named = value if isinstance(value, Mapping) else {"preprocess": value}
+            if unknown := [key for key in named if key not in ("preprocess", "mean", "std", "range", "resize")]:
+                raise UsageError(f"unknown key '{unknown[0]}'", "there are preprocess, mean, std, range and resize")
+            choice = PreprocessChoice.parse(**named)
             if ":" in choice.base:
                 raise UsageError(f"'{choice.base}' names a function", do="import the function and name it itself")
             return choice
