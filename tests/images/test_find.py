@@ -240,30 +240,27 @@ def test_a_remote_folder_is_walked_by_name(memory: bytes, folder: str) -> None:
     names = ["a/10.png", "a/2.JPG", "b.png", "c.png"]
     assert find_pictures([folder]) == [f"memory://photos/{name}" for name in names]
     assert find_pictures([folder], limit=2) == [f"memory://photos/{name}" for name in names[:2]]
+    with pytest.raises(ImageError, match="no pictures in 'memory://texts'"):
+        find_pictures(["memory://texts"])
 
 
-def test_a_folder_with_the_scheme_file_is_that_of_this_machine(tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    for name in ("z.png", "below/y.png"):
-        Image.new("RGB", (2, 2)).save(tmp_path / name)
-    assert find_pictures([f"file://{tmp_path}"]) == [f"file://{tmp_path}/below/y.png", f"file://{tmp_path}/z.png"]
-
-
-def test_pyarrow_reads_where_fsspec_lacks_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_this_machine_have_a_scheme_and_pyarrow_reads_where_fsspec_lacks_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pyarrow")
-    Image.new("RGB", (2, 2)).save(tmp_path / "y.png")
+    names = [f"file://{picture(tmp_path / name)}" for name in ("below/y.png", "z.png")]
+    assert find_pictures([f"file://{tmp_path}"]) == names
 
     def lacking(path: str) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", lacking)
-    name = f"file://{tmp_path}/y.png"
-    assert find_pictures([f"file://{tmp_path}"]) == [name]
-    assert read_picture(name).image.size == (2, 2)
+    assert find_pictures([f"file://{tmp_path}"]) == names
+    assert read_picture(names[0]).image.size == (16, 16)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr(find.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImageError, match=r"cannot be read: Install s3fs to access S3; pip install pyarrow, or"):
-        read_picture(name)
+        read_picture(names[0])
 
 
 @pytest.mark.parametrize(
@@ -276,11 +273,6 @@ def test_pyarrow_reads_where_fsspec_lacks_a_package(tmp_path: Path, monkeypatch:
 def test_what_cannot_be_read_is_one_line(memory: bytes, name: str, words: str) -> None:
     with refused(ImageError, words):
         read_picture(name)
-
-
-def test_a_remote_folder_without_pictures_is_an_error(memory: bytes) -> None:
-    with pytest.raises(ImageError, match="no pictures in 'memory://texts'"):
-        find_pictures(["memory://texts"])
 
 
 def test_a_named_picture_costs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +15,9 @@ from safetensors.torch import save_file
 
 from hookscope.errors import ModelError, SelectionError
 from hookscope.models import names as registry
-from hookscope.models.names import BUNDLED, ModelInfo, catalogue, find_models, lite_names
+from hookscope.models.names import BUNDLED, ModelInfo, catalogue, find_models
 from hookscope.models.sources import model_names
 from hookscope.system import cache
-
-ROOT = Path(__file__).parents[2]
-EFFICIENTNET_LITE = lite_names()  # empty without the extra
 
 
 @pytest.fixture(autouse=True)
@@ -97,19 +92,6 @@ def test_a_damaged_value_in_the_cache_is_replaced(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cache, "load", lambda kind, key: rows)
     monkeypatch.setattr(registry, "_from_torchvision", lambda: (ModelInfo("new", "video"),))
     assert catalogue() == (ModelInfo("new", "video"),)
-
-
-def test_a_cached_catalogue_needs_no_torch(place: Path) -> None:
-    catalogue()
-    code = f"""
-import sys
-from hookscope.models import names
-from hookscope.system import cache
-cache.folder = lambda: {str(place)!r}
-print(len(names.catalogue()), "torch" in sys.modules, "torchvision" in sys.modules)
-"""
-    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
-    assert answer.stdout.split() == [str(len(catalogue()) + len(BUNDLED) + len(EFFICIENTNET_LITE)), "False", "False"]
 
 
 def test_models_of_a_program_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
