@@ -1,7 +1,3 @@
-from .batches import (
-    Batch as Batch,
-    load_batches as load_batches,
-)
 from .checkpoints import load_content as load_content
 from .choices import (
     AUTOCAST as AUTOCAST,
@@ -16,7 +12,13 @@ from .choices import (
     parse_resize as parse_resize,
 )
 from .factories import find_in_source as find_in_source
-from .load import load_model as load_model, parse_dtype as parse_dtype, pick_device as pick_device
+from .load import (
+    Batch as Batch,
+    load_batches as load_batches,
+    load_model as load_model,
+    parse_dtype as parse_dtype,
+    pick_device as pick_device,
+)
 from .loaded import (
     LoadedModel as LoadedModel,
     as_batch as as_batch,
