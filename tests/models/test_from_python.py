@@ -272,6 +272,8 @@ def test_a_full_memory_is_no_fault_of_the_factory_or_the_picture(net: str, facto
     with pytest.raises((MemoryError, RuntimeError)) as caught:
         listing(f"{net}:{factory}")
     assert is_out_of_memory(caught.value)
+    with pytest.raises(SystemExit):  # by a signal
+        load_model(f"{net}:ends")
 
 
 def test_torchvisions_builder_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,11 +283,6 @@ def test_torchvisions_builder_may_run_out_of_memory_too(monkeypatch: pytest.Monk
     monkeypatch.setattr("torchvision.models.get_model", build)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         load_model("resnet18", weights="none")
-
-
-def test_a_signal_that_ends_a_factory_ends_the_command(net: str) -> None:
-    with pytest.raises(SystemExit):
-        load_model(f"{net}:ends")
 
 
 def test_a_checkpoint_for_a_factory(net: str, tmp_path: Path) -> None:
