@@ -71,7 +71,7 @@ def test_the_file_is_small_and_says_what_was_measured():
 
     file = FOLDER / "shapes.safetensors"
     assert file.stat().st_size <= 1.5e6
-    assert read_description(str(file)).accuracy >= 0.95
+    assert read_description(str(file))["accuracy"] >= 0.95
 
 
 def test_the_pointing_game_on_a_small_draw(scripts):

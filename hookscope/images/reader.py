@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
@@ -13,15 +12,23 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from hookscope.errors import ImageError, UsageError, nearest, printable
-from hookscope.images.remote import FORMATS, PNG, foreign_kind, is_remote, picture_format, read_remote
+from hookscope.errors import ImageError, UsageError, printable
+from hookscope.images.find import (
+    FORMATS,
+    PNG,
+    ImageWarning,
+    foreign_kind,
+    is_remote,
+    picture_format,
+    read_remote,
+    unreadable,
+)
 
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 258, 262, 339
 
@@ -95,10 +102,6 @@ MAX_SIDE_RATIO = 100
 """The largest ratio of the sides: resizing the shorter one to 256 then stays below 7 megapixels."""
 
 _T = TypeVar("_T")
-
-
-class ImageWarning(UserWarning):
-    """A note about a picture that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,7 @@ def _content(source: Any, name: str) -> bytes:
                 raise _too_long(name)
             return _read_all(stream, name)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, a closed stream
-        raise _unreadable(source, name, error) from error
+        raise unreadable(source, name, error) from error
     except MemoryError as error:
         raise ImageError(f"'{name}' does not fit into memory", do="give a smaller file") from error
 
@@ -241,31 +244,6 @@ def _read_all(stream: BinaryIO, name: str) -> bytes:
 
 def _too_long(name: str) -> ImageError:
     return ImageError(f"'{name}' is too long for a picture", f"the limit is {MAX_BYTES:,} bytes", "give a smaller file")
-
-
-def _unreadable(source: Any, name: str, error: OSError | ValueError) -> ImageError:
-    if isinstance(error, FileNotFoundError):
-        return _missing(os.fsdecode(source), name)
-    # Windows refuses to open a folder with PermissionError.
-    if isinstance(error, IsADirectoryError) or (isinstance(error, PermissionError) and os.path.isdir(source)):
-        return ImageError(f"'{name}' is a folder, not a picture", do="name a picture in it")
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    known = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM)
-    return ImageError(f"'{name}' cannot be read: {reason}", do="change its permissions" if known else "")
-
-
-def _missing(path: str, name: str) -> ImageError:
-    asked, folder = f"no picture '{name}'", os.path.dirname(path) or "."
-    if os.path.islink(path):
-        return ImageError(asked, f"it is a symbolic link to '{os.readlink(path)}', which is missing", "repair the link")
-    if re.match(r"[a-z]+://", path, re.IGNORECASE):
-        return ImageError(asked, "only files are read", "fetch it first: `curl -L ADDRESS | hookscope ... -`")
-    try:
-        with os.scandir(folder) as entries:  # not all names: a data set may have a million
-            near = nearest(os.path.basename(path), [entry.name for entry in islice(entries, 2000)])
-    except OSError:
-        near = f"there is no folder '{folder}'"
-    return ImageError(asked, near, "check the path")
 
 
 def _decode(

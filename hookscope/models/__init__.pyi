@@ -1,8 +1,3 @@
-from .batches import (
-    Batch as Batch,
-    load_batches as load_batches,
-)
-from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoints import load_content as load_content
 from .choices import (
     AUTOCAST as AUTOCAST,
@@ -16,8 +11,14 @@ from .choices import (
     parse_range as parse_range,
     parse_resize as parse_resize,
 )
-from .from_python import find_in_source as find_in_source
-from .load import load_model as load_model, parse_dtype as parse_dtype, pick_device as pick_device
+from .factories import find_in_source as find_in_source
+from .load import (
+    Batch as Batch,
+    load_batches as load_batches,
+    load_model as load_model,
+    parse_dtype as parse_dtype,
+    pick_device as pick_device,
+)
 from .loaded import (
     LoadedModel as LoadedModel,
     as_batch as as_batch,
@@ -39,7 +40,9 @@ from .model_source import (
     is_random as is_random,
 )
 from .names import (
+    ModelInfo as ModelInfo,
     broken_pair as broken_pair,
+    find_models as find_models,
     missing_package as missing_package,
     package_versions as package_versions,
     unreadable_settings as unreadable_settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -157,11 +157,3 @@ def _number(part: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(part)
     return number
-
-
-def words_of_mapping(content: Mapping[str, Any]) -> PreprocessChoice:
-    """The choice that a dictionary makes: its keys are the names of the options."""
-    unknown = [key for key in content if key not in ("preprocess", "mean", "std", "range", "resize")]
-    if unknown:
-        raise UsageError(f"unknown key '{unknown[0]}'", "there are preprocess, mean, std, range and resize")
-    return PreprocessChoice.parse(**content)

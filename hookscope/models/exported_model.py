@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.unflatten import UnflattenedModule
 
-from hookscope.errors import HookscopeError, InputError, ModelError, is_out_of_memory
+from hookscope.errors import InputError, ModelError
 
 _OPERATORS = re.compile(
     r"torch\.ops\.(aten|prims|prim|torchvision|quantized_decomposed)(\.(?!__)\w+|\.__(and|or|xor)__)(\.[A-Za-z]\w*)?"
@@ -32,6 +32,7 @@ _SYMBOL = re.compile(
     r"|Symbol|Integer|Float|Rational|Add|Mul|Equality|Unequality|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan"
     r"|positive|nonnegative|integer|precision|evaluate"
 )
+CAUSES: dict[str, str] = {}
 _QUOTED = re.compile(r"'[\w.]*'")
 _EXPRESSION = re.compile(r"[\w\s+\-*/%(),<>=!&|~.]*")
 _NAME = re.compile(r"[\w.:@/\- ]*")
@@ -41,20 +42,12 @@ _NEVER_READ = ("stack_trace", "guards_code", "torch_version", "torch_fn", "from_
 
 
 def load(path: str) -> nn.Module:
-    """The model in the file ``path``, with the exported layers; a ModelError if it cannot be read or trusted."""
-    try:
-        _check(torch._C.PyTorchFileReader(path), path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.load(path)
-            model: Any = torch.export.unflatten(program)
-    except HookscopeError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        text = " ".join(str(error).split())[:200]
-        raise ModelError(f"cannot read {path}: {type(error).__name__}: {text}") from error
+    """The model in the file ``path``, with the exported layers; a ModelError if it cannot be trusted."""
+    _check(torch._C.PyTorchFileReader(path), path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.load(path)
+        model: Any = torch.export.unflatten(program)
     shape, dtype = _input_of(program, path)
     for module in model.modules():
         kind = str(getattr(module, "_ty", None) or "").rpartition(".")[2]

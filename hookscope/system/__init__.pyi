@@ -11,8 +11,9 @@ from .atomic_files import (
 )
 from .processes import (
     InChildren as InChildren,
+    Script as Script,
     after_import as after_import,
     before_termination as before_termination,
+    find_script as find_script,
     signals_held as signals_held,
 )
-from .script import Script as Script, find_script as find_script

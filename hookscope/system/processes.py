@@ -1,19 +1,27 @@
-"""Signals that wait until a piece of work is whole, and calls in each process that multiprocessing starts."""
+"""A script run as Python itself would, signals that wait, and calls in each process that multiprocessing starts."""
 
 from __future__ import annotations
 
 import _thread
+import builtins
 import contextlib
 import faulthandler
+import importlib.machinery
 import os
+import pkgutil
+import runpy
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, Literal
+
+from hookscope.errors import HookscopeError, UsageError, nearest
+from hookscope.findings import listed
 
 
 @contextlib.contextmanager
@@ -170,7 +178,7 @@ class InChildren:
         self._call()
 
     def _call(self) -> None:
-        function: Callable[[Any], None] = getattr(import_module(self._module), self._name)
+        function: Callable[[Any], None] = getattr(importlib.import_module(self._module), self._name)
         function(self._settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,3 +187,185 @@ class InChildren:
 
 def _this_process() -> Any:
     return sys.modules["multiprocessing.process"].current_process()
+
+
+_LAUNCHERS = ("torchrun", "accelerate")  # they start a Python of their own, which nobody watches
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script that `find_script` found."""
+
+    words: tuple[str, ...]  # the command line: the file, or ``-m`` and the module, then the arguments
+    kind: Literal["file", "folder", "module"]  # a folder or zip file has a ``__main__.py``
+    name: str  # the file or folder as typed, or the name of the module
+    path: str = ""  # absolute path of a file or folder; empty for a module
+    source: bytes = field(default=b"", repr=False)  # read once: it may be a pipe
+
+    def run(self) -> None:
+        """Run it in this process, for good: ``sys.argv``, ``sys.path[0]`` and ``__main__`` are not put back.
+
+        `runpy.run_path` would put them back at the end of the script, before its threads and exit handlers run.
+        Exceptions propagate; `sys.excepthook` then shows them without the frames above the script and without frames
+        of hookscope.
+        """
+        is_module = self.kind == "module"
+        sys.argv = ["-m" if is_module else self.name, *self.words[2 if is_module else 1 :]]
+        if self.kind == "folder":
+            sys.path[0 : 0 if sys.flags.safe_path else 1] = [self.path]
+        elif not sys.flags.safe_path:
+            sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(self.path))
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        if sys.version_info < (3, 14):  # the interpreter's own order of names
+            main.__dict__.update(__annotations__={})
+        main.__dict__.update(__builtins__=builtins)
+        try:
+            if self.kind == "file":
+                self._run_file(main)
+            else:  # `python -m` and `python FOLDER` call this too; it runs the code in the present `__main__`
+                runpy._run_module_as_main(self.name if is_module else "__main__", is_module)  # type: ignore[attr-defined]
+        except BaseException:
+            sys.excepthook = _clean_excepthook(sys.excepthook)
+            raise
+
+    def _run_file(self, main: ModuleType) -> None:
+        compiled = self.path.endswith(".pyc")
+        loaders = importlib.machinery
+        loader: Any = (loaders.SourcelessFileLoader if compiled else loaders.SourceFileLoader)("__main__", self.path)
+        main.__dict__.update(__loader__=loader, __file__=self.path, __cached__=None)
+        # dont_inherit: the `from __future__` imports of this file must not reach the script
+        code = loader.get_code("__main__") if compiled else compile(self.source, self.path, "exec", dont_inherit=True)
+        exec(code, main.__dict__)
+
+
+def find_script(words: Iterable[str]) -> Script:
+    """Find what ``python WORDS`` would run, without running or importing any of it.
+
+    Example:
+        >>> find_script(["-m", "json.tool", "--help"]).name
+        'json.tool'
+        >>> find_script(["/nowhere/train.py"])
+        Traceback (most recent call last):
+        hookscope.errors.UsageError: cannot open the script /nowhere/train.py: No such file or directory
+    """
+    words = tuple(words)
+    if not words:
+        raise UsageError("there is no script", do="name a file, or -m and a module")
+    name = words[0]
+    if name == "-m":
+        if len(words) < 2 or not words[1]:
+            raise UsageError("-m needs the name of a module")
+        _check_module(words[1])
+        return Script(words, "module", words[1])
+    _check_no_launcher(words)
+    path = name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
+    importer: Any = None if "\0" in path else pkgutil.get_importer(path)
+    if importer is None:
+        return Script(words, "file", name, path, _read(name, path))
+    if importer.find_spec("__main__") is None:
+        scripts = sorted(module.name + ".py" for module in pkgutil.iter_modules([path]) if not module.ispkg)
+        exists = f"in it: {listed(scripts, 5)}" if scripts else ""
+        raise UsageError(f"{name} has no __main__.py to run", exists, "name a script in it")
+    return Script(words, "folder", name, path)
+
+
+def _check_no_launcher(words: tuple[str, ...]) -> None:
+    program = os.path.basename(words[0])
+    is_python = program.rstrip("0123456789.") == "python"
+    if not (is_python or program in _LAUNCHERS) or (words[0] == program and os.path.exists(program)):
+        return
+    start = next((n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")), len(words))
+    launcher, script = words[:start], words[start:] or ("train.py",)
+    do = f"hookscope watch -- {shlex.join(script)}"
+    if not is_python or len(launcher) > 1:
+        do = f"put hookscope inside: {shlex.join(launcher)} -m {do}"
+    raise UsageError(f"{program} would run the script unwatched", do=do)
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        near = ""
+        if os.path.isdir(folder := os.path.dirname(path)):
+            near = nearest(os.path.basename(name), sorted(file for file in os.listdir(folder) if file.endswith(".py")))
+        raise UsageError(f"cannot open the script {name}: {getattr(error, 'strerror', None) or error}", near) from error
+
+
+def _check_module(name: str) -> None:
+    """Raise an error if ``python -m`` would not find the module; its parent packages are not imported."""
+    try:
+        with _module_path():
+            spec, folders = _find_module(name)
+            is_package = spec is not None and spec.submodule_search_locations is not None
+            if is_package:
+                spec = _find_spec(f"{name}.__main__", spec.submodule_search_locations)
+            siblings = [module.name for module in pkgutil.iter_modules(list(folders))]
+    except KeyError:  # a namespace package looks for its parent in sys.modules; runpy reports what is missing
+        return
+    except (ImportError, ValueError) as error:
+        raise HookscopeError(f"no module named {name}: {error}") from error
+    if spec is not None:
+        return
+    if is_package:
+        raise HookscopeError(f"{name} is a package without a module __main__", do=f"name one: {name}.train")
+    if os.path.isfile(name):
+        raise HookscopeError(f"no module named {name}", do="leave -m out: it is a file")
+    raise HookscopeError(f"no module named {name}", nearest(name.rpartition(".")[2], siblings))
+
+
+def _find_module(name: str) -> tuple[Any, Iterable[str]]:
+    """The spec of a module or None, and the folders that were searched for it."""
+    folders: Iterable[str] | None = None
+    parts = name.split(".")
+    for number in range(1, len(parts)):
+        parent = _find_spec(".".join(parts[:number]), folders)
+        if parent is None or parent.submodule_search_locations is None:
+            return None, () if parent is not None else [os.getcwd()] if folders is None else folders
+        folders = parent.submodule_search_locations
+    return _find_spec(name, folders), [os.getcwd()] if folders is None else folders
+
+
+def _find_spec(name: str, folders: Iterable[str] | None) -> Any:
+    specs = (finder.find_spec(name, folders) for finder in sys.meta_path)  # type: ignore[arg-type]
+    return next((spec for spec in specs if spec is not None), None)
+
+
+@contextlib.contextmanager
+def _module_path() -> Any:
+    """`sys.path` as ``python -m`` has it: the current folder first."""
+    before = list(sys.path)
+    if not sys.flags.safe_path:
+        sys.path[:1] = [os.getcwd()]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _clean_excepthook(hook: Callable[..., Any]) -> Callable[..., None]:
+    """``hook`` without the frames down to `Script.run` and without all frames of hookscope."""
+
+    def clean(error: BaseException | None, done: set[int]) -> None:
+        if error is None or id(error) in done:
+            return
+        done.add(id(error))
+        frames, trace = list[TracebackType](), error.__traceback__
+        while trace is not None:
+            frames, trace = [*frames, trace], trace.tb_next
+        codes = [frame.tb_frame.f_code for frame in frames]
+        start = 1 + max((n for n, code in enumerate(codes) if code is Script.run.__code__), default=-1)
+        error.__traceback__ = None
+        for frame in reversed(frames[start:]):
+            if not frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+                frame.tb_next, error.__traceback__ = error.__traceback__, frame
+        for other in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
+            clean(other, done)
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        clean(error, set())
+        hook(kind, error, error.__traceback__)
+
+    return excepthook

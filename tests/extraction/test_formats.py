@@ -68,32 +68,6 @@ def test_lost_images_are_listed_beside_the_file_and_only_if_there_are_any() -> N
     assert {path.name for path in Path().iterdir()} == {"a.npz", "a.npz.lost.tsv", "b.npz"}
 
 
-def test_npz_is_read_by_numpy() -> None:
-    write("a.npz")
-    with np.load("a.npz", allow_pickle=False) as arrays:
-        assert all(np.array_equal(arrays[name], value) for name, value in WANTED.items())
-        assert list(arrays["path"]) == PATHS and list(arrays["label"]) == LABELS
-        assert list(arrays["position"]) == USED and len(arrays["sha256"][0]) == 64
-        check_metadata(json.loads(str(arrays["metadata"])))
-
-
-def test_safetensors_is_read_by_safetensors() -> None:
-    write("a.safetensors")
-    with safetensors.safe_open("a.safetensors", "np") as file:
-        check_metadata(json.loads(file.metadata()["hookscope"]))
-        assert set(file.keys()) == set(WANTED)
-        assert all(np.array_equal(file.get_tensor(name), value) for name, value in WANTED.items())
-    assert list(pandas.read_csv("a.safetensors.rows.tsv", sep="\t")["path"]) == PATHS
-
-
-def test_zarr_is_read_by_zarr() -> None:
-    write("a.zarr")
-    group = zarr.open_group("a.zarr", mode="r")
-    check_metadata(group.attrs["hookscope"])
-    assert all(np.array_equal(group[name][:], value) for name, value in WANTED.items())
-    assert (list(group["path"][:]), list(group["label"][:]), list(group["position"][:])) == (PATHS, LABELS, USED)
-
-
 @pytest.mark.parametrize("name", ["a.parquet", "out/"])
 def test_parquet_is_read_by_pyarrow_pandas_polars_and_duckdb_as_a_file_and_as_a_folder(name: str) -> None:
     write(name, shard=None if name == "a.parquet" else 7)
@@ -194,16 +168,34 @@ def test_odd_names_of_files_are_written_as_text(name: str) -> None:
     assert list(found) == [names[0], r"\udcff.png", *names[2:]]
 
 
+def metadata_in(name: str) -> dict[str, Any]:
+    """What a file says of itself, by the program that the format is for."""
+    if name.endswith(".zarr"):
+        return dict(zarr.open_group(name, mode="r").attrs["hookscope"])
+    if name.endswith(".npz"):
+        return json.loads(str(np.load(name, allow_pickle=False)["metadata"]))
+    if name.endswith(".parquet"):
+        return json.loads(parquet.read_schema(name).metadata[b"hookscope"])
+    with safetensors.safe_open(name, "np") as file:
+        assert set(file.keys()) == set(WANTED)
+        return json.loads(file.metadata()["hookscope"])
+
+
 @OF_COLUMNS
-def test_a_large_table_is_written_in_several_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.extraction.formats.BLOCK_BYTES", 200)
+@pytest.mark.parametrize("block", [200, formats.BLOCK_BYTES])
+def test_a_table_is_read_by_the_program_of_its_format(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "BLOCK_BYTES", block)
     write(name)
+    check_metadata(metadata_in(name))
     for column, wanted in WANTED.items():
         assert np.array_equal(values_in(name, column).reshape(wanted.shape), wanted)
     if name == "a.parquet":
-        assert parquet.read_metadata(name).num_row_groups == 4
-    if name != "a.safetensors":
-        assert list(values_in(name, "path")) == PATHS
+        assert parquet.read_metadata(name).num_row_groups == (4 if block == 200 else 1)
+    if name == "a.safetensors":
+        assert list(pandas.read_csv("a.safetensors.rows.tsv", sep="\t")["path"]) == PATHS
+    else:
+        rows = [list(values_in(name, field)) for field in ("path", "label", "position")]
+        assert rows == [PATHS, LABELS, USED] and len(values_in(name, "sha256")[0]) == 64
 
 
 @pytest.mark.parametrize(

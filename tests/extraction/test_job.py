@@ -32,15 +32,10 @@ MEANS = {
 
 
 @pytest.mark.parametrize("kind", MEANS)
-def test_mean_and_max_are_taken_over_positions_without_class_tokens(kind: str) -> None:
+def test_mean_and_max_are_taken_over_positions_and_none_and_flatten_keep_every_value(kind: str) -> None:
     tensor, module, shown, mean, most = MEANS[kind]
     torch.testing.assert_close(pooled(tensor, 3, "mean", module, shown, "x"), mean)
     assert torch.equal(pooled(tensor, 3, "max", module, shown, "x"), most)
-
-
-@pytest.mark.parametrize("kind", MEANS)
-def test_none_and_flatten_keep_every_value(kind: str) -> None:
-    tensor, module, shown, *_ = MEANS[kind]
     assert torch.equal(pooled(tensor, 3, "none", module, shown, "x"), tensor)
     assert torch.equal(pooled(tensor, 3, "flatten", module, shown, "x"), tensor.reshape(3, -1))
 

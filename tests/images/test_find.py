@@ -13,7 +13,7 @@ from PIL import Image, features
 
 from hookscope.drawing import figure_bytes, write_png
 from hookscope.errors import ImageError, UsageError
-from hookscope.images import ImageWarning, is_remote, read_picture, remote
+from hookscope.images import ImageWarning, find, is_remote, read_picture
 from hookscope.images.find import find_pictures, read_names
 from tests.helpers import refused
 
@@ -93,7 +93,7 @@ def test_a_picture_is_known_by_its_suffix_or_its_first_bytes(tmp_path: Path) -> 
     assert within(tmp_path) == ["ascii", "empty.png", "garbage.JPG", "jpeg.txt", "without_suffix"]
 
 
-@pytest.mark.parametrize("form", [form for form in remote.FORMATS if form != "AVIF" or features.check("avif")])
+@pytest.mark.parametrize("form", [form for form in find.FORMATS if form != "AVIF" or features.check("avif")])
 def test_the_first_bytes_of_every_format_are_known(form: str, tmp_path: Path) -> None:
     if form == "QOI":  # this Pillow may not write it
         (tmp_path / "a").write_bytes(b"qoif" + bytes(60))
@@ -104,9 +104,9 @@ def test_the_first_bytes_of_every_format_are_known(form: str, tmp_path: Path) ->
 
 def test_suffixes_are_those_of_the_formats() -> None:
     Image.init()
-    read = {*remote.FORMATS, "MPO"}
+    read = {*find.FORMATS, "MPO"}
     for suffix, form in Image.EXTENSION.items():
-        assert bool(remote.is_picture_suffix(suffix)) == (form in read), suffix
+        assert bool(find.is_picture_suffix(suffix)) == (form in read), suffix
 
 
 def test_links(tmp_path: Path) -> None:
@@ -240,30 +240,27 @@ def test_a_remote_folder_is_walked_by_name(memory: bytes, folder: str) -> None:
     names = ["a/10.png", "a/2.JPG", "b.png", "c.png"]
     assert find_pictures([folder]) == [f"memory://photos/{name}" for name in names]
     assert find_pictures([folder], limit=2) == [f"memory://photos/{name}" for name in names[:2]]
+    with pytest.raises(ImageError, match="no pictures in 'memory://texts'"):
+        find_pictures(["memory://texts"])
 
 
-def test_a_folder_with_the_scheme_file_is_that_of_this_machine(tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    for name in ("z.png", "below/y.png"):
-        Image.new("RGB", (2, 2)).save(tmp_path / name)
-    assert find_pictures([f"file://{tmp_path}"]) == [f"file://{tmp_path}/below/y.png", f"file://{tmp_path}/z.png"]
-
-
-def test_pyarrow_reads_where_fsspec_lacks_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_this_machine_have_a_scheme_and_pyarrow_reads_where_fsspec_lacks_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pyarrow")
-    Image.new("RGB", (2, 2)).save(tmp_path / "y.png")
+    names = [f"file://{picture(tmp_path / name)}" for name in ("below/y.png", "z.png")]
+    assert find_pictures([f"file://{tmp_path}"]) == names
 
     def lacking(path: str) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", lacking)
-    name = f"file://{tmp_path}/y.png"
-    assert find_pictures([f"file://{tmp_path}"]) == [name]
-    assert read_picture(name).image.size == (2, 2)
+    assert find_pictures([f"file://{tmp_path}"]) == names
+    assert read_picture(names[0]).image.size == (16, 16)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(find.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImageError, match=r"cannot be read: Install s3fs to access S3; pip install pyarrow, or"):
-        read_picture(name)
+        read_picture(names[0])
 
 
 @pytest.mark.parametrize(
@@ -278,13 +275,8 @@ def test_what_cannot_be_read_is_one_line(memory: bytes, name: str, words: str) -
         read_picture(name)
 
 
-def test_a_remote_folder_without_pictures_is_an_error(memory: bytes) -> None:
-    with pytest.raises(ImageError, match="no pictures in 'memory://texts'"):
-        find_pictures(["memory://texts"])
-
-
 def test_a_named_picture_costs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_located", lambda path: pytest.fail(path))
+    monkeypatch.setattr(find, "_located", lambda path: pytest.fail(path))
     assert find_pictures(["s3://bucket/a.jpg", "gs://bucket/b.PNG"]) == ["s3://bucket/a.jpg", "gs://bucket/b.PNG"]
 
 

@@ -42,10 +42,18 @@ def write_shards(folder: Path, stem: str = "model", suffix: str = ".safetensors"
     (folder / f"{stem}{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
+def write_links(folder: Path) -> None:
+    """A snapshot of a cache of models."""
+    write_shards(folder.parent)
+    for path in folder.parent.glob("model*"):
+        (folder / path.name).symlink_to(path)
+
+
 FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "one file": (lambda folder: save_file(STATE, folder / "model.safetensors"), "model.safetensors"),
     "a pickle": (lambda folder: torch.save(STATE, folder / "pytorch_model.bin"), "pytorch_model.bin"),
     "shards": (write_shards, "model.safetensors.index.json"),
+    "links to shards": (write_links, "model.safetensors.index.json"),
     "pickled shards": (
         lambda folder: write_shards(folder, "pytorch_model", ".bin"),
         "pytorch_model.bin.index.json",
@@ -86,15 +94,6 @@ def test_a_folder_is_weights_without_a_slash(folder: Path, monkeypatch: pytest.M
     write_shards(folder)
     index = "checkpoint-500/model.safetensors.index.json"
     assert set(read_checkpoint(index).states[""]) == set(STATE)
-
-
-def test_a_snapshot_of_links_is_read(folder: Path, tmp_path: Path) -> None:
-    write_shards(tmp_path)
-    for path in tmp_path.glob("model*"):
-        (folder / path.name).symlink_to(path)
-    model = net()
-    load_checkpoint(model, str(folder), "net")
-    assert same_values(model, STATE)
 
 
 def _index(content: Any) -> Callable[[Path], Any]:
@@ -140,10 +139,9 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_folder_that_gives_no_weights_is_refused_in_one_line(folder: Path, tmp_path: Path, kind: str) -> None:
     write, words = REFUSED[kind]
     write(folder)
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(WeightsError, match=r"\A.{,500}\Z") as caught:
         read_checkpoint(folder)
-    assert words.format(folder=folder) in str(caught.value) and "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 500 and not (tmp_path / "sprung").exists()
+    assert words.format(folder=folder) in str(caught.value) and not (tmp_path / "sprung").exists()
 
 
 class Data(torch.utils.data.Dataset):

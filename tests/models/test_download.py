@@ -21,7 +21,7 @@ from hookscope.models import torchvision_builders
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.torchvision_builders import calibration_pictures, fetch
-from tests.helpers import Trap, same_values
+from tests.helpers import Trap, refused, same_values
 
 ENTRY = SqueezeNet1_1_Weights.IMAGENET1K_V1
 PATIENCE = torchvision_builders.PATIENCE_SECONDS
@@ -148,11 +148,9 @@ def test_a_failed_download_is_one_line_in_time_and_leaves_nothing(
     if mode == "another hash":
         server.content = server.content[:-1] + b"?"
     start = time.monotonic()
-    with pytest.raises(WeightsError) as caught:
+    with refused(WeightsError, words, begins=False):
         fetch(url)
     assert time.monotonic() - start < 5
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert left_over(cache) == []
 
 
@@ -189,11 +187,7 @@ def test_a_host_that_is_unknown_hangs_or_refuses(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(WeightsError, match=r"no answer within 0\.3 seconds; use weights='none'"):
         fetch(url)
     hold.set()
-    assert time.monotonic() - start < 5
-
-
-def test_the_two_waits_are_below_fifteen_seconds() -> None:
-    assert 2 * PATIENCE < 15
+    assert time.monotonic() - start < 5 and 2 * PATIENCE < 15  # for a user
 
 
 @pytest.mark.parametrize("place", ["torch", "torch/hub/checkpoints"])

@@ -1,6 +1,5 @@
 """Models that a function in a package or in a file builds."""
 
-import importlib.util
 import sys
 import types
 from pathlib import Path
@@ -13,7 +12,6 @@ from torch import nn
 from hookscope.errors import ModelError, UsageError, WeightsError, is_out_of_memory
 from hookscope.models.load import load_model
 from hookscope.tracing.cached_summary import listing
-from tests.helpers import same_values
 
 NET = """
 from __future__ import annotations
@@ -83,18 +81,6 @@ def test_a_factory_is_seeded_and_the_global_random_state_stays(net: str) -> None
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_factory_in_a_package_of_the_current_folder(
-    net: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "own_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "nets.py").write_text("from torch import nn\ndef make(): return nn.Conv2d(3, 7, 1)\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
-    assert load_model("own_package.nets:make").model.out_channels == 7
-
-
 def test_two_files_of_one_name_are_two_modules(net: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "net.py"
@@ -156,13 +142,6 @@ def test_a_factory_with_arguments(arguments: str, words: str, width: int, said: 
     loaded = load_model(f"{arguments}:make{words}")
     assert loaded.name == f"{arguments}:make{words}"
     assert (loaded.model[0].out_channels, loaded.model.said) == (width, said)
-
-
-def test_arguments_and_a_checkpoint(arguments: str, tmp_path: Path) -> None:
-    state = {"0.weight": torch.rand(7, 3, 1, 1), "0.bias": torch.rand(7)}
-    torch.save(state, tmp_path / "own.pth")
-    loaded = load_model(f"{arguments}:make(width=7)", weights=tmp_path / "own.pth")
-    assert same_values(loaded.model, state)
 
 
 NO_LITERALS = [
@@ -228,12 +207,16 @@ def test_an_imported_factory_is_taken_where_there_is_no_other(tmp_path: Path) ->
     assert type(load_model(f"{tmp_path}/imported.py").model).__name__ == "SqueezeNet"
 
 
-def test_a_module_without_a_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_of_the_current_folder_with_and_without_a_factory(
+    net: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "own_package"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "nets.py").write_text("from torch import nn\ndef make(): return nn.Conv2d(3, 7, 1)\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    assert load_model("own_package.nets:make").model.out_channels == 7
     loaded = load_model("own_package.nets")
     assert (loaded.name, loaded.model.out_channels) == ("own_package.nets:make", 7)
     with pytest.raises(ModelError, match=r"No module named 'own_package\.make'; write own_package:make"):
@@ -289,6 +272,8 @@ def test_a_full_memory_is_no_fault_of_the_factory_or_the_picture(net: str, facto
     with pytest.raises((MemoryError, RuntimeError)) as caught:
         listing(f"{net}:{factory}")
     assert is_out_of_memory(caught.value)
+    with pytest.raises(SystemExit):  # by a signal
+        load_model(f"{net}:ends")
 
 
 def test_torchvisions_builder_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,11 +283,6 @@ def test_torchvisions_builder_may_run_out_of_memory_too(monkeypatch: pytest.Monk
     monkeypatch.setattr("torchvision.models.get_model", build)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         load_model("resnet18", weights="none")
-
-
-def test_a_signal_that_ends_a_factory_ends_the_command(net: str) -> None:
-    with pytest.raises(SystemExit):
-        load_model(f"{net}:ends")
 
 
 def test_a_checkpoint_for_a_factory(net: str, tmp_path: Path) -> None:
@@ -320,12 +300,6 @@ def test_the_family_of_a_factory_is_that_of_its_class(tmp_path: Path) -> None:
     (tmp_path / "family.py").write_text("from torchvision.models.video import mc3_18\ndef clip(): return mc3_18()\n")
     clip = load_model(f"{tmp_path}/family.py:clip")
     assert (clip.family, clip.preprocess(Image.new("RGB", (50, 40))).shape) == ("video", (3, 16, 112, 112))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
-def test_without_timm_it_says_so() -> None:
-    with pytest.raises(ModelError, match="timm:resnet18 needs the package timm; pip install timm"):
-        load_model("timm:resnet18")
 
 
 def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,15 +103,6 @@ def test_functions_and_transforms_prepare_the_pictures() -> None:
     assert net.preprocess.describe() == "preprocess small, mean 0.5, std 0.1 0.2 0.4"
     with pytest.raises(UsageError, match="preprocess small makes the whole input, so --resize cannot change it"):
         load_model("squeezenet1_1", weights="none", preprocess=small, resize="pad")
-
-
-@pytest.mark.parametrize(
-    ("name", "family", "frames"),
-    [("lraspp_mobilenet_v3_large", "segmentation", 1), ("raft_small", "optical_flow", 1), ("s3d", "video", 16)],
-)
-def test_families(name: str, family: str, frames: int) -> None:
-    net = load_model(name, weights="none")
-    assert (net.family, net.preprocess.family, net.preprocess.frames) == (family, family, frames)
 
 
 def test_a_quantized_name_is_its_float_twin_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -364,12 +354,6 @@ def test_the_depth_of_a_loaded_model_is_that_of_its_clips() -> None:
     assert net.preprocess(Image.new("RGB", (64, 48))).shape == (3, 5, 32, 40)
     with pytest.raises(UsageError, match="ResNet takes pictures"):
         load_model("resnet18", weights="none", device="cpu", input_size=(5, 32, 40))
-
-
-def test_the_side_that_a_transformers_config_states() -> None:
-    net = nn.Conv2d(3, 4, 3)
-    net.config = SimpleNamespace(image_size=48)
-    assert native_size(net) == (48, 48)
 
 
 def test_a_full_shape_is_kept_with_the_models_dtype_and_device() -> None:

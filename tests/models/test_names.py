@@ -33,12 +33,15 @@ def test_names_are_those_of_torchvision() -> None:
     assert registry.torchvision_names() == tuple(listed)
 
 
-def test_versions_are_those_of_the_packages() -> None:
+def test_versions_are_those_of_the_packages_and_of_the_build() -> None:
     assert registry.package_versions() == {
         "hookscope": registry.__version__,
         "torch": str(torch.__version__),
         "torchvision": torchvision.__version__,
     }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["hatch"]["version"]["path"] == "hookscope/_version.py"
 
 
 def test_names_come_within_thirty_milliseconds() -> None:
@@ -115,12 +118,6 @@ def test_a_torchvision_that_is_missing_or_has_no_sources(
     assert registry.package_versions()["torchvision"] == version
 
 
-def test_the_package_is_built_with_this_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert "version" in project["project"]["dynamic"]
-    assert project["tool"]["hatch"]["version"]["path"] == "hookscope/_version.py"
-
-
 NMS = "operator torchvision::nms does not exist"
 
 
@@ -147,16 +144,13 @@ def test_broken_pair_names_both_versions_and_the_cure(error: Exception) -> None:
     )
 
 
-def test_broken_pair_looks_at_the_causes() -> None:
+def test_broken_pair_looks_at_the_causes_and_leaves_other_errors_alone() -> None:
     outer, hidden = ValueError("no model"), ValueError("while handling")
     outer.__cause__ = hidden.__context__ = RuntimeError(NMS)
     assert registry.broken_pair(outer) is not None and registry.broken_pair(hidden) is not None
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
     assert registry.broken_pair(first) is None
-
-
-def test_broken_pair_leaves_other_errors_alone() -> None:
     assert registry.broken_pair(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
     assert registry.broken_pair(ValueError(NMS)) is None  # quotes the text
     assert registry.broken_pair(ImportError("No module named 'timm'")) is None
@@ -187,27 +181,13 @@ FILE = ROOT / "samples" / "shapes" / "shapes.safetensors"
 SHAPES = BUNDLED["shapes"]
 
 
-@pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Where an installation has the file, and where a checkout has it."""
+def test_the_package_comes_before_the_checkout_and_a_missing_file_has_a_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registry, "package_folder", lambda: str(tmp_path / "hookscope"))
-    installed, checkout = tmp_path / "hookscope", tmp_path / "samples" / "shapes"
-    for folder in (installed, checkout):
-        folder.mkdir(parents=True)
-    return installed / SHAPES.file, checkout / SHAPES.file
-
-
-def test_the_package_comes_before_the_checkout(places: tuple[Path, Path]) -> None:
-    installed, checkout = places
-    checkout.write_text("")
-    assert weights_path(SHAPES) == str(checkout)
-    installed.write_text("")
-    assert weights_path(SHAPES) == str(installed)
-
-
-def test_a_missing_file_is_an_error_with_a_cure(places: tuple[Path, Path]) -> None:
-    installed, checkout = places
-    installed.mkdir()  # no file
+    installed, checkout = tmp_path / "hookscope" / SHAPES.file, tmp_path / "samples" / "shapes" / SHAPES.file
+    installed.mkdir(parents=True)  # no file
+    checkout.parent.mkdir(parents=True)
     with pytest.raises(WeightsError) as caught:
         weights_path(SHAPES)
     assert str(caught.value) == (
@@ -215,6 +195,11 @@ def test_a_missing_file_is_an_error_with_a_cure(places: tuple[Path, Path]) -> No
         f" no shapes.safetensors in {installed.parent} or {checkout.parent};"
         " reinstall hookscope, or use weights='none'"
     )
+    checkout.write_text("")
+    assert weights_path(SHAPES) == str(checkout)
+    installed.rmdir()
+    installed.write_text("")
+    assert weights_path(SHAPES) == str(installed)
 
 
 def test_a_wheel_has_the_file_where_it_is_looked_for() -> None:
@@ -225,43 +210,29 @@ def test_a_wheel_has_the_file_where_it_is_looked_for() -> None:
     assert any(line.startswith("safetensors>=") for line in project["project"]["dependencies"])
 
 
-@pytest.mark.parametrize("bundled", BUNDLED.values(), ids=lambda bundled: bundled.name)
-def test_the_facts_make_a_model_of_torchvision(bundled: registry.BundledModel) -> None:
-    assert BUNDLED[bundled.name] is bundled
-    assert bundled.name not in torchvision.models.list_models()
-    model = torchvision.models.get_model(bundled.architecture, num_classes=bundled.classes).eval()
-    assert model(torch.zeros(1, 3, bundled.side, bundled.side)).shape == (1, bundled.classes)
-
-
 def test_the_real_file_is_described_as_the_catalogue_has_it() -> None:
     assert Path(weights_path(SHAPES)) == FILE
     assert FILE.stat().st_size < 2_000_000
     description = read_description(FILE)
-    assert description is not None
-    assert description.model == SHAPES.architecture
-    assert len(description.categories) == len(set(description.categories)) == SHAPES.classes
-    assert (description.resize_size, description.crop_size) == (SHAPES.side, SHAPES.side)
-    assert description.held_out is not None and description.held_out >= 1000
-    assert description.accuracy is not None and description.accuracy > 0.9
+    assert description["model"] == SHAPES.architecture
+    assert len(description["categories"]) == len(set(description["categories"])) == SHAPES.classes
+    assert (description["resize_size"], description["crop_size"]) == (SHAPES.side, SHAPES.side)
+    assert description["held_out"] >= 1000 and description["accuracy"] > 0.9
     model = torchvision.models.get_model(SHAPES.architecture, num_classes=SHAPES.classes)
     assert count_parameters(read_header(FILE)) == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_real_file_loads_whole_and_finite() -> None:
+def test_the_real_file_loads_whole_and_classifies_new_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of another stream than training and held-out ones: nine of ten are right."""
     net = hookscope.load_model("shapes", device="cpu")
     assert (net.weights, net.notes) == ("shapes.safetensors", ())
     written = load_file(FILE)
     assert {value.dtype for value in written.values()} == {torch.float16}
     assert all(torch.equal(value, written[key].float()) for key, value in net.model.state_dict().items())
     assert net.preprocess.describe() == "resize 128, crop 128, ImageNet mean and std"
-
-
-def test_the_real_weights_classify_new_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of another stream than training and held-out ones: nine of ten are right."""
     monkeypatch.syspath_prepend(str(FILE.parent))
     import draw
 
-    net = hookscope.load_model("shapes", device="cpu")
     assert net.categories == tuple(draw.CLASSES)
     drawn = [draw.draw(2000, number) for number in range(50)]
     with torch.inference_mode():

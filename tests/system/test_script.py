@@ -11,7 +11,7 @@ import pytest
 
 import hookscope
 from hookscope.errors import HookscopeError, UsageError
-from hookscope.system.script import find_script
+from hookscope.system.processes import find_script
 
 ROOT = Path(hookscope.__file__).parents[1]
 NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -19,7 +19,7 @@ NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 # Two frames above the script, as a program has them.
 RUNNER = """
 import sys
-from hookscope.system.script import find_script
+from hookscope.system.processes import find_script
 
 def program():
     find_script(sys.argv[1:]).run()
