@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,10 +16,19 @@ from torchvision.ops import box_iou
 from hookscope.errors import AbsentTargetError, InputError, ModelError, UsageError
 from hookscope.hooks import tensors_in
 from hookscope.images import InputImage
-from hookscope.models import Detections, LoadedModel, detections_in, model_errors_as_input_errors
-from hookscope.scores.logits import Score, class_maps, class_scores, described, embeddings, is_a_list_of_records
+from hookscope.models import Detections, LoadedModel, detections_in, find_in_source, model_errors_as_input_errors
+from hookscope.scores.logits import (
+    EXPLAIN_SIMILARITY,
+    Score,
+    check_family,
+    class_maps,
+    class_scores,
+    described,
+    embeddings,
+    is_a_list_of_records,
+)
 from hookscope.scores.objective import Objective, ScoreTarget, Size, class_objective, class_objectives, class_regions
-from hookscope.scores.target import Target, class_label
+from hookscope.scores.target import Boxes, Target, TargetChoice, class_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,3 +327,54 @@ def _no_box(index: int, found: Detections, categories: Sequence[str] | None, wha
     more = ", ..." if count > _MOST_NAMED else ""
     boxes = "1 box" if count == 1 else f"{count} boxes"
     return AbsentTargetError(f"no box {index}", f"{what} finds {boxes}: {', '.join(best)}{more}")
+
+
+def target_for(choice: TargetChoice, net: LoadedModel, categories: tuple[str, ...] | None) -> Callable[..., Any]:
+    """Check ``choice`` against ``net`` before a forward pass, and return the function from a photograph to its target.
+
+    The target is what `class_activation_maps` takes. A second argument replaces the classes, where it is about
+    classes. Functions are imported and pictures are embedded once.
+
+    Raises:
+        ModelError: the family of ``net`` has no such scores, or there is no such function.
+        TargetError: no such class.
+    """
+    if isinstance(choice.target, str):
+        found = find_in_source(choice.target)
+        if not isinstance(found, ScoreTarget) and not callable(found):
+            raise ModelError(f"{choice.target} is not a function but {type(found).__name__}", do="name a function")
+        return _always(found)
+    if isinstance(choice.target, Boxes):
+        return _always(BoxTarget(choice.target.indices, choice.target.fit))
+    if choice.similar_to:
+        check_family(net.family, net.name, "embedding")
+        return _always(SimilarityTarget.of_picture(net, choice.similar_to(net.preprocess.frames)))
+    check_family(net.family, net.name, boxes=True)
+    if getattr(net.model, "num_classes", None) == 0:  # so timm says that there is no classifier
+        raise ModelError(f"{net.name} gives an embedding, no score for each class", do=EXPLAIN_SIMILARITY)
+    for classes in (choice.classes, choice.against):
+        if classes is not None:
+            classes.check(categories)
+
+    def target(image: InputImage, classes: Target | None = None) -> Any:
+        chosen: Any = classes or choice.classes
+        if choice.against is not None:
+            chosen = DifferenceTarget(chosen, choice.against)
+        if choice.region is None:
+            return chosen
+        photograph, _ = net.preprocess.shown(image.image, net.prepare(image))
+        region = net.preprocess.region(choice.region.drawn(photograph.size))
+        if not region.any():
+            asked = f"the network does not see the region {choice.region.where}"
+            raise InputError(
+                asked,
+                "the preprocessing cuts it off",
+                "choose other pixels, or ‹resize='stretch'|--resize stretch›",
+            )
+        return RegionTarget(region, chosen, choice.region.where)
+
+    return target
+
+
+def _always(target: Any) -> Callable[..., Any]:
+    return lambda image, classes=None: target
