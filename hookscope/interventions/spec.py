@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import hookscope.interventions.dropout
 import hookscope.interventions.elementwise
-import hookscope.interventions.parameters  # noqa: F401  (each adds its words to WORDS)
+import hookscope.interventions.regularisers  # noqa: F401  (each adds its words to WORDS)
 from hookscope.errors import UsageError, WeightsError, nearest
 from hookscope.hooks import Layers, capture, map_tensors, tensors_in
 from hookscope.images import InputImage, find_pictures, read_picture
