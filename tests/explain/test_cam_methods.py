@@ -322,9 +322,9 @@ def test_the_masks_of_all_constant_channels_are_one_pass(apart: nn.Module) -> No
 def test_masked_images_come_in_larger_batches_while_there_is_room(
     apart: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookscope.explain.cam_maps._FIRST", {"cpu": 1})
+    monkeypatch.setattr("hookscope.explain.cam._FIRST", {"cpu": 1})
     rooms, pictures = iter([True, True, False]), list[int]()
-    monkeypatch.setattr("hookscope.explain.cam_maps.has_room", lambda device: next(rooms))
+    monkeypatch.setattr("hookscope.explain.cam.has_room", lambda device: next(rooms))
     apart.get_submodule("first").register_forward_hook(lambda module, args, output: pictures.append(len(args[0])))
     [grown] = class_activation_maps(apart, picture(), "first", 1, "scorecam")
     assert pictures == [1, 1, 2, 4]  # the pass of the activations, then 7 channels
