@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from hookscope.scores.logits import (
     predictions,
     probabilities,
 )
-from hookscope.scores.target import Target, class_label
+from hookscope.scores.target import ClassNames, Target, class_label
 
 Size = tuple[int, int]
 _ONE_EACH = "return a tensor with one floating-point number for each image"
@@ -70,9 +70,7 @@ class ScoreTarget(ABC):
     """
 
     @abstractmethod
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         """The numbers to explain; ``output`` comes from the model called ``what`` for one image of ``size``."""
 
 
@@ -90,9 +88,7 @@ class FunctionTarget(ScoreTarget):
     def name(self) -> str:
         return _name_of(self.function)
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         value = self.values(output)
         if len(value) != 1:
             raise ModelError(f"{self.name} returns {len(value):,} numbers for one image", do=_ONE_EACH)
@@ -118,7 +114,7 @@ class FunctionTarget(ScoreTarget):
 
 
 def objectives(
-    target: Any, output: Any, categories: Sequence[str] | None, what: str = "the model", size: Size | None = None
+    target: Any, output: Any, categories: ClassNames, what: str = "the model", size: Size | None = None
 ) -> list[Objective]:
     """The numbers that ``target`` names: a `Target` or what `Target.of` takes, a `ScoreTarget`, or a function.
 
@@ -134,7 +130,7 @@ def objectives(
 
 
 def class_objectives(
-    target: Any, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
+    target: Any, region: Tensor | None, output: Any, categories: ClassNames, what: str
 ) -> list[Objective]:
     """The scores of the classes that ``target`` names, see `class_regions`."""
     found = class_regions(target, region, output, categories, what)
@@ -142,7 +138,7 @@ def class_objectives(
 
 
 def class_regions(
-    target: Any, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
+    target: Any, region: Tensor | None, output: Any, categories: ClassNames, what: str
 ) -> dict[int, Tensor | None]:
     """The classes that ``target`` names, each with the pixels ``(h, w)`` that count; None for all there is.
 
@@ -177,9 +173,7 @@ def class_regions(
     return {at: is_best[at].float() for at in chosen}
 
 
-def class_objective(
-    index: int, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
-) -> Objective:
+def class_objective(index: int, region: Tensor | None, output: Any, categories: ClassNames, what: str) -> Objective:
     """The score of a class, of a segmentation its mean over ``region``."""
     if region is None:
         [prediction] = predictions(one_picture(class_scores(output, what)), categories, Target(str(index)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from hookscope.scores.logits import (
     is_a_list_of_records,
 )
 from hookscope.scores.objective import Objective, ScoreTarget, Size, class_objective, class_objectives, class_regions
-from hookscope.scores.target import Boxes, Target, TargetChoice, class_label
+from hookscope.scores.target import Boxes, ClassNames, Target, TargetChoice, class_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,10 @@ class DifferenceTarget(ScoreTarget):
         if against.count != 1 or against.has_top:
             raise UsageError(f"'{against}' is not one class to subtract", do="give a class number or name")
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         return self.in_region(None, output, categories, what)
 
-    def in_region(
-        self, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
-    ) -> list[Objective]:
+    def in_region(self, region: Tensor | None, output: Any, categories: ClassNames, what: str) -> list[Objective]:
         """The differences over the pixels of ``region`` ``(H, W)``."""
         found = class_regions(self.target, region, output, categories, what)
         maps = class_maps(output, bare=True)
@@ -126,9 +122,7 @@ class RegionTarget(ScoreTarget):
         if not bool((self.region > 0).any()) or bool((self.region < 0).any()):
             raise UsageError("the region is empty", do="give a mask that is above 0 at one pixel at least")
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         maps = class_maps(output, bare=True)
         if size and maps is not None and self.region.shape not in (size, maps.shape[-2:]):
             shape, other = ("x".join(map(str, each)) for each in (self.region.shape, size))
@@ -187,9 +181,7 @@ class SimilarityTarget(ScoreTarget):
         with model_errors_as_input_errors(net.name, [prepared]), torch.no_grad():
             return cls(net.model(*net.inputs(prepared)), os.path.basename(picture.name))
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         reference = _embedding(self.reference, what).detach()
         length = float(reference.norm())
         if not 0 < length < float("inf"):
@@ -271,9 +263,7 @@ class BoxTarget(ScoreTarget):
     index: int | tuple[int, ...] = 0
     fit: bool = True
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         images = detections(output, what)
         if len(images) != 1:
             raise UsageError(f"expected one picture, got {len(images)}", do="call it for each picture")
@@ -284,7 +274,7 @@ class BoxTarget(ScoreTarget):
         return [self._objective(found, index, categories, what, size) for index in indices]
 
     def _objective(
-        self, found: Detections, index: int, categories: Sequence[str] | None, what: str, size: Size | None
+        self, found: Detections, index: int, categories: ClassNames, what: str, size: Size | None
     ) -> Objective:
         label = int(found.labels[index])
         same = found.labels == label
@@ -305,7 +295,7 @@ class BoxTarget(ScoreTarget):
         return torch.cat([best, best.new_zeros(1)]).amax()
 
 
-def _score(found: Detections, index: int, categories: Sequence[str] | None, size: Size | None) -> Score:
+def _score(found: Detections, index: int, categories: ClassNames, size: Size | None) -> Score:
     label, box = int(found.labels[index]), found.boxes[index].tolist()
     if found.shares:
         sides = [1.0, 1.0] if size is None else [size[1], size[0]]
@@ -316,7 +306,7 @@ def _score(found: Detections, index: int, categories: Sequence[str] | None, size
     return Score(label, class_label(label, categories), value, None, target=name, box=place)
 
 
-def _no_box(index: int, found: Detections, categories: Sequence[str] | None, what: str) -> AbsentTargetError:
+def _no_box(index: int, found: Detections, categories: ClassNames, what: str) -> AbsentTargetError:
     count = len(found.scores)
     if not count:
         return AbsentTargetError(f"no box {index}", f"{what} finds no box in this image", "give another image")

@@ -22,6 +22,10 @@ _BOX = re.compile(r"\s*box:([0-9]{1,4})(:class)?\s*")
 _FUNCTION = re.compile(r"(?!(top|box):)[^,]*(\.py|\w):[^\W\d]\w*")
 
 
+ClassNames = Sequence[str] | None
+"""The names of classes in the order of a model's scores; None if they are not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The classes that a target names.
@@ -64,7 +68,7 @@ class Target:
         """Whether it asks for the highest scores, and not only for named classes."""
         return any(_top(term) for term in self.text.split(","))
 
-    def check(self, categories: Sequence[str] | None) -> None:
+    def check(self, categories: ClassNames) -> None:
         """Raise a `TargetError` before a forward pass if an index or a name fits none of ``categories``."""
         for term in self._terms(categories):
             if _top(term):
@@ -74,7 +78,7 @@ class Target:
             elif categories:
                 _by_index(term, len(categories))
 
-    def indices(self, scores: Sequence[float | None], categories: Sequence[str] | None) -> tuple[int, ...]:
+    def indices(self, scores: Sequence[float | None], categories: ClassNames) -> tuple[int, ...]:
         """The indices of the classes, each once, in the order of the terms; ``top:K`` by descending score.
 
         ``top:K`` leaves out a class whose score is None.
@@ -88,7 +92,7 @@ class Target:
                 classes[_by_index(term, len(scores)) if _is_index(term) else _by_name(term, categories)] = None
         return tuple(classes)
 
-    def _terms(self, categories: Sequence[str] | None) -> tuple[str, ...]:
+    def _terms(self, categories: ClassNames) -> tuple[str, ...]:
         """The terms between commas; the longest run of them that is a class name counts as one."""
         parts, names = self.text.split(","), {name.lower() for name in categories or () if "," in name}
         terms, at = [], 0
@@ -121,7 +125,7 @@ def _by_index(text: str, classes: int) -> int:
     return int(digits)
 
 
-def _by_name(text: str, categories: Sequence[str] | None) -> int:
+def _by_name(text: str, categories: ClassNames) -> int:
     """The only class called ``text``, in the same case or in any case, or the only one whose name contains it."""
     if not categories:
         do = "give a number, or the names of the classes (categories)"
@@ -143,7 +147,7 @@ def _by_name(text: str, categories: Sequence[str] | None) -> int:
     raise TargetError(f"'{text}' is {how} {len(fitting)} classes", some + more, "give one of the numbers")
 
 
-def class_label(index: int, categories: Sequence[str] | None) -> str | None:
+def class_label(index: int, categories: ClassNames) -> str | None:
     """The name of class ``index``, None if unknown."""
     return categories[index] if categories and index < len(categories) else None
 
