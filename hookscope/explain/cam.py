@@ -182,7 +182,7 @@ def _smoothed(
     total: list[NDArray[np.float32]] = []
     for at, (factor, mirrored) in enumerate(variants):
         changed = factor * (picture.flip(-1) if mirrored else picture)
-        advance = None if on_progress is None else partial(_of_variant, on_progress, at, count)
+        advance = on_progress and partial(_of_variant, on_progress, at, count)
         maps = maps_of(in_place_of(inputs, changed), layers, target, on_progress=advance)
         values = [cam.values[..., ::-1] if mirrored else cam.values for cam in maps]
         if not first:

@@ -199,7 +199,10 @@ def saliency_maps(
         if how.prepared is not None:
             ready = stack.enter_context(how.prepared(model))
         maps = Rows[Saliency]()
-        with change_gradients(model, {_relus(model): passes.guide} if how.guided else {}):
+        relus = [name for name, module in model.named_modules() if how.guided and isinstance(module, nn.ReLU)]
+        if how.guided and not relus:
+            raise _nothing_to_guide(model)
+        with change_gradients(model, {Selection.of_names(relus): passes.guide} if relus else {}):
             for goal, place in zip(goals, places, strict=True):
                 expected = None if zeros is None else goal.score.score - float(goal.of(zeros)[0])
                 evaluate = partial(passes.gradient if how.gradient else passes.scores, goal.of)
@@ -295,13 +298,6 @@ def _picture(inputs: tuple[Any, ...]) -> Tensor:
             f"expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
         )
     return picture
-
-
-def _relus(model: nn.Module) -> Selection:
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ReLU)]
-    if not names:
-        raise _nothing_to_guide(model)
-    return Selection.of_names(names)
 
 
 def _nothing_to_guide(model: nn.Module, which: str = "") -> ModelError:

@@ -190,13 +190,12 @@ class SimilarityTarget(ScoreTarget):
         if own.shape[1] != reference.shape[1]:
             asked = f"an embedding of {own.shape[1]:,} values cannot be compared with {self.name}, which has"
             raise ModelError(f"{asked} {reference.shape[1]:,}", do="give the output of the same model")
-        of = partial(_similarity, reference, what)
+
+        def of(output: Any) -> Tensor:
+            return torch.nn.functional.cosine_similarity(_embedding(output, what), reference)
+
         value = min(float(of(output).detach()[0]), 1.0)  # rounding: 1.0000001 for the reference itself
         return [Objective(Score(None, None, value, None, target=f"similarity to {self.name}"), of)]
-
-
-def _similarity(reference: Tensor, what: str, output: Any) -> Tensor:
-    return torch.nn.functional.cosine_similarity(_embedding(output, what), reference)
 
 
 def _embedding(output: Any, what: str) -> Tensor:
