@@ -16,7 +16,6 @@ from .logits import (
 )
 from .objective import (
     AnyLoss as AnyLoss,
-    FunctionTarget as FunctionTarget,
     Loss as Loss,
     LossLike as LossLike,
     Objective as Objective,

@@ -78,39 +78,32 @@ def _name_of(function: Callable[[Any], Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionTarget(ScoreTarget):
+def _own_objective(function: Callable[[Any], Any], output: Any) -> Objective:
     """Any function from the model's output for ``N`` images to ``N`` numbers, or for one image to one number."""
+    name = _name_of(function)
 
-    function: Callable[[Any], Any]
-
-    @property
-    def name(self) -> str:
-        return _name_of(self.function)
-
-    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
-        value = self.values(output)
-        if len(value) != 1:
-            raise ModelError(f"{self.name} returns {len(value):,} numbers for one image", do=_ONE_EACH)
-        return [Objective(Score(None, None, float(value.detach()[0]), None, target=self.name), self.values)]
-
-    def values(self, output: Any) -> Tensor:
+    def values(output: Any) -> Tensor:
         try:
-            value = self.function(output)
+            value = function(output)
         except Exception as error:  # a function of the user raises any kind of exception
-            raise ModelError(f"{self.name} raised {describe_error(error)}") from error
+            raise ModelError(f"{name} raised {describe_error(error)}") from error
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() > 1:
             found = type(value).__name__
             if isinstance(value, Tensor):
                 found = f"a tensor of {value.dtype} with shape {tuple(value.shape)}"
-            raise ModelError(f"{self.name} returns {found}", do=_ONE_EACH)
+            raise ModelError(f"{name} returns {found}", do=_ONE_EACH)
         value = value.reshape(-1)
         parts = [output] if is_a_list_of_records(output) else tensors_in(output).values()
         images = {len(part) for part in parts if isinstance(part, list) or part.dim()}
         if len(value) == 1 and len(images) == 1 and images != {1}:
             do = "compute a number for each image, such as output[:, 3] and not output[0, 3]"
-            raise ModelError(f"{self.name} returns one number for {images.pop()} images", do=do)
+            raise ModelError(f"{name} returns one number for {images.pop()} images", do=do)
         return value
+
+    value = values(output)
+    if len(value) != 1:
+        raise ModelError(f"{name} returns {len(value):,} numbers for one image", do=_ONE_EACH)
+    return Objective(Score(None, None, float(value.detach()[0]), None, target=name), values)
 
 
 def objectives(
@@ -123,7 +116,7 @@ def objectives(
     if isinstance(target, ScoreTarget):
         return target.objectives(output, categories, what, size)
     if callable(target):
-        return FunctionTarget(target).objectives(output, categories, what, size)
+        return [_own_objective(target, output)]
     if gives_boxes(output):
         raise ModelError(f"{what} gives {described(output)}, no score for each class", do=ASK_FOR_A_BOX)
     return class_objectives(target, None, output, categories, what)
