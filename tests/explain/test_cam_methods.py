@@ -135,7 +135,22 @@ def random_net(name: str) -> nn.Module:
     return seeded(lambda: torchvision.models.get_model(name, weights=None, num_classes=10))
 
 
-def agrees(method: str, name: str, layers: tuple[str, ...], size: int = 64) -> None:
+# each where grad-cam is right: nothing works in place on what the layer put out
+WHERE_IT_IS_RIGHT = {
+    "resnet18": ("layer4", "layer3.0.conv1", "layer2"),
+    "densenet121": ("features.denseblock4", "features.transition2.conv", "features.denseblock1"),
+    "mobilenet_v2": ("features.18", "features.10.conv.1", "features.4.conv.0"),
+    "mobilenet_v3_small": ("features.12", "features.6"),
+    "vgg11_bn": ("features.28", "features.25", "features.13"),
+    "vgg11": ("features.20", "features.19", "features.12"),
+}
+AGREES = [(name, WHERE_IT_IS_RIGHT[name][:2], 64) for name in ("resnet18", "mobilenet_v2")]
+AGREES += [pytest.param(*at, size, marks=pytest.mark.slow) for at in WHERE_IT_IS_RIGHT.items() for size in (64, 96)]
+
+
+@pytest.mark.parametrize("method", JUDGES)
+@pytest.mark.parametrize(("name", "layers", "size"), AGREES)
+def test_grad_cam_agrees(name: str, layers: tuple[str, ...], size: int, method: str) -> None:
     net, x = random_net(name), picture(size, size)
     if method == "xgradcam":  # which divides by sums of a channel that are nearly 0 with random weights
         net, x = net.double(), x.double()
@@ -148,32 +163,6 @@ def agrees(method: str, name: str, layers: tuple[str, ...], size: int = 64) -> N
         if method == "eigencam" and (ours.values * theirs).sum() < 0:
             theirs = -theirs  # whose sign is that of LAPACK
         assert off(ours.values, theirs) < 1e-5, (method, name, layer)
-
-
-# each where grad-cam is right: nothing works in place on what the layer put out
-WHERE_IT_IS_RIGHT = {
-    "resnet18": ("layer4", "layer3.0.conv1", "layer2"),
-    "densenet121": ("features.denseblock4", "features.transition2.conv", "features.denseblock1"),
-    "mobilenet_v2": ("features.18", "features.10.conv.1", "features.4.conv.0"),
-    "mobilenet_v3_small": ("features.12", "features.6"),
-    "vgg11_bn": ("features.28", "features.25", "features.13"),
-    "vgg11": ("features.20", "features.19", "features.12"),
-}
-FEW = ("resnet18", "mobilenet_v2")
-
-
-@pytest.mark.parametrize("method", JUDGES)
-@pytest.mark.parametrize("name", FEW)
-def test_grad_cam_agrees(name: str, method: str) -> None:
-    agrees(method, name, WHERE_IT_IS_RIGHT[name][:2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [64, 96])
-@pytest.mark.parametrize("method", JUDGES)
-@pytest.mark.parametrize("name", WHERE_IT_IS_RIGHT)
-def test_grad_cam_agrees_everywhere(name: str, method: str, size: int) -> None:
-    agrees(method, name, WHERE_IT_IS_RIGHT[name], size)
 
 
 def captums(net: nn.Module, layer: str, x: Tensor, index: int) -> NDArray[np.float32]:

@@ -167,9 +167,8 @@ def test_an_index_of_an_input_may_be_that_of_a_block_whose_layers_are_counted_be
     assert found.changed == {"0": 1} and [layer.call.name for layer in found.layers if layer.changed] == ["0"]
 
 
-def moved(before: Any, after: Any, module: nn.Module | None = None, **more: Any) -> list[MapDifference]:
-    call = Call("conv", "Conv2d", 0, 0)
-    return moved_maps(MovedLayer(call, shape_of(after), True, 0.5, 0.5, 0, before, after), module, **more)
+def moved(before: Any, after: Any, module: nn.Module | None = None) -> list[MapDifference]:
+    return moved_maps(layer(before, after), module)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -103,7 +103,7 @@ def test_other_types_are_no_target(value: Any) -> None:
 
 def test_a_whole_name_goes_before_a_part_and_the_highest_score_is_the_default() -> None:
     assert Target("fox").indices([0, 0, 0], ["red fox", "Fox", "fox terrier"]) == (1,)
-    assert Target().indices(SCORES, None) == (6,)
+    assert Target().indices(SCORES, None) == (6,) and TargetChoice().classes == Target() == Target("top:1")
     Target().check(None)
     assert Target("top:4").indices([math.nan, 1.0, math.inf, -math.inf], None) == (2, 1, 0, 3)
 
@@ -285,10 +285,6 @@ def test_classes_stay_classes(text: str) -> None:
     assert TargetChoice(parse_target(text)).classes == Target(text)
 
 
-def test_the_default_is_the_best_class() -> None:
-    assert TargetChoice().classes == Target("top:1")
-
-
 def test_a_point_is_one_pixel_and_a_mask_is_as_it_is(tmp_path: Path) -> None:
     point = Region.parse(" 3, 2 ")
     assert point.drawn((5, 4)).getbbox() == (3, 2, 4, 3)
@@ -317,12 +313,6 @@ def test_regions_that_the_image_does_not_have_are_one_line(tmp_path: Path, text:
         Region.parse(str(tmp_path / text) if "png" in text else text).drawn((5, 4))
 
 
-@pytest.mark.parametrize("text", ["a.py", "a.py:", "a.py:f,cat", "cat,a.py:f", "a.py:1", "a.py:f,b.py:g"])
-def test_a_file_without_one_function_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="names no function; write file"):
-        parse_target(text)
-
-
 def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(UsageError, match=r"target=a.py:f takes no against; leave one of them out"):
         TargetChoice("a.py:f", against=Target("cat"))
@@ -344,15 +334,19 @@ def test_boxes_are_named_by_number(text: str, indices: tuple[int, ...], fit: boo
     assert parse_target(str(choice.target)) == choice.target
 
 
+NO_FUNCTION = ["a.py", "a.py:", "a.py:f,cat", "cat,a.py:f", "a.py:1", "a.py:f,b.py:g"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        *((text, f"the target {text} names no function; write file") for text in NO_FUNCTION),
         ("box:", "bad target 'box:' for a box; write box:K with K from 0, or box:K:class"),
         ("box:-1", "bad target 'box:-1' for a box"),
         ("box:0,cat", "bad target 'cat' for a box"),
         ("box:0,box:1:class", "the target box:0,box:1:class mixes box:K and box:K:class; write one of them"),
     ],
 )
-def test_boxes_that_cannot_be_read_are_one_line(text: str, says: str) -> None:
+def test_functions_and_boxes_that_cannot_be_read_are_one_line(text: str, says: str) -> None:
     with refused(UsageError, says, begins=False):
         parse_target(text)
