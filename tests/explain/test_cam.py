@@ -418,15 +418,6 @@ def test_clips_have_a_map_of_each_frame() -> None:
         class_activation_maps(net, x, method="scorecam")
 
 
-def test_a_map_uses_the_values_before_an_in_place_relu() -> None:
-    net, x = small(), picture()
-    with torch.no_grad():
-        second = net.second(net.pool(net.relu(net.norm(net.first(x)))))
-    assert (second < 0).any()
-    gradient = slope(lambda maps: net.head(maps.relu().mean((2, 3)))[0, 3], second)
-    close(only(net, x, "second", 3, "hirescam"), (gradient * second)[0].sum(0))
-
-
 def test_maps_are_in_order_of_class_then_of_execution() -> None:
     net, x, names = small(), picture(), "abcde"
     maps = class_activation_maps(net, x, "again,first,second", "top:2", categories=names)
@@ -681,16 +672,6 @@ def test_a_picture_without_a_batch_axis_is_refused_with_the_way_to_add_it(ask: A
     for inputs in (torch.zeros(shape), (torch.zeros(shape),)):
         with refused(UsageError, NO_BATCH.format("x".join(map(str, shape)) or "one number")):
             ask(small(), inputs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "raft_small"])
-def test_detection_and_flow_are_refused(name: str) -> None:
-    flow = name.startswith("raft")
-    net = torchvisions(name, **({} if flow else {"weights_backbone": None}))()
-    inputs = (picture(128, 128), picture(128, 128)) if flow else ([torch.rand(3, 320, 320)],)
-    with pytest.raises(ModelError, match="no score for each class"):
-        class_activation_maps(net, inputs)
 
 
 @pytest.mark.slow
