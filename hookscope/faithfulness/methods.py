@@ -80,8 +80,8 @@ def sanity_check(
     layers = [name for name, layer in model.named_modules() if any(True for _ in layer.parameters(recurse=False))]
     # a layer whose weights the one around it uses without calling it stands where that one does
     around = {name: [each for each in enclosing(name) if each in ran and (each or not name)] for name in layers}
-    order = {name: ran[found[0]] if found else None for name, found in around.items()}
-    layers = sorted((name for name in layers if order[name] is not None), key=lambda name: -(order[name] or 0))
+    order = {name: ran[found[0]] for name, found in around.items() if found}
+    layers = sorted(order, key=lambda name: -order[name])
     if not layers:
         raise ModelError(f"{type(model).__name__} has no weights to randomise", do="give a model with parameters")
     rows, done = Rows[RandomizedWeights](), 0

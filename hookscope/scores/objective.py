@@ -168,21 +168,16 @@ def class_regions(
 
 def class_objective(index: int, region: Tensor | None, output: Any, categories: ClassNames, what: str) -> Objective:
     """The score of a class, of a segmentation its mean over ``region``."""
-    if region is None:
-        [prediction] = predictions(one_picture(class_scores(output, what)), categories, Target(str(index)))
-        return Objective(
-            prediction,
-            lambda output: class_scores(output, what)[:, index],
-            lambda output: probabilities(class_scores(output, what))[:, index],
-        )
-    shares = _shares(_maps(output), region)[0].tolist()
-    value = float(_means(_maps(output).detach(), region)[0, index])
-    prediction = Prediction(index, class_label(index, categories), value, shares[index], max(shares))
-    return Objective(
-        prediction,
-        lambda output: _means(_maps(output), region)[:, index],
-        lambda output: _shares(_maps(output), region)[:, index],
-    )
+
+    def scores(output: Any) -> Tensor:
+        return class_scores(output, what) if region is None else _means(_maps(output), region)
+
+    def shares(output: Any) -> Tensor:
+        return probabilities(class_scores(output, what)) if region is None else _shares(_maps(output), region)
+
+    value, given = float(scores(output).detach()[0, index]), shares(output)[0].tolist()
+    prediction = Prediction(index, class_label(index, categories), value, given[index], max(given))
+    return Objective(prediction, lambda output: scores(output)[:, index], lambda output: shares(output)[:, index])
 
 
 def _maps(output: Any) -> Tensor:
