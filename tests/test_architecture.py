@@ -123,8 +123,6 @@ LIGHT_FILES = [
     "hooks/calls.py",
     "hooks/selection.py",
     "scores/target.py",
-    "scores/choice.py",
-    "scores/target.py",
     "parameters/findings.py",
     "statistics/columns.py",
     "statistics/findings.py",

@@ -1,8 +1,12 @@
-from .cam import class_activation_maps as class_activation_maps, landmark_layers as landmark_layers
-from .cam_layers import candidates as candidates
+from .cam import (
+    class_activation_maps as class_activation_maps,
+    first_batch as first_batch,
+    landmark_layers as landmark_layers,
+    progress_counter as progress_counter,
+)
 from .cam_maps import (
     ClassActivationMap as ClassActivationMap,
-    first_batch as first_batch,
+    candidates as candidates,
     fuse_maps as fuse_maps,
     in_place_of as in_place_of,
     maps_by_class as maps_by_class,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,18 @@ from torch import Tensor, nn
 
 from hookscope.display import Rows
 from hookscope.errors import InputError, LayerError, NoMapError, UsageError
-from hookscope.explain.cam_layers import (
+from hookscope.explain.cam_maps import (
+    ClassActivationMap,
     MapLayer,
     before_head,
-    candidates,
     connected_layers,
     default_layer,
+    in_place_of,
     layers_with_maps,
-    outputs_of,
+    picture_of,
+    resized,
     with_gradient,
 )
-from hookscope.explain.cam_maps import ClassActivationMap, Progress, Rerun, in_place_of, picture_of, progress_counter
 from hookscope.explain.cam_methods import (
     ATTENTION_METHODS,
     CAM_METHODS,
@@ -51,9 +52,12 @@ from hookscope.hooks import (
     passed_on,
     tensors_in,
 )
+from hookscope.interventions import channel_scores
 from hookscope.scores import FIND_NON_FINITE, Score, ScoreTarget, check_finite_score, gives_boxes, objectives
 
 _FACTORS = (1.0, 0.9, 1.1)  # of the smoothing, as in grad-cam
+Progress = Callable[[int, int], None]
+_FIRST = {"cpu": 4}  # images in the first pass; on a CPU each larger batch takes its memory anew from the system
 
 
 def class_activation_maps(
@@ -136,7 +140,7 @@ def class_activation_maps(
             check_finite_score(goal.score)
         scores = [goal.of(output)[0] for goal in goals]
         if layers is None:
-            found = before_head(model, candidates(model, outputs_of(activations), size), output)
+            found = before_head(model, activations, output, size)
         else:
             some = layers_with_maps(model, activations, layers, size, on_skip)
 
@@ -178,7 +182,7 @@ def _smoothed(
     total: list[NDArray[np.float32]] = []
     for at, (factor, mirrored) in enumerate(variants):
         changed = factor * (picture.flip(-1) if mirrored else picture)
-        advance = None if on_progress is None else partial(_of_variant, on_progress, at, count)
+        advance = on_progress and partial(_of_variant, on_progress, at, count)
         maps = maps_of(in_place_of(inputs, changed), layers, target, on_progress=advance)
         values = [cam.values[..., ::-1] if mirrored else cam.values for cam in maps]
         if not first:
@@ -222,7 +226,7 @@ def landmark_layers(
         with capture(model, "*", leaves=True) as activations:
             output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         first = objectives(target, output, categories, type(model).__name__, (shown.height, shown.width))[0]
-        layers = before_head(model, candidates(model, outputs_of(activations), shown), output)
+        layers = before_head(model, activations, output, shown)
         connected = list(connected_layers(model, layers, first.of(output)[0], shown, needs_gradient=False))
         # as `default_layer` does
         reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]
@@ -314,3 +318,100 @@ def _maps_of_attention(
 def _check_finite(call: Call, what: str, is_finite: bool) -> None:
     if not is_finite:
         raise InputError(f"the map of {call.key} is not finite", f"its {what} holds NaN or Inf", FIND_NON_FINITE)
+
+
+def progress_counter(on_progress: Progress | None, total: int) -> Callable[..., None]:
+    """A function that adds a number to those done, and calls ``on_progress`` with done and in all.
+
+    ``more`` is what is to be done beyond the total.
+    """
+    done = 0
+
+    def advance(count: int, more: int = 0) -> None:
+        nonlocal done, total
+        done, total = done + count, total + more
+        if on_progress is not None:
+            on_progress(done, total)
+
+    return advance
+
+
+@dataclass
+class Rerun:
+    """The scores ``(N, K)`` of all objectives with one channel as a mask, or without it; each computed once per layer.
+
+    ``read`` takes them from a model's output.
+    """
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    read: Callable[[Any], Tensor]
+    batch_size: int | None
+    advance: Callable[[int], None]
+    _scores: dict[int, Tensor] = field(default_factory=dict)
+
+    def masked(self, layer: MapLayer, channels: Tensor) -> Tensor:
+        """The scores ``(C, K)`` of the image under each of ``channels`` ``(C, h, w)`` as a mask."""
+        if id(layer) not in self._scores:
+            self._scores[id(layer)] = self._masked(channels)
+        return self._scores[id(layer)]
+
+    def ablated(self, layer: MapLayer) -> Tensor:
+        """The scores ``(C, K)`` with each channel of the map of ``layer`` at 0 in turn; class tokens stay."""
+        if id(layer) not in self._scores:
+            tensor, maps = layer.tensor.detach(), layer.maps
+            tokens = tensor.shape[1] - maps.values[0].numel() if maps.axes == "N L C" else 0
+            self._scores[id(layer)] = channel_scores(
+                self.model,
+                self.inputs,
+                layer.call,
+                layer.part,
+                tensor,
+                tensor.dim() - 1 if maps.axes.endswith("C") else 1,
+                ((tokens, tensor.shape[1] - 1),) if tokens else None,
+                self.batch_size,
+                self.advance,
+                self.read,
+            ).float()
+        return self._scores[id(layer)]
+
+    def _masked(self, channels: Tensor) -> Tensor:
+        picture = picture_of(self.inputs)
+        if picture is None or picture.dim() != 4:
+            raise UsageError("masks need one picture (1, C, H, W)", do="use a method without masks")
+        picture = picture.detach()
+        # the masks of all constant channels are 0: one pass is enough
+        varies = channels.amax((1, 2)) > channels.amin((1, 2))
+        total, zero = len(channels), torch.zeros_like(channels[~varies][:1])  # resized, another constant may vary
+        channels = torch.cat([channels[varies], zero])
+        places = torch.where(varies, varies.cumsum(0) - 1, len(channels) - 1)
+        scores, begin, size = list[Tensor](), 0, self.batch_size or first_batch(picture.device)
+        while begin < len(channels):
+            part = channels[begin : begin + size]
+            whole = resized(part[:, None], (picture.shape[-2], picture.shape[-1]))
+            low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
+            masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
+            with torch.no_grad():
+                scores.append(self.read(self.model(*in_place_of(self.inputs, picture * masks))).float())
+            self.advance(len(part))
+            begin += size
+            if self.batch_size is None and has_room(picture.device):
+                size *= 2
+        if total > len(channels):
+            self.advance(total - len(channels))
+        return torch.cat(scores)[places]
+
+
+def first_batch(device: torch.device) -> int:
+    """How many images fit well in a pass before it is known how much memory that takes."""
+    return _FIRST.get(device.type, 16)
+
+
+def has_room(device: torch.device) -> bool:
+    """Whether a batch of twice the images fits: a GPU's free memory is twice what torch took so far; never on a CPU.
+
+    On a CPU larger batches are not faster.
+    """
+    if device.type != "cuda":
+        return False
+    return torch.cuda.mem_get_info(device)[0] >= 2 * torch.cuda.memory_reserved(device)

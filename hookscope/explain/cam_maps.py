@@ -1,9 +1,11 @@
-"""Class activation maps, maps of several layers together, and further passes of the image for a map."""
+"""Class activation maps, one or several together, and the layers that have one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,11 +16,16 @@ from torch import Tensor, nn
 
 from hookscope.display import Cells, Picture, Shown
 from hookscope.drawing import map_png
-from hookscope.errors import HookscopeError, UsageError
-from hookscope.explain.cam_layers import MapLayer
-from hookscope.hooks import Call
-from hookscope.interventions import channel_scores
-from hookscope.scores import Score
+from hookscope.errors import HookscopeError, NoMapError
+from hookscope.explain.cam_methods import CAM_METHODS, gradient_free, gradients_of
+from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
+from hookscope.scores import Score, class_maps, gives_boxes
+
+_BACKBONES = frozenset(("backbone", "encoder"))
+_LAST_FEW = 8
+_EDGE = 6
+_PROPORTIONS = ((0.475, 0.525), (0.7, 1.4), (1.9, 2.1))
+_HEADS = ("head", "heads", "detect")  # ends of names, and of class names in torchvision, transformers, ultralytics
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,107 +171,6 @@ def in_place_of(inputs: tuple[Any, ...], pictures: Tensor) -> tuple[Any, ...]:
     return (list(pictures),) if isinstance(inputs[0], list) else (pictures,)
 
 
-Progress = Callable[[int, int], None]
-_FIRST = {"cpu": 4}  # images in the first pass; on a CPU each larger batch takes its memory anew from the system
-
-
-def progress_counter(on_progress: Progress | None, total: int) -> Callable[..., None]:
-    """A function that adds a number to those done, and calls ``on_progress`` with done and in all.
-
-    ``more`` is what is to be done beyond the total.
-    """
-    done = 0
-
-    def advance(count: int, more: int = 0) -> None:
-        nonlocal done, total
-        done, total = done + count, total + more
-        if on_progress is not None:
-            on_progress(done, total)
-
-    return advance
-
-
-@dataclass
-class Rerun:
-    """The scores ``(N, K)`` of all objectives with one channel as a mask, or without it; each computed once per layer.
-
-    ``read`` takes them from a model's output.
-    """
-
-    model: nn.Module
-    inputs: tuple[Any, ...]
-    read: Callable[[Any], Tensor]
-    batch_size: int | None
-    advance: Callable[[int], None]
-    _scores: dict[int, Tensor] = field(default_factory=dict)
-
-    def masked(self, layer: MapLayer, channels: Tensor) -> Tensor:
-        """The scores ``(C, K)`` of the image under each of ``channels`` ``(C, h, w)`` as a mask."""
-        if id(layer) not in self._scores:
-            self._scores[id(layer)] = self._masked(channels)
-        return self._scores[id(layer)]
-
-    def ablated(self, layer: MapLayer) -> Tensor:
-        """The scores ``(C, K)`` with each channel of the map of ``layer`` at 0 in turn; class tokens stay."""
-        if id(layer) not in self._scores:
-            tensor, maps = layer.tensor.detach(), layer.maps
-            tokens = tensor.shape[1] - maps.values[0].numel() if maps.axes == "N L C" else 0
-            self._scores[id(layer)] = channel_scores(
-                self.model,
-                self.inputs,
-                layer.call,
-                layer.part,
-                tensor,
-                tensor.dim() - 1 if maps.axes.endswith("C") else 1,
-                ((tokens, tensor.shape[1] - 1),) if tokens else None,
-                self.batch_size,
-                self.advance,
-                self.read,
-            ).float()
-        return self._scores[id(layer)]
-
-    def _masked(self, channels: Tensor) -> Tensor:
-        picture = picture_of(self.inputs)
-        if picture is None or picture.dim() != 4:
-            raise UsageError("masks need one picture (1, C, H, W)", do="use a method without masks")
-        picture = picture.detach()
-        # the masks of all constant channels are 0: one pass is enough
-        varies = channels.amax((1, 2)) > channels.amin((1, 2))
-        total, zero = len(channels), torch.zeros_like(channels[~varies][:1])  # resized, another constant may vary
-        channels = torch.cat([channels[varies], zero])
-        places = torch.where(varies, varies.cumsum(0) - 1, len(channels) - 1)
-        scores, begin, size = list[Tensor](), 0, self.batch_size or first_batch(picture.device)
-        while begin < len(channels):
-            part = channels[begin : begin + size]
-            whole = resized(part[:, None], (picture.shape[-2], picture.shape[-1]))
-            low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
-            masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
-            with torch.no_grad():
-                scores.append(self.read(self.model(*in_place_of(self.inputs, picture * masks))).float())
-            self.advance(len(part))
-            begin += size
-            if self.batch_size is None and has_room(picture.device):
-                size *= 2
-        if total > len(channels):
-            self.advance(total - len(channels))
-        return torch.cat(scores)[places]
-
-
-def first_batch(device: torch.device) -> int:
-    """How many images fit well in a pass before it is known how much memory that takes."""
-    return _FIRST.get(device.type, 16)
-
-
-def has_room(device: torch.device) -> bool:
-    """Whether a batch of twice the images fits: a GPU's free memory is twice what torch took so far; never on a CPU.
-
-    On a CPU larger batches are not faster.
-    """
-    if device.type != "cuda":
-        return False
-    return torch.cuda.mem_get_info(device)[0] >= 2 * torch.cuda.memory_reserved(device)
-
-
 def resized(values: Tensor, size: Sequence[int]) -> Tensor:
     """Maps ``(N, C, h, w)`` or ``(N, C, t, h, w)`` resized to ``size``, linear between the centres of the cells."""
     mode = "trilinear" if len(size) == 3 else "bilinear"
@@ -276,3 +182,183 @@ def over_picture(values: Tensor, size: Sequence[int]) -> Tensor:
     """One map ``(h, w)``, or ``(t, h, w)`` of a clip, resized to the picture ``(H, W)`` or the clip ``(T, H, W)``."""
     cells = values[None] if values.dim() < len(size) else values
     return resized(cells[None, None], size)[0, 0]
+
+
+@dataclass(frozen=True)
+class MapLayer:
+    """A call with a map: the tensor in the graph, and the map read from it."""
+
+    call: Call
+    module: nn.Module
+    part: str
+    tensor: Tensor
+    maps: Maps
+
+    @property
+    def resolution(self) -> tuple[int, ...]:
+        """``(h, w)`` of the map."""
+        return tuple(self.maps.values.shape[1:])
+
+    def is_of_places(self, shown: InputSize) -> bool:
+        """Whether the map has about the proportions of the image, and the layer is not inside an attention block.
+
+        Inside attention, queries, keys and weights have shapes such as (1, heads, tokens, channels), not maps.
+        A stride of two in one direction alone makes proportions of 2 or 1/2.
+        """
+        if any(word in type(self.module).__name__ for word in ("Linear", "Dropout", "Identity", "Softmax")):
+            return False
+        high, wide = self.maps.values.shape[1], self.maps.values.shape[2] // self.maps.frames
+        share = shown.height / shown.width
+        # convolutions without padding shorten both sides by the same amount
+        off = min(abs(high - wide * share), abs(wide - high / share))
+        proportions = high / wide / share
+        return off < _EDGE or any(least <= proportions <= most for least, most in _PROPORTIONS)
+
+    def read(self, tensor: Tensor, shown: InputSize) -> Tensor:
+        """``tensor``, of the layer's shape, as maps ``(C, h, w)``."""
+        return feature_maps(tensor, self.module, shown)[0].values
+
+
+def layers_with_maps(
+    model: nn.Module,
+    activations: Activations,
+    layers: Layers,
+    shown: InputSize,
+    on_skip: Callable[[Call, NoMapError], None] | None = None,
+) -> list[list[MapLayer]]:
+    """The captured calls in order of execution, each with the parts of its output that are maps."""
+    selection = Selection.of(layers)
+    chosen, skipped = [], []
+    for call in activations.calls:
+        try:
+            parts = _parts_with_maps(call, model.get_submodule(call.name), activations[call.key], shown)
+        except NoMapError as error:
+            if on_skip is None or selection.is_explicit(call):
+                raise
+            on_skip(call, error)
+            skipped.append(error)
+            continue
+        chosen.append(parts)
+    selection.check_named_ran(activations.did_not_run, bool(chosen or skipped))
+    if not chosen:
+        raise skipped[-1]
+    return chosen
+
+
+def with_gradient(parts: list[MapLayer], score: Tensor) -> MapLayer:
+    """The first of ``parts`` with a non-zero gradient, else the first that the score depends on, else the first."""
+    if len(parts) == 1:
+        return parts[0]
+    reached = list(zip(parts, gradients_of(score, [part.tensor for part in parts]), strict=True))
+    connected = [(part, gradient) for part, gradient in reached if gradient is not None]
+    return next((part for part, gradient in connected if gradient.any()), (connected or reached)[0][0])
+
+
+def default_layer(
+    model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize, needs_gradient: bool
+) -> MapLayer:
+    """The first of ``layers`` whose map has a non-zero gradient, else the first that is connected to the score."""
+    connected = None
+    for layer, is_reached in connected_layers(model, layers, score, shown, needs_gradient):
+        if is_reached:
+            return layer
+        connected = connected or layer
+    assert connected is not None
+    return connected
+
+
+def connected_layers(
+    model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize, needs_gradient: bool
+) -> Iterator[tuple[MapLayer, bool]]:
+    """The layers that the score is connected to, and whether the gradient of their map is not 0 everywhere.
+
+    The last layers of a ViT feed only its class token, so their maps have gradient 0. The first few ``layers`` are
+    tried alone, because the backward pass to all of them is long. Of a model without gradients, such as a quantized
+    one, all layers count as connected unless the method ``needs_gradient``.
+
+    Raises:
+        NoMapError: if there is none.
+    """
+    is_connected = False
+    for part in (layers[:_LAST_FEW], layers[_LAST_FEW:]):
+        for layer, gradient in zip(part, gradients_of(score, [layer.tensor for layer in part]), strict=True):
+            if gradient is not None:
+                is_connected = True
+                yield layer, bool((layer.read(gradient, shown) != 0).any())
+    if not is_connected:
+        asked = f"no layer of {type(model).__name__} has a map that the score depends on"
+        if not layers:
+            raise NoMapError(asked, "no layer has a map", "use saliency, which needs no map")
+        if needs_gradient:
+            why = "no gradient reaches a map: it is quantized, detached or computed under no_grad"
+            raise NoMapError(asked, why, f"choose a method without gradient: {gradient_free(CAM_METHODS)}")
+        yield from ((layer, True) for layer in layers)
+
+
+def candidates(model: nn.Module, outputs: Iterable[tuple[Call, Any]], shown: InputSize) -> list[MapLayer]:
+    """The calls with a map, in the order of ``outputs``; maps by shape alone only if there are no others."""
+    modules = dict(model.named_modules())
+    layers: list[MapLayer] = []
+    if fixed := getattr(getattr(model, "transform", None), "fixed_size", None):  # SSD resizes the image itself
+        shown = replace(shown, height=int(fixed[1]), width=int(fixed[0]))
+    for call, output in outputs:
+        module = modules[call.name]
+        kind = type(module).__name__
+        if module is model or "Pool" in kind or kind.endswith(("Pad2d", "Pad3d")):
+            continue
+        with suppress(NoMapError):
+            layers += _parts_with_maps(call, module, output, shown)
+    return [layer for layer in layers if layer.is_of_places(shown)] or layers
+
+
+def before_head(model: nn.Module, activations: Activations, output: Any, shown: InputSize) -> list[MapLayer]:
+    """The layers with maps, the last first; in a detector or a segmentation model those inside backbone or encoder.
+
+    Behind it are the maps of the classes, which are the same whatever pixels are asked about, and tokens of a decoder.
+    Without a module of that name, they are those outside of the head, on one position of which a box depends. For a
+    segmentation the last layer of the lowest resolution is the last then. A layer of a detector that runs several
+    times may be in the head too; its tokens are places only where a map has the same resolution, as tokens of several
+    levels can follow each other.
+    """
+    outputs = ((call, activations[call.key]) for call in reversed(activations.calls))
+    layers, is_detector = candidates(model, outputs, shown), gives_boxes(output)
+    if not layers or (not is_detector and class_maps(output, bare=True) is None):
+        return layers
+    if is_detector:
+        again = {layer.call.name for layer in layers if layer.call.call}
+        grids = {layer.resolution for layer in layers if layer.maps.frames == 1 and layer.maps.axes != "N L C"}
+        layers = [layer for layer in layers if layer.call.name not in again and layer.resolution in grids] or layers
+    names = {name: (name, *(kind.__name__ for kind in type(module).__mro__)) for name, module in model.named_modules()}
+    heads = tuple(f"{name}." for name in names if name and any(each.lower().endswith(_HEADS) for each in names[name]))
+    outside = [layer for layer in layers if not f"{layer.call.name}.".startswith(heads)] or layers
+    inside = [layer for layer in outside if not _BACKBONES.isdisjoint(layer.call.name.split("."))]
+    lowest = 0 if is_detector else min(range(len(outside)), key=lambda at: math.prod(outside[at].resolution))
+    return inside or outside[lowest:]
+
+
+def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSize) -> list[MapLayer]:
+    """The parts of an output that are maps: the coarsest first, and of one resolution the last."""
+    layers: list[MapLayer] = []
+    single, several = False, 0
+    for part, tensor in tensors_in(output).items():
+        try:
+            maps = feature_maps(tensor, module, shown)[0]
+        except NoMapError:
+            continue
+        if maps.items != 1 or (maps.axes == "C H W" and len(tensor) == 1):
+            several = max(several, maps.items)  # windows or attention heads in the batch, or tokens without a grid
+        elif maps.values.shape[1] * maps.values.shape[2] > 1:
+            layers.append(MapLayer(call, module, part, tensor, maps))
+        else:
+            single = True
+    if layers:
+        layers.reverse()
+        return sorted(layers, key=lambda layer: math.prod(layer.resolution))
+    if several > 1:
+        raise NoMapError(
+            f"the output of {call.key} holds {several} parts of the image", do="choose the layer that contains it"
+        )
+    if single:
+        raise NoMapError(f"the maps of {call.key} have one position", do="choose a layer before the pooling")
+    do = "choose a layer with feature maps: list-layers shows shapes"
+    raise NoMapError(f"the output of {call.key or MODEL} is not a feature map", do=do)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import (
-    DARK,
-    LIGHT,
-    PALE,
-    Ground,
-    Heading,
-    HeatPanel,
-    HeatRow,
-)
+from hookscope.drawing import DARK, LIGHT, PALE, HeatPanel, HeatRow
 from hookscope.errors import UsageError
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class
 from hookscope.explain.page import (
@@ -52,34 +45,12 @@ class _Track:
 
 @dataclass(frozen=True)
 class _Clip:
+    """Panels of every frame: the photograph, and the map of each track with words about the track."""
+
     source: OverlaySource
-    pictures: Sequence[Image.Image]
-    tracks: Sequence[_Track]
-    heading: Heading
-    cmap: str
-    ground: Ground
-    facts: dict[str, object]
-
-    @property
-    def signed(self) -> bool:
-        return self.heading.signed
-
-    def photograph(self, at: int) -> HeatPanel:
-        words = [f"frame {at + 1} of {len(self.pictures)}"]
-        return HeatPanel(None, words, photograph=self.pictures[at])
-
-    def map(self, track: _Track, at: int) -> HeatPanel:
-        values = track.values[at]
-        if self.signed:
-            alarm = "" if values.any() else "all zero"
-        else:
-            alarm = "" if (values > 0).any() else "no value above 0"
-        heat = self.source.heat(values, track.top, self.signed)
-        return HeatPanel(heat, track.words[at], alarm, photograph=self.pictures[at])
-
-    def page(self, rows: Sequence[HeatRow], width: int | None) -> Image.Image:
-        method = str(self.facts["method"])
-        return self.source.page(self.heading, rows, method, self.cmap, self.facts, width, self.ground)
+    photographs: Sequence[HeatPanel]
+    tracks: Sequence[tuple[Sequence[str], Sequence[HeatPanel]]]
+    page: Callable[..., Image.Image]
 
 
 def draw_clip(
@@ -120,12 +91,12 @@ def draw_clip(
     """
     clip = _clip_of(maps, photograph, net, scale_of, cmap)
     rows = []
-    for track in clip.tracks:
-        for begin in range(0, len(clip.pictures), _PAIRS):
-            frames = range(begin, min(begin + _PAIRS, len(clip.pictures)))
-            panels = [panel for at in frames for panel in (clip.photograph(at), clip.map(track, at))]
-            rows.append(HeatRow(panels, [] if begin else [track.name, track.about]))
-    return clip.page(rows, width or _WIDTH)
+    for words, maps_of_frames in clip.tracks:
+        pairs = list(zip(clip.photographs, maps_of_frames, strict=True))
+        for begin in range(0, len(pairs), _PAIRS):
+            panels = [panel for pair in pairs[begin : begin + _PAIRS] for panel in pair]
+            rows.append(HeatRow(panels, [] if begin else words))
+    return clip.page(rows=rows, width=width or _WIDTH)
 
 
 def animate_clip(
@@ -153,11 +124,9 @@ def animate_clip(
     clip = _clip_of(maps, photograph, net, scale_of, cmap)
     own = clip.source.photograph.width
     width = width or (_LARGE if own > _LARGE else None)
-    pages = []
-    for at in range(len(clip.pictures)):
-        panels = [clip.photograph(at), *(clip.map(track, at) for track in clip.tracks)]
-        words = [f"{track.name}: {track.about}" for track in clip.tracks]
-        pages.append(clip.page([HeatRow(panels, words)], width))
+    words = [": ".join(said) for said, _ in clip.tracks]
+    frames = zip(clip.photographs, *(panels for _, panels in clip.tracks), strict=True)
+    pages = [clip.page(rows=[HeatRow(panels, words)], width=width) for panels in frames]
     height = max(page.height for page in pages)
     return [_padded(page, height) for page in pages]
 
@@ -207,7 +176,19 @@ def _clip_of(
         "frames": count,
         "maps": [{"layer": track.name, "top": track.top, "shape": list(track.values.shape)} for track in tracks],
     }
-    return _Clip(source, pictures, tracks, heading, cmap, ground, facts)
+    page = partial(source.page, heading, method=first.method, cmap=cmap, facts=facts, ground=ground)
+    photographs = [
+        HeatPanel(None, [f"frame {at} of {count}"], photograph=picture) for at, picture in enumerate(pictures, 1)
+    ]
+
+    def panel(track: _Track, at: int) -> HeatPanel:
+        values = track.values[at]
+        is_shown = values.any() if signed else (values > 0).any()
+        alarm = "" if is_shown else "all zero" if signed else "no value above 0"
+        return HeatPanel(source.heat(values, track.top, signed), track.words[at], alarm, photograph=pictures[at])
+
+    drawn = [((track.name, track.about), [panel(track, at) for at in range(count)]) for track in tracks]
+    return _Clip(source, photographs, drawn, page)
 
 
 def _frames_of(photograph: InputImage | Image.Image | Sequence[Image.Image], count: int) -> list[Image.Image]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +18,13 @@ from torchvision.transforms.functional import gaussian_blur
 from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError
-from hookscope.explain.cam import class_activation_maps
-from hookscope.explain.cam_maps import in_place_of, over_picture, picture_of, progress_counter
+from hookscope.explain.cam import class_activation_maps, progress_counter
+from hookscope.explain.cam_maps import in_place_of, over_picture, picture_of
 from hookscope.explain.cam_methods import gradient_free, method_named
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
-from hookscope.gradients import ClampGradientSign, change_gradients
+from hookscope.gradients import ClampGradientSign, change_gradients, nodes_behind
 from hookscope.hooks import AnyModel, Selection, differentiable, leaves_of, module_of, names_of, passed_on
 from hookscope.scores import FIND_NON_FINITE, Objective, Score, check_finite_score, objectives
 
@@ -77,7 +77,11 @@ class Saliency(Shown):
 
         For methods that multiply by the image: the absolute value of the sum over the channels.
         """
-        return self.values.sum(0).abs() if SALIENCY_METHODS[self.method].signed else self.values.abs().amax(0)
+        return self._folded.abs()
+
+    @property
+    def _folded(self) -> Tensor:
+        return self.values.sum(0) if SALIENCY_METHODS[self.method].signed else self.values.abs().amax(0)
 
     @property
     def still(self) -> NDArray[np.float32]:
@@ -87,7 +91,7 @@ class Saliency(Shown):
     @property
     def drawn(self) -> NDArray[np.float32]:
         """What is drawn, ``(H, W)``: `still`, with its signs for methods that multiply by the image."""
-        return _still(self.values.sum(0)) if SALIENCY_METHODS[self.method].signed else self.still
+        return _still(self._folded)
 
     @property
     def frames(self) -> int:
@@ -97,8 +101,7 @@ class Saliency(Shown):
     @property
     def by_frame(self) -> NDArray[np.float32]:
         """What `drawn` is the mean of: ``(T, H, W)``, a map for each of the ``frames``."""
-        values = self.values.sum(0) if SALIENCY_METHODS[self.method].signed else self.map
-        frames: NDArray[np.float32] = values.float().cpu().numpy().reshape(-1, *values.shape[-2:])
+        frames: NDArray[np.float32] = self._folded.float().cpu().numpy().reshape(-1, *self.seen)
         return frames
 
     @property
@@ -182,7 +185,7 @@ def saliency_maps(
     def run(pictures: Tensor) -> Any:
         return ready(*in_place_of(inputs, pictures))
 
-    with differentiable(model), ExitStack() as stack:
+    with differentiable(model, parameters=False), ExitStack() as stack:
         picture = picture.detach().clone()
         goals = objectives(
             target, _output(run, picture), categories, type(model).__name__, (picture.shape[-2], picture.shape[-1])
@@ -191,18 +194,18 @@ def saliency_maps(
             check_finite_score(goal.score)
         zeros = _output(run, torch.zeros_like(picture)) if how.completes else None
         advance = progress_counter(on_progress, len(goals) * how.pictures(settings, picture))
-        guide = _Guide(ClampGradientSign("positive"))
-        places = [_place(model, inputs, goal, settings) if how.localised else None for goal in goals]
+        passes = _Passes(type(model).__name__, run, advance)
+        places = [_place(model, inputs, picture, goal, settings) if how.localised else None for goal in goals]
         if how.prepared is not None:
             ready = stack.enter_context(how.prepared(model))
         maps = Rows[Saliency]()
-        with change_gradients(model, {_relus(model): guide} if how.guided else {}):
+        relus = [name for name, module in model.named_modules() if how.guided and isinstance(module, nn.ReLU)]
+        if how.guided and not relus:
+            raise _nothing_to_guide(model)
+        with change_gradients(model, {Selection.of_names(relus): passes.guide} if relus else {}):
             for goal, place in zip(goals, places, strict=True):
                 expected = None if zeros is None else goal.score.score - float(goal.of(zeros)[0])
-                if how.gradient:
-                    evaluate = _gradient_of(type(model).__name__, run, goal.of, advance, guide)
-                else:
-                    evaluate = _scores_of(type(model).__name__, run, goal.of, advance)
+                evaluate = partial(passes.gradient if how.gradient else passes.scores, goal.of)
                 chosen = settings
                 while True:
                     values = how.attribute(evaluate, picture, chosen)[0]
@@ -212,14 +215,14 @@ def saliency_maps(
                     if not bool(torch.isfinite(values).all()):
                         what = "gradient" if how.gradient else "score of changed images"
                         raise InputError(f"the {what} of {goal.score.name} is not finite", do=FIND_NON_FINITE)
-                    unguided, steps = guide.missed if how.guided else 0, chosen.steps if how.completes else None
+                    unguided, steps = passes.unguided if how.guided else 0, chosen.steps if how.completes else None
                     saliency = Saliency(goal.score, method, values.to(wide(picture)), expected, unguided, steps)
                     if not how.completes or not saliency.incomplete or 2 * chosen.steps > chosen.most_steps:
                         break
                     chosen = replace(chosen, steps=2 * chosen.steps)
                     advance(0, more=chosen.steps)
                 maps.append(saliency)
-        if how.guided and not guide.met:
+        if how.guided and not passes.guided:
             raise _nothing_to_guide(model, " that the gradient passes")
     return maps
 
@@ -229,28 +232,54 @@ def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:
         return run(picture.clone())
 
 
-def _scores_of(
-    name: str, run: Callable[[Tensor], Any], score_of: Callable[[Any], Tensor], advance: Callable[[int], None]
-) -> Callable[[Tensor], Tensor]:
-    """A function from images ``(N, C, H, W)`` to their scores ``(N,)``."""
+@dataclass
+class _Passes:
+    """Passes of images ``(N, C, H, W)``; they count the ReLUs of the last one that were guided, and the others."""
 
-    def scores(pictures: Tensor) -> Tensor:
-        values = score_of(_output(run, pictures)).to(wide(pictures))
+    name: str
+    run: Callable[[Tensor], Any]
+    advance: Callable[[int], None]
+    guided: int = 0
+    unguided: int = 0
+
+    def scores(self, score_of: Callable[[Any], Tensor], pictures: Tensor) -> Tensor:
+        """The scores ``(N,)``."""
+        values = score_of(_output(self.run, pictures)).to(wide(pictures))
         if len(values) != len(pictures):
-            what = f"{name} gives {counted(len(values), 'score')} for {len(pictures)} images"
+            what = f"{self.name} gives {counted(len(values), 'score')} for {len(pictures)} images"
             raise ModelError(what, do="set the batch size to 1")
-        advance(len(pictures))
+        self.advance(len(pictures))
         return values
 
-    return scores
+    def gradient(self, score_of: Callable[[Any], Tensor], pictures: Tensor) -> Tensor:
+        """The gradients of the scores."""
+        leaf = leaves_of(pictures)
+        score = score_of(self.run(passed_on(leaf))).sum()
+        slopes: Tensor | None = None
+        self.guided = 0
+        if score.requires_grad:
+            [slopes] = torch.autograd.grad(score, leaf, allow_unused=True)
+        if slopes is None:
+            raise ModelError(
+                f"no gradient leads from the score of {self.name} to the picture",
+                "the score is detached, computed under no_grad, quantized or constant",
+                f"use a method without gradient: {gradient_free(SALIENCY_METHODS)}",
+            )
+        relus = sum(node.name().startswith("ReluBackward") for node in nodes_behind([score.grad_fn]))
+        self.unguided = relus - self.guided
+        self.advance(len(pictures))
+        return slopes
+
+    def guide(self, gradient: Tensor) -> Tensor:
+        self.guided += 1
+        return ClampGradientSign("positive")(gradient)
 
 
-def _place(model: nn.Module, inputs: tuple[Any, ...], goal: Objective, settings: Settings) -> Tensor:
+def _place(model: nn.Module, inputs: tuple[Any, ...], picture: Tensor, goal: Objective, settings: Settings) -> Tensor:
     """The Grad-CAM of a layer for ``goal``, ``(H, W)`` or ``(T, H, W)``, in the size of the picture."""
     cams = class_activation_maps(model, inputs, settings.layer, goal.of)
     if len(cams) != 1:
         raise UsageError(f"'{settings.layer}' chooses {len(cams)} calls", do="choose one for guided-gradcam")
-    picture = _picture(inputs)
     return over_picture(torch.from_numpy(cams[0].values).to(picture.device), picture.shape[2:])
 
 
@@ -269,82 +298,6 @@ def _picture(inputs: tuple[Any, ...]) -> Tensor:
             f"expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
         )
     return picture
-
-
-def _gradient_of(
-    what: str,
-    run: Callable[[Tensor], Any],
-    score_of: Callable[[Any], Tensor],
-    advance: Callable[[int], None],
-    guide: _Guide,
-) -> Callable[[Tensor], Tensor]:
-    """A function from images ``(N, C, H, W)`` to the gradients of their scores."""
-
-    def gradient(pictures: Tensor) -> Tensor:
-        leaf = leaves_of(pictures)
-        score = score_of(run(passed_on(leaf))).sum()
-        slopes: Tensor | None = None
-        guide.met = 0
-        if score.requires_grad:
-            [slopes] = torch.autograd.grad(score, leaf, allow_unused=True)
-        if slopes is None:
-            raise ModelError(
-                f"no gradient leads from the score of {what} to the picture",
-                "the score is detached, computed under no_grad, quantized or constant",
-                f"use a method without gradient: {gradient_free(SALIENCY_METHODS)}",
-            )
-        guide.missed = _relus_between(score, leaf) - guide.met
-        advance(len(pictures))
-        return slopes
-
-    return gradient
-
-
-@dataclass
-class _Guide:
-    """A change of gradients that counts the ReLUs it acted on, and those it missed in the last pass."""
-
-    change: ClampGradientSign
-    met: int = 0
-    missed: int = 0
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        self.met += 1
-        return self.change(gradient)
-
-
-def _relus_between(score: Tensor, leaf: Tensor) -> int:
-    """The number of ReLUs, layers and functions, in the graph between ``score`` and ``leaf``."""
-    users: dict[Any, list[Any]] = {}  # for each node those whose gradient it gets
-
-    def inputs_of(node: Any) -> list[Any]:
-        following = [function for function, _ in node.next_functions if function is not None]
-        for function in following:
-            users.setdefault(function, []).append(node)
-        return following
-
-    nodes = _reachable([score.grad_fn], inputs_of)
-    leaves = [node for node in nodes if getattr(node, "variable", None) is leaf]
-    # ReLUs that act only on parameters do not count
-    between = _reachable(leaves, lambda node: users.get(node, []))
-    return sum(node.name().startswith("ReluBackward") for node in between)
-
-
-def _reachable(nodes: Iterable[Any], following: Callable[[Any], list[Any]]) -> set[Any]:
-    reached = set(nodes)
-    waiting = list(reached)
-    while waiting:
-        new = set(following(waiting.pop())) - reached
-        reached |= new
-        waiting += new
-    return reached
-
-
-def _relus(model: nn.Module) -> Selection:
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ReLU)]
-    if not names:
-        raise _nothing_to_guide(model)
-    return Selection.of_names(names)
 
 
 def _nothing_to_guide(model: nn.Module, which: str = "") -> ModelError:

@@ -16,7 +16,7 @@ from hookscope.display import Cells, Shown
 from hookscope.drawing import HeatPanel, HeatRow
 from hookscope.errors import UsageError
 from hookscope.explain import OverlaySource, why_unseen
-from hookscope.faithfulness.facts import BASELINES, NUMBERS, Faithfulness
+from hookscope.faithfulness.measure import BASELINES, NUMBERS, Faithfulness
 from hookscope.findings import counted, percent
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel
@@ -139,7 +139,7 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
         for name, interval, gap in zip(names, intervals, behind, strict=True)
     ]
     ranked = tuple(scores[at] for at in np.argsort(-means, kind="stable"))
-    return MapComparison(by, len(images), ranked, _verdict(ranked, by, len(images)))
+    return MapComparison(by, len(images), ranked, tuple(_verdict(ranked, by, len(images))))
 
 
 def _resampled(values: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64], list[Interval], list[Interval]]:
@@ -182,15 +182,12 @@ def _scores(found: Sequence[Faithfulness], interval: Interval, behind: Interval,
     return MapScores(found[0].name, **means, interval=interval, behind=behind, passes=passes)
 
 
-def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> tuple[str, ...]:
+def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> Iterator[str]:
     """Sentences on maps, the best first; baselines are never named as the best."""
     maps = [each for each in ranked if each.name not in BASELINES]
     baselines = [each for each in ranked if each.name in BASELINES]
-    if not maps:
-        return ()
-    if images < FEWEST:
-        return tuple(_of_few_images(maps, baselines, by, images))
-    return tuple(_of_many_images(maps, baselines, by, images))
+    if maps:
+        yield from (_of_few_images if images < FEWEST else _of_many_images)(maps, baselines, by, images)
 
 
 def _of_few_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by: str, images: int) -> Iterator[str]:

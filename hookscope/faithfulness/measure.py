@@ -1,4 +1,4 @@
-"""Faithfulness of maps: the score of the image with pixels removed or shown in the order of each map."""
+"""What one map of one image is worth: the score with pixels removed or shown in the order of the map."""
 
 from __future__ import annotations
 
@@ -7,21 +7,101 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
-from hookscope.display import Rows
+from hookscope.display import Cells, Picture, Rows, Shown
+from hookscope.drawing import map_png
 from hookscope.errors import InputError, UsageError
-from hookscope.explain import ClassActivationMap, first_batch, in_place_of, over_picture, picture_of
-from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
+from hookscope.explain import (
+    ClassActivationMap,
+    Saliency,
+    first_batch,
+    in_place_of,
+    over_picture,
+    picture_of,
+    progress_counter,
+)
 from hookscope.hooks import AnyModel, differentiable, module_of, names_of
-from hookscope.scores import Objective, check_finite_score, objectives
+from hookscope.scores import Objective, Score, check_finite_score, objectives
+
+RANDOM, CENTRED = "random", "centred"
+BASELINES = {RANDOM: "a random map", CENTRED: "a bright spot in the middle"}
+"""The maps that know nothing of the model, and what they are."""
+
+NUMBERS = ("road", "insertion", "deletion", "drop", "increase", "points", "in_box", "randomized", "passes")
+"""The fields of `Faithfulness` that are numbers or yes and no."""
+
+Map = NDArray[np.float32]
+
+
+def as_array(given: Any) -> NDArray[Any]:
+    """The values of a map: an array, a tensor, or a result of `class_activation_maps` or `saliency_maps`."""
+    values = given.map if isinstance(given, Saliency) else given
+    values = given.values if isinstance(given, ClassActivationMap) else values
+    return np.asarray(values.detach().cpu().float() if isinstance(values, Tensor) else values)
+
+
+@dataclass(frozen=True, repr=False)
+class Faithfulness(Shown):
+    """How faithful one map of one image is to the model: what happens to the score when its pixels are removed.
+
+    The score is the probability of a class, 0 to 1. The score of another target is scaled: 1 for the image, 0 for
+    an image of its mean colour.
+
+    Attributes:
+        name: Name of the map, such as its method; ``random`` and ``centred`` are the baselines.
+        prediction: What is explained: mostly a class, its score and probability.
+        values: The map ``(h, w)``, or ``(T, h, w)`` of a clip, as it was given.
+        deletion: Area under the score while the most important pixels are removed first (RISE, arXiv:1806.07421);
+            lower is better.
+        insertion: Area under the score while the most important pixels are shown first (RISE); higher is better.
+        road: ROAD (arXiv:2202.00449): half the difference of the score without the least and without the most
+            important 10, 20, ... 90 % of the pixels, -0.5 to 0.5; higher is better.
+        drop: Share of the score lost when the image is multiplied by the map, 0 to 1 (average drop of Grad-CAM++,
+            arXiv:1710.11063); lower is better.
+        increase: Whether the score rises instead.
+        in_box: Share of the map inside the boxes, 0 to 1; None without boxes.
+        points: Whether the highest value of the map lies in a box (pointing game, arXiv:1608.00507).
+        randomized: Rank correlation, -1 to 1, with the map of the same model with random weights: a map near 1 does
+            not depend on what the model has learned (arXiv:1810.03292). None where it was not computed.
+        curves: The score at each step by name: ``deletion`` and ``insertion`` ``(steps + 1,)``; ``most`` and ``least``
+            ``(9,)``, without the most and the least important pixels.
+        passes: Number of images that the model saw for it; 0 if an earlier map is the same.
+    """
+
+    name: str
+    prediction: Score
+    values: Map
+    deletion: float
+    insertion: float
+    road: float
+    drop: float
+    increase: bool
+    in_box: float | None
+    points: bool | None
+    curves: Mapping[str, NDArray[np.float64]]
+    passes: int
+    randomized: float | None = None
+
+    def _cells(self) -> Cells:
+        cells = {"map": self.name, **self.prediction.cells(), "road": self.road, "insertion": self.insertion}
+        cells |= {"deletion": self.deletion, "drop": self.drop, "in_box": self.in_box, "randomized": self.randomized}
+        return cells | {"picture": Picture(partial(map_png, self.still), self.name)}
+
+    @property
+    def still(self) -> Map:
+        """The map ``(h, w)`` that is drawn: of a clip the mean over its frames."""
+        still: Map = self.values.mean(0) if self.values.ndim == 3 else self.values
+        return still
+
 
 _NOISE = 0.01  # standard deviation, in units of the network's input: the authors' choice
 _CLOSE = 0.2  # of the noise: a step of the solver below this ends it
@@ -172,10 +252,10 @@ def measure_faithfulness(
         if len(goals) != 1:
             raise UsageError(f"a map explains one score, and the target names {len(goals)}", do="name one class")
         check_finite_score(goals[0].score)
-        run = CountedPasses(model, inputs, goals[0].probability or goals[0].of, batch_size, on_progress)
         fills = {"mean": partial(_mean, image), "blur": partial(_blurred, image)}
-        test = MapTest(image, fills[fill or "mean"](), fills[fill or "blur"](), steps, goals[0], boxes, seed)
-        return test.measured(named, run)
+        hidden = fills[fill or "mean"](), fills[fill or "blur"]()
+        run = lambda images: model(*in_place_of(inputs, images))  # noqa: E731
+        return MapTest(image, *hidden, steps, goals[0], boxes, seed, batch_size, run).measured(named, on_progress)
 
 
 def named_maps(maps: Any) -> dict[str, Any]:
@@ -237,43 +317,9 @@ def _blurred(image: Tensor) -> Tensor:
     return blurred.to(image).movedim(-3, 0)
 
 
-@dataclass
-class CountedPasses:
-    """Forward passes of images in batches, counted; ``read`` takes one number for each from an output."""
-
-    model: nn.Module
-    inputs: tuple[Any, ...]
-    read: Callable[[Any], Tensor]
-    batch_size: int
-    on_progress: Progress | None
-    done: int = 0
-    total: int = 0
-
-    def values(self, images: Iterator[Tensor]) -> NDArray[np.float64]:
-        found, batch = list[Tensor](), list[Tensor]()
-        for image in images:
-            batch.append(image)
-            if len(batch) == self.batch_size:
-                found.append(self._pass(batch))
-                batch = []
-        if batch:
-            found.append(self._pass(batch))
-        values: NDArray[np.float64] = torch.cat(found).numpy()
-        return values
-
-    def _pass(self, batch: Sequence[Tensor]) -> Tensor:
-        values = self.read(self.model(*in_place_of(self.inputs, torch.stack(list(batch))))).detach().cpu().double()
-        if len(values) != len(batch):
-            raise UsageError(f"the target gives {len(values)} numbers for {len(batch)} images", do="give one for each")
-        self.done += len(batch)
-        if self.on_progress is not None:
-            self.on_progress(self.done, self.total)
-        return values
-
-
 @dataclass(frozen=True)
 class MapTest:
-    """The images of all measures of one image."""
+    """The images of all measures of one image, and passes of them in batches."""
 
     image: Tensor
     removed: Tensor
@@ -282,8 +328,22 @@ class MapTest:
     goal: Objective
     boxes: Sequence[Box]
     seed: int
+    batch_size: int
+    run: Callable[[Tensor], Any]
 
-    def measured(self, maps: Mapping[str, Map], run: CountedPasses) -> Rows[Faithfulness]:
+    def _values(self, images: Iterator[Tensor], advance: Callable[[int], None]) -> NDArray[np.float64]:
+        """A number for each image."""
+        found, read = list[Tensor](), self.goal.probability or self.goal.of
+        while batch := list(islice(images, self.batch_size)):
+            found.append(read(self.run(torch.stack(batch))).detach().cpu().double())
+            if len(found[-1]) != len(batch):
+                asked = f"the target gives {len(found[-1])} numbers for {len(batch)} images"
+                raise UsageError(asked, do="give one for each")
+            advance(len(batch))
+        values: NDArray[np.float64] = torch.cat(found).numpy()
+        return values
+
+    def measured(self, maps: Mapping[str, Map], on_progress: Progress | None) -> Rows[Faithfulness]:
         ends = [self.image, self.removed, self.hidden, _mean(self.image)]
         each = 2 * (self.steps - 1) + 2 * len(_SHARES) + 1
         spreads = dict[str, Tensor]()
@@ -295,14 +355,15 @@ class MapTest:
             name: next(other for other in spreads if torch.allclose(spread, spreads[other], rtol=0, atol=_SAME))
             for name, spread in spreads.items()
         }
-        run.total = len(ends) + sum(name == other for name, other in first.items()) * each
-        whole, removed, hidden, nothing = run.values(iter(ends))
+        total = len(ends) + sum(name == other for name, other in first.items()) * each
+        advance = progress_counter(on_progress, total)
+        whole, removed, hidden, nothing = self._values(iter(ends), advance)
         scale = partial(_scaled, self.goal, whole, nothing)
         rows, known = Rows[Faithfulness](), dict[str, NDArray[np.float64]]()
         for name, values in maps.items():
             if first[name] == name:
                 torch.manual_seed(self.seed)  # the same noise for each map
-                known[name] = run.values(self._images(spreads[name]))
+                known[name] = self._values(self._images(spreads[name]), advance)
             else:
                 known[name] = known[first[name]]
             spread, found = spreads[name], known[name]

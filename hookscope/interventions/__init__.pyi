@@ -7,14 +7,6 @@ from .ablation import (
 )
 from .base import Intervention as Intervention, ParameterIntervention as ParameterIntervention
 from .context import intervene as intervene
-from .dropout import (
-    DropBlock as DropBlock,
-    DropBlock2d as DropBlock2d,
-    DropBlock3d as DropBlock3d,
-    Dropout as Dropout,
-    Dropout2d as Dropout2d,
-    LinearSchedule as LinearSchedule,
-)
 from .effect import (
     ClassChange as ClassChange,
     Effect as Effect,
@@ -35,7 +27,16 @@ from .elementwise import (
     Zero as Zero,
 )
 from .figure import draw_ablation as draw_ablation, draw_effect as draw_effect
-from .parameters import Freeze as Freeze, Prune as Prune
+from .regularisers import (
+    DropBlock as DropBlock,
+    DropBlock2d as DropBlock2d,
+    DropBlock3d as DropBlock3d,
+    Dropout as Dropout,
+    Dropout2d as Dropout2d,
+    Freeze as Freeze,
+    LinearSchedule as LinearSchedule,
+    Prune as Prune,
+)
 from .spec import (
     WORDS as WORDS,
     InterventionSpec as InterventionSpec,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +21,13 @@ from hookscope.hooks import (
     Selection,
     buffers_kept,
     channel_axis,
-    class_names,
     enclosing,
     feature_maps,
-    is_single,
     map_tensors,
-    matches_type,
     random_states,
     random_states_kept,
     shape_of,
     tensors_in,
-    types_of,
 )
 from hookscope.scores import class_scores
 
@@ -95,8 +91,10 @@ class Passes:
     seed: int | None = None
     read: Callable[[Any], Tensor] | None = None
 
-    def scores(self, observer: Observer) -> Tensor:
-        with torch.no_grad(), random_states_kept(), buffers_kept(self.model), observer:
+    def scores(self, *observers: Observer) -> Tensor:
+        with torch.no_grad(), random_states_kept(), buffers_kept(self.model), ExitStack() as stack:
+            for observer in observers:
+                stack.enter_context(observer)
             if self.seed is not None:
                 torch.manual_seed(self.seed)
             output = self.model(*map_tensors(self.inputs, torch.clone))
@@ -124,81 +122,46 @@ class Baseline:
 
 def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Baseline:
     model, selection = passes.model, Selection.of(layers)
-    recorder = _SiteRecorder(model, selection, types)
-    observer = recorder.observer = Observer(
+    found, states = list[tuple[Call, tuple[Any, ...] | None, str]](), list[dict[str, Any]]()
+    runs, input_bytes = Counter[str](), dict[str, int]()
+
+    def on_chosen(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        found.append((call, _channels_in(output, module), str(shape_of(output) or "no tensor")))
+
+    def on_any(call: Call, *_: Any) -> None:
+        runs[call.name] += 1
+        input_bytes[call.name] = every.input
+
+    chosen = Observer(model, selection, types, on_chosen, ordered=True)
+    every = Observer(
         model,
-        [selection, "*"],
-        types,
-        recorder.on_call,
+        "*",
+        ("all",),
+        on_any,
         on_input=lambda module, args, kwargs: _bytes((args, kwargs)),
-        on_start=recorder.on_start,
-        on_end=recorder.on_end,
-        ordered=True,
+        on_start=lambda args, kwargs: states.append(random_states()),
+        on_end=lambda: states.append(random_states()),
     )
-    scores = passes.scores(observer)
+    scores = passes.scores(chosen, every)
     sites, skipped = [], []
-    for call, site in recorder.chosen():
-        if site is not None:
-            sites.append(site)
+    for call, facts, shape in found:
+        if not chosen.wanted(call):  # an index from the end is known only now
+            continue
+        if facts is not None:
+            part, sizes, axis, live, size = facts
+            forks = [Fork(call.name, size)]
+            for name in (name for name in [*enclosing(call.name)][1:] if runs[name] == 1):
+                forks += [Fork(name, size, shared=True), Fork(name, max(size, input_bytes[name]))]
+            # without a batch axis there can be no copies
+            sites.append(AblationSite(call, part, sizes, axis, live, tuple(forks) if axis else ()))
         elif selection.is_explicit(call):
-            do = "choose a layer with (N, C, ...)"
-            raise NoMapError(f"the output of {call.key} has no channels", recorder.shapes[call.key], do)
+            raise NoMapError(f"the output of {call.key} has no channels", shape, "choose a layer with (N, C, ...)")
         else:
             skipped.append(call.key)
-    selection.check_named_ran(observer.progress.did_not_run, bool(sites or skipped))
+    selection.check_named_ran(chosen.progress.did_not_run, bool(sites or skipped))
     norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
     uses_batch = any(norm.training or norm.running_mean is None for norm in norms)
-    return Baseline(passes, scores, tuple(sites), tuple(skipped), recorder.draws or uses_batch)
-
-
-class _SiteRecorder:
-    """Records in the first pass the calls with and without channels, and the layers around them that ran once."""
-
-    def __init__(self, model: nn.Module, selection: Selection, types: Iterable[Any] | None) -> None:
-        self._selection, self._all_types = selection, types_of(model, types)[1]
-        self._names: dict[int, list[str]] = {}
-        for name, module in model.named_modules(remove_duplicate=False):
-            self._names.setdefault(id(module), []).append(name)
-        self._calls: list[tuple[Call, list[str], bool, tuple[Any, ...] | None]] = []
-        self._input_bytes: dict[str, int] = {}
-        self._runs: Counter[str] = Counter()
-        self._random: dict[str, Any] = {}
-        self.shapes: dict[str, str] = {}
-        self.draws = False
-        self.observer: Observer
-
-    def on_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._random = random_states()
-
-    def on_end(self) -> None:
-        self.draws = random_states() != self._random
-
-    def on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._runs[call.name] += 1
-        self._input_bytes[call.name] = self.observer.input
-        names = self._names[id(module)]
-        in_all = matches_type(class_names(module), self._all_types, is_single(call.name, module))
-        certain = any(self._selection.wants(name, call.call, call.index, None, in_all) for name in names)
-        if certain or self._selection.may_want(call.index, self.observer.progress.total):
-            self._calls.append((call, names, in_all, _channels_in(output, module)))
-            self.shapes[call.key] = str(shape_of(output) or "no tensor")
-
-    def chosen(self) -> Iterator[tuple[Call, AblationSite | None]]:
-        """The chosen calls, now that their number is known; None for those without channels."""
-        total = self.observer.progress.total
-        for call, names, in_all, facts in self._calls:
-            if any(self._selection.wants(name, call.call, call.index, total, in_all) for name in names):
-                yield call, self._site(call, *facts) if facts else None
-
-    def _site(
-        self, call: Call, part: str, shape: tuple[int, ...], axis: int, live: tuple[int, ...], size: int
-    ) -> AblationSite:
-        _, *around = enclosing(call.name)
-        forks = [Fork(call.name, size)]
-        for name in (name for name in around if self._runs[name] == 1):
-            forks += [Fork(name, size, shared=True), Fork(name, max(size, self._input_bytes[name]))]
-        # without a batch axis there can be no copies
-        return AblationSite(call, part, shape, axis, live, tuple(forks) if axis else ())
+    return Baseline(passes, scores, tuple(sites), tuple(skipped), states[0] != states[-1] or uses_batch)
 
 
 def _channels_in(output: Any, module: nn.Module) -> tuple[Any, ...] | None:

@@ -34,7 +34,7 @@ from hookscope.interventions.base import (
     checked,
     type_with_article,
 )
-from hookscope.interventions.parameters import parameter_changed
+from hookscope.interventions.regularisers import parameter_changed
 
 AnyChange = Change | ParameterIntervention
 Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hookscope.display import Cells, Shown
 from hookscope.hooks import (
-    Activations,
     AnyModel,
     Call,
     Layers,
@@ -210,14 +209,28 @@ def intervention_effect(
             keeper = stack.enter_context(Observer(model, Selection(drawn), types, lambda call, *_: calls.append(call)))
         output = _run(model, inputs, seed)
     # an index from the end is known only after a pass
-    comparison = _PassComparison(model, before, {call.key for call in calls if keeper.wanted(call)})
-    with torch.no_grad(), random_states_kept(), ExitStack() as stack:
-        comparison.block = stack.enter_context(intervene(model, pairs, types))
-        # the hooks of the comparison come later, so that they see changed values
-        observer = stack.enter_context(Observer(model, chosen, types, comparison.on_call, ordered=True))
+    kept = {call.key for call in calls if keeper.wanted(call)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    block, moved, new = intervene(model, pairs, types), list[MovedLayer](), list[Call]()
+
+    def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if block.changed and call.key not in before:
+            new.append(call)
+        elif block.changed:
+            changes = {id(parameters[key]) for key in block.changed if key in parameters}
+            own = any(id(parameter) in changes for parameter in module.parameters(recurse=False))
+            layer = _moved(call, before[call.key], output, own or call.key in block.changed, call.key in kept)
+            # a parameter is changed before the pass: layers before its own are not affected
+            if moved or layer.changed or layer.relative_l2 != 0 or not block.changed.keys() <= parameters.keys():
+                moved.append(layer)
+
+    # the hooks of the comparison come after the hooks of the block, so that they see changed values
+    with torch.no_grad(), random_states_kept(), block, Observer(model, chosen, types, on_call, ordered=True) as second:
         changed_output = _run(model, inputs, seed)
-    missing = comparison.missing(observer.wanted)
-    return Effect(output, changed_output, tuple(comparison.moved), dict(comparison.block.changed), missing)
+    order, ran = list(before), {layer.call.key for layer in moved}
+    missing = [key for key in order[order.index(moved[0].call.key) :] if key not in ran] if moved else []
+    missing += [call.key for call in new if second.wanted(call)]
+    return Effect(output, changed_output, tuple(moved), dict(block.changed), tuple(missing))
 
 
 def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
@@ -266,41 +279,6 @@ def _changed_layers(
         elif names := [name for name in parameters if name == str(where) or place.calls_by_name([name])]:
             owners.append(Selection.of_names(dict.fromkeys(holder_of(name) for name in names)))
     return called, owners
-
-
-class _PassComparison:
-    """Compares calls of the second pass with calls of the first, from the first changed call on."""
-
-    def __init__(self, model: nn.Module, before: Activations, drawn: Container[str]) -> None:
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._before, self._drawn = before, drawn
-        self._order = list(before)
-        self._new: list[Call] = []
-        self._has_begun = False
-        self.moved: list[MovedLayer] = []
-        self.block: intervene
-
-    def on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self.block.changed:
-            return
-        if call.key not in self._before:
-            self._new.append(call)
-            return
-        parameters = {id(self._parameters[key]) for key in self.block.changed if key in self._parameters}
-        own = any(id(parameter) in parameters for parameter in module.parameters(recurse=False))
-        changed = own or call.key in self.block.changed
-        moved = _moved(call, self._before[call.key], output, changed, call.key in self._drawn)
-        # a parameter is changed before the pass: layers before its own are not affected
-        self._has_begun |= changed or moved.relative_l2 != 0 or not self.block.changed.keys() <= self._parameters.keys()
-        if self._has_begun:
-            self.moved.append(moved)
-
-    def missing(self, is_chosen: Callable[[Call], bool]) -> tuple[str, ...]:
-        """The calls that only one of the passes made; ``is_chosen`` decides on calls of the second."""
-        ran = {layer.call.key for layer in self.moved}
-        first = self._order.index(self.moved[0].call.key) if self.moved else len(self._order)
-        new = (call.key for call in self._new if is_chosen(call))
-        return (*(key for key in self._order[first:] if key not in ran), *new)
 
 
 def _moved(call: Call, before: Any, after: Any, changed: bool, is_drawn: bool) -> MovedLayer:

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import hookscope.interventions.dropout
 import hookscope.interventions.elementwise
-import hookscope.interventions.parameters  # noqa: F401  (each adds its words to WORDS)
+import hookscope.interventions.regularisers  # noqa: F401  (each adds its words to WORDS)
 from hookscope.errors import UsageError, WeightsError, nearest
-from hookscope.hooks import Layers, capture, map_tensors, tensors_in
+from hookscope.hooks import capture, map_tensors, tensors_in
 from hookscope.images import InputImage, find_pictures, read_picture
 from hookscope.interventions.base import WORDS as WORDS, Intervention, Spelled
 from hookscope.models import LoadedModel, load_content, model_errors_as_input_errors
@@ -185,6 +184,7 @@ def read_source(
     """Read the file or folder that ``from=`` names, for an intervention at the layers ``where``; None without it."""
 
     def activations(paths: Iterable[str]) -> Iterator[dict[str, Any]]:
+        on_input = spec.values.get("on") == "input"
         if where in dict(net.model.named_parameters(remove_duplicate=False)):
             asked = f"{spec.word} needs a layer, and {where} is a parameter"
             raise UsageError(asked, do=f"name its layer: {where.rpartition('.')[0]}")
@@ -192,8 +192,11 @@ def read_source(
             image = read_picture(path, frames=net.preprocess.frames)
             on_image(image)
             tensor = net.prepare(image)
-            with model_errors_as_input_errors(net.name, tensor):
-                yield activations_at(net.model, net.inputs(tensor), where, types, spec.values.get("on", "output"))
+            capturing = capture(net.model, where, types, inputs=on_input)
+            with model_errors_as_input_errors(net.name, tensor), torch.no_grad(), capturing as kept:
+                net.model(*map_tensors(net.inputs(tensor), torch.clone))
+            values = kept.inputs if on_input else kept
+            yield {key: values[key] for key in values}
 
     if spec.source is None:
         return None
@@ -202,16 +205,6 @@ def read_source(
     if spec.from_file == "image":
         return next(activations([spec.source]))
     return mean_at(activations(find_pictures([spec.source])))
-
-
-def activations_at(
-    model: nn.Module, inputs: tuple[Any, ...], where: Layers, types: Iterable[Any] | None = None, on: str = "output"
-) -> dict[str, Any]:
-    """Capture the outputs, or the inputs, of the calls at ``where`` in a pass on ``inputs``, by key."""
-    with torch.no_grad(), capture(model, where, types, inputs=on == "input") as activations:
-        model(*map_tensors(inputs, torch.clone))
-    values = activations.inputs if on == "input" else activations
-    return {key: values[key] for key in values}
 
 
 def mean_at(activations: Iterable[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:

@@ -1,4 +1,3 @@
-from .choice import Boxes as Boxes, Region as Region, TargetChoice as TargetChoice, parse_target as parse_target
 from .logits import (
     FIND_NON_FINITE as FIND_NON_FINITE,
     Prediction as Prediction,
@@ -17,7 +16,6 @@ from .logits import (
 )
 from .objective import (
     AnyLoss as AnyLoss,
-    FunctionTarget as FunctionTarget,
     Loss as Loss,
     LossLike as LossLike,
     Objective as Objective,
@@ -31,5 +29,14 @@ from .score_targets import (
     DifferenceTarget as DifferenceTarget,
     RegionTarget as RegionTarget,
     SimilarityTarget as SimilarityTarget,
+    target_for as target_for,
 )
-from .target import Target as Target, class_label as class_label, read_categories as read_categories
+from .target import (
+    Boxes as Boxes,
+    Region as Region,
+    Target as Target,
+    TargetChoice as TargetChoice,
+    class_label as class_label,
+    parse_target as parse_target,
+    read_categories as read_categories,
+)

@@ -16,7 +16,7 @@ from hookscope.errors import CategoriesError, InputError, ModelError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import shape_of, tensors_in
 from hookscope.models import LoadedModel, detections_in, model_errors_as_input_errors
-from hookscope.scores.target import Target, class_label
+from hookscope.scores.target import ClassNames, Target, class_label
 
 _SEEN = 0.02  # of the best probability
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
@@ -206,7 +206,7 @@ def probabilities(scores: Tensor) -> Tensor:
     return values.sigmoid() if values.shape[-1] == 1 else values.softmax(-1)
 
 
-def predictions(scores: Tensor, categories: Sequence[str] | None, target: Target | None = None) -> list[Prediction]:
+def predictions(scores: Tensor, categories: ClassNames, target: Target | None = None) -> list[Prediction]:
     """The classes of ``target`` (default ``top:5``) of one picture with logits ``(K,)``, in `Target.indices`' order."""
     if categories:
         check_categories(categories, len(scores))
@@ -225,7 +225,7 @@ def check_finite_score(score: Score) -> None:
 
 
 def predict(
-    net: LoadedModel, pictures: Iterable[Tensor], target: Target | None = None, categories: Sequence[str] | None = None
+    net: LoadedModel, pictures: Iterable[Tensor], target: Target | None = None, categories: ClassNames = None
 ) -> list[Prediction]:
     """The scores that ``net`` gives to the classes of ``target`` (default ``top:5``) for one prepared picture or clip.
 

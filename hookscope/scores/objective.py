@@ -29,7 +29,7 @@ from hookscope.scores.logits import (
     predictions,
     probabilities,
 )
-from hookscope.scores.target import Target, class_label
+from hookscope.scores.target import ClassNames, Target, class_label
 
 Size = tuple[int, int]
 _ONE_EACH = "return a tensor with one floating-point number for each image"
@@ -70,9 +70,7 @@ class ScoreTarget(ABC):
     """
 
     @abstractmethod
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         """The numbers to explain; ``output`` comes from the model called ``what`` for one image of ``size``."""
 
 
@@ -80,45 +78,36 @@ def _name_of(function: Callable[[Any], Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionTarget(ScoreTarget):
+def _own_objective(function: Callable[[Any], Any], output: Any) -> Objective:
     """Any function from the model's output for ``N`` images to ``N`` numbers, or for one image to one number."""
+    name = _name_of(function)
 
-    function: Callable[[Any], Any]
-
-    @property
-    def name(self) -> str:
-        return _name_of(self.function)
-
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
-        value = self.values(output)
-        if len(value) != 1:
-            raise ModelError(f"{self.name} returns {len(value):,} numbers for one image", do=_ONE_EACH)
-        return [Objective(Score(None, None, float(value.detach()[0]), None, target=self.name), self.values)]
-
-    def values(self, output: Any) -> Tensor:
+    def values(output: Any) -> Tensor:
         try:
-            value = self.function(output)
+            value = function(output)
         except Exception as error:  # a function of the user raises any kind of exception
-            raise ModelError(f"{self.name} raised {describe_error(error)}") from error
+            raise ModelError(f"{name} raised {describe_error(error)}") from error
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() > 1:
             found = type(value).__name__
             if isinstance(value, Tensor):
                 found = f"a tensor of {value.dtype} with shape {tuple(value.shape)}"
-            raise ModelError(f"{self.name} returns {found}", do=_ONE_EACH)
+            raise ModelError(f"{name} returns {found}", do=_ONE_EACH)
         value = value.reshape(-1)
         parts = [output] if is_a_list_of_records(output) else tensors_in(output).values()
         images = {len(part) for part in parts if isinstance(part, list) or part.dim()}
         if len(value) == 1 and len(images) == 1 and images != {1}:
             do = "compute a number for each image, such as output[:, 3] and not output[0, 3]"
-            raise ModelError(f"{self.name} returns one number for {images.pop()} images", do=do)
+            raise ModelError(f"{name} returns one number for {images.pop()} images", do=do)
         return value
+
+    value = values(output)
+    if len(value) != 1:
+        raise ModelError(f"{name} returns {len(value):,} numbers for one image", do=_ONE_EACH)
+    return Objective(Score(None, None, float(value.detach()[0]), None, target=name), values)
 
 
 def objectives(
-    target: Any, output: Any, categories: Sequence[str] | None, what: str = "the model", size: Size | None = None
+    target: Any, output: Any, categories: ClassNames, what: str = "the model", size: Size | None = None
 ) -> list[Objective]:
     """The numbers that ``target`` names: a `Target` or what `Target.of` takes, a `ScoreTarget`, or a function.
 
@@ -127,14 +116,14 @@ def objectives(
     if isinstance(target, ScoreTarget):
         return target.objectives(output, categories, what, size)
     if callable(target):
-        return FunctionTarget(target).objectives(output, categories, what, size)
+        return [_own_objective(target, output)]
     if gives_boxes(output):
         raise ModelError(f"{what} gives {described(output)}, no score for each class", do=ASK_FOR_A_BOX)
     return class_objectives(target, None, output, categories, what)
 
 
 def class_objectives(
-    target: Any, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
+    target: Any, region: Tensor | None, output: Any, categories: ClassNames, what: str
 ) -> list[Objective]:
     """The scores of the classes that ``target`` names, see `class_regions`."""
     found = class_regions(target, region, output, categories, what)
@@ -142,7 +131,7 @@ def class_objectives(
 
 
 def class_regions(
-    target: Any, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
+    target: Any, region: Tensor | None, output: Any, categories: ClassNames, what: str
 ) -> dict[int, Tensor | None]:
     """The classes that ``target`` names, each with the pixels ``(h, w)`` that count; None for all there is.
 
@@ -177,25 +166,18 @@ def class_regions(
     return {at: is_best[at].float() for at in chosen}
 
 
-def class_objective(
-    index: int, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
-) -> Objective:
+def class_objective(index: int, region: Tensor | None, output: Any, categories: ClassNames, what: str) -> Objective:
     """The score of a class, of a segmentation its mean over ``region``."""
-    if region is None:
-        [prediction] = predictions(one_picture(class_scores(output, what)), categories, Target(str(index)))
-        return Objective(
-            prediction,
-            lambda output: class_scores(output, what)[:, index],
-            lambda output: probabilities(class_scores(output, what))[:, index],
-        )
-    shares = _shares(_maps(output), region)[0].tolist()
-    value = float(_means(_maps(output).detach(), region)[0, index])
-    prediction = Prediction(index, class_label(index, categories), value, shares[index], max(shares))
-    return Objective(
-        prediction,
-        lambda output: _means(_maps(output), region)[:, index],
-        lambda output: _shares(_maps(output), region)[:, index],
-    )
+
+    def scores(output: Any) -> Tensor:
+        return class_scores(output, what) if region is None else _means(_maps(output), region)
+
+    def shares(output: Any) -> Tensor:
+        return probabilities(class_scores(output, what)) if region is None else _shares(_maps(output), region)
+
+    value, given = float(scores(output).detach()[0, index]), shares(output)[0].tolist()
+    prediction = Prediction(index, class_label(index, categories), value, given[index], max(given))
+    return Objective(prediction, lambda output: scores(output)[:, index], lambda output: shares(output)[:, index])
 
 
 def _maps(output: Any) -> Tensor:

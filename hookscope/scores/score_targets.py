@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,10 +16,19 @@ from torchvision.ops import box_iou
 from hookscope.errors import AbsentTargetError, InputError, ModelError, UsageError
 from hookscope.hooks import tensors_in
 from hookscope.images import InputImage
-from hookscope.models import Detections, LoadedModel, detections_in, model_errors_as_input_errors
-from hookscope.scores.logits import Score, class_maps, class_scores, described, embeddings, is_a_list_of_records
+from hookscope.models import Detections, LoadedModel, detections_in, find_in_source, model_errors_as_input_errors
+from hookscope.scores.logits import (
+    EXPLAIN_SIMILARITY,
+    Score,
+    check_family,
+    class_maps,
+    class_scores,
+    described,
+    embeddings,
+    is_a_list_of_records,
+)
 from hookscope.scores.objective import Objective, ScoreTarget, Size, class_objective, class_objectives, class_regions
-from hookscope.scores.target import Target, class_label
+from hookscope.scores.target import Boxes, ClassNames, Target, TargetChoice, class_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +60,10 @@ class DifferenceTarget(ScoreTarget):
         if against.count != 1 or against.has_top:
             raise UsageError(f"'{against}' is not one class to subtract", do="give a class number or name")
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         return self.in_region(None, output, categories, what)
 
-    def in_region(
-        self, region: Tensor | None, output: Any, categories: Sequence[str] | None, what: str
-    ) -> list[Objective]:
+    def in_region(self, region: Tensor | None, output: Any, categories: ClassNames, what: str) -> list[Objective]:
         """The differences over the pixels of ``region`` ``(H, W)``."""
         found = class_regions(self.target, region, output, categories, what)
         maps = class_maps(output, bare=True)
@@ -117,9 +122,7 @@ class RegionTarget(ScoreTarget):
         if not bool((self.region > 0).any()) or bool((self.region < 0).any()):
             raise UsageError("the region is empty", do="give a mask that is above 0 at one pixel at least")
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         maps = class_maps(output, bare=True)
         if size and maps is not None and self.region.shape not in (size, maps.shape[-2:]):
             shape, other = ("x".join(map(str, each)) for each in (self.region.shape, size))
@@ -178,9 +181,7 @@ class SimilarityTarget(ScoreTarget):
         with model_errors_as_input_errors(net.name, [prepared]), torch.no_grad():
             return cls(net.model(*net.inputs(prepared)), os.path.basename(picture.name))
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         reference = _embedding(self.reference, what).detach()
         length = float(reference.norm())
         if not 0 < length < float("inf"):
@@ -189,13 +190,12 @@ class SimilarityTarget(ScoreTarget):
         if own.shape[1] != reference.shape[1]:
             asked = f"an embedding of {own.shape[1]:,} values cannot be compared with {self.name}, which has"
             raise ModelError(f"{asked} {reference.shape[1]:,}", do="give the output of the same model")
-        of = partial(_similarity, reference, what)
+
+        def of(output: Any) -> Tensor:
+            return torch.nn.functional.cosine_similarity(_embedding(output, what), reference)
+
         value = min(float(of(output).detach()[0]), 1.0)  # rounding: 1.0000001 for the reference itself
         return [Objective(Score(None, None, value, None, target=f"similarity to {self.name}"), of)]
-
-
-def _similarity(reference: Tensor, what: str, output: Any) -> Tensor:
-    return torch.nn.functional.cosine_similarity(_embedding(output, what), reference)
 
 
 def _embedding(output: Any, what: str) -> Tensor:
@@ -262,9 +262,7 @@ class BoxTarget(ScoreTarget):
     index: int | tuple[int, ...] = 0
     fit: bool = True
 
-    def objectives(
-        self, output: Any, categories: Sequence[str] | None, what: str, size: Size | None = None
-    ) -> list[Objective]:
+    def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         images = detections(output, what)
         if len(images) != 1:
             raise UsageError(f"expected one picture, got {len(images)}", do="call it for each picture")
@@ -275,7 +273,7 @@ class BoxTarget(ScoreTarget):
         return [self._objective(found, index, categories, what, size) for index in indices]
 
     def _objective(
-        self, found: Detections, index: int, categories: Sequence[str] | None, what: str, size: Size | None
+        self, found: Detections, index: int, categories: ClassNames, what: str, size: Size | None
     ) -> Objective:
         label = int(found.labels[index])
         same = found.labels == label
@@ -296,7 +294,7 @@ class BoxTarget(ScoreTarget):
         return torch.cat([best, best.new_zeros(1)]).amax()
 
 
-def _score(found: Detections, index: int, categories: Sequence[str] | None, size: Size | None) -> Score:
+def _score(found: Detections, index: int, categories: ClassNames, size: Size | None) -> Score:
     label, box = int(found.labels[index]), found.boxes[index].tolist()
     if found.shares:
         sides = [1.0, 1.0] if size is None else [size[1], size[0]]
@@ -307,7 +305,7 @@ def _score(found: Detections, index: int, categories: Sequence[str] | None, size
     return Score(label, class_label(label, categories), value, None, target=name, box=place)
 
 
-def _no_box(index: int, found: Detections, categories: Sequence[str] | None, what: str) -> AbsentTargetError:
+def _no_box(index: int, found: Detections, categories: ClassNames, what: str) -> AbsentTargetError:
     count = len(found.scores)
     if not count:
         return AbsentTargetError(f"no box {index}", f"{what} finds no box in this image", "give another image")
@@ -318,3 +316,54 @@ def _no_box(index: int, found: Detections, categories: Sequence[str] | None, wha
     more = ", ..." if count > _MOST_NAMED else ""
     boxes = "1 box" if count == 1 else f"{count} boxes"
     return AbsentTargetError(f"no box {index}", f"{what} finds {boxes}: {', '.join(best)}{more}")
+
+
+def target_for(choice: TargetChoice, net: LoadedModel, categories: tuple[str, ...] | None) -> Callable[..., Any]:
+    """Check ``choice`` against ``net`` before a forward pass, and return the function from a photograph to its target.
+
+    The target is what `class_activation_maps` takes. A second argument replaces the classes, where it is about
+    classes. Functions are imported and pictures are embedded once.
+
+    Raises:
+        ModelError: the family of ``net`` has no such scores, or there is no such function.
+        TargetError: no such class.
+    """
+    if isinstance(choice.target, str):
+        found = find_in_source(choice.target)
+        if not isinstance(found, ScoreTarget) and not callable(found):
+            raise ModelError(f"{choice.target} is not a function but {type(found).__name__}", do="name a function")
+        return _always(found)
+    if isinstance(choice.target, Boxes):
+        return _always(BoxTarget(choice.target.indices, choice.target.fit))
+    if choice.similar_to:
+        check_family(net.family, net.name, "embedding")
+        return _always(SimilarityTarget.of_picture(net, choice.similar_to(net.preprocess.frames)))
+    check_family(net.family, net.name, boxes=True)
+    if getattr(net.model, "num_classes", None) == 0:  # so timm says that there is no classifier
+        raise ModelError(f"{net.name} gives an embedding, no score for each class", do=EXPLAIN_SIMILARITY)
+    for classes in (choice.classes, choice.against):
+        if classes is not None:
+            classes.check(categories)
+
+    def target(image: InputImage, classes: Target | None = None) -> Any:
+        chosen: Any = classes or choice.classes
+        if choice.against is not None:
+            chosen = DifferenceTarget(chosen, choice.against)
+        if choice.region is None:
+            return chosen
+        photograph, _ = net.preprocess.shown(image.image, net.prepare(image))
+        region = net.preprocess.region(choice.region.drawn(photograph.size))
+        if not region.any():
+            asked = f"the network does not see the region {choice.region.where}"
+            raise InputError(
+                asked,
+                "the preprocessing cuts it off",
+                "choose other pixels, or ‹resize='stretch'|--resize stretch›",
+            )
+        return RegionTarget(region, chosen, choice.region.where)
+
+    return target
+
+
+def _always(target: Any) -> Callable[..., Any]:
+    return lambda image, classes=None: target

@@ -1,18 +1,29 @@
-"""Which classes are asked about: an index, a name, or the highest scores; and class names from a file."""
+"""What is asked about, before a model and an image are known: classes, boxes and regions; and names of classes."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import index as as_index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hookscope.errors import CategoriesError, TargetError, UsageError, nearest
+from hookscope import images
+from hookscope.errors import CategoriesError, InputError, TargetError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _MOST_NAMED = 5
+_POINT = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")
+_BOX = re.compile(r"\s*box:([0-9]{1,4})(:class)?\s*")
+_FUNCTION = re.compile(r"(?!(top|box):)[^,]*(\.py|\w):[^\W\d]\w*")
+
+
+ClassNames = Sequence[str] | None
+"""The names of classes in the order of a model's scores; None if they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class Target:
         """Whether it asks for the highest scores, and not only for named classes."""
         return any(_top(term) for term in self.text.split(","))
 
-    def check(self, categories: Sequence[str] | None) -> None:
+    def check(self, categories: ClassNames) -> None:
         """Raise a `TargetError` before a forward pass if an index or a name fits none of ``categories``."""
         for term in self._terms(categories):
             if _top(term):
@@ -67,7 +78,7 @@ class Target:
             elif categories:
                 _by_index(term, len(categories))
 
-    def indices(self, scores: Sequence[float | None], categories: Sequence[str] | None) -> tuple[int, ...]:
+    def indices(self, scores: Sequence[float | None], categories: ClassNames) -> tuple[int, ...]:
         """The indices of the classes, each once, in the order of the terms; ``top:K`` by descending score.
 
         ``top:K`` leaves out a class whose score is None.
@@ -81,7 +92,7 @@ class Target:
                 classes[_by_index(term, len(scores)) if _is_index(term) else _by_name(term, categories)] = None
         return tuple(classes)
 
-    def _terms(self, categories: Sequence[str] | None) -> tuple[str, ...]:
+    def _terms(self, categories: ClassNames) -> tuple[str, ...]:
         """The terms between commas; the longest run of them that is a class name counts as one."""
         parts, names = self.text.split(","), {name.lower() for name in categories or () if "," in name}
         terms, at = [], 0
@@ -114,7 +125,7 @@ def _by_index(text: str, classes: int) -> int:
     return int(digits)
 
 
-def _by_name(text: str, categories: Sequence[str] | None) -> int:
+def _by_name(text: str, categories: ClassNames) -> int:
     """The only class called ``text``, in the same case or in any case, or the only one whose name contains it."""
     if not categories:
         do = "give a number, or the names of the classes (categories)"
@@ -136,7 +147,7 @@ def _by_name(text: str, categories: Sequence[str] | None) -> int:
     raise TargetError(f"'{text}' is {how} {len(fitting)} classes", some + more, "give one of the numbers")
 
 
-def class_label(index: int, categories: Sequence[str] | None) -> str | None:
+def class_label(index: int, categories: ClassNames) -> str | None:
     """The name of class ``index``, None if unknown."""
     return categories[index] if categories and index < len(categories) else None
 
@@ -211,3 +222,128 @@ def _in_order(names_by_index: dict[str, Any]) -> list[Any] | None:
     except KeyError:
         return None
     return [name[-1] if isinstance(name, list) and len(name) == 2 else name for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The detected boxes that a target names; ``fit`` as in `BoxTarget`."""
+
+    indices: tuple[int, ...]
+    fit: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Boxes:
+        """Read ``box:0`` or ``box:0:class``, or several of one of them."""
+        terms = [(term, _BOX.fullmatch(term)) for term in text.split(",")]
+        found = [match for _, match in terms if match]
+        if len(found) < len(terms):
+            term = next(term for term, match in terms if not match)
+            raise UsageError(f"bad target '{term.strip()}' for a box", do="write box:K with K from 0, or box:K:class")
+        of_class = {bool(match[2]) for match in found}
+        if len(of_class) > 1:
+            raise UsageError(f"the target {text} mixes box:K and box:K:class", do="write one of them for all boxes")
+        return cls(tuple(dict.fromkeys(int(match[1]) for match in found)), not of_class.pop())
+
+    def __str__(self) -> str:
+        return ",".join(f"box:{index}" + ("" if self.fit else ":class") for index in self.indices)
+
+
+def parse_target(text: str) -> Target | Boxes | str:
+    """Classes as a `Target`, boxes as `Boxes`; ``file.py:function`` and ``package.module:function`` stay texts."""
+    if any(term.strip().startswith("box:") for term in text.split(",")):
+        return Boxes.parse(text)
+    if ".py" in text and not _FUNCTION.fullmatch(text):
+        raise UsageError(f"the target {text} names no function", do="write file.py:function, without other targets")
+    return text if _FUNCTION.fullmatch(text) else Target(text)
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A part of a photograph: ``point`` ``(x, y)``, or a ``mask`` that is not 0 there; ``text`` is how it was named."""
+
+    text: str
+    point: tuple[int, int] | None = None
+    mask: Image.Image | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Region:
+        """Read ``X,Y``, or the name of a file with a mask.
+
+        Raises:
+            ImageError: the mask cannot be read.
+            UsageError: the mask is empty.
+        """
+        if match := _POINT.fullmatch(text):
+            return cls(text, (int(match[1]), int(match[2])))
+        if not re.search(r"[^\d\s.,-]", text):
+            raise UsageError(f"bad point '{text}'", do="write X,Y: column and row of a pixel, from 0")
+        mask = images.read_mask(text)
+        if mask.getbbox() is None:
+            raise UsageError(f"the mask {text} is empty", "all its pixels are 0", "make the pixels of the region white")
+        return cls(text, mask=mask)
+
+    @property
+    def where(self) -> str:
+        """The words for it: ``at 20,30`` or ``in mask.png``."""
+        return f"at {self.text}" if self.point else f"in {os.path.basename(self.text)}"
+
+    def drawn(self, size: tuple[int, int]) -> Image.Image:
+        """A mask ``(W, H)``, 0 outside the region; InputError for a region of another photograph."""
+        if self.mask is not None:
+            if self.mask.size != size:
+                sizes = ["x".join(map(str, each)) for each in (self.mask.size, size)]
+                asked = f"the mask {self.text} is {sizes[0]}, and the image {sizes[1]}"
+                raise InputError(asked, do="give a mask of the image's size")
+            return self.mask
+        from PIL import Image
+
+        assert self.point is not None
+        if self.point[0] >= size[0] or self.point[1] >= size[1]:
+            exists = f"x is 0 to {size[0] - 1}, y 0 to {size[1] - 1}"
+            raise InputError(f"the point {self.text} is outside the image", exists)
+        mask = Image.new("L", size)
+        mask.putpixel(self.point, 255)
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class TargetChoice:
+    """What a target and the choices beside it name.
+
+    Attributes:
+        target: What `parse_target` returns; None for the best class.
+        region: The pixels of a segmentation that count.
+        against: The class whose score is subtracted.
+        similar_to: From a number of frames to the photograph or clip to whose embedding the similarity is explained.
+    """
+
+    target: Target | Boxes | str | None = None
+    region: Region | None = None
+    against: Target | None = None
+    similar_to: Callable[[int], images.InputImage] | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is None:
+            what = "‹similar_to|--similar-to›" if self.similar_to else f"‹target={self.target}|--target {self.target}›"
+            given: dict[str, Any] = {"‹region|--region›": self.region, "‹against|--against›": self.against}
+            given |= {"‹target|--target›": self.target} if self.similar_to else {}
+            if others := [option for option, value in given.items() if value]:
+                raise UsageError(f"{what} takes no {others[0]}", do="leave one of them out")
+        if self.against is not None and (self.against.count != 1 or self.against.has_top):
+            raise UsageError(
+                f"‹against={self.against}|--against {self.against}› is not one class", do="give a class number or name"
+            )
+
+    @property
+    def classes(self) -> Target | None:
+        """The classes that are explained; None if it is something else."""
+        if isinstance(self.target, Boxes | str) or self.similar_to:
+            return None
+        return self.target or Target()
+
+    @property
+    def count(self) -> int:
+        """The largest number of maps of one image."""
+        if isinstance(self.target, Boxes):
+            return len(self.target.indices)
+        return self.classes.count if self.classes else 1

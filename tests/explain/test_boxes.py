@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.drawing import Origin
 from hookscope.explain.cam import class_activation_maps, landmark_layers
-from hookscope.explain.cam_layers import candidates
+from hookscope.explain.cam_maps import candidates
 from hookscope.explain.page import OverlaySource, draw_cam, draw_saliency, why_outside
 from hookscope.explain.saliency import saliency_maps
 from hookscope.explain.saliency_settings import Settings

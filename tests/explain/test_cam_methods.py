@@ -135,7 +135,22 @@ def random_net(name: str) -> nn.Module:
     return seeded(lambda: torchvision.models.get_model(name, weights=None, num_classes=10))
 
 
-def agrees(method: str, name: str, layers: tuple[str, ...], size: int = 64) -> None:
+# each where grad-cam is right: nothing works in place on what the layer put out
+WHERE_IT_IS_RIGHT = {
+    "resnet18": ("layer4", "layer3.0.conv1", "layer2"),
+    "densenet121": ("features.denseblock4", "features.transition2.conv", "features.denseblock1"),
+    "mobilenet_v2": ("features.18", "features.10.conv.1", "features.4.conv.0"),
+    "mobilenet_v3_small": ("features.12", "features.6"),
+    "vgg11_bn": ("features.28", "features.25", "features.13"),
+    "vgg11": ("features.20", "features.19", "features.12"),
+}
+AGREES = [(name, WHERE_IT_IS_RIGHT[name][:2], 64) for name in ("resnet18", "mobilenet_v2")]
+AGREES += [pytest.param(*at, size, marks=pytest.mark.slow) for at in WHERE_IT_IS_RIGHT.items() for size in (64, 96)]
+
+
+@pytest.mark.parametrize("method", JUDGES)
+@pytest.mark.parametrize(("name", "layers", "size"), AGREES)
+def test_grad_cam_agrees(name: str, layers: tuple[str, ...], size: int, method: str) -> None:
     net, x = random_net(name), picture(size, size)
     if method == "xgradcam":  # which divides by sums of a channel that are nearly 0 with random weights
         net, x = net.double(), x.double()
@@ -148,32 +163,6 @@ def agrees(method: str, name: str, layers: tuple[str, ...], size: int = 64) -> N
         if method == "eigencam" and (ours.values * theirs).sum() < 0:
             theirs = -theirs  # whose sign is that of LAPACK
         assert off(ours.values, theirs) < 1e-5, (method, name, layer)
-
-
-# each where grad-cam is right: nothing works in place on what the layer put out
-WHERE_IT_IS_RIGHT = {
-    "resnet18": ("layer4", "layer3.0.conv1", "layer2"),
-    "densenet121": ("features.denseblock4", "features.transition2.conv", "features.denseblock1"),
-    "mobilenet_v2": ("features.18", "features.10.conv.1", "features.4.conv.0"),
-    "mobilenet_v3_small": ("features.12", "features.6"),
-    "vgg11_bn": ("features.28", "features.25", "features.13"),
-    "vgg11": ("features.20", "features.19", "features.12"),
-}
-FEW = ("resnet18", "mobilenet_v2")
-
-
-@pytest.mark.parametrize("method", JUDGES)
-@pytest.mark.parametrize("name", FEW)
-def test_grad_cam_agrees(name: str, method: str) -> None:
-    agrees(method, name, WHERE_IT_IS_RIGHT[name][:2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [64, 96])
-@pytest.mark.parametrize("method", JUDGES)
-@pytest.mark.parametrize("name", WHERE_IT_IS_RIGHT)
-def test_grad_cam_agrees_everywhere(name: str, method: str, size: int) -> None:
-    agrees(method, name, WHERE_IT_IS_RIGHT[name], size)
 
 
 def captums(net: nn.Module, layer: str, x: Tensor, index: int) -> NDArray[np.float32]:
@@ -243,22 +232,6 @@ def test_grad_cams_score_cam_agrees(layer: str, apart: nn.Module, monkeypatch: p
     assert off(ours.values, theirs) < 1e-5
 
 
-@pytest.mark.parametrize("layer", range(4))
-def test_ablation_cam_is_a_pass_without_each_channel(layer: int, apart: nn.Sequential) -> None:
-    x = picture()
-    with torch.no_grad():
-        activation = apart[: layer + 1](x)
-        score = apart(x)[0, 1]
-        total = torch.zeros(activation.shape[-2:])
-        for channel in range(activation.shape[1]):
-            without = activation.clone()
-            without[:, channel] = 0
-            weight = (score - apart[layer + 1 :](without)[0, 1]) / abs(score)
-            total += weight * activation[0, channel]
-    [ours] = class_activation_maps(apart, x, list(dict(apart.named_children()))[layer], 1, "ablationcam")
-    assert off(ours.values, total.relu().numpy()) < 1e-5
-
-
 @pytest.mark.parametrize("method", ["scorecam", "ablationcam"])
 def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str, apart: nn.Module) -> None:
     maps = {}
@@ -322,9 +295,9 @@ def test_the_masks_of_all_constant_channels_are_one_pass(apart: nn.Module) -> No
 def test_masked_images_come_in_larger_batches_while_there_is_room(
     apart: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookscope.explain.cam_maps._FIRST", {"cpu": 1})
+    monkeypatch.setattr("hookscope.explain.cam._FIRST", {"cpu": 1})
     rooms, pictures = iter([True, True, False]), list[int]()
-    monkeypatch.setattr("hookscope.explain.cam_maps.has_room", lambda device: next(rooms))
+    monkeypatch.setattr("hookscope.explain.cam.has_room", lambda device: next(rooms))
     apart.get_submodule("first").register_forward_hook(lambda module, args, output: pictures.append(len(args[0])))
     [grown] = class_activation_maps(apart, picture(), "first", 1, "scorecam")
     assert pictures == [1, 1, 2, 4]  # the pass of the activations, then 7 channels

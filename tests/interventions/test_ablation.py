@@ -404,32 +404,26 @@ def test_halves_and_inference_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "target", "error", "words"),
+    ("given", "error", "words"),
     [
-        ("conv", "top:2", UsageError, "expected one class"),
-        ("conv", "0,1", UsageError, "expected one class"),
-        ("conv", 7, TargetError, "no class 7"),
-        ("cnov", 0, LayerError, "nearest: conv"),
-        ("conv#2", 0, LayerError, "2 times"),
-        ("9", 0, LayerError, "no index 9"),
-        ("idle", 0, LayerError, "did not run"),
-        ("idle*", 0, LayerError, "did not run"),
-        ("count", 0, NoMapError, "the output of count has no channels"),
-        ("coun*", 0, NoMapError, "the output of count has no channels"),
+        ({"target": "top:2"}, UsageError, "expected one class"),
+        ({"target": "0,1"}, UsageError, "expected one class"),
+        ({"target": 7}, TargetError, "no class 7"),
+        ({"layers": "cnov"}, LayerError, "nearest: conv"),
+        ({"layers": "conv#2"}, LayerError, "2 times"),
+        ({"layers": "9"}, LayerError, "no index 9"),
+        ({"layers": "idle"}, LayerError, "did not run"),
+        ({"layers": "idle*"}, LayerError, "did not run"),
+        ({"layers": "count"}, NoMapError, "the output of count has no channels"),
+        ({"layers": "coun*"}, NoMapError, "the output of count has no channels"),
+        ({"inputs": torch.zeros(2, 3, 8, 8)}, UsageError, "expected one picture, got 2"),
+        ({"batch_size": 0}, UsageError, "batch size 0"),
+        ({"inputs": PICTURE * torch.inf}, InputError, "not finite"),
     ],
 )
-def test_refused(layers: str, target: Any, error: type[Exception], words: str) -> None:
+def test_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        ablate_each(twice(), PICTURE, layers, target)
-
-
-def test_refused_inputs() -> None:
-    with pytest.raises(UsageError, match="expected one picture, got 2"):
-        ablate_each(twice(), torch.zeros(2, 3, 8, 8), "conv")
-    with pytest.raises(UsageError, match="batch size 0"):
-        ablate_each(twice(), PICTURE, "conv", batch_size=0)
-    with pytest.raises(InputError, match="not finite"):
-        ablate_each(twice(), PICTURE * torch.inf, "conv", 0)
+        ablate_each(twice(), **{"inputs": PICTURE, "layers": "conv", "target": 0, **given})
 
 
 def test_maps_of_the_tokens_of_a_clip_are_means_over_its_frames() -> None:

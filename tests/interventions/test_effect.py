@@ -167,9 +167,8 @@ def test_an_index_of_an_input_may_be_that_of_a_block_whose_layers_are_counted_be
     assert found.changed == {"0": 1} and [layer.call.name for layer in found.layers if layer.changed] == ["0"]
 
 
-def moved(before: Any, after: Any, module: nn.Module | None = None, **more: Any) -> list[MapDifference]:
-    call = Call("conv", "Conv2d", 0, 0)
-    return moved_maps(MovedLayer(call, shape_of(after), True, 0.5, 0.5, 0, before, after), module, **more)
+def moved(before: Any, after: Any, module: nn.Module | None = None) -> list[MapDifference]:
+    return moved_maps(layer(before, after), module)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -255,29 +254,6 @@ def test_the_pixels_are_before_after_and_their_difference(tmp_path: Path) -> Non
         np.testing.assert_allclose(decoded, values[0, channels], atol=half_a_step * 1.0001)
     distances = (after - before)[0].square().mean((1, 2))
     assert found["conv after"][0] == distances.argsort(descending=True)[:16].tolist()
-
-
-def test_the_same_value_has_the_same_colour_before_and_after_and_the_difference_has_its_own_scale() -> None:
-    # after is 3 where before was 1, the difference 2; and every value occurs in another grid too
-    before, after = torch.zeros(1, 3, 4, 4), torch.zeros(1, 3, 4, 4)
-    before[0, :, :2], after[0, :, 1:3] = torch.tensor([1.0, 2.0, -1.0])[:, None, None], -1.0
-    after[0, 1, 3], before[0, 2, 3] = 2.0, 0.5
-    image, told = drawn(layer(before, after))
-    both, difference = dict[float, set[tuple[int, ...]]](), dict[float, set[tuple[int, ...]]]()
-    for part, values, seen in zip(
-        told["parts"], (before, after, after - before), (both, both, difference), strict=True
-    ):
-        for box, channel in zip(boxes(image, part), part["channels"], strict=True):
-            for y, x in np.ndindex(4, 4):
-                cell = box[y * part["zoom"] : (y + 1) * part["zoom"], x * part["zoom"] : (x + 1) * part["zoom"]]
-                seen.setdefault(float(values[0, channel, y, x]), set()).update(map(tuple, cell.reshape(-1, 3)))
-    for seen in (both, difference):
-        assert len(seen) >= 4 and all(len(found) == 1 for found in seen.values())
-        assert len(set().union(*seen.values())) == len(seen)
-    assert [part["low"][0] for part in told["parts"]] == [-2.0, -2.0, -3.0]
-    palette = colours.palette("RdBu_r")
-    assert difference[-3.0] == {tuple(palette[0])} and both[2.0] == {tuple(palette[colours.LEVELS - 1])}
-    assert both[0.0] == difference[0.0] == {tuple(palette[colours.LEVELS // 2])}
 
 
 def test_all_bands_stand_in_the_same_three_columns() -> None:
@@ -411,23 +387,6 @@ def test_the_provenance_names_everything(tmp_path: Path) -> None:
     for name, values in (("before", before), ("after", after), ("difference", after.double() - before)):
         chosen = values[0, part["channels"]].double().flatten(1)
         assert part["ranges"][name] == torch.stack(chosen.aminmax(dim=1), 1).tolist()
-
-
-def test_the_page_of_an_effect_holds_its_differences(tmp_path: Path) -> None:
-    first, last = nn.Conv2d(1, 3, 1, bias=False), nn.Conv2d(3, 2, 1, bias=False)
-    with torch.no_grad():
-        first.weight[:, 0, 0, 0] = torch.tensor([1.0, 2.0, 3.0])
-        last.weight[:, :, 0, 0] = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
-    net = nn.Sequential(first, nn.ReLU(inplace=True), last)
-    changes = [("0", Zero(channels="1"))]
-    inputs = (torch.arange(4.0).reshape(1, 1, 2, 2),)
-    found = intervention_effect(net, inputs, changes, layers="all", types=("Conv2d",), keep="all")
-    write_png(draw_effect(found, net=net), tmp_path / "effect.png")
-    values = read_sheet(tmp_path / "effect.png")
-    near, far = values["0 difference"], values["2 difference"]
-    assert (near[0], far[0]) == ([1], [0])  # 2x is lost, which only the first channel of the last layer sees
-    np.testing.assert_allclose(near[1][0], [[0, -2], [-4, -6]], atol=6.1 / 243)
-    np.testing.assert_allclose(far[1][0], [[0, -2], [-4, -6]], atol=18.1 / 243)
 
 
 def test_maps_are_smaller_and_then_fewer_where_pixels_are_too_many(

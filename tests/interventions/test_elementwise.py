@@ -62,11 +62,14 @@ def test_scaling_keeps_the_type(dtype: torch.dtype) -> None:
     assert scaled.dtype == dtype and torch.equal(scaled, tensor * -1.5)
 
 
-@pytest.mark.parametrize("change", [Scale(1), Scale(1.0, channels=0), Noise(0), Noise(0.0, relative=True)])
-def test_neutral_values_return_the_tensor_itself(change: Intervention) -> None:
+RATE_0 = [kind(p) for kind in (DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d) for p in (0, lambda step: 0.0)]
+
+
+@pytest.mark.parametrize("change", [Scale(1), Scale(1.0, channels=0), Noise(0), Noise(0.0, relative=True), *RATE_0])
+def test_neutral_values_return_the_tensor_itself_and_draw_nothing(change: Intervention) -> None:
     tensor = torch.tensor([[-0.0, 1.0]])
     before = torch.get_rng_state()
-    assert change(CALL, tensor) is tensor and torch.equal(torch.get_rng_state(), before)
+    assert change.at(3)(CALL, tensor) is tensor and torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 6), (None, 1.5), (-1, None), (2, 2), (-math.inf, 0)])
@@ -95,11 +98,13 @@ def test_relative_noise_has_the_spread_of_the_changed_values(dtype: torch.dtype)
     assert not bool(added[:, [0, 2, 3]].any())
 
 
-@pytest.mark.parametrize(
-    "change", [Scale(2.5), Zero(channels=1), Clamp(-0.5, 0.5), Noise(0.3, channels="0,2"), Permute(), Permute("images")]
-)
+CHANGES = [Scale(2.5), Zero(channels=1), Clamp(-0.5, 0.5), Noise(0.3, channels="0,2"), Permute(), Permute("images")]
+CHANGES += [DropBlock(0.3, 3), Dropout(0.4), Dropout2d(0.5), DropBlock(0.5, 3, channels=1)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_gradients_are_those_of_finite_differences(change: Intervention) -> None:
-    tensor = torch.randn(2, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    tensor = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: applied(change, x, seed=3), tensor)
 
 
@@ -287,6 +292,9 @@ def test_the_activation_of_one_image_goes_to_each_of_a_batch_and_takes_no_gradie
     assert tensor.grad[0].sum((1, 2)).tolist() == [4, 0, 4] and source.grad is None
 
 
+NO_PART = "no part '' of 'layer' to patch with; there is no tensor"
+
+
 @pytest.mark.parametrize(
     ("source", "shape", "says"),
     [
@@ -294,17 +302,12 @@ def test_the_activation_of_one_image_goes_to_each_of_a_batch_and_takes_no_gradie
         (torch.ones(2, 3), (3, 3), "the patch for 'layer' is 2x3; its activation is 3x3"),
         (torch.ones(()), (3, 3), "the patch for 'layer' is a single number; its activation is 3x3"),
         (torch.ones(3), (3, 3), "the patch for 'layer' is 3; its activation is 3x3"),
+        *((source, (1, 2), NO_PART) for source in ("a.jpg", {"layer": None}, None)),
     ],
 )
-def test_a_patch_of_another_shape_is_refused(source: Tensor, shape: tuple[int, ...], says: str) -> None:
-    with refused(UsageError, says):
+def test_a_patch_of_another_shape_or_without_a_tensor_is_refused(source: Any, shape: Any, says: str) -> None:
+    with refused(LayerError if says == NO_PART else UsageError, says):
         Patch(source)(CALL, torch.ones(shape))
-
-
-@pytest.mark.parametrize("source", ["a.jpg", {"layer": None}, None])
-def test_a_patch_without_a_tensor_is_refused(source: Any) -> None:
-    with pytest.raises(LayerError, match="no part '' of 'layer' to patch with; there is no tensor"):
-        Patch(source)(CALL, torch.ones(1, 2))
 
 
 def test_the_mean_of_the_batch_or_of_other_images_of_its_shape() -> None:
@@ -359,11 +362,6 @@ def test_steering_by_a_whole_activation_and_by_none() -> None:
         Steer(torch.ones(5))(CALL, tensor)
 
 
-def done(change: Intervention, tensor: Tensor, seed: int = 0, module: nn.Module | None = None) -> Tensor:
-    torch.manual_seed(seed)
-    return change(CALL, tensor, module)
-
-
 def case(change: Intervention, shape: tuple[int, ...], judge: Callable[[Tensor], Tensor]) -> Any:
     return pytest.param(change, shape, judge, id=f"{change}-{'x'.join(map(str, shape))}")
 
@@ -393,15 +391,15 @@ def test_the_numbers_of_torch_and_torchvision(change: Any, shape: Any, judge: An
     tensor = torch.randn(shape, dtype=dtype)
     torch.manual_seed(5)
     expected = judge(tensor)
-    assert same_bits(done(change, tensor, 5), expected)
-    assert done(change, tensor[:0]).shape == (0, *shape[1:])
+    assert same_bits(applied(change, tensor, seed=5), expected)
+    assert applied(change, tensor[:0]).shape == (0, *shape[1:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_counts_maps_of_more_values_than_it_has_numbers(dtype: torch.dtype) -> None:
     tensor = torch.ones(2, 8, 96, 96, dtype=dtype)
     assert tensor.numel() > 65504
-    found = done(DropBlock(0.1, 7), tensor)
+    found = applied(DropBlock(0.1, 7), tensor)
     assert found.dtype == dtype and bool(found.isfinite().all())
     torch.manual_seed(0)
     judge = drop_block2d(tensor.float(), 0.1, 7)
@@ -411,12 +409,12 @@ def test_half_precision_counts_maps_of_more_values_than_it_has_numbers(dtype: to
 
 def test_channels_last_and_a_part_are_dropped_as_channels_first_and_the_part_alone() -> None:
     tensor = torch.randn(2, 9, 9, 5)
-    first = done(DropBlock(0.3, 3), tensor.movedim(-1, 1), 2)
-    assert same_bits(done(DropBlock(0.3, 3), tensor, 2, nn.LayerNorm(5)), first.movedim(1, -1))
+    first = applied(DropBlock(0.3, 3), tensor.movedim(-1, 1), seed=2)
+    assert same_bits(applied(DropBlock(0.3, 3), tensor, nn.LayerNorm(5), 2), first.movedim(1, -1))
     tensor = torch.randn(2, 6, 9, 9)
     torch.manual_seed(4)
     judge = drop_block2d(tensor[:, [1, 2, 5], 2:8], 0.4, 3)
-    found = done(DropBlock(0.4, 3, channels="1-2,5", positions="2-7x0-8"), tensor, 4)
+    found = applied(DropBlock(0.4, 3, channels="1-2,5", positions="2-7x0-8"), tensor, seed=4)
     assert same_bits(found[:, [1, 2, 5], 2:8], judge)
     outside = torch.ones_like(tensor, dtype=torch.bool)
     outside[:, [1, 2, 5], 2:8] = False
@@ -434,32 +432,19 @@ def test_channels_last_and_a_part_are_dropped_as_channels_first_and_the_part_alo
 )
 def test_tensors_that_are_no_maps_are_refused(kind: Any, shape: tuple[int, ...], wanted: str) -> None:
     with refused(UsageError, f"{kind.__name__} at 'layer' {wanted}"):
-        done(kind(), torch.ones(shape), module=nn.Conv2d(1, 1, 1))
+        applied(kind(), torch.ones(shape), nn.Conv2d(1, 1, 1))
 
 
 def test_dropout2d_drops_whole_channels_wherever_they_are() -> None:
     tensor = torch.randn(2, 8, 5, 5)
-    judge = done(Dropout2d(0.5), tensor, 1)
-    last = done(Dropout2d(0.5), tensor.movedim(1, -1), 1, nn.LayerNorm(8))
+    judge = applied(Dropout2d(0.5), tensor, seed=1)
+    last = applied(Dropout2d(0.5), tensor.movedim(1, -1), nn.LayerNorm(8), 1)
     assert same_bits(last, judge.movedim(1, -1))
-    tokens = done(Dropout2d(0.5), torch.ones(3, 49, 16), 1, nn.Linear(1, 1))
+    tokens = applied(Dropout2d(0.5), torch.ones(3, 49, 16), nn.Linear(1, 1), 1)
     assert {len(set(tokens[n, :, c].tolist())) for n in range(3) for c in range(16)} == {1}
-    single = done(Dropout2d(0.5), torch.ones(16, 4, 4), 1, nn.Conv2d(1, 1, 1))
+    single = applied(Dropout2d(0.5), torch.ones(16, 4, 4), nn.Conv2d(1, 1, 1), 1)
     assert {len(set(channel.flatten().tolist())) for channel in single} == {1}
     assert set(single.flatten().tolist()) == {0.0, 2.0}
-
-
-@pytest.mark.parametrize("change", [DropBlock(0.3, 3), Dropout(0.4), Dropout2d(0.5), DropBlock(0.5, 3, channels=1)])
-def test_gradients_of_what_is_left_are_those_of_finite_differences(change: Intervention) -> None:
-    tensor = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: done(change, x, 11), tensor)
-
-
-@pytest.mark.parametrize("kind", [DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d])
-def test_a_rate_of_0_is_the_tensor_itself_and_draws_nothing(kind: Any) -> None:
-    tensor, before = torch.randn(1, 2, 3, 3), torch.get_rng_state()
-    assert kind(0)(CALL, tensor) is tensor and kind(lambda step: 0.0).at(3)(CALL, tensor) is tensor
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_linear_rate_and_train_mode() -> None:

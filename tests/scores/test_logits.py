@@ -167,6 +167,7 @@ def test_floating_point_of_every_width_and_quantized_scores(dtype: torch.dtype) 
         (LOGITS.to(torch.complex64), "1x3 values"),
         ({"0": torch.zeros(1, 8, 4, 4), "pool": torch.zeros(1, 8, 2, 2)}, "0 of 1x8x4x4, pool of 1x8x2x2"),
         ({"out": torch.zeros(3)}, "out of 3"),
+        ({"loss": torch.tensor(1.0), "maps": torch.zeros(1, 3, 4, 4)}, "loss of one value, maps of 1x3x4x4"),
         ((), "no tensor"),
         (None, "no tensor"),
         ([], "a list of 0 tensors"),
@@ -209,14 +210,8 @@ def test_predictions() -> None:
     assert len(predictions(torch.arange(9.0), None)) == 5
     (best,) = predictions(LOGITS[0], ["a", "b", "c"], Target("c"))
     assert (best.index, best.label, best.score) == (2, "c", -2.0)
-
-
-def test_class_names_of_another_model_and_outputs_without_scores_are_named() -> None:
     with pytest.raises(CategoriesError, match="2 class names for 3 classes of the model; give the class names"):
         predictions(LOGITS[0], ["a", "b"])
-    loss = {"loss": torch.tensor(1.0), "maps": torch.zeros(1, 3, 4, 4)}
-    with pytest.raises(ModelError, match="mynet gives loss of one value, maps of 1x3x4x4, no score for each class"):
-        class_scores(loss, "mynet")
     with pytest.raises(ModelError, match=r"gives 1x3x4x4 values.*; a segmentation model returns \{'out': scores\};"):
         class_scores(torch.zeros(1, 3, 4, 4))
 

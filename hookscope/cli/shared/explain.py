@@ -117,7 +117,7 @@ class ExplainCommand(PictureCommand):
         if self.is_animation and self.net.preprocess.frames < 2:
             exists = f"{self.net.name} takes a picture: there are no frames for an animation"
             raise UsageError(f"cannot write {self.place.path}", exists, "name it .png")
-        return self.choice.for_model(self.net, self.names)
+        return scores.target_for(self.choice, self.net, self.names)
 
     def draw(self, read: Sequence[images.InputImage]) -> Iterator[Any]:
         [image] = read
