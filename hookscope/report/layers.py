@@ -1,4 +1,4 @@
-"""The view of each layer on a page: a picture of its maps for each image, and the numbers that make values of it."""
+"""The view of each layer on a page: its maps and Grad-CAM for each image, and the numbers that make values of it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.drawing import Tiles, colours, finite_or_none, palette
+from hookscope.drawing import Heat, Tiles, colours, draw_heat, finite_or_none, palette, to_image
 from hookscope.errors import printable
-from hookscope.inspection import ImageMaps, InspectedLayer, Inspection
-from hookscope.report.charts import png_address
+from hookscope.inspection import ImageMaps, InspectedLayer, Inspection, Place
+from hookscope.report.charts import jpeg_address, png_address
 
 COLOUR_MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r", "PuOr")
 GAP = 1  # transparent pixels between the maps of a picture
@@ -245,3 +245,49 @@ def _mosaic(maps: NDArray[np.uint8], background: int) -> tuple[NDArray[np.uint8]
 
 def _zoom(width: int, height: int) -> int:
     return max(1, min(_WIDEST // width, _HIGHEST // height))
+
+
+MAPS, HEAT = "viridis", "inferno"
+"""Colour maps of feature maps, and of Grad-CAM over an image."""
+
+_LEAST, _MOST, _SMALL = 224, 640, 56  # widths of images and of thumbnails, in pixels
+
+
+def seen_image(seen: Image.Image) -> Image.Image:
+    """What the network saw, in a size for the page: small ones magnified by a whole number, large ones reduced."""
+    if seen.width > _MOST:
+        return seen.resize((_MOST, max(1, round(seen.height * _MOST / seen.width))), Image.Resampling.LANCZOS)
+    factor = -(-_LEAST // seen.width)
+    return seen.resize((seen.width * factor, seen.height * factor), Image.Resampling.NEAREST)
+
+
+def over_image(seen: Image.Image, cam: NDArray[np.float32], width: int) -> Image.Image:
+    """A class activation map ``(h, w)`` over what the network saw."""
+    height = max(1, round(seen.height * width / seen.width))
+    ground = seen if width > seen.width else seen.resize((width, height), Image.Resampling.BILINEAR)
+    heat = Heat(cam, (0, 0, ground.width, ground.height), max(0.0, float(cam.max())))
+    return draw_heat(ground, heat, width, HEAT)
+
+
+def layer_cam(inspection: Inspection, layer: int, image: int = 0, width: int = _SMALL) -> Image.Image | None:
+    """The Grad-CAM of a layer over what the network saw; None if it has none."""
+    maps = inspection.layers[layer].images[image]
+    if maps is None or maps.cam is None:
+        return None
+    return over_image(inspection.images[image].seen, maps.cam, width)
+
+
+def small_cam(inspection: Inspection, layer: int) -> str:
+    """The address of a thumbnail of `layer_cam` for the first image that has one; empty if none has."""
+    cam = next(filter(None, (layer_cam(inspection, layer, at) for at in range(len(inspection.images)))), None)
+    return "" if cam is None else jpeg_address(cam, 80)
+
+
+def map_or_cam(
+    inspection: Inspection, layer: int, place: Place, image: int, width: int = _SMALL
+) -> tuple[Image.Image | None, int | None]:
+    """The map of the first channel of a place in its own size, and its number; else the Grad-CAM of the layer."""
+    maps, channel = inspection.layers[layer].images[image], place.channels[0] if place.channels else None
+    if maps is None or channel not in maps.tiles.channels or maps.tiles.values:
+        return layer_cam(inspection, layer, image, width), None
+    return to_image(maps.tiles.levels[maps.tiles.channels.index(channel)], MAPS), channel

@@ -1,15 +1,19 @@
 """Tests of the network as a list."""
 
+import re
+
 import numpy as np
 import pytest
 import torchvision
 from PIL import Image
 
 import hookscope
+from hookscope.display import engineering
 from hookscope.hooks import Call
 from hookscope.inspection import CallFacts
+from hookscope.report import draw_page
 from hookscope.report.charts import outline
-from hookscope.report.network import NetworkRow, network_rows
+from hookscope.report.inspection import network_rows
 from tests.helpers import seeded
 from tests.report.example import example
 
@@ -26,9 +30,9 @@ def test_a_module_has_the_parameters_that_torch_counts_in_it(resnet):
     assert [row.name for row in modules if not row.parents] == ["layer1", "layer2", "layer3", "layer4"]
     for row in modules:
         assert row.params == sum(parameter.numel() for parameter in net.get_submodule(row.name).parameters())
-    whole = NetworkRow(0, (), "", None, inspection.calls)
-    assert whole.params == sum(parameter.numel() for parameter in net.parameters())
-    assert whole.macs == sum(row.macs for row in network_rows(inspection) if not row.parents)
+    whole = re.findall(r"(?:Parameters|accumulates)</dt><dd>(.*?)</dd>", draw_page(inspection))
+    macs = sum(row.macs for row in network_rows(inspection) if not row.parents)
+    assert whole == [engineering(sum(parameter.numel() for parameter in net.parameters())), engineering(macs)]
 
 
 def test_rows_are_in_order_of_execution_each_in_its_modules(resnet):
