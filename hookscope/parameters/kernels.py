@@ -325,20 +325,18 @@ def _draw_page(
     heading: str, weights: str, sections: Sequence[_KernelSection], left_out: Sequence[str], style: Style
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
     """Draw the sections below each other; returns the image, and where the maps of each section lie."""
-    width = max([LEAST_WIDTH, *(section.pixels.shape[1] for section in sections)])
-    page, places, ramps = SheetPage(), [], []
-    page.add_text(heading, width, size=15, bold=True)
+    page = SheetPage(max([LEAST_WIDTH, *(section.pixels.shape[1] for section in sections)]))
+    places, ramps = [], []
+    page.add_text(heading, size=15, bold=True)
     untrained = is_random(weights)
-    page.add_text(
-        f"weights: {weights or 'as given'}" + ", the network is not trained" * untrained, width, alarm=untrained
-    )
+    page.add_text(f"weights: {weights or 'as given'}" + ", the network is not trained" * untrained, alarm=untrained)
     if any("inputs" in section.about for section in sections):
-        page.add_text("A row is an output channel, a column is an input channel.", width)
+        page.add_text("A row is an output channel, a column is an input channel.")
     if left_out:
-        page.add_text(f"left out: {'; '.join(left_out)}", width)
+        page.add_text(f"left out: {'; '.join(left_out)}")
     for section in sections:
-        page.add_text(section.title, width, 12, 13, bold=True)
-        page.add_text(section.words, width)
+        page.add_text(section.title, 12, 13, bold=True)
+        page.add_text(section.words)
         if section.rgb is None:
             tiles = section.grid.tiles
             page.add(colour_bar("one scale for the layer, symmetric about 0:", tiles.low[0], tiles.high[0]), 4)

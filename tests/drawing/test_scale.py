@@ -21,8 +21,7 @@ from hookscope.drawing.scale import (
     Scale,
     SymmetricScale,
 )
-from hookscope.drawing.sheet import draw_call
-from hookscope.drawing.sheet_parts import Origin
+from hookscope.drawing.sheet import Origin, draw_call
 from hookscope.drawing.tiles import reduce_output
 from hookscope.errors import ImageError, UsageError
 from hookscope.hooks import Call
