@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -88,30 +87,17 @@ PrintsOf = Callable[[Ints], Prints]
 """Gives the hashes of the images at these positions."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
-    """Values ``(E,)`` of channels on images, by the positions of both; rows and columns are -1 without places."""
+_CANDIDATE = np.dtype(
+    [("channel", np.int64), ("value", np.float64), ("image", np.int64), ("row", np.int64), ("column", np.int64)]
+)
+Candidates = NDArray[Any]
+"""Values ``(E,)`` of channels on images, by the positions of both; rows and columns are -1 without places."""
 
-    channel: Ints
-    value: Floats
-    image: Ints
-    row: Ints
-    column: Ints
 
-    @classmethod
-    def empty(cls) -> Self:
-        none = np.zeros(0, np.int64)
-        return cls(none, np.zeros(0), none, none, none)
-
-    @classmethod
-    def joined(cls, parts: list[Candidates]) -> Self:
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
-
-    def __len__(self) -> int:
-        return len(self.channel)
-
-    def __getitem__(self, chosen: Any) -> Candidates:
-        return Candidates(*(getattr(self, field.name)[chosen] for field in fields(self)))
+def candidates(*fields: Any) -> Candidates:
+    """Arrays of channels, values, images, rows and columns as one structured array."""
+    found: Candidates = np.rec.fromarrays(fields, _CANDIDATE)
+    return found
 
 
 class BestImages:
@@ -124,7 +110,7 @@ class BestImages:
 
     def __init__(self, channels: int, top: int, least: bool = False) -> None:
         self.channels, self.top, self.least = channels, top, least
-        self._kept, self._waiting = Candidates.empty(), list[Candidates]()
+        self._kept, self._waiting = np.zeros(0, _CANDIDATE), list[Candidates]()
         self._bounds = np.full(channels, np.inf if least else -np.inf), np.full(channels, np.iinfo(np.int64).max)
 
     def may_enter(self, values: Floats, images: Ints) -> NDArray[np.bool_]:
@@ -148,23 +134,24 @@ class BestImages:
     def best(self, prints_of: PrintsOf) -> Candidates:
         """The best so far, by channel and then from the best to the worst."""
         if self._waiting:
-            self._kept = self._without_worse(Candidates.joined([self._kept, *self._waiting]), prints_of)
+            self._kept = self._without_worse(np.concatenate([self._kept, *self._waiting]), prints_of)
             self._waiting.clear()
-            counts = np.bincount(self._kept.channel, minlength=self.channels)
+            counts = np.bincount(self._kept["channel"], minlength=self.channels)
             full = counts == self.top
             last = np.cumsum(counts)[full] - 1
-            self._bounds[0][full], self._bounds[1][full] = self._kept.value[last], self._kept.image[last]
+            self._bounds[0][full], self._bounds[1][full] = self._kept["value"][last], self._kept["image"][last]
         return self._kept
 
     def _without_worse(self, found: Candidates, prints_of: PrintsOf) -> Candidates:
-        found = found[np.lexsort((found.image, found.value if self.least else -found.value, found.channel))]
+        value = found["value"] if self.least else -found["value"]
+        found = found[np.lexsort((found["image"], value, found["channel"]))]
         kept, left = np.zeros(len(found), bool), np.arange(len(found))
-        images, image = np.unique(found.image, return_inverse=True)
+        images, image = np.unique(found["image"], return_inverse=True)
         are_near = Duplicates(prints_of(images))
         for _ in range(self.top):  # each time the best of each channel that is left, and not its near-duplicates
             if not left.size:
                 break
-            channel = found.channel[left]
+            channel = found["channel"][left]
             first = np.concatenate([[True], channel[1:] != channel[:-1]])
             best = left[first]
             kept[best] = True
@@ -173,17 +160,17 @@ class BestImages:
 
     @property
     def images(self) -> Ints:
-        return np.unique(np.concatenate([part.image for part in (self._kept, *self._waiting)]))
+        return np.unique(np.concatenate([part["image"] for part in (self._kept, *self._waiting)]))
 
     def state_dict(self, prints_of: PrintsOf) -> dict[str, Any]:
         best = self.best(prints_of)
-        return {field.name: getattr(best, field.name) for field in fields(best)}
+        return {name: np.ascontiguousarray(best[name]) for name in _CANDIDATE.names or ()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], channels: int, top: int, least: bool = False) -> Self:
         restored = cls(channels, top, least)
-        found = Candidates(**{field.name: np.array(state[field.name]) for field in fields(Candidates)})
-        if len(found) and not 0 <= found.channel.min() <= found.channel.max() < channels:
+        found = candidates(*(np.array(state[name]) for name in _CANDIDATE.names or ()))
+        if len(found) and not 0 <= found["channel"].min() <= found["channel"].max() < channels:
             raise ValueError("a channel that the layer does not have")
         restored.add(found)
         return restored

@@ -88,13 +88,12 @@ class SavedExemplars:
 
     def _by_channel(self, best: Candidates, channels: int, seen: ReceptiveField) -> list[tuple[Exemplar, ...]]:
         found: list[list[Exemplar]] = [[] for _ in range(channels)]
-        rows = zip(best.channel, best.value, best.image.tolist(), best.row.tolist(), best.column.tolist(), strict=True)
-        for channel, value, position, row, column in rows:
+        for channel, value, position, row, column in best.tolist():
             image = self.found.seen[position]
             place = None if row < 0 else (row, column)
             box = (0, 0, image.size[1], image.size[0]) if place is None else seen.box(place, image.size)
             seen_in = position, image.name, image.sha256, image.label
-            found[channel].append(Exemplar(float(value), *seen_in, place, box, image.size))
+            found[channel].append(Exemplar(value, *seen_in, place, box, image.size))
         return [tuple(exemplars) for exemplars in found]
 
 
