@@ -17,6 +17,7 @@ from .files import (
     colour_bar as colour_bar,
     encode_png as encode_png,
     finite_or_none as finite_or_none,
+    image_bytes as image_bytes,
     map_png as map_png,
     placed as placed,
     read_provenance as read_provenance,
@@ -29,8 +30,7 @@ from .files import (
 from .grid import (
     MOST_PIXELS as MOST_PIXELS,
     Grid as Grid,
-    draw_alike as draw_alike,
-    draw_grid as draw_grid,
+    draw_grids as draw_grids,
     lay_out as lay_out,
     to_image as to_image,
 )

@@ -22,7 +22,7 @@ from hookscope.drawing.files import (
     placed,
     with_provenance,
 )
-from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_alike, to_image
+from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_grids, to_image
 from hookscope.drawing.scale import SymmetricScale
 from hookscope.drawing.text import Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import Tiles, finite_extremes, reduce_maps
@@ -173,12 +173,12 @@ def draw_difference(maps: MapDifference, most: int) -> DrawnDifference:
     count, height, width = maps.tiles[0].levels.shape
     bold = range(min(BOLD, count)) if count > BOLD else ()
     if height * width == 1:
-        return DrawnDifference(maps, draw_alike(maps.tiles, bold, columns=count, most=most // 3))
+        return DrawnDifference(maps, draw_grids(maps.tiles, count, most=most // 3, bold=bold))
     side = min(_GRID, math.isqrt(most // 4))  # smaller maps before fewer maps; a quarter is for numbers and bars
     columns = max(1, min(count, math.ceil(math.sqrt(count * height / width))))
     zoom = max(1, min(side // columns, max(_LARGEST_MAP, width)) // width)
     cell = zoom * min(height, width // maps.frames)
-    grids = draw_alike(maps.tiles, bold, columns, cell, frames=maps.frames, most=most // 3)
+    grids = draw_grids(maps.tiles, columns, cell, frames=maps.frames, most=most // 3, bold=bold)
     return DrawnDifference(maps, grids)
 
 

@@ -114,8 +114,13 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) 
     # uncompressed text: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
     info = PngInfo()
     info.add_text(PROVENANCE, image.info[PROVENANCE])
+    return image_bytes(image, pnginfo=info, compress_level=1)
+
+
+def image_bytes(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """The file of ``image``; ``options`` go to Pillow."""
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", pnginfo=info, compress_level=1)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -134,9 +139,7 @@ def map_png(values: NDArray[np.float32]) -> bytes:
     step, zoom = math.ceil(longest / _THUMBNAIL), max(1, _THUMBNAIL // longest)
     image = Image.fromarray(levels[step // 2 :: step, step // 2 :: step].repeat(zoom, 0).repeat(zoom, 1))
     image.putpalette(colours.palette("inferno").ravel().tolist())
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
+    return image_bytes(image, optimize=True)
 
 
 def read_provenance(source: StrPath | bytes) -> dict[str, Any]:
@@ -266,11 +269,10 @@ def write_animation(frames: Sequence[Image.Image], path: StrPath) -> None:
     The provenance of the first is the comment of a GIF, and the ImageDescription of a WebP.
     """
     kind, text = ANIMATIONS[os.path.splitext(path)[1].lower()], frames[0].info[PROVENANCE]
-    more = {"comment": text, "optimize": False, "disposal": 1}
+    more: dict[str, Any] = {"comment": text, "optimize": False, "disposal": 1}
     if kind == "WEBP":
         exif = Image.Exif()
         exif[_DESCRIPTION] = text
         more = {"lossless": True, "exif": exif.tobytes(), "minimize_size": False}
-    buffer = io.BytesIO()
-    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], duration=_DURATION, loop=0, **more)
-    write_atomically(path, buffer.getvalue())
+    more |= {"save_all": True, "append_images": frames[1:], "duration": _DURATION, "loop": 0}
+    write_atomically(path, image_bytes(frames[0], kind, **more))

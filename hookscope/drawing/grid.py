@@ -140,38 +140,25 @@ class Grid:
     left_out: int = 0
 
 
-def draw_grid(
-    tiles: Tiles,
+def draw_grids(
+    several: Sequence[Tiles],
     columns: int | None = None,
     cell: int | None = None,
     plain: bool = False,
     frames: int = 1,
     most: int = MOST_PIXELS,
     names: Sequence[str] = (),
-) -> Grid:
+    bold: Sequence[int] | None = None,
+) -> list[Grid]:
     """Draw the maps, magnified by nearest neighbour, with channel numbers and bars unless ``plain``.
 
-    The length of the bar under a map is the map's range, relative to the widest range: if each channel has its own
-    scale, the bar tells strong channels from magnified noise. Channels beyond ``most`` pixels are left out. ``names``
-    has one for each channel of the layer.
+    Grids to compare have the same shape and channels: each channel has the same place in all, and all bars have one
+    unit. The length of the bar under a map is the map's range, relative to the widest range: if each channel has its
+    own scale, the bar tells strong channels from magnified noise. Channels beyond ``most`` pixels are left out.
+    ``names`` has one for each channel of the layer. Maps at the positions ``bold`` have a bold number, None for the
+    strongest.
     """
-    return draw_alike([tiles], strongest(tiles), columns, cell, plain, frames, most, names)[0]
-
-
-def draw_alike(
-    several: Sequence[Tiles],
-    bold: Sequence[int],
-    columns: int | None = None,
-    cell: int | None = None,
-    plain: bool = False,
-    frames: int = 1,
-    most: int = MOST_PIXELS,
-    names: Sequence[str] = (),
-) -> list[Grid]:
-    """Grids to compare: each channel has the same place in all grids, and all bars have one unit.
-
-    ``several`` have the same shape and channels; maps at the positions ``bold`` have a bold number.
-    """
+    bold = strongest(several[0]) if bold is None else bold
     count, height, width = several[0].levels.shape
     label_width = max(_widest_label(tiles, names) for tiles in several)
     layout = lay_out(count, height, width, columns, cell, plain, label_width, frames)

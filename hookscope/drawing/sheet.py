@@ -31,7 +31,7 @@ from hookscope.drawing.grid import (
     Overlay,
     Shares,
     draw_bars,
-    draw_grid,
+    draw_grids,
     field_words,
     middle_box,
     photograph_cells,
@@ -326,7 +326,7 @@ def _composed(
 def _block(part: SheetPart, style: Style, most: int) -> _Block:
     if part.tiles.values:
         return _Block(part, draw_bars(part.tiles, part.names), None)
-    grid = draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most, part.names)
+    [grid] = draw_grids([part.tiles], style.columns, style.cell, style.plain, part.frames, most, part.names)
     return _Block(part, grid.pixels, grid)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from hookscope.display import Rows
+from hookscope.drawing import image_bytes
 from hookscope.errors import ImageError, InputError, LayerError, UsageError, printable
 from hookscope.exemplars.channels import Candidates
 from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
@@ -130,9 +130,7 @@ def save_synthesized(path: StrPath, layers: Iterable[LayerExemplars]) -> None:
 
 
 def _packed(made: SynthesizedImage) -> list[Any]:
-    buffer = io.BytesIO()
-    made.image.save(buffer, "PNG")
-    return [base64.b64encode(buffer.getvalue()).decode("ascii"), made.value, made.best, made.seed]
+    return [base64.b64encode(image_bytes(made.image)).decode("ascii"), made.value, made.best, made.seed]
 
 
 def _unpacked(png: str, value: float, best: float | None, seed: int) -> SynthesizedImage:

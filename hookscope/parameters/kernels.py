@@ -26,7 +26,7 @@ from hookscope.drawing import (
     Tiles,
     colour_bar,
     colours,
-    draw_grid,
+    draw_grids,
     placed,
     reduce_maps,
     stamp,
@@ -273,7 +273,7 @@ class _ChosenFilters:
         """Each filter with its number and a bar of its norm."""
         style, strongest = self.style, MOST_PIXELS // _MOST_LAYERS
         tiles = replace(tiles, channels=self.numbers, strength=self.norms, order=self.order)
-        grid = draw_grid(tiles, style.columns, style.cell, style.plain, moments, strongest)
+        [grid] = draw_grids([tiles], style.columns, style.cell, style.plain, moments, strongest)
         about = {"layer": self.layer, "drawn": drawn, "moments": moments}
         words = f"{self.words}; {words}{self.hint}   {_BAR}{more}"
         return _KernelSection(self.title, words, grid, about, grid.pixels, rgb=rgb)
@@ -289,7 +289,7 @@ class _ChosenFilters:
         tiles = reduce_maps(maps.flatten(0, 1), None, _symmetric(flat))
         tiles = replace(tiles, channels=[number * count + at for number in numbers for at in inputs], values=())
         cell = self.style.cell or (_CELL_OF_ONE if maps[0, 0].numel() == 1 else _CELL)
-        grid = draw_grid(tiles, len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
+        [grid] = draw_grids([tiles], len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
         words = f"{self.words}; {_count_words(len(inputs), count, 'input channels (columns)')}"
         words += f", by {_MEASURE} in these rows" if len(inputs) < count else ""
         words += "; a filter sees the input channels of its group" if grouped else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,38 +191,32 @@ def graph_views(inspection: Inspection, rows: Sequence[SimpleNamespace]) -> list
         if graphs and graph.nodes == graphs[-1].nodes:
             break
         graphs.append(graph)
-    links, title = _Links(inspection, rows), f"graph of {inspection.model}"
+    title = f"graph of {inspection.model}"
     return [
         {
             "blocks": sum(node.kind in ("layer", "block") for node in graph.nodes),
-            "picture": Markup(draw_graph(graph, title, marks=_marks(inspection, graph), links=links(graph))),
+            "picture": Markup(
+                draw_graph(graph, title, marks=_marks(inspection, graph), links=_links(inspection, rows, graph))
+            ),
             "is_first": graph.nodes == first.nodes,
         }
         for graph in graphs
     ]
 
 
-class _Links:
-    """The view of the layer of a node, or of the last drawn layer in it; else its row in the list."""
-
-    def __init__(self, inspection: Inspection, rows: Sequence[SimpleNamespace]) -> None:
-        self._views = {layer.call.name: number for number, layer in reversed(list(enumerate(inspection.layers)))}
-        self._keys = {layer.call.key: number for number, layer in reversed(list(enumerate(inspection.layers)))}
-        self._rows = {row.name: row.number for row in reversed(rows)}
-
-    def __call__(self, graph: NetworkGraph) -> Mapping[int, str]:
-        found = (
-            (at, self._of(node)) for at, node in enumerate(graph.nodes) if node.layers and node.kind != "operation"
-        )
-        return {at: link for at, link in found if link}
-
-    def _of(self, node: GraphNode) -> str:
-        if node.key in self._keys:
-            return f"#layer={self._keys[node.key]}"
-        inside = [number for name, number in self._views.items() if _is_in(name, node)]
-        if inside:
-            return f"#layer={max(inside)}"
-        return f"#call={self._rows[node.key]}" if node.key in self._rows else ""
+def _links(inspection: Inspection, rows: Sequence[SimpleNamespace], graph: NetworkGraph) -> dict[int, str]:
+    """The view of the layer of each node, or of the last drawn layer in it; else its row in the list."""
+    drawn = list(reversed(list(enumerate(inspection.layers))))
+    views = {layer.call.name: number for number, layer in drawn}
+    links = {row.name: f"#call={row.number}" for row in reversed(rows)}
+    keys = {layer.call.key: f"#layer={number}" for number, layer in drawn}
+    found: dict[int, str] = {}
+    for at, node in enumerate(graph.nodes):
+        if node.layers and node.kind != "operation":
+            inside = [number for name, number in views.items() if _is_in(name, node)]
+            link = keys.get(node.key) or (f"#layer={max(inside)}" if inside else links.get(node.key))
+            found |= {at: link} if link else {}
+    return found
 
 
 def _is_in(name: str, node: GraphNode) -> bool:

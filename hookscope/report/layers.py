@@ -30,13 +30,24 @@ _RUN_LENGTHS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """Maps of one size in a picture, ``columns`` in a row; on a screen each pixel is ``zoom`` pixels wide."""
+    """Maps of one size in a picture, ``columns`` in a row; on a screen each pixel is ``zoom`` pixels wide.
+
+    ``about`` is what the script knows of it: columns, and height and width of a map.
+    """
 
     address: str
     columns: int
     width: int
     height: int
     zoom: int
+    about: dict[str, int]
+
+    @classmethod
+    def of(cls, image: Image.Image, columns: int, maps: tuple[int, ...], **options: Any) -> Picture:
+        """The picture of ``maps`` ``(C, h, w, ...)``; ``options`` go to Pillow."""
+        zoom = max(1, min(_WIDEST // image.width, _HIGHEST // maps[1]))
+        about = {"height": maps[1], "width": maps[2], "columns": columns}
+        return cls(png_address(image, **options), columns, image.width, image.height, zoom, about)
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class LayerView:
                 "channels": self.channels,
                 "names": [self.layer.names[channel] for channel in self.channels] if self.layer.names else [],
                 "images": [None if maps is None else self._numbers(maps, picture) for maps, picture in images],
-                "filters": self.filters and _about(self.filters, self.layer.filters),
+                "filters": self.filters and self.filters.about,
             }
         )
 
@@ -121,7 +132,7 @@ class LayerView:
         if picture is None:
             values = [tiles.values[channel] for channel in chosen]
             return numbers | {"values": [value if math.isfinite(value) else str(value) for value in values]}
-        return numbers | _about(picture, tiles.levels)
+        return numbers | picture.about
 
     @property
     def ranges(self) -> list[Markup]:
@@ -201,19 +212,13 @@ def _rounded(values: NDArray[np.float64]) -> list[float | None]:
     return finite_or_none(float(f"{value:.9g}") for value in values.tolist())
 
 
-def _about(picture: Picture, maps: NDArray[Any] | None) -> dict[str, Any]:
-    assert maps is not None
-    return {"height": maps.shape[1], "width": maps.shape[2], "columns": picture.columns}
-
-
 def _maps_picture(tiles: Tiles, channels: Sequence[int]) -> Picture:
     whole = len(channels) == len(tiles.levels)
     pixels, columns = _mosaic(tiles.levels if whole else tiles.levels[list(channels)], colours.BACKGROUND)
     image = Image.fromarray(pixels)
     image.putpalette(palette("viridis")[: colours.PHOTOGRAPH].tobytes())
-    address = png_address(image, compress_level=1, compress_type=_RUN_LENGTHS, transparency=colours.BACKGROUND)
-    height = tiles.levels.shape[1]
-    return Picture(address, columns, image.width, image.height, _zoom(image.width, height))
+    options = {"compress_level": 1, "compress_type": _RUN_LENGTHS, "transparency": colours.BACKGROUND}
+    return Picture.of(image, columns, tiles.levels.shape, **options)
 
 
 def _filters_picture(filters: NDArray[np.float32]) -> Picture:
@@ -229,7 +234,7 @@ def _filters_picture(filters: NDArray[np.float32]) -> Picture:
         image = Image.fromarray(pixels)
         image.putpalette(palette("RdBu_r")[: colours.PHOTOGRAPH].tobytes())
         image.info["transparency"] = colours.BACKGROUND
-    return Picture(png_address(image), columns, image.width, image.height, _zoom(image.width, filters.shape[1]))
+    return Picture.of(image, columns, filters.shape)
 
 
 def _mosaic(maps: NDArray[np.uint8], background: int) -> tuple[NDArray[np.uint8], int]:
@@ -241,10 +246,6 @@ def _mosaic(maps: NDArray[np.uint8], background: int) -> tuple[NDArray[np.uint8]
     cells[:count, :height, :width] = maps
     pixels = cells.reshape(rows, columns, *cells.shape[1:]).swapaxes(1, 2)
     return pixels.reshape(rows * (height + GAP), columns * (width + GAP), *colour), columns
-
-
-def _zoom(width: int, height: int) -> int:
-    return max(1, min(_WIDEST // width, _HIGHEST // height))
 
 
 MAPS, HEAT = "viridis", "inferno"

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache, wraps
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -242,34 +242,26 @@ def draws_page(build: Callable[..., ResultPage]) -> Callable[..., str]:
         **options: Any,
     ) -> str:
         page = build(result, *args, **options)
-        page = replace(page, title=title or page.title, lines=lines or page.lines)
-        return _drawn_page(page, provenance or {})
+        views = [view for table in page.tables for view in table.rows]
+        about: dict[str, list[Finding]] = {}
+        for finding in single(page.findings):
+            about.setdefault(finding.layer, []).append(finding)
+        own = {"title": title or page.title, "lines": lines or page.lines, "findings": ranked(page.findings)}
+        return render(
+            "results.html",
+            ("page.css", "charts.css", "results.css"),
+            ("page.js", "list.js", "charts.js", "results.js"),
+            **vars(page) | own,
+            verdict=verdict(page.findings),
+            is_random=is_random(page.summary.get("weights", "")),
+            provenance=provenance or {},
+            views=views,
+            offsets=[0, *accumulate(len(table.rows) for table in page.tables)],
+            places={view.key: number for number, view in reversed(list(enumerate(views)))},
+            about=about,
+        )
 
     return draw
-
-
-def _drawn_page(page: ResultPage, provenance: Mapping[str, Any]) -> str:
-    views = [view for table in page.tables for view in table.rows]
-    offsets = [0, *accumulate(len(table.rows) for table in page.tables)]
-    places: dict[str, int] = {}
-    about: dict[str, list[Finding]] = {}
-    for number, view in enumerate(views):
-        places.setdefault(view.key, number)
-    for finding in single(page.findings):
-        about.setdefault(finding.layer, []).append(finding)
-    return render(
-        "results.html",
-        ("page.css", "charts.css", "results.css"),
-        ("page.js", "list.js", "charts.js", "results.js"),
-        **{field.name: getattr(page, field.name) for field in fields(page)}
-        | {"findings": ranked(page.findings), "verdict": verdict(page.findings)},
-        is_random=is_random(page.summary.get("weights", "")),
-        provenance=provenance,
-        views=views,
-        offsets=offsets,
-        places=places,
-        about=about,
-    )
 
 
 def sortable(value: Any) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 import hookscope
 from hookscope.drawing import colours, sheet as sheets
 from hookscope.drawing.files import encode_png, read_provenance
-from hookscope.drawing.grid import draw_grid, photograph_cells, to_image
+from hookscope.drawing.grid import draw_grids, photograph_cells, to_image
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Origin, Sheet, Style, draw_call, shape_text
 from hookscope.drawing.text import LABEL_HEIGHT, text_pixels
@@ -356,7 +356,7 @@ def test_draw_overlay_is_the_overlay_of_the_command() -> None:
 def test_slices_of_a_volume_stand_side_by_side() -> None:
     volume = torch.rand(1, 4, 3, 5, 6)
     flat = torch.cat([volume[0, :, depth] for depth in range(3)], dim=2)  # (4, 5, 18)
-    judge = to_image(draw_grid(reduce_maps(flat), 2, 12, True, 3).pixels, "viridis")
+    judge = to_image(draw_grids([reduce_maps(flat)], 2, 12, True, 3)[0].pixels, "viridis")
     for given in (volume, volume.numpy()):
         assert hookscope.draw_sheet(given, columns=2, cell=12, plain=True).tobytes() == judge.tobytes()
 
