@@ -184,42 +184,35 @@ class ClassMeans:
     """The mean value of each channel over the images of each class."""
 
     def __init__(self, channels: int) -> None:
-        self.channels = channels
-        self.too_many = False
-        self._sums: dict[str, Floats] = {}
-        self._images: dict[str, int] = {}
+        self.channels, self.too_many = channels, False
+        self._sums: dict[str, Floats] = {}  # ``(C + 1,)`` of each class, with the number of its images at the end
 
     def update(self, values: Floats, labels: Sequence[str]) -> None:
         """Add ``values`` ``(N, C)`` of images with these labels; those with an empty label are left out."""
         for label in filter(None, dict.fromkeys(labels)):
             rows = [at for at, other in enumerate(labels) if other == label]
-            self._add(label, values[rows].sum(0), len(rows))
+            self._add(label, np.append(values[rows].sum(0), len(rows)))
 
     def merge(self, other: ClassMeans) -> None:
         for label, sums in other._sums.items():
-            self._add(label, sums, other._images[label])
-        if other.too_many:
-            self._give_up()
+            self._add(label, sums)
+        self._give_up(other.too_many)
 
-    def _add(self, label: str, sums: Floats, images: int) -> None:
-        if self.too_many:
-            return
+    def _add(self, label: str, sums: Floats) -> None:
         self._sums[label] = self._sums[label] + sums if label in self._sums else sums
-        self._images[label] = self._images.get(label, 0) + images
-        if len(self._sums) > MOST_LABELS:
-            self._give_up()
+        self._give_up(len(self._sums) > MOST_LABELS)
 
-    def _give_up(self) -> None:
-        self.too_many = True
-        self._sums.clear()
-        self._images.clear()
+    def _give_up(self, too_many: bool) -> None:
+        self.too_many |= too_many
+        if self.too_many:
+            self._sums.clear()
 
     def selectivity(self) -> list[tuple[str, float | None]]:
         """The best class of each channel and its selectivity, see `ChannelExemplars`; None where it has no meaning."""
         labels = sorted(self._sums)
         if len(labels) < 2:
             return [("", None)] * self.channels
-        means = np.stack([self._sums[label] / self._images[label] for label in labels])
+        means = np.stack([self._sums[label][:-1] / self._sums[label][-1] for label in labels])
         best, at = means.max(0), means.argmax(0)
         with np.errstate(all="ignore"):
             others = (means.sum(0) - best) / (len(labels) - 1)
@@ -229,16 +222,15 @@ class ClassMeans:
         return [(labels[where], float(value)) if known else ("", None) for where, value, known in each]
 
     def state_dict(self) -> dict[str, Any]:
-        labels = list(self._sums)
-        sums = np.stack(list(self._sums.values())) if labels else np.zeros((0, self.channels))
-        images = [self._images[label] for label in labels]
-        return {"labels": labels, "images": images, "sums": sums, "too_many": self.too_many}
+        sums = np.array(list(self._sums.values())).reshape(-1, self.channels + 1)
+        images = sums[:, -1].astype(int).tolist()
+        return {"labels": [*self._sums], "images": images, "sums": sums[:, :-1].copy(), "too_many": self.too_many}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], channels: int) -> Self:
         restored = cls(channels)
         for label, images, sums in zip(state["labels"], state["images"], np.array(state["sums"]), strict=True):
-            restored._add(label, sums.reshape(channels), int(images))
+            restored._add(label, np.append(sums.reshape(channels), int(images)))
         restored.too_many = bool(state["too_many"])
         return restored
 
