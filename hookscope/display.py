@@ -5,43 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, overload
+from numbers import Number
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 from hookscope.errors import printable
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 _MOST_ROWS, _LONGEST, _LONGEST_LINE = 12, 60, 120  # rows, characters of a cell, columns of a line
-_HTML = """\
-{%- macro cell(value) -%}
-{% if value is picture -%}
-<img src="data:image/png;base64,{{ value.base64 }}" alt="{{ value.text | plain }}"
- style="max-height: {{ 112 if as_columns else 224 }}px">
-{%- else %}{{ value | words | plain }}{% endif %}
-{%- endmacro -%}
-<table>
-{%- if title %}<caption style="text-align: start">{{ title | plain }}</caption>{% endif %}
-{%- if as_columns %}
-<thead><tr>{% for name in rows[0] %}<th scope="col">{{ name | plain }}</th>{% endfor %}</tr></thead>
-<tbody>
-{%- for row in rows %}
-<tr>{% for value in row.values() %}
-<td style="text-align: {{ 'end' if value is number else 'start' }}">{{ cell(value) }}</td>{% endfor %}</tr>
-{%- endfor %}
-</tbody>
-{%- else %}
-<tbody>
-{%- for name, value in rows[0].items() %}
-<tr><th scope="row" style="text-align: start">{{ name | plain }}</th>
-<td style="text-align: start">{{ cell(value) }}</td></tr>
-{%- endfor %}
-</tbody>
-{%- endif %}
-</table>
-{%- if more %}<p>{{ more }}</p>{% endif %}
-"""
 
 
 @dataclass(frozen=True)
@@ -126,7 +95,30 @@ def cells_of(row: Any) -> Cells:
 
 def html_table(rows: Sequence[Cells], title: str = "", more: str = "", *, as_columns: bool = True) -> str:
     """A table of HTML, one line for each row, or for each cell of one row; every text is escaped."""
-    return _template().render(rows=_same_columns(rows), title=title, more=more, as_columns=as_columns)
+    from markupsafe import Markup, escape  # which commands do without
+
+    def plain(text: str) -> Markup:
+        return escape(printable(text))
+
+    def cell(value: Any) -> Markup:
+        if not isinstance(value, Picture):
+            return plain(words(value))
+        image = Markup('<img src="data:image/png;base64,{}" alt="{}"\n style="max-height: {}px">')
+        return image.format(value.base64, plain(value.text), 112 if as_columns else 224)
+
+    rows, start = _same_columns(rows), 'style="text-align: start"'
+    head = f"<caption {start}>{plain(title)}</caption>" if title else ""
+    if as_columns:
+        names = "".join(f'<th scope="col">{plain(name)}</th>' for name in rows[0])
+        head += f"\n<thead><tr>{names}</tr></thead>"
+        sides = [["end" if isinstance(value, Number) else "start" for value in row.values()] for row in rows]
+        cells = [zip(own, map(cell, row.values()), strict=True) for own, row in zip(sides, rows, strict=True)]
+        lines = ["".join(f'\n<td style="text-align: {side}">{value}</td>' for side, value in row) for row in cells]
+    else:
+        parts = [(plain(name), cell(value)) for name, value in rows[0].items()]
+        lines = [f'<th scope="row" {start}>{name}</th>\n<td {start}>{value}</td>' for name, value in parts]
+    body = "".join(f"\n<tr>{line}</tr>" for line in lines)
+    return f"<table>{head}\n<tbody>{body}\n</tbody>\n</table>" + (f"<p>{plain(more)}</p>" if more else "")
 
 
 def text_lines(rows: Sequence[Cells]) -> Iterator[str]:
@@ -203,13 +195,3 @@ def _same_columns(rows: Sequence[Cells]) -> list[dict[str, Any]]:
 def _cut(text: str, longest: int) -> str:
     """``text`` without its middle where it is long."""
     return text if len(text) <= longest else f"{text[: longest // 2]}…{text[len(text) - longest // 2 + 1 :]}"
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment  # takes 45 ms, which commands do without
-
-    environment = Environment(autoescape=True)
-    environment.filters |= {"words": words, "plain": printable}
-    environment.tests["picture"] = lambda value: isinstance(value, Picture)
-    return environment.from_string(_HTML)

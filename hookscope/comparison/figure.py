@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,24 +17,20 @@ from hookscope.comparison.facts import TIMES_NOISE, CkaMatrix, ComparedMaps, Com
 from hookscope.drawing import (
     MOST_PIXELS,
     Colour,
+    DifferencePage,
     DrawnDifference,
     MapDifference,
     Mark,
     Panel,
     RowPlot,
-    SheetPage,
-    add_difference,
     colours,
-    column_step,
     compare_maps,
-    difference_page,
     draw_difference,
     layer_label,
     palette,
     row_plot,
     shape_text,
     short_label,
-    width_of_columns,
 )
 from hookscope.errors import NoMapError
 from hookscope.findings import counted
@@ -234,23 +229,21 @@ def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image
         raise NoMapError("the comparison has no feature maps", do="compare keeps the maps of keep=")
     many = len(comparison.maps)
     bands = [(maps, draw_difference(map_difference(maps), MOST_PIXELS // many)) for maps in comparison.maps]
-    step, page = column_step([drawn for _, drawn in bands]), SheetPage()
-    width = width_of_columns(step)
-    page.add_text(_title(comparison), width, size=15, bold=True)
+    page = DifferencePage([drawn for _, drawn in bands])
+    page.add_text(_title(comparison), size=15, bold=True)
     for line, colour in [*_side_lines(comparison), *_answer_lines(comparison)]:
-        page.add_text(line, width, 2, alarm=colour == Colour.ALARM)
+        page.add_text(line, 2, alarm=colour == Colour.ALARM)
     hint = "The channels that changed most come first. Bar: root mean square of the map, one measure for all three."
-    page.add_text(hint, width, 2)
+    page.add_text(hint, 2)
     keys = Counter(maps.key for maps in comparison.maps)
     pairs = {pair.key: pair for pair in comparison.calls}
-    places = list[dict[str, Any]]()
     for maps, drawn in bands:
         name = maps.key if keys[maps.key] == 1 else f"{maps.key}, image {maps.image}"
         for line, bold in zip(_band_lines(comparison, maps, drawn, pairs.get(maps.key)), (True, False), strict=True):
-            page.add_text(line, width, 18 if bold else 2, 13 if bold else 12, bold=bold)
-        places += add_difference(page, drawn, name, step)
+            page.add_text(line, 18 if bold else 2, 13 if bold else 12, bold=bold)
+        page.add_difference(drawn, name)
     shown = [{"layer": maps.key, "image": maps.image, **drawn.maps.facts(drawn.drawn)} for maps, drawn in bands]
-    return difference_page(page, many, cmap, comparison.provenance, shown, places)
+    return page.image(many, cmap, comparison.provenance, shown)
 
 
 def map_difference(maps: ComparedMaps) -> MapDifference:

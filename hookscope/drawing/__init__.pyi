@@ -3,14 +3,11 @@ from .colours import colour_map_names as colour_map_names, palette as palette
 from .curves import CURVE_COLOURS as CURVE_COLOURS, Chart as Chart, ChartAxis as ChartAxis, Curve as Curve
 from .difference import (
     BOLD as BOLD,
+    DifferencePage as DifferencePage,
     DrawnDifference as DrawnDifference,
     MapDifference as MapDifference,
-    add_difference as add_difference,
-    column_step as column_step,
     compare_maps as compare_maps,
-    difference_page as difference_page,
     draw_difference as draw_difference,
-    width_of_columns as width_of_columns,
 )
 from .files import (
     ANIMATIONS as ANIMATIONS,
@@ -19,7 +16,10 @@ from .files import (
     SheetPage as SheetPage,
     colour_bar as colour_bar,
     encode_png as encode_png,
+    finite_or_none as finite_or_none,
+    image_bytes as image_bytes,
     map_png as map_png,
+    placed as placed,
     read_provenance as read_provenance,
     read_sheet as read_sheet,
     values_of_levels as values_of_levels,
@@ -30,8 +30,7 @@ from .files import (
 from .grid import (
     MOST_PIXELS as MOST_PIXELS,
     Grid as Grid,
-    draw_alike as draw_alike,
-    draw_grid as draw_grid,
+    draw_grids as draw_grids,
     lay_out as lay_out,
     to_image as to_image,
 )
@@ -90,15 +89,13 @@ from .scale import (
 )
 from .sheet import (
     ALL_CHANNELS as ALL_CHANNELS,
+    Origin as Origin,
     Style as Style,
     draw_call as draw_call,
     draw_overlay as draw_overlay,
     draw_sheet as draw_sheet,
-    finite_or_none as finite_or_none,
-    placed as placed,
     shape_text as shape_text,
 )
-from .sheet_parts import Origin as Origin
 from .text import (
     Pixels as Pixels,
     fitting as fitting,

@@ -13,10 +13,17 @@ from PIL import Image
 from torch import Tensor
 
 from hookscope.drawing import colours
-from hookscope.drawing.files import LEAST_WIDTH, MARGIN, SheetPage, colour_bar, with_provenance
-from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_alike, to_image
+from hookscope.drawing.files import (
+    LEAST_WIDTH,
+    MARGIN,
+    SheetPage,
+    colour_bar,
+    finite_or_none,
+    placed,
+    with_provenance,
+)
+from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_grids, to_image
 from hookscope.drawing.scale import SymmetricScale
-from hookscope.drawing.sheet import finite_or_none, placed
 from hookscope.drawing.text import Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import Tiles, finite_extremes, reduce_maps
 from hookscope.errors import UsageError
@@ -166,39 +173,55 @@ def draw_difference(maps: MapDifference, most: int) -> DrawnDifference:
     count, height, width = maps.tiles[0].levels.shape
     bold = range(min(BOLD, count)) if count > BOLD else ()
     if height * width == 1:
-        return DrawnDifference(maps, draw_alike(maps.tiles, bold, columns=count, most=most // 3))
+        return DrawnDifference(maps, draw_grids(maps.tiles, count, most=most // 3, bold=bold))
     side = min(_GRID, math.isqrt(most // 4))  # smaller maps before fewer maps; a quarter is for numbers and bars
     columns = max(1, min(count, math.ceil(math.sqrt(count * height / width))))
     zoom = max(1, min(side // columns, max(_LARGEST_MAP, width)) // width)
     cell = zoom * min(height, width // maps.frames)
-    grids = draw_alike(maps.tiles, bold, columns, cell, frames=maps.frames, most=most // 3)
+    grids = draw_grids(maps.tiles, columns, cell, frames=maps.frames, most=most // 3, bold=bold)
     return DrawnDifference(maps, grids)
 
 
-def column_step(drawn: Sequence[DrawnDifference]) -> int:
-    """How far apart the three grids stand, the same for all, so that they form three columns."""
-    return max([_LEAST_GRID, *(grid.layout.width for part in drawn for grid in part.grids)]) + _BETWEEN
+class DifferencePage(SheetPage):
+    """A page with the three grids of each difference, which stand ``step`` apart, the same for all."""
 
+    def __init__(self, drawn: Sequence[DrawnDifference]) -> None:
+        self.step = max([_LEAST_GRID, *(grid.layout.width for part in drawn for grid in part.grids)]) + _BETWEEN
+        self.places: list[dict[str, Any]] = []  # of the maps, for `read_sheet`
+        super().__init__(max(LEAST_WIDTH, 3 * self.step - _BETWEEN))
 
-def width_of_columns(step: int) -> int:
-    """The width of the text above the columns."""
-    return max(LEAST_WIDTH, 3 * step - _BETWEEN)
+    def add_difference(self, drawn: DrawnDifference, name: str) -> None:
+        """Add notes and grids at the bottom."""
+        maps = drawn.maps
+        if maps.tiles is None:
+            return
+        highs = [float(tiles.high[0]) for tiles in maps.tiles[1:]]
+        for line in _notes(maps, highs[0]):
+            self.add_text(line, 2)
+        block, lefts, down = _side_by_side(drawn, highs, self.step)
+        top = self.add(block, 8)
+        self.places += [
+            placed(f"{name} {which}".strip(), maps.axes, grid, MARGIN + left, MARGIN + top + down)
+            for which, grid, left in zip(maps.names, drawn.grids, lefts, strict=True)
+        ]
 
-
-def add_difference(page: SheetPage, drawn: DrawnDifference, name: str, step: int) -> list[dict[str, Any]]:
-    """Add notes and grids at the bottom of ``page``; the places of the maps for `read_sheet`."""
-    maps = drawn.maps
-    if maps.tiles is None:
-        return []
-    highs = [float(tiles.high[0]) for tiles in maps.tiles[1:]]
-    for line in _notes(maps, highs[0]):
-        page.add_text(line, width_of_columns(step), 2)
-    block, lefts, down = _side_by_side(drawn, highs, step)
-    top = page.add(block, 8)
-    return [
-        placed(f"{name} {which}".strip(), maps.axes, grid, MARGIN + left, MARGIN + top + down)
-        for which, grid, left in zip(maps.names, drawn.grids, lefts, strict=True)
-    ]
+    def image(self, layers: int, cmap: str, facts: Mapping[str, Any], bands: Sequence[Any]) -> Image.Image:
+        """The image with the differences of ``layers``, and its provenance: ``facts``, and what each band shows."""
+        if self.width * self.height > 2 * MOST_PIXELS:
+            size = f"it would have {self.width:,}x{self.height:,} pixels"
+            raise UsageError(f"a page of {counted(layers, 'layer')} is too large", size, "choose fewer")
+        image = to_image(self.pixels(MARGIN), cmap)
+        provenance = {
+            **facts,
+            "scale": "symmetric",
+            "cmap": cmap,
+            "levels": colours.LEVELS,
+            "overlay": False,
+            "size": list(image.size),
+            "bands": bands,
+            "parts": self.places,
+        }
+        return with_provenance(image, provenance)
 
 
 def _notes(maps: MapDifference, high: float) -> list[str]:
@@ -246,25 +269,3 @@ def _outline(block: Pixels, grid: Grid, left: int, top: int) -> None:
         rows, columns = slice(y - 1, y + layout.map_height + 1), slice(x - 1, x + layout.map_width + 1)
         block[rows, [x - 1, x + layout.map_width]] = colours.TEXT_FAINT
         block[[y - 1, y + layout.map_height], columns] = colours.TEXT_FAINT
-
-
-def difference_page(
-    page: SheetPage, layers: int, cmap: str, facts: Mapping[str, Any], bands: Sequence[Any], places: Sequence[Any]
-) -> Image.Image:
-    """The image of a page with the differences of ``layers``, and its provenance: ``facts``, what each band shows and
-    where its maps lie."""
-    if page.width * page.height > 2 * MOST_PIXELS:
-        size = f"it would have {page.width:,}x{page.height:,} pixels"
-        raise UsageError(f"a page of {counted(layers, 'layer')} is too large", size, "choose fewer")
-    image = to_image(page.pixels(MARGIN), cmap)
-    provenance = {
-        **facts,
-        "scale": "symmetric",
-        "cmap": cmap,
-        "levels": colours.LEVELS,
-        "overlay": False,
-        "size": list(image.size),
-        "bands": bands,
-        "parts": places,
-    }
-    return with_provenance(image, provenance)

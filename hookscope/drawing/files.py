@@ -6,9 +6,9 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from hookscope.errors import ImageError, UsageError, printable
 from hookscope.images import PROVENANCE
 from hookscope.system import StrPath, write_atomically
 
+if TYPE_CHECKING:  # which needs torch
+    from hookscope.drawing.grid import Grid
+
 MARGIN = 14
 LEAST_WIDTH = 660
 TEXT_SIZE = 12
@@ -34,8 +37,9 @@ _DURATION = 200  # milliseconds of a frame
 
 @dataclass
 class SheetPage:
-    """Blocks of palette indices, one below the other."""
+    """Blocks of palette indices, one below the other, and lines of text of at most ``text_width`` pixels."""
 
+    text_width: int = LEAST_WIDTH
     blocks: list[tuple[int, Pixels]] = field(default_factory=list)
     height: int = 0
 
@@ -47,10 +51,10 @@ class SheetPage:
         return top
 
     def add_text(
-        self, text: str, width: int, space: int = 0, size: int = TEXT_SIZE, bold: bool = False, alarm: bool = False
+        self, text: str, space: int = 0, size: int = TEXT_SIZE, bold: bool = False, alarm: bool = False
     ) -> None:
-        """Add ``text`` at the bottom, in lines of at most ``width`` pixels; red with ``alarm``."""
-        for line in wrapped(printable(text), width, font(size, bold).getlength):
+        """Add ``text`` at the bottom, in lines; red with ``alarm``."""
+        for line in wrapped(printable(text), self.text_width, font(size, bold).getlength):
             pixels = text_pixels(line, size, bold)
             if alarm:
                 pixels = np.where(pixels == colours.BACKGROUND, pixels, pixels + np.uint8(colours.ALARM - colours.TEXT))
@@ -110,8 +114,13 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) 
     # uncompressed text: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
     info = PngInfo()
     info.add_text(PROVENANCE, image.info[PROVENANCE])
+    return image_bytes(image, pnginfo=info, compress_level=1)
+
+
+def image_bytes(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """The file of ``image``; ``options`` go to Pillow."""
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", pnginfo=info, compress_level=1)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -130,9 +139,7 @@ def map_png(values: NDArray[np.float32]) -> bytes:
     step, zoom = math.ceil(longest / _THUMBNAIL), max(1, _THUMBNAIL // longest)
     image = Image.fromarray(levels[step // 2 :: step, step // 2 :: step].repeat(zoom, 0).repeat(zoom, 1))
     image.putpalette(colours.palette("inferno").ravel().tolist())
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
+    return image_bytes(image, optimize=True)
 
 
 def read_provenance(source: StrPath | bytes) -> dict[str, Any]:
@@ -157,6 +164,36 @@ def _read(source: StrPath | bytes) -> tuple[Image.Image, dict[str, Any]]:
     if not isinstance(provenance, dict):
         raise ImageError(f"the provenance in {name} is not a JSON object")
     return image, provenance
+
+
+def placed(name: str, axes: str, grid: Grid, x: int, y: int) -> dict[str, Any]:
+    """Positions and scales of the maps of ``grid`` drawn at ``x``, ``y``, for `read_sheet`."""
+    layout, tiles = grid.layout, grid.tiles
+    count = len(tiles.channels) - grid.left_out
+    return {
+        "part": name,
+        "axes": axes,
+        "frames": layout.frames,
+        "scale": tiles.scale,
+        "x": x,
+        "y": y + layout.label,
+        "columns": layout.columns,
+        "step_x": layout.step_x,
+        "step_y": layout.step_y,
+        "frame_step": layout.frame_step,
+        "zoom": layout.zoom,
+        "height": tiles.levels.shape[1],
+        "width": tiles.levels.shape[2],
+        "channels": tiles.channels[:count],
+        "low": finite_or_none(tiles.low[:count]),
+        "high": finite_or_none(tiles.high[:count]),
+    }
+
+
+def finite_or_none(values: Iterable[float]) -> list[float | None]:
+    """Numbers for JSON: None for NaN and Inf."""
+    values = values.tolist() if isinstance(values, np.ndarray) else values  # ten times as fast as its own numbers
+    return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArray[np.float64]]]:
@@ -232,11 +269,10 @@ def write_animation(frames: Sequence[Image.Image], path: StrPath) -> None:
     The provenance of the first is the comment of a GIF, and the ImageDescription of a WebP.
     """
     kind, text = ANIMATIONS[os.path.splitext(path)[1].lower()], frames[0].info[PROVENANCE]
-    more = {"comment": text, "optimize": False, "disposal": 1}
+    more: dict[str, Any] = {"comment": text, "optimize": False, "disposal": 1}
     if kind == "WEBP":
         exif = Image.Exif()
         exif[_DESCRIPTION] = text
         more = {"lossless": True, "exif": exif.tobytes(), "minimize_size": False}
-    buffer = io.BytesIO()
-    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], duration=_DURATION, loop=0, **more)
-    write_atomically(path, buffer.getvalue())
+    more |= {"save_all": True, "append_images": frames[1:], "duration": _DURATION, "loop": 0}
+    write_atomically(path, image_bytes(frames[0], kind, **more))

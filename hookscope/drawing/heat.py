@@ -148,37 +148,32 @@ def draw_heat_page(
     Raises:
         UsageError: for an unknown colour map, or a page of more than 200 million pixels.
     """
-    plan = _Plan.of(photograph, max(len(row.panels) for row in rows), width, heading.photograph)
-    inset = plan.panel[0] + plan.gap if heading.photograph else 0
-    head = plan.lines(heading.words, plan.inner - inset, _HEAD, heading.warning)
-    above = [plan.lines(row.words, plan.inner, _TEXT) for row in rows]
-    head_height = plan.height(head) + (plan.bar_height if heading.scale else 0)
-    head_height = max(head_height, plan.panel[1] + plan.space if heading.photograph else 0)
+    page = _HeatPage(photograph, max(len(row.panels) for row in rows), width, heading.photograph, cmap, ground)
+    inset = page.panel[0] + page.gap if heading.photograph else 0
+    head = page.lines(heading.words, page.inner - inset, _HEAD, heading.warning)
+    above = [page.lines(row.words, page.inner, _TEXT) for row in rows]
+    head_height = page.height_of(head) + (page.bar_height if heading.scale else 0)
+    head_height = max(head_height, page.panel[1] + page.space if heading.photograph else 0)
     row_heights = [
-        plan.height(lines) + plan.panel[1] + max(map(plan.height_under, row.panels)) + plan.gap
+        page.height_of(lines) + page.panel[1] + max(map(page.height_under, row.panels)) + page.gap
         for row, lines in zip(rows, above, strict=True)
     ]
-    height = 2 * plan.margin + head_height + sum(row_heights)
-    if plan.width * height > _MOST_PIXELS:
-        size = f"it would have {plan.width:,}x{height:,} pixels"
-        panels = sum(len(row.panels) for row in rows)
-        raise UsageError(f"a page of {panels} panels is too large", size, "choose fewer")
-    page = _HeatPage(plan, Image.new("RGB", (plan.width, height), "white"), cmap, ground)
+    page.begin(head_height + sum(row_heights), sum(len(row.panels) for row in rows))
     if heading.photograph:
-        page.image.paste(_picture(photograph, None, plan.panel, cmap, ground), (plan.margin, plan.margin))
-    y = page.write(plan.margin + inset, plan.margin, head)
+        page.add_picture(None, page.margin, page.margin)
+    y = page.write(page.margin + inset, page.margin, head)
     if heading.scale:
-        page.add_bar(1.0, heading.signed, heading.scale, plan.margin + inset, y, plan.inner - inset)
-    y = plan.margin + head_height + plan.gap
+        page.add_bar(1.0, heading.signed, heading.scale, page.margin + inset, y, page.inner - inset)
+    y = page.margin + head_height + page.gap
     for row, lines, row_height in zip(rows, above, row_heights, strict=True):
-        top = page.write(plan.margin, y, lines)
+        top = page.write(page.margin, y, lines)
         for column, panel in enumerate(row.panels):
-            x = plan.margin + column * (plan.panel[0] + plan.gap)
-            page.image.paste(_picture(panel.photograph or photograph, panel.heat, plan.panel, cmap, ground), (x, top))
-            below = top + plan.panel[1] + plan.space
+            x = page.margin + column * (page.panel[0] + page.gap)
+            page.add_picture(panel.heat, x, top, panel.photograph)
+            below = top + page.panel[1] + page.space
             if panel.scale and panel.heat is not None:
-                below = page.add_bar(panel.heat.top, panel.heat.signed, panel.scale, x, below, plan.panel[0])
-            page.write(x, below, plan.lines_under(panel))
+                below = page.add_bar(panel.heat.top, panel.heat.signed, panel.scale, x, below, page.panel[0])
+            page.write(x, below, page.lines_under(panel))
         y += row_height
     return page.image
 
@@ -206,43 +201,32 @@ class _Line:
     colour: tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Sizes of a page in pixels."""
+class _HeatPage:
+    """A page: its sizes in pixels, from ``begin`` on its image, and the colours of its heat."""
 
-    panel: tuple[int, int]
-    zoom: float
-    margin: int
-    gap: int
-    width: int
-
-    @classmethod
-    def of(cls, photograph: Image.Image, columns: int, width: int | None, inset: bool) -> _Plan:
+    def __init__(
+        self, photograph: Image.Image, columns: int, width: int | None, inset: bool, cmap: str, ground: Ground
+    ) -> None:
+        self.photograph, self.cmap, self.ground = photograph, cmap, ground
         own = photograph.width
         if width is not None:
             factor = width / own
         else:
             factor = float(math.ceil(_LEAST_WIDTH / own)) if own < _LEAST_WIDTH else 1.0
-        panel = (max(1, round(own * factor)), max(1, round(photograph.height * factor)))
-        zoom = max(1.0, panel[0] / _LETTERING_WIDTH)  # small letters on a large photograph are not readable
-        margin, gap = round(14 * zoom), round(12 * zoom)
-        inner = columns * panel[0] + (columns - 1) * gap
-        inner = max(inner, panel[0] + gap + round(_LEAST_TEXT * zoom)) if inset else inner
-        return cls(panel, zoom, margin, gap, 2 * margin + inner)
+        self.panel = (max(1, round(own * factor)), max(1, round(photograph.height * factor)))
+        self.zoom = max(1.0, self.panel[0] / _LETTERING_WIDTH)  # small letters on a large photograph are not readable
+        self.margin, self.gap, self.space = (round(length * self.zoom) for length in (14, 12, 4))
+        self.bar_height = self.line_height(_TEXT) + self.space
+        least = self.panel[0] + self.gap + round(_LEAST_TEXT * self.zoom) if inset else 0
+        self.inner = max(columns * (self.panel[0] + self.gap) - self.gap, least)  # width without the margins
 
-    @property
-    def inner(self) -> int:
-        """Width of the page without its margins."""
-        return self.width - 2 * self.margin
-
-    @property
-    def bar_height(self) -> int:
-        return self.line_height(_TEXT) + self.space
-
-    @property
-    def space(self) -> int:
-        """Distance of a picture, its bar and its words."""
-        return round(4 * self.zoom)
+    def begin(self, height: int, panels: int) -> None:
+        """Make the image, ``height`` high between its margins."""
+        width, height = self.inner + 2 * self.margin, height + 2 * self.margin
+        if width * height > _MOST_PIXELS:
+            size = f"it would have {width:,}x{height:,} pixels"
+            raise UsageError(f"a page of {panels} panels is too large", size, "choose fewer")
+        self.image = Image.new("RGB", (width, height), "white")
 
     def font(self, size: int, bold: bool = False) -> Any:
         return font(round(size * self.zoom), bold)
@@ -260,49 +244,42 @@ class _Plan:
             for part in wrapped(printable(text), width, self.font(size, bold).getlength)
         ]
 
-    def height(self, lines: Sequence[_Line]) -> int:
-        return sum(self.line_height(line.size) for line in lines)
-
     def lines_under(self, panel: HeatPanel) -> list[_Line]:
         return self.lines(panel.words, self.panel[0], _TEXT, panel.alarm)
 
+    def height_of(self, lines: Sequence[_Line]) -> int:
+        return sum(self.line_height(line.size) for line in lines)
+
     def height_under(self, panel: HeatPanel) -> int:
-        bar = self.bar_height if panel.scale else 0
-        return self.height(self.lines_under(panel)) + bar + self.space
-
-
-@dataclass(frozen=True)
-class _HeatPage:
-    """The image of a page, and the colours of its heat; what adds to it returns the y below."""
-
-    plan: _Plan
-    image: Image.Image
-    cmap: str
-    ground: Ground
+        return self.height_of(self.lines_under(panel)) + (self.bar_height if panel.scale else 0) + self.space
 
     def write(self, x: int, y: int, lines: Sequence[_Line]) -> int:
+        """Write ``lines``; returns the y below."""
         pen = ImageDraw.Draw(self.image)
         for line in lines:
-            pen.text((x, y), line.text, fill=line.colour, font=self.plan.font(line.size, line.bold))
-            y += self.plan.line_height(line.size)
+            pen.text((x, y), line.text, fill=line.colour, font=self.font(line.size, line.bold))
+            y += self.line_height(line.size)
         return y
 
+    def add_picture(self, heat: Heat | None, x: int, y: int, photograph: Image.Image | None = None) -> None:
+        picture = _picture(photograph or self.photograph, heat, self.panel, self.cmap, self.ground)
+        self.image.paste(picture, (x, y))
+
     def add_bar(self, top: float, signed: bool, scale: str, x: int, y: int, width: int) -> int:
-        """Draw ``0 ▒▒▓▓██ 0.0254 unit`` in the colours of heat over middle grey, in ``width``."""
-        plan, pen = self.plan, ImageDraw.Draw(self.image)
-        letters, space = plan.font(_TEXT), plan.space
+        """Draw ``0 ▒▒▓▓██ 0.0254 unit`` over middle grey, in ``width``; returns the y below."""
+        pen, letters, space = ImageDraw.Draw(self.image), self.font(_TEXT), self.space
         low, high = f"{-top:.3g}" if signed else "0", f"{top:.3g}  {scale}"
         begin = round(letters.getlength(f"{low} ")) + space
         left = width - begin - round(letters.getlength(high)) - 3 * space
-        length = max(20, min(round(180 * plan.zoom), left))
+        length = max(20, min(round(180 * self.zoom), left))
         ramp = np.linspace(-1 if signed else 0, 1, length, dtype=np.float32)[None]
-        ramp = ramp.repeat(plan.line_height(_TEXT) - space, 0)
+        ramp = ramp.repeat(self.line_height(_TEXT) - space, 0)
         grey = np.asarray(self.ground.under(Image.new("RGB", ramp.shape[::-1], (128,) * 3))).astype(np.float32)
         drawn = Image.fromarray(_laid_over(grey, ramp, signed, self.cmap, self.ground))
         pen.text((x, y), low, fill=INK, font=letters)
         self.image.paste(drawn, (x + begin, y + space // 2))
         pen.text((x + begin + length + 2 * space, y), high, fill=INK, font=letters)
-        return y + plan.bar_height
+        return y + self.bar_height
 
 
 def _picture(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,24 +14,37 @@ from PIL import Image
 from torch import nn
 
 from hookscope.drawing import colours
-from hookscope.drawing.files import LEAST_WIDTH, MARGIN, SheetPage, beside, colour_bar, with_provenance
-from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
-from hookscope.drawing.scale import ALPHA, RangeScale, Scale
-from hookscope.drawing.sheet_parts import (
+from hookscope.drawing.files import (
+    LEAST_WIDTH,
+    MARGIN,
+    SheetPage,
+    beside,
+    colour_bar,
+    finite_or_none,
+    placed,
+    with_provenance,
+)
+from hookscope.drawing.grid import (
+    MOST_PIXELS,
     Frames,
-    Origin,
+    Grid,
     Overlay,
     Shares,
     draw_bars,
+    draw_grids,
     field_words,
     middle_box,
     photograph_cells,
+    strongest,
+    to_image,
 )
+from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.text import Pixels
 from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, SheetPart, reduce_output
 from hookscope.errors import NoMapError, UsageError, spelled
 from hookscope.hooks import Call, InputSize, Shape
-from hookscope.models import LoadedModel
+from hookscope.images import InputImage
+from hookscope.models import LoadedModel, is_random, package_versions
 
 _HEAD = 15
 _BESIDE = 14
@@ -38,6 +52,64 @@ _BESIDE = 14
 _CHANNELS_FIRST = nn.Conv2d(1, 1, 1, device="meta")  # says where the channels of a tensor are whose layer is not given
 ALL_CHANNELS = "all: ‹channels='all'|--channels all›"
 """How to get all channels, where a sheet has some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a picture comes from; ``second`` is the name and SHA-256 of the other image of optical flow."""
+
+    model: str
+    weights: str
+    image: str
+    sha256: str
+    preprocess: str
+    second: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, net: LoadedModel | nn.Module | None, *pictures: InputImage | Image.Image | None) -> Origin:
+        """The origin of a page on one picture, or on the two of optical flow; what is not known is empty."""
+        named = [(picture.name, picture.sha256) for picture in pictures if isinstance(picture, InputImage)]
+        first, *others = named or [("", "")]
+        if isinstance(net, LoadedModel):
+            about = net.name, net.weights, net.preprocess.describe()
+        else:
+            about = "" if net is None else type(net).__name__, "", ""
+        return cls(*about[:2], *first, about[2], others[0] if others else None)
+
+    def facts(self) -> dict[str, Any]:
+        """The first entries of every provenance: versions, model, weights, image and preprocessing."""
+        second = self.second and {"image": os.path.basename(self.second[0]), "sha256": self.second[1]}
+        return {
+            **package_versions(),
+            "model": self.model,
+            "weights": self.weights,
+            "image": os.path.basename(self.image),
+            "sha256": self.sha256,
+            "preprocess": self.preprocess,
+            **({"second": second} if second else {}),
+        }
+
+    @property
+    def images(self) -> str:
+        """The names of the images without their folders."""
+        return " and ".join(os.path.basename(name) or name for name in (self.image, *(self.second or ())[:1]))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the weights are random."""
+        return is_random(self.weights)
+
+    @property
+    def alarm(self) -> str:
+        """A line in red for random weights, empty for others."""
+        return f"weights: {self.weights}, the network is not trained" if self.is_random else ""
+
+    @property
+    def words(self) -> list[str]:
+        """Weights that are not random, image and preprocessing, as far as they are known."""
+        weights = "" if self.is_random or not self.weights else f"weights: {self.weights}"
+        preprocess = f"preprocessing: {self.preprocess}" if self.preprocess else ""
+        return [word for word in (weights, self.images, preprocess) if word]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +299,13 @@ def _composed(
     blocks = [_block(part, style, most) for part in summary.parts]
     photographs: Pixels | None = None
     if frames is not None and not style.plain:
-        blocks, photographs = _with_photographs(blocks, frames, middle_box(summary))
-    page = SheetPage()
-    width = max([LEAST_WIDTH, *(block.pixels.shape[1] for block in blocks)])
+        photographs = _add_photographs(blocks, frames, middle_box(summary))
+    page = SheetPage(max([LEAST_WIDTH, *(block.pixels.shape[1] for block in blocks)]))
     if not style.plain:
-        _add_header(page, summary, title, origin, width, field_words(summary, photographs is not None))
+        _add_header(page, summary, title, origin, field_words(summary, photographs is not None))
     tops, bars = [], []
     for block in blocks:
-        bar = None if style.plain else _add_part_header(page, block, width, len(blocks) > 1)
+        bar = None if style.plain else _add_part_header(page, block, len(blocks) > 1)
         bars.append(bar)
         tops.append(page.add(block.pixels, 8 if page.height else 0))
     image = to_image(page.pixels(margin), style.cmap, photographs)
@@ -255,52 +326,47 @@ def _composed(
 def _block(part: SheetPart, style: Style, most: int) -> _Block:
     if part.tiles.values:
         return _Block(part, draw_bars(part.tiles, part.names), None)
-    grid = draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most, part.names)
+    [grid] = draw_grids([part.tiles], style.columns, style.cell, style.plain, part.frames, most, part.names)
     return _Block(part, grid.pixels, grid)
 
 
-def _with_photographs(blocks: Sequence[_Block], frames: Frames, box: Shares | None) -> tuple[list[_Block], Pixels]:
-    """The blocks with what the network saw left of the first maps of each item, and the colours of the photographs."""
+def _add_photographs(blocks: list[_Block], frames: Frames, box: Shares | None) -> Pixels:
+    """Put what the network saw left of the first maps of each item; the colours of the photographs."""
     items = [block.part.item for block in blocks]
-    shown = [(item, blocks[at].side) if item not in items[:at] else None for at, item in enumerate(items)]
-    cells, table = photograph_cells(shown, frames, box)
-    both = []
-    for block, cell in zip(blocks, cells, strict=True):
-        if cell is not None:
-            pixels = beside([cell, block.pixels], _BESIDE)
-            block = _Block(block.part, pixels, block.grid, cell.shape[1] + _BESIDE)
-        both.append(block)
-    return both, table
+    first = {at: item for at, item in enumerate(items) if item not in items[:at] and item < len(frames)}
+    cells, table = photograph_cells({at: (item, blocks[at].side) for at, item in first.items()}, frames, box)
+    for at, cell in cells.items():
+        pixels = beside([cell, blocks[at].pixels], _BESIDE)
+        blocks[at] = replace(blocks[at], pixels=pixels, left=cell.shape[1] + _BESIDE)
+    return table
 
 
-def _add_header(
-    page: SheetPage, summary: ActivationSummary, title: str, origin: Origin, width: int, field: str
-) -> None:
+def _add_header(page: SheetPage, summary: ActivationSummary, title: str, origin: Origin, field: str) -> None:
     if title:
-        page.add_text(title, width, size=_HEAD, bold=True)
+        page.add_text(title, size=_HEAD, bold=True)
     weights = "" if origin.is_random or not origin.weights else f"weights: {origin.weights}"
     if about := "   ".join(filter(None, [origin.model, origin.images, origin.preprocess, weights])):
-        page.add_text(about, width, 2)
+        page.add_text(about, 2)
     if origin.alarm:
-        page.add_text(origin.alarm, width, 2, alarm=True)
+        page.add_text(origin.alarm, 2, alarm=True)
     if summary.low is None or summary.mean is None or summary.high is None:
         words = "no finite value"
     else:
         words = f"values {summary.low:.4g} to {summary.high:.4g}, mean {summary.mean:.4g}"
     words += f"   constant channels: {summary.dead}" if summary.dead else ""
     words += f"   NaN or Inf: {summary.nonfinite:,} values" if summary.nonfinite else ""
-    page.add_text("   ".join(filter(None, (f"output {shape_text(summary.shape)}", words, field))), width, 2)
+    page.add_text("   ".join(filter(None, (f"output {shape_text(summary.shape)}", words, field))), 2)
 
 
-def _add_part_header(page: SheetPage, block: _Block, width: int, several: bool) -> int | None:
+def _add_part_header(page: SheetPage, block: _Block, several: bool) -> int | None:
     """Add what the part shows and its scale; returns the y of the colour bar, None for bars of values."""
     part, tiles = block.part, block.part.tiles
     words = _channel_words(block)
     words += spelled(f"   {ALL_CHANNELS}") if len(tiles.channels) < tiles.total else ""
     if several:
-        page.add_text(f"{part.name or 'maps'}   {words}", width, 10, bold=True)
+        page.add_text(f"{part.name or 'maps'}   {words}", 10, bold=True)
     else:
-        page.add_text(words, width, 2)
+        page.add_text(words, 2)
     bar = None
     if block.grid is not None:
         caption = f"{Scale.parse(tiles.scale).caption}:"
@@ -308,13 +374,13 @@ def _add_part_header(page: SheetPage, block: _Block, width: int, several: bool) 
         after = "orange bar: range of a map, relative to the widest"
         after += " (bold)" if strongest(tiles) else ""
         pixels = colour_bar(caption, *ends, after)
-        if pixels.shape[1] <= width:
+        if pixels.shape[1] <= page.text_width:
             bar = page.add(pixels, 6)
         else:
             bar = page.add(colour_bar(caption, *ends), 6)
-            page.add_text(after, width, 2)
+            page.add_text(after, 2)
     if notes := _notes(block):
-        page.add_text("   ".join(notes), width, 2)
+        page.add_text("   ".join(notes), 2)
     return bar
 
 
@@ -365,36 +431,6 @@ def _placed(block: _Block, x: int, y: int) -> dict[str, Any]:
         "high": finite_or_none(tiles.high),
         "values": [value if math.isfinite(value) else str(value) for value in tiles.values],
     }
-
-
-def placed(name: str, axes: str, grid: Grid, x: int, y: int) -> dict[str, Any]:
-    """Positions and scales of the maps of ``grid`` drawn at ``x``, ``y``, for `read_sheet`."""
-    layout, tiles = grid.layout, grid.tiles
-    count = len(tiles.channels) - grid.left_out
-    return {
-        "part": name,
-        "axes": axes,
-        "frames": layout.frames,
-        "scale": tiles.scale,
-        "x": x,
-        "y": y + layout.label,
-        "columns": layout.columns,
-        "step_x": layout.step_x,
-        "step_y": layout.step_y,
-        "frame_step": layout.frame_width + FRAME_GAP,
-        "zoom": layout.zoom,
-        "height": tiles.levels.shape[1],
-        "width": tiles.levels.shape[2],
-        "channels": tiles.channels[:count],
-        "low": finite_or_none(tiles.low[:count]),
-        "high": finite_or_none(tiles.high[:count]),
-    }
-
-
-def finite_or_none(values: Iterable[float]) -> list[float | None]:
-    """Numbers for JSON: None for NaN and Inf."""
-    values = values.tolist() if isinstance(values, np.ndarray) else values  # ten times as fast as its own numbers
-    return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def shape_text(shape: Shape) -> str:

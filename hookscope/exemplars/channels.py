@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -88,30 +87,17 @@ PrintsOf = Callable[[Ints], Prints]
 """Gives the hashes of the images at these positions."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
-    """Values ``(E,)`` of channels on images, by the positions of both; rows and columns are -1 without places."""
+_CANDIDATE = np.dtype(
+    [("channel", np.int64), ("value", np.float64), ("image", np.int64), ("row", np.int64), ("column", np.int64)]
+)
+Candidates = NDArray[Any]
+"""Values ``(E,)`` of channels on images, by the positions of both; rows and columns are -1 without places."""
 
-    channel: Ints
-    value: Floats
-    image: Ints
-    row: Ints
-    column: Ints
 
-    @classmethod
-    def empty(cls) -> Self:
-        none = np.zeros(0, np.int64)
-        return cls(none, np.zeros(0), none, none, none)
-
-    @classmethod
-    def joined(cls, parts: list[Candidates]) -> Self:
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
-
-    def __len__(self) -> int:
-        return len(self.channel)
-
-    def __getitem__(self, chosen: Any) -> Candidates:
-        return Candidates(*(getattr(self, field.name)[chosen] for field in fields(self)))
+def candidates(*fields: Any) -> Candidates:
+    """Arrays of channels, values, images, rows and columns as one structured array."""
+    found: Candidates = np.rec.fromarrays(fields, _CANDIDATE)
+    return found
 
 
 class BestImages:
@@ -124,7 +110,7 @@ class BestImages:
 
     def __init__(self, channels: int, top: int, least: bool = False) -> None:
         self.channels, self.top, self.least = channels, top, least
-        self._kept, self._waiting = Candidates.empty(), list[Candidates]()
+        self._kept, self._waiting = np.zeros(0, _CANDIDATE), list[Candidates]()
         self._bounds = np.full(channels, np.inf if least else -np.inf), np.full(channels, np.iinfo(np.int64).max)
 
     def may_enter(self, values: Floats, images: Ints) -> NDArray[np.bool_]:
@@ -148,23 +134,24 @@ class BestImages:
     def best(self, prints_of: PrintsOf) -> Candidates:
         """The best so far, by channel and then from the best to the worst."""
         if self._waiting:
-            self._kept = self._without_worse(Candidates.joined([self._kept, *self._waiting]), prints_of)
+            self._kept = self._without_worse(np.concatenate([self._kept, *self._waiting]), prints_of)
             self._waiting.clear()
-            counts = np.bincount(self._kept.channel, minlength=self.channels)
+            counts = np.bincount(self._kept["channel"], minlength=self.channels)
             full = counts == self.top
             last = np.cumsum(counts)[full] - 1
-            self._bounds[0][full], self._bounds[1][full] = self._kept.value[last], self._kept.image[last]
+            self._bounds[0][full], self._bounds[1][full] = self._kept["value"][last], self._kept["image"][last]
         return self._kept
 
     def _without_worse(self, found: Candidates, prints_of: PrintsOf) -> Candidates:
-        found = found[np.lexsort((found.image, found.value if self.least else -found.value, found.channel))]
+        value = found["value"] if self.least else -found["value"]
+        found = found[np.lexsort((found["image"], value, found["channel"]))]
         kept, left = np.zeros(len(found), bool), np.arange(len(found))
-        images, image = np.unique(found.image, return_inverse=True)
+        images, image = np.unique(found["image"], return_inverse=True)
         are_near = Duplicates(prints_of(images))
         for _ in range(self.top):  # each time the best of each channel that is left, and not its near-duplicates
             if not left.size:
                 break
-            channel = found.channel[left]
+            channel = found["channel"][left]
             first = np.concatenate([[True], channel[1:] != channel[:-1]])
             best = left[first]
             kept[best] = True
@@ -173,17 +160,17 @@ class BestImages:
 
     @property
     def images(self) -> Ints:
-        return np.unique(np.concatenate([part.image for part in (self._kept, *self._waiting)]))
+        return np.unique(np.concatenate([part["image"] for part in (self._kept, *self._waiting)]))
 
     def state_dict(self, prints_of: PrintsOf) -> dict[str, Any]:
         best = self.best(prints_of)
-        return {field.name: getattr(best, field.name) for field in fields(best)}
+        return {name: np.ascontiguousarray(best[name]) for name in _CANDIDATE.names or ()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], channels: int, top: int, least: bool = False) -> Self:
         restored = cls(channels, top, least)
-        found = Candidates(**{field.name: np.array(state[field.name]) for field in fields(Candidates)})
-        if len(found) and not 0 <= found.channel.min() <= found.channel.max() < channels:
+        found = candidates(*(np.array(state[name]) for name in _CANDIDATE.names or ()))
+        if len(found) and not 0 <= found["channel"].min() <= found["channel"].max() < channels:
             raise ValueError("a channel that the layer does not have")
         restored.add(found)
         return restored
@@ -197,42 +184,35 @@ class ClassMeans:
     """The mean value of each channel over the images of each class."""
 
     def __init__(self, channels: int) -> None:
-        self.channels = channels
-        self.too_many = False
-        self._sums: dict[str, Floats] = {}
-        self._images: dict[str, int] = {}
+        self.channels, self.too_many = channels, False
+        self._sums: dict[str, Floats] = {}  # ``(C + 1,)`` of each class, with the number of its images at the end
 
     def update(self, values: Floats, labels: Sequence[str]) -> None:
         """Add ``values`` ``(N, C)`` of images with these labels; those with an empty label are left out."""
         for label in filter(None, dict.fromkeys(labels)):
             rows = [at for at, other in enumerate(labels) if other == label]
-            self._add(label, values[rows].sum(0), len(rows))
+            self._add(label, np.append(values[rows].sum(0), len(rows)))
 
     def merge(self, other: ClassMeans) -> None:
         for label, sums in other._sums.items():
-            self._add(label, sums, other._images[label])
-        if other.too_many:
-            self._give_up()
+            self._add(label, sums)
+        self._give_up(other.too_many)
 
-    def _add(self, label: str, sums: Floats, images: int) -> None:
-        if self.too_many:
-            return
+    def _add(self, label: str, sums: Floats) -> None:
         self._sums[label] = self._sums[label] + sums if label in self._sums else sums
-        self._images[label] = self._images.get(label, 0) + images
-        if len(self._sums) > MOST_LABELS:
-            self._give_up()
+        self._give_up(len(self._sums) > MOST_LABELS)
 
-    def _give_up(self) -> None:
-        self.too_many = True
-        self._sums.clear()
-        self._images.clear()
+    def _give_up(self, too_many: bool) -> None:
+        self.too_many |= too_many
+        if self.too_many:
+            self._sums.clear()
 
     def selectivity(self) -> list[tuple[str, float | None]]:
         """The best class of each channel and its selectivity, see `ChannelExemplars`; None where it has no meaning."""
         labels = sorted(self._sums)
         if len(labels) < 2:
             return [("", None)] * self.channels
-        means = np.stack([self._sums[label] / self._images[label] for label in labels])
+        means = np.stack([self._sums[label][:-1] / self._sums[label][-1] for label in labels])
         best, at = means.max(0), means.argmax(0)
         with np.errstate(all="ignore"):
             others = (means.sum(0) - best) / (len(labels) - 1)
@@ -242,16 +222,15 @@ class ClassMeans:
         return [(labels[where], float(value)) if known else ("", None) for where, value, known in each]
 
     def state_dict(self) -> dict[str, Any]:
-        labels = list(self._sums)
-        sums = np.stack(list(self._sums.values())) if labels else np.zeros((0, self.channels))
-        images = [self._images[label] for label in labels]
-        return {"labels": labels, "images": images, "sums": sums, "too_many": self.too_many}
+        sums = np.array(list(self._sums.values())).reshape(-1, self.channels + 1)
+        images = sums[:, -1].astype(int).tolist()
+        return {"labels": [*self._sums], "images": images, "sums": sums[:, :-1].copy(), "too_many": self.too_many}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], channels: int) -> Self:
         restored = cls(channels)
         for label, images, sums in zip(state["labels"], state["images"], np.array(state["sums"]), strict=True):
-            restored._add(label, sums.reshape(channels), int(images))
+            restored._add(label, np.append(sums.reshape(channels), int(images)))
         restored.too_many = bool(state["too_many"])
         return restored
 

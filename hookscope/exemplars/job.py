@@ -17,12 +17,12 @@ from hookscope.drawing import input_size_of
 from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.exemplars.channels import (
     BestImages,
-    Candidates,
     ChannelHistograms,
     ClassMeans,
     Ints,
     Prints,
     PrintsOf,
+    candidates,
     prints_of,
 )
 from hookscope.hooks import (
@@ -254,7 +254,7 @@ class _Reader:
             may = before.may_enter(measured, self.positions)
             image, channel = may.nonzero()
             place = _places(values, image, channel, grid, self.job.measure == "abs")
-            best.add(Candidates(channel, measured[may], self.positions[image], *place))
+            best.add(candidates(channel, measured[may], self.positions[image], *place))
         self.now.layers[layer.key] = layer
 
     def _channels(self, call: Call, count: int) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from hookscope.display import Rows
+from hookscope.drawing import image_bytes
 from hookscope.errors import ImageError, InputError, LayerError, UsageError, printable
 from hookscope.exemplars.channels import Candidates
 from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
@@ -88,13 +88,12 @@ class SavedExemplars:
 
     def _by_channel(self, best: Candidates, channels: int, seen: ReceptiveField) -> list[tuple[Exemplar, ...]]:
         found: list[list[Exemplar]] = [[] for _ in range(channels)]
-        rows = zip(best.channel, best.value, best.image.tolist(), best.row.tolist(), best.column.tolist(), strict=True)
-        for channel, value, position, row, column in rows:
+        for channel, value, position, row, column in best.tolist():
             image = self.found.seen[position]
             place = None if row < 0 else (row, column)
             box = (0, 0, image.size[1], image.size[0]) if place is None else seen.box(place, image.size)
             seen_in = position, image.name, image.sha256, image.label
-            found[channel].append(Exemplar(float(value), *seen_in, place, box, image.size))
+            found[channel].append(Exemplar(value, *seen_in, place, box, image.size))
         return [tuple(exemplars) for exemplars in found]
 
 
@@ -131,9 +130,7 @@ def save_synthesized(path: StrPath, layers: Iterable[LayerExemplars]) -> None:
 
 
 def _packed(made: SynthesizedImage) -> list[Any]:
-    buffer = io.BytesIO()
-    made.image.save(buffer, "PNG")
-    return [base64.b64encode(buffer.getvalue()).decode("ascii"), made.value, made.best, made.seed]
+    return [base64.b64encode(image_bytes(made.image)).decode("ascii"), made.value, made.best, made.seed]
 
 
 def _unpacked(png: str, value: float, best: float | None, seed: int) -> SynthesizedImage:

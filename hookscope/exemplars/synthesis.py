@@ -92,7 +92,11 @@ def synthesize_images(
     """
     net = as_loaded(net)
     wanted = list(dict.fromkeys(channels))
-    _check(count, steps, tries, measure, batch_size)
+    for name, number in {"count": count, "steps": steps, "tries": tries, "batch size": batch_size}.items():
+        if number < 1:
+            raise UsageError(f"{name} {number}", do=f"give a {name} from 1")
+    if measure not in MEASURES:
+        raise UsageError(f"unknown measure '{measure}'", f"there are {', '.join(MEASURES)}")
     layer_of = _Layer(net, net.preprocess.of_seen, layer, types, part, measure)
     best = best or {}
     images: dict[int, list[SynthesizedImage]] = {channel: [] for channel in wanted}
@@ -113,14 +117,6 @@ def synthesize_images(
             for channel, made in found.items():
                 images[channel].append(made)
     return {channel: tuple(made) for channel, made in images.items()}
-
-
-def _check(count: int, steps: int, tries: int, measure: str, batch_size: int) -> None:
-    for name, number in {"count": count, "steps": steps, "tries": tries, "batch size": batch_size}.items():
-        if number < 1:
-            raise UsageError(f"{name} {number}", do=f"give a {name} from 1")
-    if measure not in MEASURES:
-        raise UsageError(f"unknown measure '{measure}'", f"there are {', '.join(MEASURES)}")
 
 
 def add_synthesized(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from hookscope.display import Cells, Picture, Shown
-from hookscope.drawing import Heat, Tiles, draw_heat
+from hookscope.drawing import Heat, Tiles, draw_heat, image_bytes
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
 from hookscope.hooks import Call, Shape
@@ -221,9 +220,7 @@ def _seen_png(image: InspectedImage) -> bytes:
     if image.cam is not None:
         values = np.nan_to_num(image.cam.still, posinf=0.0, neginf=0.0)
         heat = Heat(values, (0, 0, *seen.size), float(values.max()) or 1.0)
-    buffer = io.BytesIO()
-    draw_heat(seen, heat, min(224, seen.width), "inferno").quantize(128).save(buffer, "PNG")
-    return buffer.getvalue()
+    return image_bytes(draw_heat(seen, heat, min(224, seen.width), "inferno").quantize(128))
 
 
 @dataclass(frozen=True)

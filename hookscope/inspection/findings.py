@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -58,24 +57,18 @@ def _random(evidence: InspectionEvidence, initial: Sequence[Finding]) -> Iterato
         )
 
 
-class _Drift(NamedTuple):
-    """How far the inputs of a BatchNorm are from its running statistics; none is below 0."""
+def _measured(drift: BatchNormDrift, running: Floats) -> dict[str, float]:
+    """How far the inputs of a BatchNorm are from its running statistics; none is below 0.
 
-    sudden_shift: float = 0.0
-    sudden_ratio: float = 0.0
-    sudden_channel: float = 0.0
-    sudden_profile: float = 0.0
-
-
-def _measured(drift: BatchNormDrift, running: Floats) -> _Drift:
-    """``running`` are the running means in running standard deviations."""
+    ``running`` are the running means in running standard deviations.
+    """
     ratio = np.log(drift.ratio.clip(1e-30, 1e30))
-    return _Drift(
-        sudden_shift=drift.median_shift,
-        sudden_ratio=float(np.exp(abs(np.median(ratio)))),
-        sudden_channel=float(np.abs(drift.shift).max()),
-        sudden_profile=1 - _correlation(running, drift.shift) if running.std() > _VARIED else 0.0,
-    )
+    return {
+        "sudden_shift": drift.median_shift,
+        "sudden_ratio": float(np.exp(abs(np.median(ratio)))),
+        "sudden_channel": float(np.abs(drift.shift).max()),
+        "sudden_profile": 1 - _correlation(running, drift.shift) if running.std() > _VARIED else 0.0,
+    }
 
 
 def _correlation(running: Floats, shift: Floats) -> float:
@@ -83,44 +76,38 @@ def _correlation(running: Floats, shift: Floats) -> float:
     return float(np.corrcoef(running, means)[0, 1]) if min(running.std(), means.std()) > 0 else 0.0
 
 
-def _running(norm: BatchNormAccumulator) -> Floats:
-    """The running means in running standard deviations."""
-    running: Floats = norm.running_mean / (norm.running_var + norm.eps) ** 0.5
-    return running
-
-
 def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
     """The first BatchNorms whose inputs differ far more from their statistics than the inputs of the BatchNorms before.
 
     On few images all drift a little, later ones more: only a sudden step is a finding.
     """
-    kind, largest, first = CATALOGUE["sudden-drift"], _Drift(), True
+    kind, largest = CATALOGUE["sudden-drift"], dict[str, float]()
     found: list[Finding] = []
     for layer, norm in norms.items():
         drift = norm.drift(layer)
         if not (drift.updated and drift.items >= _FEW_VALUES and np.isfinite([*drift.shift, *drift.ratio]).all()):
             continue
-        now = _measured(drift, _running(norm))
+        running: Floats = norm.running_mean / (norm.running_var + norm.eps) ** 0.5
+        now = _measured(drift, running)
         times = {
-            name: value / max(default(kind.name, name), _STEP * before)
-            for name, value, before in zip(now._fields, now, largest, strict=True)
+            name: value / max(default(kind.name, name), _STEP * largest.get(name, 0.0)) for name, value in now.items()
         }
-        if first and np.median(drift.ratio) < 1:
+        if not largest and np.median(drift.ratio) < 1:
             times["sudden_ratio"] = 0.0  # an image of little contrast
         most = max(times, key=lambda name: times[name])
         if times[most] > 1:
-            found.append(_sudden_finding(drift, _running(norm), now, most, times[most], None if first else largest))
-        largest, first = _Drift(*map(max, largest, now)), False
+            found.append(_sudden_finding(drift, running, now, most, times[most], largest))
+        largest = {name: max(value, largest.get(name, 0.0)) for name, value in now.items()}
     return found[:_DRIFTS]
 
 
 def _sudden_finding(
-    drift: BatchNormDrift, running: Floats, now: _Drift, most: str, times: float, before: _Drift | None
+    drift: BatchNormDrift, running: Floats, now: dict[str, float], most: str, times: float, before: dict[str, float]
 ) -> Finding:
-    channel, value = int(np.abs(drift.shift).argmax()), getattr(now, most)
-    numbers = {**now._asdict(), "times": times}
+    channel, value = int(np.abs(drift.shift).argmax()), now[most]
+    numbers = {**now, "times": times}
     correlation = _correlation(running, drift.shift)
-    if now.sudden_profile and correlation < -_OPPOSITE:
+    if now["sudden_profile"] and correlation < -_OPPOSITE:
         text = f"the means of its inputs correlate with the running means by {correlation:.2f}, as if signs were wrong"
         return CATALOGUE["sudden-drift"].finding(drift.layer, text, "sign", numbers=numbers)
     text = {
@@ -129,8 +116,8 @@ def _sudden_finding(
         "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
         "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
     }[most]
-    if before is not None:
-        usual = 1 - before.sudden_profile if most == "sudden_profile" else getattr(before, most)
+    if before:
+        usual = 1 - before[most] if most == "sudden_profile" else before[most]
         text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g})"
     channels = (channel,) if most == "sudden_channel" else None
     return CATALOGUE["sudden-drift"].finding(drift.layer, text, channels=channels, numbers=numbers)

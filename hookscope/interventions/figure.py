@@ -20,6 +20,7 @@ from hookscope.drawing import (
     PALE,
     SMALL,
     Colour,
+    DifferencePage,
     DrawnDifference,
     Heat,
     MapDifference,
@@ -27,12 +28,8 @@ from hookscope.drawing import (
     Origin,
     Panel,
     RowPlot,
-    SheetPage,
-    add_difference,
     add_panel,
-    column_step,
     compare_maps,
-    difference_page,
     draw_difference,
     draw_heat,
     draw_rows,
@@ -44,7 +41,6 @@ from hookscope.drawing import (
     seen_part,
     shape_text,
     short_label,
-    width_of_columns,
     write_at,
 )
 from hookscope.errors import HookscopeError, NoMapError, UsageError
@@ -244,13 +240,12 @@ def draw_effect(
     call, why = bands[0].layer.call, bands[0].why
     if why is not None and all(band.why for band in bands):
         raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
-    step = column_step([part for band in bands for part in band.parts])
-    page, places = SheetPage(), []
-    _add_heading(page, origin, interventions or list(effect.changed), seed, width_of_columns(step))
+    page = DifferencePage([part for band in bands for part in band.parts])
+    _add_heading(page, origin, interventions or list(effect.changed), seed)
     for band in bands:
-        places += _add_band(page, band, step)
+        _add_band(page, band)
     facts = {**origin.facts(), "interventions": list(interventions), "seed": seed}
-    return difference_page(page, len(bands), cmap, facts, [_band_facts(band) for band in bands], places)
+    return page.image(len(bands), cmap, facts, [_band_facts(band) for band in bands])
 
 
 def _band(
@@ -263,34 +258,32 @@ def _band(
     return _EffectBand(layer, [draw_difference(maps, most // len(parts)) for maps in parts], None)
 
 
-def _add_heading(page: SheetPage, origin: Origin, interventions: Sequence[str], seed: int | None, width: int) -> None:
+def _add_heading(page: DifferencePage, origin: Origin, interventions: Sequence[str], seed: int | None) -> None:
     words = "   then   ".join(interventions) or "interventions that changed nothing"
-    page.add_text(f"{origin.model} without and with {words}".strip(), width, size=15, bold=True)
+    page.add_text(f"{origin.model} without and with {words}".strip(), size=15, bold=True)
     if about := [*origin.words, *([] if seed is None else [f"seed {seed}"])]:
-        page.add_text(", ".join(about), width, 2)
+        page.add_text(", ".join(about), 2)
     if origin.alarm:
-        page.add_text(origin.alarm, width, 2, alarm=True)
+        page.add_text(origin.alarm, 2, alarm=True)
     hint = "The channels that moved most come first. Bar: root mean square of the map, one measure for all three."
-    page.add_text(hint, width, 2)
+    page.add_text(hint, 2)
 
 
-def _add_band(page: SheetPage, band: _EffectBand, step: int) -> list[dict[str, Any]]:
-    layer, width = band.layer, width_of_columns(step)
+def _add_band(page: DifferencePage, band: _EffectBand) -> None:
+    layer = band.layer
     title = f"{layer.call.key or layer.call.type}   {layer.call.type}   {shape_text(layer.shape)}"
-    page.add_text(title + ("   changed here" if layer.changed else ""), width, 18, 13, bold=True)
+    page.add_text(title + ("   changed here" if layer.changed else ""), 18, 13, bold=True)
     measures = {"relative L2": layer.relative_l2, "cosine": layer.cosine}
     words = [f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in measures.items()]
     words += [f"NaN or Inf after: {layer.nonfinite:,}"] if layer.nonfinite else []
-    page.add_text("   ".join(words), width, 2)
+    page.add_text("   ".join(words), 2)
     if band.why is not None:
-        page.add_text(f"not drawn: {band.why}", width, 2)
-    places = []
+        page.add_text(f"not drawn: {band.why}", 2)
     for part in band.parts:
         if len(band.parts) > 1:
-            page.add_text(part.maps.part or "maps", width, 8, bold=True)
-        page.add_text(_moved_words(part.maps, part.drawn), width, 2)
-        places += add_difference(page, part, ", ".join(filter(None, [layer.call.key, part.maps.part])), step)
-    return places
+            page.add_text(part.maps.part or "maps", 8, bold=True)
+        page.add_text(_moved_words(part.maps, part.drawn), 2)
+        page.add_difference(part, ", ".join(filter(None, [layer.call.key, part.maps.part])))
 
 
 def _moved_words(maps: MapDifference, drawn: int) -> str:

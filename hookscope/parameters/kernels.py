@@ -26,7 +26,7 @@ from hookscope.drawing import (
     Tiles,
     colour_bar,
     colours,
-    draw_grid,
+    draw_grids,
     placed,
     reduce_maps,
     stamp,
@@ -273,7 +273,7 @@ class _ChosenFilters:
         """Each filter with its number and a bar of its norm."""
         style, strongest = self.style, MOST_PIXELS // _MOST_LAYERS
         tiles = replace(tiles, channels=self.numbers, strength=self.norms, order=self.order)
-        grid = draw_grid(tiles, style.columns, style.cell, style.plain, moments, strongest)
+        [grid] = draw_grids([tiles], style.columns, style.cell, style.plain, moments, strongest)
         about = {"layer": self.layer, "drawn": drawn, "moments": moments}
         words = f"{self.words}; {words}{self.hint}   {_BAR}{more}"
         return _KernelSection(self.title, words, grid, about, grid.pixels, rgb=rgb)
@@ -289,7 +289,7 @@ class _ChosenFilters:
         tiles = reduce_maps(maps.flatten(0, 1), None, _symmetric(flat))
         tiles = replace(tiles, channels=[number * count + at for number in numbers for at in inputs], values=())
         cell = self.style.cell or (_CELL_OF_ONE if maps[0, 0].numel() == 1 else _CELL)
-        grid = draw_grid(tiles, len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
+        [grid] = draw_grids([tiles], len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
         words = f"{self.words}; {_count_words(len(inputs), count, 'input channels (columns)')}"
         words += f", by {_MEASURE} in these rows" if len(inputs) < count else ""
         words += "; a filter sees the input channels of its group" if grouped else ""
@@ -325,20 +325,18 @@ def _draw_page(
     heading: str, weights: str, sections: Sequence[_KernelSection], left_out: Sequence[str], style: Style
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
     """Draw the sections below each other; returns the image, and where the maps of each section lie."""
-    width = max([LEAST_WIDTH, *(section.pixels.shape[1] for section in sections)])
-    page, places, ramps = SheetPage(), [], []
-    page.add_text(heading, width, size=15, bold=True)
+    page = SheetPage(max([LEAST_WIDTH, *(section.pixels.shape[1] for section in sections)]))
+    places, ramps = [], []
+    page.add_text(heading, size=15, bold=True)
     untrained = is_random(weights)
-    page.add_text(
-        f"weights: {weights or 'as given'}" + ", the network is not trained" * untrained, width, alarm=untrained
-    )
+    page.add_text(f"weights: {weights or 'as given'}" + ", the network is not trained" * untrained, alarm=untrained)
     if any("inputs" in section.about for section in sections):
-        page.add_text("A row is an output channel, a column is an input channel.", width)
+        page.add_text("A row is an output channel, a column is an input channel.")
     if left_out:
-        page.add_text(f"left out: {'; '.join(left_out)}", width)
+        page.add_text(f"left out: {'; '.join(left_out)}")
     for section in sections:
-        page.add_text(section.title, width, 12, 13, bold=True)
-        page.add_text(section.words, width)
+        page.add_text(section.title, 12, 13, bold=True)
+        page.add_text(section.words)
         if section.rgb is None:
             tiles = section.grid.tiles
             page.add(colour_bar("one scale for the layer, symmetric about 0:", tiles.low[0], tiles.high[0]), 4)

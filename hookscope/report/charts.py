@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from PIL import Image
 
-from hookscope.drawing import CURVE_COLOURS, Chart, Colour, DrawnPanel, RowPlot, colours, palette
+from hookscope.drawing import CURVE_COLOURS, Chart, Colour, DrawnPanel, RowPlot, colours, image_bytes, palette
 from hookscope.errors import printable
 
 ROW, HEAD, FOOT, RAMP = 16, 34, 16, 28
@@ -241,17 +240,13 @@ def outline(histogram: Sequence[int]) -> str:
 
 def png_address(image: Image.Image, **options: Any) -> str:
     """``data:image/png;base64,...`` of an image; ``options`` go to Pillow."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", **{"compress_level": 6, **options})
-    return _address("png", buffer)
+    return _address("png", image_bytes(image, **{"compress_level": 6, **options}))
 
 
 def jpeg_address(image: Image.Image, quality: int = 88) -> str:
     """``data:image/jpeg;base64,...`` of an RGB image."""
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=quality, subsampling=0)
-    return _address("jpeg", buffer)
+    return _address("jpeg", image_bytes(image, "JPEG", quality=quality, subsampling=0))
 
 
-def _address(kind: str, buffer: io.BytesIO) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+def _address(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from hookscope.errors import UsageError
@@ -68,123 +66,91 @@ def draw_exemplars_page(
             views=some,
             provenance=provenance or {},
         )
-        return page, sum(channel.weight for view in some for channel in view.channels)
+        return page, sum(_weight(channel) for view in some for channel in view["channels"])
 
     return fit_page(draw, max_size, "with one channel of each layer", "choose fewer layers, or a larger size")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A picture of a row: its address, size on the page, the words under it, and where it comes from."""
-
-    address: str
-    width: int
-    height: int
-    value: float
-    words: str
-    about: str
-    missing: str = ""
+View = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ChannelView:
-    """A row: the channel, and its pictures in groups with their names."""
-
-    channel: ChannelExemplars
-    groups: tuple[tuple[str, tuple[Cell, ...]], ...]
-
-    @property
-    def classes(self) -> str:
-        return class_words(self.channel)
-
-    @property
-    def words(self) -> str:
-        channel, classes = self.channel, f"classes of the strongest: {self.classes}" if self.classes else ""
-        whose = f" for {channel.best_class}" if channel.best_class else ""
-        selectivity = "" if channel.selectivity is None else f"selectivity {channel.selectivity:.2f}{whose}"
-        return "; ".join(filter(None, [classes, selectivity]))
-
-    @property
-    def distribution(self) -> dict[str, Any] | None:
-        counts, edges = self.channel.counts, self.channel.edges
-        if not len(counts):
-            return None
-        middle = (edges[:-1] + edges[1:]) / 2
-        mean = float((middle * counts).sum() / max(1, counts.sum()))
-        return {"histogram": counts.tolist(), "low": float(edges[0]), "mean": mean, "high": float(edges[-1])}
-
-    @cached_property
-    def weight(self) -> int:
-        """About how many bytes the row takes."""
-        return _ROW + sum(len(cell.address) + 300 for _, cells in self.groups for cell in cells)
-
-
-@dataclass(frozen=True)
-class ExemplarsView:
-    """The exemplars of a layer as a page shows them; it may have fewer channels than ``layer``."""
-
-    layer: LayerExemplars
-    channels: tuple[ChannelView, ...]
-    has_rings: bool
-
-    @property
-    def words(self) -> list[str]:
-        ring = f" A ring{RING_WORDS.removeprefix('a ring')}." if self.has_rings else ""
-        lines = [
-            f"{measure_words(self.layer.measure).capitalize()}. {field_words(self.layer.field).capitalize()}.{ring}"
-        ]
-        count, total = len(self.channels), len(self.layer.channels)
-        if count < total:
-            lines.append(f"The page has the first {count:,} of {total:,} channels, to keep it small.")
-        return lines
-
-
-def exemplar_views(layers: Sequence[LayerExemplars], crops: Crops) -> list[ExemplarsView]:
-    return [_view(layer, crops) for layer in layers]
-
-
-def fewer_exemplars(views: Sequence[ExemplarsView], room: float) -> list[ExemplarsView]:
-    """The views with as many of their first channels as fit into ``room`` bytes, and one at least."""
-    most = items_that_fit([[channel.weight for channel in view.channels] for view in views], room)
-    return [replace(view, channels=view.channels[: max(1, most)]) for view in views]
-
-
-def _view(layer: LayerExemplars, crops: Crops) -> ExemplarsView:
+def exemplar_views(layers: Sequence[LayerExemplars], crops: Crops) -> list[View]:
+    """The exemplars of each layer as a page shows them."""
     addresses: dict[int, str] = {}
-    channels = []
-    for channel in layer.channels:
-        most, least = (
-            tuple(_cell(layer, each, crops, addresses) for each in group) for group in (channel.most, channel.least)
-        )
-        made = tuple(map(_synthesized, channel.synthesized))
-        groups = (("", most), ("excite it least", least), ("synthesized", made))
-        channels.append(ChannelView(channel, tuple((words, cells) for words, cells in groups if cells)))
-    has_rings = any(crops[layer.key, each].dot for channel in layer.channels for each in channel.most)
-    return ExemplarsView(layer, tuple(channels), has_rings)
+    return [
+        {
+            "layer": layer,
+            "channels": [_channel_view(layer, channel, crops, addresses) for channel in layer.channels],
+            "has_rings": any(crops[layer.key, each].dot for channel in layer.channels for each in channel.most),
+        }
+        for layer in layers
+    ]
 
 
-def _cell(layer: LayerExemplars, exemplar: Exemplar, crops: Crops, addresses: dict[int, str]) -> Cell:
+def fewer_exemplars(views: Sequence[View], room: float) -> list[View]:
+    """The views with as many of their first channels as fit into ``room`` bytes, and one at least."""
+    most = max(1, items_that_fit([list(map(_weight, view["channels"])) for view in views], room))
+    return [view | {"channels": view["channels"][:most], "words": _words(view, most)} for view in views]
+
+
+def _words(view: View, most: int) -> list[str]:
+    """What stands above the table of a layer with ``most`` channels."""
+    layer, ring = view["layer"], f" A ring{RING_WORDS.removeprefix('a ring')}." if view["has_rings"] else ""
+    lines = [f"{measure_words(layer.measure).capitalize()}. {field_words(layer.field).capitalize()}.{ring}"]
+    if most < (total := len(layer.channels)):
+        lines.append(f"The page has the first {most:,} of {total:,} channels, to keep it small.")
+    return lines
+
+
+def _weight(channel: View) -> int:
+    """About how many bytes the row takes."""
+    return _ROW + sum(len(cell["address"]) + 300 for _, cells in channel["groups"] for cell in cells)
+
+
+def _channel_view(layer: LayerExemplars, channel: ChannelExemplars, crops: Crops, addresses: dict[int, str]) -> View:
+    """A row: the channel, what is said of it, and its pictures in groups with their names."""
+    classes, counts, edges = class_words(channel), channel.counts, channel.edges
+    whose = f" for {channel.best_class}" if channel.best_class else ""
+    selectivity = "" if channel.selectivity is None else f"selectivity {channel.selectivity:.2f}{whose}"
+    words = [f"classes of the strongest: {classes}" if classes else "", selectivity]
+    distribution = None
+    if len(counts):
+        mean = float(((edges[:-1] + edges[1:]) / 2 * counts).sum() / max(1, counts.sum()))
+        ends = {"low": float(edges[0]), "mean": mean, "high": float(edges[-1])}
+        distribution = {"histogram": counts.tolist(), **ends}
+    most, least = ([_cell(layer, each, crops, addresses) for each in best] for best in (channel.most, channel.least))
+    groups = ("", most), ("excite it least", least), ("synthesized", list(map(_synthesized, channel.synthesized)))
+    return {
+        "channel": channel,
+        "classes": classes,
+        "words": "; ".join(filter(None, words)),
+        "distribution": distribution,
+        "groups": [(name, cells) for name, cells in groups if cells],
+    }
+
+
+def _cell(layer: LayerExemplars, exemplar: Exemplar, crops: Crops, addresses: dict[int, str]) -> View:
+    """A picture of a row: its address, or why it is missing, its size on the page, and the words under it."""
     crop = crops[layer.key, exemplar]
     place = "" if exemplar.place is None else f", unit {exemplar.place[0]}, {exemplar.place[1]}"
     about = f"{os.path.basename(exemplar.name) or exemplar.name}{place}"
-    if crop.image is None:
-        return Cell("", _SHOWN, _SHOWN, exemplar.value, exemplar.label, about, crop.missing)
-    if crop.dot is not None:
-        drawn = crop.drawn()
-        assert drawn is not None
+    address = "" if crop.image is None else addresses.get(id(crop.image), "")
+    if crop.dot is not None and (drawn := crop.drawn()) is not None:
         address = jpeg_address(drawn, _QUALITY)
-    elif (address := addresses.get(id(crop.image), "")) == "":
+    elif crop.image is not None and not address:
         sharp = max(crop.image.size) <= _SHARP
         address = addresses[id(crop.image)] = png_address(crop.image) if sharp else jpeg_address(crop.image, _QUALITY)
-    return Cell(address, *_shown(crop.size), exemplar.value, exemplar.label, about)
+    return _shown(address, crop.size, exemplar.value, exemplar.label, about, crop.missing)
 
 
-def _synthesized(made: SynthesizedImage) -> Cell:
-    drawn, about = fitted(made.image), f"synthesized, seed {made.seed}"
-    address, size = jpeg_address(drawn, _QUALITY), _shown(drawn.size)
-    return Cell(address, *size, made.value, times_best(made), about)
+def _synthesized(made: SynthesizedImage) -> View:
+    drawn = fitted(made.image)
+    return _shown(
+        jpeg_address(drawn, _QUALITY), drawn.size, made.value, times_best(made), f"synthesized, seed {made.seed}"
+    )
 
 
-def _shown(size: tuple[int, int]) -> tuple[int, int]:
+def _shown(address: str, size: tuple[int, int], value: float, words: str, about: str, missing: str = "") -> View:
     width, height = (max(1, round(side * _SHOWN / CELL)) for side in size)
-    return width, height
+    more = {"value": value, "words": words, "about": about, "missing": missing}
+    return {"address": address, "width": width, "height": height, **more}

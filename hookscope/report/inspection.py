@@ -1,25 +1,35 @@
-"""The page of an inspection, its graphs, and a small picture of it for a terminal."""
+"""The page of an inspection, its list of calls and graphs, and a small picture of it for a terminal."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from markupsafe import Markup
 from PIL import Image, ImageOps
 
+from hookscope.drawing import shape_text
 from hookscope.exemplars import Crops, LayerExemplars
 from hookscope.explain import why_empty
 from hookscope.findings import ranked, severity_counts
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
 from hookscope.report.charts import jpeg_address, png_address
 from hookscope.report.exemplars import exemplar_views, fewer_exemplars
-from hookscope.report.layers import COLOUR_MAPS, colour_tables, fewer_channels, layer_views
-from hookscope.report.network import NetworkRow, map_or_cam, network_rows, over_image, seen_image
-from hookscope.report.page import MAX_SIZE, added_sections, fit_page, render
-from hookscope.structure import GraphNode, Marks, NetworkGraph, draw_graph, network_graph
+from hookscope.report.layers import (
+    COLOUR_MAPS,
+    colour_tables,
+    fewer_channels,
+    layer_views,
+    map_or_cam,
+    over_image,
+    seen_image,
+    small_cam,
+)
+from hookscope.report.page import MAX_SIZE, added_sections, fit_page, module_rows, render
+from hookscope.structure import GraphNode, Marks, NetworkGraph, draw_graph, network_graph, size_of
 
 _MOST_NODES = 250  # of a graph that is not the first
 _MOST_REASONS = 3
@@ -47,16 +57,16 @@ def draw_page(
         "is_random": inspection.is_random,
         "provenance": inspection.provenance,
         "inspection": inspection,
-        "images": [ImageView.of(number, image) for number, image in enumerate(inspection.images)],
-        "places": [PlaceView.of(inspection, rows, place) for place in inspection.places],
-        "total": NetworkRow(0, (), "", None, inspection.calls),
+        "images": [_image_view(number, image) for number, image in enumerate(inspection.images)],
+        "places": [_place_view(inspection, rows, place) for place in inspection.places],
+        "total": _sums(inspection.calls),
         "rows": rows,
         "graphs": graph_views(inspection, rows),
         "count": severity_counts(inspection.places),
         "colour_maps": COLOUR_MAPS,
         "colour_tables": colour_tables(),
         "exemplars": {
-            view.layer.key: view
+            view["layer"].key: view
             for view in fewer_exemplars(
                 exemplar_views(exemplars, crops or {}), math.inf if max_size is None else max_size // 2
             )
@@ -81,64 +91,72 @@ def draw_page(
     return fit_page(draw, max_size, least, "choose fewer layers, or a larger size")
 
 
-@dataclass(frozen=True)
-class ImageView:
-    """An image as the page shows it: ``seen`` and ``cam`` are addresses of pictures."""
-
-    number: int
-    image: InspectedImage
-    seen: str
-    cam: str
-    without_cam: str
-
-    @classmethod
-    def of(cls, number: int, image: InspectedImage) -> ImageView:
-        shown = seen_image(image.seen)
-        seen, cam = jpeg_address(shown), image.cam
-        if cam is None:
-            return cls(number, image, seen, "", image.without_cam)
-        return cls(number, image, seen, jpeg_address(over_image(shown, cam.still, shown.width)), why_empty(cam))
-
-    @property
-    def name(self) -> str:
-        """Of the file without its folder; of an image without a name its position."""
-        return os.path.basename(self.image.name) or f"image {self.number + 1}"
-
-    @property
-    def best(self) -> str:
-        answer = self.image.cam.prediction if self.image.cam else self.image.predictions[0]
-        return answer.name
+def _sums(parts: Sequence[CallFacts]) -> dict[str, Any]:
+    """Calls, from the first to the last, parameters and MACs; a layer that is called twice has its parameters once."""
+    orders = [part.call.order for part in parts if part.call.order is not None]
+    return {
+        "calls": len(orders),
+        "orders": "–".join(map(str, sorted({min(orders), max(orders)}))) if orders else "",
+        "params": sum({part.call.name: part.params for part in parts}.values()),
+        "macs": sum(part.macs for part in parts),
+    }
 
 
-@dataclass(frozen=True)
-class PlaceView:
-    """A place as the page shows it.
+def network_rows(inspection: Inspection) -> list[SimpleNamespace]:
+    """The rows of `module_rows` for all calls, with what was measured.
 
-    Attributes:
-        place: The place.
-        link: The part of the page that shows more; empty if there is none.
-        channel: The channel to show there.
-        picture: The address of its thumbnail; empty if there is none.
-        about: What the thumbnail shows.
-        facts: Of its call, whose distribution stands in place of a picture.
+    A row also has the number of the view of its ``layer``, None without one, and the address of a Grad-CAM. A module
+    shows the Grad-CAM of the last layer in it.
     """
+    rows = module_rows((facts.call.name, facts.call.key, facts) for facts in inspection.calls)
+    numbers = {layer.call.key: number for number, layer in reversed(list(enumerate(inspection.layers)))}
+    for row in rows:
+        facts: CallFacts | None = row.facts
+        vars(row).update(_sums(row.parts), type="", shape="", values=None, largest=None)
+        row.layer, row.cam, row.cam_of, row.is_call = None, "", "", False
+        if facts is None:
+            continue
+        row.layer, row.is_call = numbers.get(facts.call.key), facts.call.order is not None
+        row.type, row.shape = facts.call.type, shape_text(facts.shape).replace("x", "×")
+        row.values = None if facts.shape is None else size_of(facts.shape)
+        row.largest = None if facts.low is None or facts.high is None else max(abs(facts.low), abs(facts.high))
+        if row.layer is not None and (cam := small_cam(inspection, row.layer)):
+            for shown in (row, *(rows[parent] for parent in row.parents if rows[parent].layer is None)):
+                shown.cam, shown.cam_of = cam, row.name
+    return rows
 
-    place: Place
-    link: str
-    channel: int | None
-    picture: str
-    about: str
-    facts: CallFacts | None
 
-    @classmethod
-    def of(cls, inspection: Inspection, rows: Sequence[NetworkRow], place: Place) -> PlaceView:
-        layer = drawn_layer(inspection, place.layer)
-        by_name = {row.name: row for row in reversed(rows)}
-        row = (by_name.get(place.layer) or by_name.get(place.layer.rpartition(".")[0])) if place.layer else None
-        channel = place.channels[0] if place.channels and layer is not None else None
-        link = f"layer={layer}" if layer is not None else f"call={row.number}" if row else ""
-        picture, about = _thumbnail(inspection, layer, place)
-        return cls(place, link, channel, picture, about, row.facts if row else None)
+def _image_view(number: int, image: InspectedImage) -> dict[str, Any]:
+    """An image with the addresses of what the network saw and of its Grad-CAM; without a name it has its position."""
+    shown, cam = seen_image(image.seen), image.cam
+    return {
+        "number": number,
+        "image": image,
+        "seen": jpeg_address(shown),
+        "cam": "" if cam is None else jpeg_address(over_image(shown, cam.still, shown.width)),
+        "without_cam": image.without_cam if cam is None else why_empty(cam),
+        "name": os.path.basename(image.name) or f"image {number + 1}",
+        "best": cam.prediction.name if cam else "",
+    }
+
+
+def _place_view(inspection: Inspection, rows: Sequence[SimpleNamespace], place: Place) -> dict[str, Any]:
+    """A place with the part of the page that shows more, the channel to show there, and a thumbnail.
+
+    The distribution of ``facts`` stands in place of a thumbnail.
+    """
+    layer = drawn_layer(inspection, place.layer)
+    by_name = {row.name: row for row in reversed(rows)}
+    row = (by_name.get(place.layer) or by_name.get(place.layer.rpartition(".")[0])) if place.layer else None
+    picture, about = _thumbnail(inspection, layer, place)
+    return {
+        "place": place,
+        "link": f"layer={layer}" if layer is not None else f"call={row.number}" if row else "",
+        "channel": place.channels[0] if place.channels and layer is not None else None,
+        "picture": picture,
+        "about": about,
+        "facts": row.facts if row else None,
+    }
 
 
 def drawn_layer(inspection: Inspection, name: str) -> int | None:
@@ -164,17 +182,7 @@ def _thumbnail(inspection: Inspection, layer: int | None, place: Place) -> tuple
     return jpeg_address(picture, 80), "Grad-CAM of the layer over the image"
 
 
-@dataclass(frozen=True)
-class GraphView:
-    """A graph as the page shows it: its depth, how many blocks it has, and whether it is shown first."""
-
-    depth: int
-    blocks: int
-    picture: Markup
-    is_first: bool
-
-
-def graph_views(inspection: Inspection, rows: Sequence[NetworkRow]) -> list[GraphView]:
+def graph_views(inspection: Inspection, rows: Sequence[SimpleNamespace]) -> list[dict[str, Any]]:
     """The graphs of each depth that are not too large; none where the calls were not followed."""
     if inspection.trace is None:
         return []
@@ -183,41 +191,32 @@ def graph_views(inspection: Inspection, rows: Sequence[NetworkRow]) -> list[Grap
         if graphs and graph.nodes == graphs[-1].nodes:
             break
         graphs.append(graph)
-    links = _Links(inspection, rows)
+    title = f"graph of {inspection.model}"
     return [
-        GraphView(
-            graph.depth,
-            sum(node.kind in ("layer", "block") for node in graph.nodes),
-            Markup(
-                draw_graph(graph, f"graph of {inspection.model}", marks=_marks(inspection, graph), links=links(graph))
+        {
+            "blocks": sum(node.kind in ("layer", "block") for node in graph.nodes),
+            "picture": Markup(
+                draw_graph(graph, title, marks=_marks(inspection, graph), links=_links(inspection, rows, graph))
             ),
-            graph.nodes == first.nodes,
-        )
+            "is_first": graph.nodes == first.nodes,
+        }
         for graph in graphs
     ]
 
 
-class _Links:
-    """The view of the layer of a node, or of the last drawn layer in it; else its row in the list."""
-
-    def __init__(self, inspection: Inspection, rows: Sequence[NetworkRow]) -> None:
-        self._views = {layer.call.name: number for number, layer in reversed(list(enumerate(inspection.layers)))}
-        self._keys = {layer.call.key: number for number, layer in reversed(list(enumerate(inspection.layers)))}
-        self._rows = {row.name: row.number for row in reversed(rows)}
-
-    def __call__(self, graph: NetworkGraph) -> Mapping[int, str]:
-        found = (
-            (at, self._of(node)) for at, node in enumerate(graph.nodes) if node.layers and node.kind != "operation"
-        )
-        return {at: link for at, link in found if link}
-
-    def _of(self, node: GraphNode) -> str:
-        if node.key in self._keys:
-            return f"#layer={self._keys[node.key]}"
-        inside = [number for name, number in self._views.items() if _is_in(name, node)]
-        if inside:
-            return f"#layer={max(inside)}"
-        return f"#call={self._rows[node.key]}" if node.key in self._rows else ""
+def _links(inspection: Inspection, rows: Sequence[SimpleNamespace], graph: NetworkGraph) -> dict[int, str]:
+    """The view of the layer of each node, or of the last drawn layer in it; else its row in the list."""
+    drawn = list(reversed(list(enumerate(inspection.layers))))
+    views = {layer.call.name: number for number, layer in drawn}
+    links = {row.name: f"#call={row.number}" for row in reversed(rows)}
+    keys = {layer.call.key: f"#layer={number}" for number, layer in drawn}
+    found: dict[int, str] = {}
+    for at, node in enumerate(graph.nodes):
+        if node.layers and node.kind != "operation":
+            inside = [number for name, number in views.items() if _is_in(name, node)]
+            link = keys.get(node.key) or (f"#layer={max(inside)}" if inside else links.get(node.key))
+            found |= {at: link} if link else {}
+    return found
 
 
 def _is_in(name: str, node: GraphNode) -> bool:

@@ -1,4 +1,4 @@
-"""The view of each layer on a page: a picture of its maps for each image, and the numbers that make values of it."""
+"""The view of each layer on a page: its maps and Grad-CAM for each image, and the numbers that make values of it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.drawing import Tiles, colours, finite_or_none, palette
+from hookscope.drawing import Heat, Tiles, colours, draw_heat, finite_or_none, palette, to_image
 from hookscope.errors import printable
-from hookscope.inspection import ImageMaps, InspectedLayer, Inspection
-from hookscope.report.charts import png_address
+from hookscope.inspection import ImageMaps, InspectedLayer, Inspection, Place
+from hookscope.report.charts import jpeg_address, png_address
 
 COLOUR_MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r", "PuOr")
 GAP = 1  # transparent pixels between the maps of a picture
@@ -30,13 +30,24 @@ _RUN_LENGTHS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """Maps of one size in a picture, ``columns`` in a row; on a screen each pixel is ``zoom`` pixels wide."""
+    """Maps of one size in a picture, ``columns`` in a row; on a screen each pixel is ``zoom`` pixels wide.
+
+    ``about`` is what the script knows of it: columns, and height and width of a map.
+    """
 
     address: str
     columns: int
     width: int
     height: int
     zoom: int
+    about: dict[str, int]
+
+    @classmethod
+    def of(cls, image: Image.Image, columns: int, maps: tuple[int, ...], **options: Any) -> Picture:
+        """The picture of ``maps`` ``(C, h, w, ...)``; ``options`` go to Pillow."""
+        zoom = max(1, min(_WIDEST // image.width, _HIGHEST // maps[1]))
+        about = {"height": maps[1], "width": maps[2], "columns": columns}
+        return cls(png_address(image, **options), columns, image.width, image.height, zoom, about)
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class LayerView:
                 "channels": self.channels,
                 "names": [self.layer.names[channel] for channel in self.channels] if self.layer.names else [],
                 "images": [None if maps is None else self._numbers(maps, picture) for maps, picture in images],
-                "filters": self.filters and _about(self.filters, self.layer.filters),
+                "filters": self.filters and self.filters.about,
             }
         )
 
@@ -121,7 +132,7 @@ class LayerView:
         if picture is None:
             values = [tiles.values[channel] for channel in chosen]
             return numbers | {"values": [value if math.isfinite(value) else str(value) for value in values]}
-        return numbers | _about(picture, tiles.levels)
+        return numbers | picture.about
 
     @property
     def ranges(self) -> list[Markup]:
@@ -201,19 +212,13 @@ def _rounded(values: NDArray[np.float64]) -> list[float | None]:
     return finite_or_none(float(f"{value:.9g}") for value in values.tolist())
 
 
-def _about(picture: Picture, maps: NDArray[Any] | None) -> dict[str, Any]:
-    assert maps is not None
-    return {"height": maps.shape[1], "width": maps.shape[2], "columns": picture.columns}
-
-
 def _maps_picture(tiles: Tiles, channels: Sequence[int]) -> Picture:
     whole = len(channels) == len(tiles.levels)
     pixels, columns = _mosaic(tiles.levels if whole else tiles.levels[list(channels)], colours.BACKGROUND)
     image = Image.fromarray(pixels)
     image.putpalette(palette("viridis")[: colours.PHOTOGRAPH].tobytes())
-    address = png_address(image, compress_level=1, compress_type=_RUN_LENGTHS, transparency=colours.BACKGROUND)
-    height = tiles.levels.shape[1]
-    return Picture(address, columns, image.width, image.height, _zoom(image.width, height))
+    options = {"compress_level": 1, "compress_type": _RUN_LENGTHS, "transparency": colours.BACKGROUND}
+    return Picture.of(image, columns, tiles.levels.shape, **options)
 
 
 def _filters_picture(filters: NDArray[np.float32]) -> Picture:
@@ -229,7 +234,7 @@ def _filters_picture(filters: NDArray[np.float32]) -> Picture:
         image = Image.fromarray(pixels)
         image.putpalette(palette("RdBu_r")[: colours.PHOTOGRAPH].tobytes())
         image.info["transparency"] = colours.BACKGROUND
-    return Picture(png_address(image), columns, image.width, image.height, _zoom(image.width, filters.shape[1]))
+    return Picture.of(image, columns, filters.shape)
 
 
 def _mosaic(maps: NDArray[np.uint8], background: int) -> tuple[NDArray[np.uint8], int]:
@@ -243,5 +248,47 @@ def _mosaic(maps: NDArray[np.uint8], background: int) -> tuple[NDArray[np.uint8]
     return pixels.reshape(rows * (height + GAP), columns * (width + GAP), *colour), columns
 
 
-def _zoom(width: int, height: int) -> int:
-    return max(1, min(_WIDEST // width, _HIGHEST // height))
+MAPS, HEAT = "viridis", "inferno"
+"""Colour maps of feature maps, and of Grad-CAM over an image."""
+
+_LEAST, _MOST, _SMALL = 224, 640, 56  # widths of images and of thumbnails, in pixels
+
+
+def seen_image(seen: Image.Image) -> Image.Image:
+    """What the network saw, in a size for the page: small ones magnified by a whole number, large ones reduced."""
+    if seen.width > _MOST:
+        return seen.resize((_MOST, max(1, round(seen.height * _MOST / seen.width))), Image.Resampling.LANCZOS)
+    factor = -(-_LEAST // seen.width)
+    return seen.resize((seen.width * factor, seen.height * factor), Image.Resampling.NEAREST)
+
+
+def over_image(seen: Image.Image, cam: NDArray[np.float32], width: int) -> Image.Image:
+    """A class activation map ``(h, w)`` over what the network saw."""
+    height = max(1, round(seen.height * width / seen.width))
+    ground = seen if width > seen.width else seen.resize((width, height), Image.Resampling.BILINEAR)
+    heat = Heat(cam, (0, 0, ground.width, ground.height), max(0.0, float(cam.max())))
+    return draw_heat(ground, heat, width, HEAT)
+
+
+def layer_cam(inspection: Inspection, layer: int, image: int = 0, width: int = _SMALL) -> Image.Image | None:
+    """The Grad-CAM of a layer over what the network saw; None if it has none."""
+    maps = inspection.layers[layer].images[image]
+    if maps is None or maps.cam is None:
+        return None
+    return over_image(inspection.images[image].seen, maps.cam, width)
+
+
+def small_cam(inspection: Inspection, layer: int) -> str:
+    """The address of a thumbnail of `layer_cam` for the first image that has one; empty if none has."""
+    cam = next(filter(None, (layer_cam(inspection, layer, at) for at in range(len(inspection.images)))), None)
+    return "" if cam is None else jpeg_address(cam, 80)
+
+
+def map_or_cam(
+    inspection: Inspection, layer: int, place: Place, image: int, width: int = _SMALL
+) -> tuple[Image.Image | None, int | None]:
+    """The map of the first channel of a place in its own size, and its number; else the Grad-CAM of the layer."""
+    maps, channel = inspection.layers[layer].images[image], place.channels[0] if place.channels else None
+    if maps is None or channel not in maps.tiles.channels or maps.tiles.values:
+        return layer_cam(inspection, layer, image, width), None
+    return to_image(maps.tiles.levels[maps.tiles.channels.index(channel)], MAPS), channel

@@ -1,4 +1,4 @@
-"""One file of HTML from a template, with a policy that forbids every request; pages of results with sortable tables.
+"""One file of HTML from a template, with a policy that forbids every request; tables that sort and fold by module.
 
 A page of a result that is too large leaves pictures out until it fits (`fit_page`). `section` adds a table to a page.
 """
@@ -10,11 +10,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, wraps
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -24,6 +25,7 @@ from hookscope.display import engineering, words
 from hookscope.drawing import Chart, RowPlot
 from hookscope.errors import WriteError, printable
 from hookscope.findings import Finding, counted, percent, ranked, single, verdict
+from hookscope.hooks import MODEL
 from hookscope.models import is_random
 from hookscope.report.charts import chart_data, chart_labels, chart_svg, outline, panel_svg
 
@@ -32,6 +34,7 @@ MAX_SIZE = 50_000_000
 
 _FOLDER = Path(__file__).parent
 _SPARE = 2_000  # bytes: digits of numbers of what is left out
+_UNFOLDED = 40  # rows of a list that are open at first, at most
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -239,34 +242,26 @@ def draws_page(build: Callable[..., ResultPage]) -> Callable[..., str]:
         **options: Any,
     ) -> str:
         page = build(result, *args, **options)
-        page = replace(page, title=title or page.title, lines=lines or page.lines)
-        return _drawn_page(page, provenance or {})
+        views = [view for table in page.tables for view in table.rows]
+        about: dict[str, list[Finding]] = {}
+        for finding in single(page.findings):
+            about.setdefault(finding.layer, []).append(finding)
+        own = {"title": title or page.title, "lines": lines or page.lines, "findings": ranked(page.findings)}
+        return render(
+            "results.html",
+            ("page.css", "charts.css", "results.css"),
+            ("page.js", "list.js", "charts.js", "results.js"),
+            **vars(page) | own,
+            verdict=verdict(page.findings),
+            is_random=is_random(page.summary.get("weights", "")),
+            provenance=provenance or {},
+            views=views,
+            offsets=[0, *accumulate(len(table.rows) for table in page.tables)],
+            places={view.key: number for number, view in reversed(list(enumerate(views)))},
+            about=about,
+        )
 
     return draw
-
-
-def _drawn_page(page: ResultPage, provenance: Mapping[str, Any]) -> str:
-    views = [view for table in page.tables for view in table.rows]
-    offsets = [0, *accumulate(len(table.rows) for table in page.tables)]
-    places: dict[str, int] = {}
-    about: dict[str, list[Finding]] = {}
-    for number, view in enumerate(views):
-        places.setdefault(view.key, number)
-    for finding in single(page.findings):
-        about.setdefault(finding.layer, []).append(finding)
-    return render(
-        "results.html",
-        ("page.css", "charts.css", "results.css"),
-        ("page.js", "list.js", "charts.js", "results.js"),
-        **{field.name: getattr(page, field.name) for field in fields(page)}
-        | {"findings": ranked(page.findings), "verdict": verdict(page.findings)},
-        is_random=is_random(page.summary.get("weights", "")),
-        provenance=provenance,
-        views=views,
-        offsets=offsets,
-        places=places,
-        about=about,
-    )
 
 
 def sortable(value: Any) -> str:
@@ -276,3 +271,44 @@ def sortable(value: Any) -> str:
     if isinstance(value, list | tuple) and value and all(isinstance(part, int) for part in value):
         return str(math.prod(value))
     return words(value)
+
+
+def module_rows(items: Iterable[tuple[str, str, Any]]) -> list[SimpleNamespace]:
+    """A row for each call in order of execution, each module before the calls in it.
+
+    ``items`` are the path of the layer of each call, the name of the call, and facts. A row has its ``number`` in the
+    list, the numbers of its ``parents`` from the outermost on, and its ``name``: of ``layer1.0.conv1`` the ``path`` is
+    ``layer1.0.`` and the ``label`` is ``conv1``. The ``facts`` of a module are of its own call, None without one;
+    ``parts`` are the facts of all calls in the row. A module that ``is_open`` shows them at first.
+    """
+    rows: list[SimpleNamespace] = []
+
+    def append(name: str, parents: tuple[int, ...], facts: Any, parts: list[Any], is_module: bool = False) -> None:
+        path = name[: name.rfind(".") + 1]
+        words = {"name": name, "path": path, "label": name.removeprefix(path) or MODEL}
+        place = {"number": len(rows), "parents": parents, "depth": len(parents)}
+        rows.append(SimpleNamespace(**words, **place, facts=facts, parts=parts, is_module=is_module, is_open=False))
+
+    def add(items: Iterable[tuple[str, str, Any]], depth: int, parents: tuple[int, ...]) -> None:
+        """Append the rows of ``items``, whose paths share their first ``depth`` parts."""
+        for path, run in groupby(items, key=lambda item: item[0].split(".")[: depth + 1]):
+            inside = list(run)
+            deeper = [item for item in inside if item[0].count(".") > depth]
+            if not deeper or len(inside) == 1:
+                for _, name, facts in inside:
+                    append(name, parents, facts, [facts])
+                continue
+            own = [item for item in inside if item[0].count(".") <= depth]
+            _, name, facts = own.pop() if own else ("", ".".join(path), None)  # a block ends after the layers in it
+            below = (*parents, len(rows))
+            append(name, parents, facts, [part for *_, part in inside], is_module=True)
+            add(own, depth, below)
+            add(deeper, depth + 1, below)
+
+    add(items, 0, ())
+    for depth in range(max((row.depth for row in rows), default=0)):  # level after level as long as the list is short
+        if sum(row.depth <= depth + 1 for row in rows) > _UNFOLDED:
+            break
+        for row in rows:
+            row.is_open |= row.is_module and row.depth == depth
+    return rows

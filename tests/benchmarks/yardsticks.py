@@ -81,8 +81,7 @@ def drawing(model, image):
 
     import hookscope
     from hookscope.drawing.files import write_png
-    from hookscope.drawing.sheet import draw_call
-    from hookscope.drawing.sheet_parts import Origin
+    from hookscope.drawing.sheet import Origin, draw_call
     from hookscope.drawing.tiles import reduce_output
     from hookscope.hooks.calls import Call
 

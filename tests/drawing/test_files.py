@@ -17,8 +17,7 @@ import hookscope
 from hookscope.drawing import colours
 from hookscope.drawing.files import SheetPage, encode_png, read_provenance, with_provenance, write_png
 from hookscope.drawing.scale import Scale
-from hookscope.drawing.sheet import Style, draw_call
-from hookscope.drawing.sheet_parts import Origin
+from hookscope.drawing.sheet import Origin, Style, draw_call
 from hookscope.drawing.tiles import ChannelChoice, reduce_output
 from hookscope.errors import ImageError, WriteError
 from hookscope.hooks.calls import Call

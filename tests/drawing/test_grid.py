@@ -8,7 +8,7 @@ import torch
 
 import hookscope
 from hookscope.drawing import colours, grid as grids
-from hookscope.drawing.grid import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest
+from hookscope.drawing.grid import MOST_PIXELS, draw_grids, lay_out, strongest
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.text import number_pixels
 from hookscope.drawing.tiles import ChannelChoice, reduce_maps
@@ -82,7 +82,7 @@ def test_the_magnification_is_a_whole_number_that_fills_a_screen_and_one_map_alo
 
 def drawn(values: torch.Tensor, **more: object) -> grids.Grid:
     scale = Scale.parse(str(more.pop("scale", "channel")))
-    return draw_grid(reduce_maps(values, scale=scale), **more)  # type: ignore[arg-type]
+    return draw_grids([reduce_maps(values, scale=scale)], **more)[0]  # type: ignore[arg-type]
 
 
 def label_of(grid: grids.Grid, at: int) -> np.ndarray:
@@ -167,7 +167,7 @@ def test_grids_to_compare_have_one_layout_and_one_measure_of_bars() -> None:
     values[:, 0, 0] = torch.arange(12.0)
     broken = values / 2
     broken[3, 0, 0] = math.nan  # its mark takes room
-    whole, nan = draw_alike([reduce_maps(values), reduce_maps(broken)], [5], cell=8)
+    whole, nan = draw_grids([reduce_maps(values), reduce_maps(broken)], cell=8, bold=[5])
     assert whole.layout == nan.layout
     assert whole.pixels.shape == nan.pixels.shape
     assert has(label_of(nan, 3), "3 !")
@@ -184,9 +184,9 @@ def test_grids_to_compare_have_one_layout_and_one_measure_of_bars() -> None:
 
 def test_names_stand_beside_the_numbers_and_are_cut_off_at_the_cell() -> None:
     values = torch.manual_seed(0) and torch.randn(3, 7, 7)
-    grid = draw_grid(reduce_maps(values), cell=7, names=["cat", "dog", "a very long name of a class, indeed"])
+    [grid] = draw_grids([reduce_maps(values)], cell=7, names=["cat", "dog", "a very long name of a class, indeed"])
     cat, dog, long = (label_of(grid, at) for at in range(3))
     assert (cat != dog).any() and grid.layout.cell_width < 150
     assert (long[:, grid.layout.cell_width :] == colours.BACKGROUND).all()
-    bare = draw_grid(reduce_maps(values), cell=7)
+    [bare] = draw_grids([reduce_maps(values)], cell=7)
     assert (cat != colours.BACKGROUND).sum() > (label_of(bare, 0) != colours.BACKGROUND).sum()

@@ -15,10 +15,9 @@ from torch import nn
 import hookscope
 from hookscope.drawing import colours, sheet as sheets
 from hookscope.drawing.files import encode_png, read_provenance
-from hookscope.drawing.grid import draw_grid, to_image
+from hookscope.drawing.grid import draw_grids, photograph_cells, to_image
 from hookscope.drawing.scale import Scale
-from hookscope.drawing.sheet import Sheet, Style, draw_call, shape_text
-from hookscope.drawing.sheet_parts import Origin, photograph_cells
+from hookscope.drawing.sheet import Origin, Sheet, Style, draw_call, shape_text
 from hookscope.drawing.text import LABEL_HEIGHT, text_pixels
 from hookscope.drawing.tiles import ChannelChoice, reduce_maps, reduce_output
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
@@ -357,7 +356,7 @@ def test_draw_overlay_is_the_overlay_of_the_command() -> None:
 def test_slices_of_a_volume_stand_side_by_side() -> None:
     volume = torch.rand(1, 4, 3, 5, 6)
     flat = torch.cat([volume[0, :, depth] for depth in range(3)], dim=2)  # (4, 5, 18)
-    judge = to_image(draw_grid(reduce_maps(flat), 2, 12, True, 3).pixels, "viridis")
+    judge = to_image(draw_grids([reduce_maps(flat)], 2, 12, True, 3)[0].pixels, "viridis")
     for given in (volume, volume.numpy()):
         assert hookscope.draw_sheet(given, columns=2, cell=12, plain=True).tobytes() == judge.tobytes()
 
@@ -415,10 +414,8 @@ def test_the_photograph_shows_what_the_middle_unit_sees(
 
 def test_each_photograph_has_a_cell_of_the_size_of_its_maps() -> None:
     frames = [[Image.new("RGB", (40, 20), "red")], [Image.new("RGB", (20, 20), name) for name in ("black", "blue")]]
-    cells, table = photograph_cells([(0, 200), None, (1, 0), (2, 0)], frames, None)
-    assert [cell is None for cell in cells] == [False, True, False, True]
-    first, _, second, _ = cells
-    assert first is not None and second is not None
+    cells, table = photograph_cells({0: (0, 200), 2: (1, 0)}, frames, None)
+    first, second = cells[0], cells[2]
     assert first.shape == (LABEL_HEIGHT + 100, 200) and second.shape[0] == LABEL_HEIGHT + 144
     shown = [tuple(map(int, table[int(cell[-1, 0]) - colours.PHOTOGRAPH])) for cell in (first, second)]
     assert shown == [(255, 0, 0), (0, 0, 255)]
@@ -426,8 +423,6 @@ def test_each_photograph_has_a_cell_of_the_size_of_its_maps() -> None:
 
 def test_the_box_lies_on_its_shares_of_the_photograph() -> None:
     grey = [[Image.new("RGB", (200, 200), (128, 128, 128))]]
-    (with_box,), _ = photograph_cells([(0, 200)], grey, (0.25, 0.5, 0.75, 1.0))
-    (without,), _ = photograph_cells([(0, 200)], grey, None)
-    assert with_box is not None and without is not None
+    with_box = photograph_cells({0: (0, 200)}, grey, (0.25, 0.5, 0.75, 1.0))[0][0]
     rows, columns = np.nonzero(with_box[LABEL_HEIGHT:] != with_box[-1, 0])
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (49, 150, 99, 199)

@@ -13,12 +13,12 @@ from PIL import Image, ImageDraw
 from hookscope.exemplars import channels
 from hookscope.exemplars.channels import (
     BestImages,
-    Candidates,
     ChannelHistograms,
     ClassMeans,
     Duplicates,
     Ints,
     Prints,
+    candidates,
     prints_of,
 )
 from samples.shapes.draw import draw
@@ -134,7 +134,7 @@ def on_paper(values: np.ndarray, least: bool) -> list[list[tuple[float, int]]]:
 
 def found(best: BestImages) -> list[list[tuple[float, int]]]:
     kept = best.best(prints)
-    rows = list(zip(kept.channel.tolist(), kept.value.tolist(), kept.image.tolist(), strict=True))
+    rows = kept[["channel", "value", "image"]].tolist()
     return [[(value, image) for at, value, image in rows if at == channel] for channel in range(CHANNELS)]
 
 
@@ -152,7 +152,7 @@ def update(best: BestImages, values: np.ndarray, images: np.ndarray) -> None:
     image, channel = may.nonzero()
     none = np.full(len(image), -1)
     batch = BestImages(CHANNELS, TOP, best.least)
-    batch.add(Candidates(channel, values[may], images[image], none, none))
+    batch.add(candidates(channel, values[may], images[image], none, none))
     best.merge(batch, prints)
 
 
@@ -186,7 +186,7 @@ def test_thirty_copies_of_the_best_image_leave_room_for_others() -> None:
 def test_a_value_that_cannot_be_among_the_best_is_no_candidate() -> None:
     best = BestImages(1, 2)
     none = np.full(3, -1)
-    best.add(Candidates(np.zeros(3, int), np.array([3.0, 5.0, 4.0]), np.array([0, 1, 2]), none, none))
+    best.add(candidates(np.zeros(3, int), np.array([3.0, 5.0, 4.0]), np.array([0, 1, 2]), none, none))
     best.best(prints)
     values = np.array([[4.0], [4.5], [3.0], [np.inf]])
     assert best.may_enter(values, np.array([3, 4, 5, 6])).ravel().tolist() == [False, True, False, False]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from hookscope import StatisticsCollector
 from hookscope.findings import ranked
 from hookscope.hooks import Observer, is_single
-from hookscope.inspection import InspectionEvidence, Place
+from hookscope.inspection import InspectionEvidence, Place, run
 from hookscope.inspection.facts import CallFacts
 from hookscope.models import LoadedModel, WeightsMetadata
 from hookscope.parameters import parameter_findings, parameter_statistics
@@ -54,6 +55,16 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
         changes={},
         scores=(),
     )
+
+
+def recorded(net: LoadedModel | nn.Module, images: Sequence[Any], **options: Any) -> InspectionEvidence:
+    """What a whole inspection recorded, before places are found in it."""
+    kept: list[InspectionEvidence] = []
+    if isinstance(net, nn.Module):
+        net = LoadedModel.of(net, "net", "trained.pth", WeightsMetadata())
+    with mock.patch.object(run, "find_places", lambda evidence: kept.append(evidence) or ()):
+        run.inspect(net, images, **options)
+    return kept[0]
 
 
 def with_batch_norms(model: nn.Module, inputs: Tensor) -> nn.Module:

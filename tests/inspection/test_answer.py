@@ -26,7 +26,7 @@ from hookscope.inspection.outliers import distances, separating_places, separati
 from hookscope.inspection.places import answer_places, find_places
 from hookscope.interventions import Zero
 from hookscope.models import LoadedModel
-from tests.inspection.recorded import evidence_of
+from tests.inspection.faults import recorded
 from tests.nets import Function
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -59,7 +59,7 @@ def colours(*names: str) -> list[Image.Image]:
 
 
 def parting(net: nn.Module, images: Sequence[Image.Image | str]) -> list[Place]:
-    return list(separating_places(evidence_of(net.eval(), images)))
+    return list(separating_places(recorded(net.eval(), images)))
 
 
 @pytest.mark.parametrize("at", [1, 3, 5])
@@ -113,7 +113,7 @@ def test_a_split_needs_a_clear_rise(values: list[float], at: int | None) -> None
 
 def test_a_trained_network_parts_the_shapes_late_and_the_numbers_are_those_of_numpy() -> None:
     net = load_model("shapes")
-    evidence = evidence_of(net, SHAPES)
+    evidence = recorded(net, SHAPES)
     [place] = separating_places(evidence)
     assert place.layer == "features.10.expand1x1" and place.numbers["images"] == 5
     answers = [image.predictions[0].index for image in evidence.images]
@@ -151,7 +151,7 @@ def paper(values: Sequence[float], scores: Sequence[Sequence[float]]) -> nn.Sequ
 
 def carriers(net: Any, *images: Any) -> list[Place]:
     images = images or (Image.new("RGB", (8, 8)),)
-    return [place for place in answer_places(evidence_of(net, images)) if place.kind == "carries-answer"]
+    return [place for place in answer_places(recorded(net, images)) if place.kind == "carries-answer"]
 
 
 def share(*scores: float) -> float:
@@ -202,7 +202,7 @@ def test_where_no_channel_carries_the_answer_the_fewest_do_together(each: float,
 
 @pytest.mark.parametrize("weights", ["random (seed 0)", "random"])
 def test_random_weights_answer_nothing(weights: str) -> None:
-    evidence = evidence_of(paper([2, 1, 1], [[2, 0, 0], [0, 3, 0]]), [Image.new("RGB", (8, 8))])
+    evidence = recorded(paper([2, 1, 1], [[2, 0, 0], [0, 3, 0]]), [Image.new("RGB", (8, 8))])
     assert "carries-answer" in {place.kind for place in find_places(evidence)}
     of_random = {place.kind for place in find_places(replace(evidence, net=replace(evidence.net, weights=weights)))}
     assert "random-weights" in of_random and "carries-answer" not in of_random
@@ -228,7 +228,7 @@ def driven(shapes: LoadedModel) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def told(driven: LoadedModel) -> list[Place]:
-    return answer_places(evidence_of(driven, [STAR]))
+    return answer_places(recorded(driven, [STAR]))
 
 
 def test_the_channel_that_drives_a_wrong_answer_comes_first_and_is_reported_once(told: list[Place]) -> None:
@@ -269,7 +269,7 @@ def test_the_answer_of_a_sound_network_is_explained_and_confirmed_by_interventio
     name: str, shapes: LoadedModel
 ) -> None:
     path = SAMPLES / "shapes" / f"{name}.png"
-    place = find_places(evidence_of(shapes, [str(path)]))[-1]
+    place = find_places(recorded(shapes, [str(path)]))[-1]
     assert place.kind == "carries-answer" and place.severity == "note"
     [inputs] = [shapes.inputs(shapes.prepare(Image.open(path)))]
     with intervene(shapes.model, {place.layer: Zero(channels=place.channels)}), torch.no_grad():
@@ -288,7 +288,7 @@ def test_with_several_images_a_place_says_of_which_it_is(driven: LoadedModel) ->
 
 
 def test_the_network_stays_as_it_was(driven: LoadedModel) -> None:
-    evidence = evidence_of(driven, [STAR])
+    evidence = recorded(driven, [STAR])
     driven.model.train()
     state = {name: tensor.clone() for name, tensor in driven.model.state_dict().items()}
     assert answer_places(evidence)[0].numbers["times"]
@@ -314,7 +314,7 @@ def test_copies_of_the_image_cost_at_most_one_pass(
 
 def test_the_command_line_of_a_place_shows_it(driven: LoadedModel) -> None:
     with spelling_for_shell():
-        told = answer_places(evidence_of(driven, [STAR]))
+        told = answer_places(recorded(driven, [STAR]))
     command = told[0].meaning.partition("hookscope ")[2]
     words = shlex.split(command.replace("MODEL", "shapes").replace("IMAGE", STAR))
     shown = CliRunner().invoke(cli, words)

@@ -17,7 +17,7 @@ from hookscope.inspection.facts import Place
 from hookscope.inspection.outliers import block_places, deviations, far_beyond, map_places
 from hookscope.inspection.places import answer_places, find_places
 from hookscope.models import LoadedModel
-from tests.inspection.recorded import evidence_of
+from tests.inspection.faults import recorded
 from tests.nets import Function
 
 STAR = str(Path(__file__).parents[2] / "samples" / "shapes" / "star.png")
@@ -59,7 +59,7 @@ def planted(net: nn.Module, factor: float) -> nn.Module:
 
 @pytest.mark.parametrize(("factor", "kind"), [(0.0, "adds-nothing"), (1e-4, "adds-nothing"), (100.0, "adds-most")])
 def test_a_block_unlike_the_others_is_told_with_its_change(blocks: nn.Module, factor: float, kind: str) -> None:
-    evidence = evidence_of(planted(blocks, factor), [STAR])
+    evidence = recorded(planted(blocks, factor), [STAR])
     [place] = block_places(evidence)
     judged = changes_by_hooks(copy.deepcopy(blocks), evidence.net)
     assert (place.kind, place.severity, place.layer) == (kind, "note", "4")
@@ -69,7 +69,7 @@ def test_a_block_unlike_the_others_is_told_with_its_change(blocks: nn.Module, fa
 
 
 def test_the_sentence_of_a_block_has_the_numbers(blocks: nn.Module) -> None:
-    evidence = replace(evidence_of(blocks, [STAR]), changes={str(n): np.array([0.5]) for n in range(1, 6)})
+    evidence = replace(recorded(blocks, [STAR]), changes={str(n): np.array([0.5]) for n in range(1, 6)})
     assert list(block_places(evidence)) == []
     [place] = block_places(replace(evidence, changes={**evidence.changes, "6": np.array([0.004])}))
     assert place.reason == "6 changes its input by 0.4 %; the median of the 6 blocks of its class is 50 %."
@@ -79,12 +79,12 @@ def test_the_sentence_of_a_block_has_the_numbers(blocks: nn.Module) -> None:
 
 @pytest.mark.parametrize("change", [0.0, 1e-6, 0.7])
 def test_blocks_that_are_alike_are_no_places(blocks: nn.Module, change: float) -> None:
-    evidence = replace(evidence_of(blocks, [STAR]), changes={str(n): np.array([change]) for n in range(1, 7)})
+    evidence = replace(recorded(blocks, [STAR]), changes={str(n): np.array([change]) for n in range(1, 7)})
     assert list(block_places(evidence)) == []
 
 
 def test_few_blocks_and_blocks_of_other_shapes_are_no_places(blocks: nn.Module) -> None:
-    evidence = evidence_of(blocks, [STAR])
+    evidence = recorded(blocks, [STAR])
     few = {"1": np.array([0.5]), "2": np.array([0.5]), "3": np.array([0.0]), "4": np.array([np.nan])}
     assert list(block_places(replace(evidence, changes=few))) == []
 
@@ -106,11 +106,11 @@ def changed(net: LoadedModel, change: Callable[[nn.Module], Any]) -> LoadedModel
 
 
 def of_maps(net: LoadedModel) -> list[Place]:
-    return list(map_places(evidence_of(net, [STAR])))
+    return list(map_places(recorded(net, [STAR])))
 
 
 def test_a_sound_network_has_no_unusual_maps_and_blocks(shapes: LoadedModel) -> None:
-    assert [place.kind for place in answer_places(evidence_of(shapes, [STAR]))] == ["carries-answer"]
+    assert [place.kind for place in answer_places(recorded(shapes, [STAR]))] == ["carries-answer"]
 
 
 def test_the_widest_channel_is_told_with_its_size(shapes: LoadedModel) -> None:
@@ -156,7 +156,7 @@ def flatten(model: nn.Module) -> None:
 
 def test_a_layer_of_maps_of_one_value_is_reported(shapes: LoadedModel) -> None:
     net = changed(shapes, flatten)
-    evidence = replace(evidence_of(net, [STAR]), findings=())
+    evidence = replace(recorded(net, [STAR]), findings=())
     [place] = [place for place in map_places(evidence) if place.kind == "emptiest-maps"]
     channels = net.model.get_submodule("features.7.expand3x3").weight.shape[0]
     assert place.layer == "features.7.expand3x3" and place.channels == tuple(range(5))
@@ -165,7 +165,7 @@ def test_a_layer_of_maps_of_one_value_is_reported(shapes: LoadedModel) -> None:
 
 
 def test_maps_that_an_earlier_fault_empties_are_not_told(shapes: LoadedModel) -> None:
-    evidence = evidence_of(changed(shapes, flatten), [STAR])
+    evidence = recorded(changed(shapes, flatten), [STAR])
     drift = CATALOGUE["exploding-activations"]
 
     def kinds(layer: str) -> list[str]:

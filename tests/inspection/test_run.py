@@ -19,6 +19,7 @@ from hookscope.inspection import Inspection, inspect
 from hookscope.inspection.recorder import CallNumbers
 from hookscope.models import LoadedModel, Preprocess, WeightsMetadata, load_model
 from hookscope.tracing import list_layers
+from tests.inspection.faults import recorded
 from tests.nets import Fails, Function, named
 
 
@@ -300,18 +301,10 @@ class TestNumbers:
         assert "non-finite" in {finding.finding for finding in found.findings}
 
 
-def captured(monkeypatch: pytest.MonkeyPatch, net: LoadedModel, *images: Image.Image) -> Any:
-    """The evidence from which places are found."""
-    kept: list[Any] = []
-    monkeypatch.setattr("hookscope.inspection.run.find_places", lambda evidence: kept.append(evidence) or ())
-    inspect(net, images)
-    return kept[0]
-
-
 class TestEvidence:
-    def test_the_change_of_a_block_is_relative_to_its_input_before_it_was_overwritten(self, monkeypatch):
+    def test_the_change_of_a_block_is_relative_to_its_input_before_it_was_overwritten(self):
         net, image = ready(residual()), noise()
-        evidence = captured(monkeypatch, net, image)
+        evidence = recorded(net, [image])
         x = net.model.requires_grad_(False).stem(net.prepare(image)[None])
         for number, block in enumerate(net.model.blocks):
             before = x.clone()
@@ -319,8 +312,8 @@ class TestEvidence:
             expected = float((x - before).norm() / before.norm())
             assert evidence.changes[f"blocks.{number}"] == pytest.approx([expected], rel=1e-5)
 
-    def test_statistics_are_those_of_all_images(self, monkeypatch):
-        evidence = captured(monkeypatch, ready(in_place()), noise(0), noise(1))
+    def test_statistics_are_those_of_all_images(self):
+        evidence = recorded(ready(in_place()), [noise(0), noise(1)])
         assert evidence.totals.images == 2
         assert [layer.key for layer in evidence.statistics][:3] == ["0", "1", "2"]
         assert [tuple(scores.shape) for scores in evidence.scores] == [(1, 5), (1, 5)]

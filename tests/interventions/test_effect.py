@@ -13,7 +13,7 @@ from torch import nn
 
 from hookscope.drawing import MapDifference, colours, difference, files as pages
 from hookscope.drawing.files import read_provenance, read_sheet, write_png
-from hookscope.drawing.sheet_parts import Origin
+from hookscope.drawing.sheet import Origin
 from hookscope.errors import LayerError, NoMapError, UsageError
 from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import ModelSnapshot
