@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.amp.grad_scaler import OptState
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hookscope.hooks import hook_tensor
+from hookscope.hooks import graph_nodes, hook_tensor
 from hookscope.system import after_import
 from hookscope.training.loss_graph import SCALE
 
@@ -226,18 +227,9 @@ class LossTap(Tap):
                 self._note_scale(part, scale)
 
     def _scale_of(self, tensor: Tensor) -> Tensor | None:
-        """The scale noted in the nearest autograd node behind ``tensor``, breadth first."""
-        waiting: list[Any] = [tensor.grad_fn] if self._has_scales else []
-        for _ in range(_MOST_NODES):
-            if not waiting:
-                return None
-            node = waiting.pop(0)
-            if node is not None:
-                scale: Tensor | None = node.metadata.get(SCALE)
-                if scale is not None:
-                    return scale
-                waiting += [parent for parent, _ in node.next_functions]
-        return None
+        """The scale noted in the nearest autograd node behind ``tensor``."""
+        nodes = islice(graph_nodes([tensor.grad_fn] if self._has_scales else ()), _MOST_NODES)
+        return next((node.metadata[SCALE] for node in nodes if SCALE in node.metadata), None)
 
 
 @dataclass(slots=True)
