@@ -157,15 +157,10 @@ def made_by(tensor: Tensor) -> str:
             return name
         name, last = _operation_of_node(node.name()), node
         node = _non_finite_parent(node, name, is_nan)
-        if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it
-            return _search_behind(last) or name
+        if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it: the nearest that made it
+            behind = islice(graph_nodes([last]), 1, _MOST_BEHIND)
+            return next((_operation_of_node(each.name()) for each in behind if _makes_non_finite(each)), name)
     return name
-
-
-def _search_behind(node: Any) -> str | None:
-    """The nearest operation behind ``node`` that makes NaN or Inf of finite arguments."""
-    behind = islice(graph_nodes([node]), 1, _MOST_BEHIND)
-    return next((_operation_of_node(parent.name()) for parent in behind if _makes_non_finite(parent)), None)
 
 
 def _makes_non_finite(node: Any) -> bool:

@@ -81,15 +81,6 @@ class Patch:
         self._is_on = False
 
 
-@dataclass(frozen=True, slots=True)
-class Clipping:
-    """A call of ``clip_grad_norm_`` or ``clip_grad_value_``, and whether the gradients still had a loss scale."""
-
-    function: str
-    limit: float | None
-    scaled: bool
-
-
 class Tap:
     """Patches that are on together."""
 
@@ -105,10 +96,13 @@ class Tap:
 
 
 class ClippingTap(Tap):
-    """Keeps the last clipping of gradients in ``last``, while on. Torch has no hook there."""
+    """Keeps the facts of the last clipping of gradients in ``last``, while on. Torch has no hook there.
+
+    They say too whether the gradients still had a loss scale.
+    """
 
     def __init__(self, is_scaled: Callable[[], bool]) -> None:
-        self.last: Clipping | None = None
+        self.last: dict[str, Any] = {}
         self._is_scaled = is_scaled
         self._patches = [
             Patch(owner, name, self._clip)
@@ -122,7 +116,8 @@ class ClippingTap(Tap):
                 limit = next((kwargs[name] for name in ("max_norm", "clip_value") if name in kwargs), None)
                 limit = args[1] if limit is None else limit
                 number = float(limit) if isinstance(limit, (int, float)) else None
-                self.last = Clipping(original.__name__, number, self._is_scaled())
+                facts = {"clip_function": original.__name__, "clip_limit": number}
+                self.last = facts | {"clip_scaled": self._is_scaled()}
         return original(*args, **kwargs)
 
 
@@ -201,7 +196,8 @@ class LossTap(Tap):
             value = scalar_of(root)
             if value is None:
                 return None
-            scale = self._scale_of(root)
+            nodes = islice(graph_nodes([root.grad_fn] if self._has_scales else ()), _MOST_NODES)
+            scale = next((node.metadata[SCALE] for node in nodes if SCALE in node.metadata), None)
             values.append(value if scale is None else value.float() / scale.to(value.device))
         if len(values) < 2:
             return values[0] if values else None
@@ -225,11 +221,6 @@ class LossTap(Tap):
         elif isinstance(scaled, (list, tuple)):  # an iterator is left to the script: it can be consumed only once
             for part in scaled:
                 self._note_scale(part, scale)
-
-    def _scale_of(self, tensor: Tensor) -> Tensor | None:
-        """The scale noted in the nearest autograd node behind ``tensor``."""
-        nodes = islice(graph_nodes([tensor.grad_fn] if self._has_scales else ()), _MOST_NODES)
-        return next((node.metadata[SCALE] for node in nodes if SCALE in node.metadata), None)
 
 
 @dataclass(slots=True)
