@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from hookscope.hooks import (
     HookHandles,
     NonFiniteSearch,
     differentiable,
+    graph_nodes,
     kinds_of,
     leaf_tensors,
     leaves_of,
@@ -155,23 +157,10 @@ def made_by(tensor: Tensor) -> str:
             return name
         name, last = _operation_of_node(node.name()), node
         node = _non_finite_parent(node, name, is_nan)
-        if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it
-            return _search_behind(last) or name
+        if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it: the nearest that made it
+            behind = islice(graph_nodes([last]), 1, _MOST_BEHIND)
+            return next((_operation_of_node(each.name()) for each in behind if _makes_non_finite(each)), name)
     return name
-
-
-def _search_behind(node: Any) -> str | None:
-    """The nearest operation behind ``node`` that makes NaN or Inf of finite arguments, searched breadth first."""
-    waiting, visited = [node], {node}
-    while waiting and len(visited) <= _MOST_BEHIND:
-        for parent, _ in waiting.pop(0).next_functions:
-            if parent is None or parent in visited:
-                continue
-            if _makes_non_finite(parent):
-                return _operation_of_node(parent.name())
-            visited.add(parent)
-            waiting.append(parent)
-    return None
 
 
 def _makes_non_finite(node: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from hookscope.hooks import (
     WatchedPass,
     call_key,
     differentiable,
+    graph_nodes,
     holder_of,
     is_single,
     leaves_of,
@@ -125,7 +126,7 @@ class AutogradTracer(WatchedPass):
             if key in self._marks:
                 mask |= self._marks[key]
             elif tensor.grad_fn is not None:  # from a custom function, which no hook of torch reports
-                mask |= sum({self._bit_of_node.get(node, 0) for node in nodes_behind([node_of(tensor)])})
+                mask |= sum({self._bit_of_node.get(node, 0) for node in graph_nodes([node_of(tensor)])})
         return mask
 
     def _mark(self, tensor: Tensor, mask: int) -> None:
@@ -202,22 +203,10 @@ def _nodes_of(tensor: Tensor) -> list[Any]:
     return [node_of(tensor), *([node_of(base)] if base is not None and whole else [])]
 
 
-def nodes_behind(nodes: Iterable[Any]) -> set[Any]:
-    """``nodes`` and every node of the autograd graph that their gradients reach."""
-    reached = set(nodes)
-    waiting = list(reached)
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in reached:
-                reached.add(node)
-                waiting.append(node)
-    return reached
-
-
 def refuse_reentrant_checkpoints(model: nn.Module, value: Tensor) -> None:
     """Raise ModelError if gradients of ``value`` pass a checkpoint that only a real ``backward()`` can enter."""
-    nodes = nodes_behind([node_of(value)]) if value.requires_grad else ()
-    checkpoints = [node for node in nodes if node.name() == "CheckpointFunctionBackward"]
+    roots = [node_of(value)] if value.requires_grad else []
+    checkpoints = [node for node in graph_nodes(roots) if node.name() == "CheckpointFunctionBackward"]
     if not checkpoints:
         return
     names = {id(module): name for name, module in model.named_modules()}
@@ -269,12 +258,12 @@ class _Chains:
     def __init__(self, flow: AutogradTracer, value: Any, output: Any) -> None:
         self._flow = flow
         outputs = [tensor for tensor in tensors_in(output).values() if tensor.requires_grad]
-        self._before_output = nodes_behind([node_of(tensor) for tensor in outputs])
+        self._before_output = set(graph_nodes(map(node_of, outputs)))
         self._order = {call.bit: at for at, call in enumerate(flow.calls)}
         sources = flow.mask_of(value)
-        reached = nodes_behind([node_of(value)] if value.requires_grad else ())
+        reached = set(graph_nodes([node_of(value)] if value.requires_grad else ()))
         self._cuts = [cut for cut in flow.cuts if cut.leaves_torch or cut.bit & sources]
-        self._behind = {cut.bit: nodes_behind(cut.nodes) for cut in self._cuts}
+        self._behind = {cut.bit: set(graph_nodes(cut.nodes)) for cut in self._cuts}
         self._unreached = [call for call in flow.calls if call.is_float and not reached.intersection(call.nodes)]
         self._parameters = {name: node for name, node in flow.parameters.items() if node not in reached}
 

@@ -261,9 +261,9 @@ def layer_gradients(
         refuse_reentrant_checkpoints(model, value)
         calls = record.calls
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        tensors = [*(tensor for call in calls for tensor in call.outputs), *trained.values()]
+        tensors = [*(tensor for _, outputs, _ in calls for tensor in outputs), *trained.values()]
         gradients = iter(torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True) if tensors else ())
-        at_layers = tuple(_measured(call, [next(gradients) for _ in call.outputs]) for call in calls)
+        at_layers = tuple(_measured(call, [next(gradients) for _ in call[1]]) for call in calls)
         before = {name: g for name, g in zip(trained, gradients, strict=True) if g is not None}
         after = change(before) if change is not None else None
         return GradientReport(
@@ -325,32 +325,23 @@ def _without_gradient(model: nn.Module, inputs: Any, loss: AnyLoss, output: Any)
     return ModelError(f"the output of {type(model).__name__} has no gradient", why, "let forward return it as it is")
 
 
-@dataclass(frozen=True)
-class _RecordedCall:
-    """One call of the forward pass: its outputs in the graph, and the edges of its inputs."""
-
-    call: Call
-    outputs: list[Tensor]
-    output_shape: Shape
-    edges: list[Any]
-    input_shape: Shape
-    activation_norm: float
-    activation_nonfinite: int
+_Recorded = tuple[LayerGradient, list[Tensor], list[Any]]
+"""A call of the forward pass without its gradients, its outputs in the graph, and the edges of its inputs."""
 
 
 class _GradientRecord:
     """The calls of one forward pass with the hooks of ``observer``."""
 
     def __init__(self, model: nn.Module, layers: Layers, types: Iterable[Any] | None) -> None:
-        self._calls: list[_RecordedCall] = []
+        self._calls: list[_Recorded] = []
         self.observer = Observer(
             model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._calls.clear(),
             ordered=True,
         )  # fmt: skip
 
     @property
-    def calls(self) -> list[_RecordedCall]:
-        return [recorded for recorded in self._calls if self.observer.wanted(recorded.call)]
+    def calls(self) -> list[_Recorded]:
+        return [recorded for recorded in self._calls if self.observer.wanted(recorded[0].call)]
 
     def _on_input(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         inputs = args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()]
@@ -363,10 +354,8 @@ class _GradientRecord:
         returned, handed_on = keep_and_hand_on(module, args, kwargs, output)
         tensors = list(tensors_in(returned).values())
         edges, input_shape = self.observer.input
-        outputs = [tensor for tensor in tensors if in_graph(tensor)]
-        self._calls.append(
-            _RecordedCall(call, outputs, shape_of(output), edges, input_shape, *norm_and_nonfinite(tensors))
-        )
+        layer = LayerGradient(call, shape_of(output), None, input_shape, None, *norm_and_nonfinite(tensors))
+        self._calls.append((layer, [tensor for tensor in tensors if in_graph(tensor)], edges))
         return handed_on
 
 
@@ -389,20 +378,12 @@ def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Se
         return back(lambda g: g if g is None else torch.zeros_like(g))
 
 
-def _measured(recorded: _RecordedCall, gradients: Sequence[Tensor | None]) -> LayerGradient:
-    pairs = [(tensor, g) for tensor, g in zip(recorded.outputs, gradients, strict=True) if g is not None]
-    at_inputs: list[Tensor] = []
-    if pairs and recorded.edges:
-        at_inputs = _through_call([tensor for tensor, _ in pairs], recorded.edges, [g for _, g in pairs])
-    return LayerGradient(
-        recorded.call,
-        recorded.output_shape,
-        size_of([g for _, g in pairs]),
-        recorded.input_shape,
-        size_of(at_inputs),
-        recorded.activation_norm,
-        recorded.activation_nonfinite,
-    )
+def _measured(recorded: _Recorded, gradients: Sequence[Tensor | None]) -> LayerGradient:
+    layer, outputs, edges = recorded
+    pairs = [(tensor, g) for tensor, g in zip(outputs, gradients, strict=True) if g is not None]
+    at_outputs = [g for _, g in pairs]
+    at_inputs = _through_call([tensor for tensor, _ in pairs], edges, at_outputs) if pairs and edges else []
+    return replace(layer, grad_output=size_of(at_outputs), grad_input=size_of(at_inputs))
 
 
 def _of_parameters(

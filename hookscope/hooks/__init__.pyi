@@ -91,6 +91,7 @@ from .tensors import (
     as_float as as_float,
     as_plain as as_plain,
     finite_values as finite_values,
+    graph_nodes as graph_nodes,
     joined_inputs as joined_inputs,
     map_tensors as map_tensors,
     merge_moments as merge_moments,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -190,6 +191,17 @@ def shape_of(value: Any) -> Shape:
     if not shapes:
         return None
     return shapes[""] if "" in shapes else shapes
+
+
+def graph_nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of the autograd graph that gradients of ``roots`` reach, these first, breadth first; None is none."""
+    waiting, visited = deque(roots), set[Any]()
+    while waiting:
+        node = waiting.popleft()
+        if node is not None and node not in visited:
+            visited.add(node)
+            yield node
+            waiting += (before for before, _ in node.next_functions)
 
 
 def storage_key(tensor: Tensor) -> int | None:

@@ -27,6 +27,7 @@ from hookscope.hooks import (
     call_key,
     check_hookable,
     enclosing,
+    graph_nodes,
     is_recomputing,
     tensors_in,
 )
@@ -223,13 +224,8 @@ class _SelfTimes:
         """Put a hook on every node behind ``loss``: the time of a node ends where the next one begins."""
         self._phase, self._now = "backward", self._top
         holders = {id(p): name for name, module in self._model.named_modules() for p in module._parameters.values()}
-        seen, waiting = set(), [loss.grad_fn]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                handles.node_before(node, partial(self._begin_node, self._maker(node, holders)))
-                waiting += [before for before, _ in node.next_functions]
+        for node in graph_nodes([loss.grad_fn]):
+            handles.node_before(node, partial(self._begin_node, self._maker(node, holders)))
 
     def _maker(self, node: Any, holders: Mapping[int, str]) -> _RunningPart:
         variable = getattr(node, "variable", None)  # of the node that adds to the gradient of a parameter

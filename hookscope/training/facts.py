@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,13 +21,12 @@ from hookscope.training.optimizers import (
     BackwardSteps,
     Optimizers,
     TrackedOptimizer,
-    optimizers_in_memory,
     parameters_of,
 )
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
 from hookscope.training.reductions import FetchedScalars, differs, local, norm, values_of
-from hookscope.training.tracker import Layer, ModelTracker, Pass
+from hookscope.training.tracker import Layer, ModelTracker, Pass, in_memory
 
 _MOST_NAMES = 8  # of layers in one field
 _MOST_COPIED = 2**20  # values kept to see whether weights change without an optimizer of torch
@@ -199,7 +198,7 @@ class StepFacts:
         parameters = [(parameter(), copy) for parameter, copy in self._copies]
         changed = any(parameter is not None and differs(parameter, copy) for parameter, copy in parameters)
         known = {id(p) for p in self._known_parameters()}
-        holders = [o for o in optimizers_in_memory() if any(id(p) in known for p in parameters_of(o))]
+        holders = [o for o in in_memory(Optimizer) if any(id(p) in known for p in parameters_of(o))]
         facts = self._now()
         return {
             "optimizer": None,
@@ -237,7 +236,7 @@ class StepFacts:
         begun = [facts for facts in self._segments if facts.segment >= tracked.since]
         latest = next((facts for facts in reversed(begun) if facts.backwards), None)
         stale = self._stale.get(tracked.number)
-        after, clipping = latest.after if latest else None, self.clipping.last
+        after = latest.after if latest else None
         scalars = FetchedScalars(after[1] if after else [])
         has_run = any(model.number in facts.trains for facts in begun for model in step.models)
         models = step.models if has_run else self._models.models  # the optimizer may hold another model by mistake
@@ -249,7 +248,7 @@ class StepFacts:
             "gradients_after_backward": None if after is None else after[0],
             "zero_after_backward": None if after is None else all(scalars[size] == 0 for size in after[1]),
             "stale_gradients": None if stale is None else len(stale),
-            **({} if clipping is None else {f"clip_{name}": value for name, value in asdict(clipping).items()}),
+            **self.clipping.last,
             **self._scaling(),
             **({} if isinstance(tracked, BackwardSteps) else _settings(tracked.optimizer())),
             **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
@@ -257,7 +256,7 @@ class StepFacts:
 
     def step_is_done(self, tracked: TrackedOptimizer) -> None:
         self._stale.pop(tracked.number, None)
-        self.clipping.last = None
+        self.clipping.last = {}
 
     def _of_passes(
         self, begun: Sequence[SegmentFacts], models: Sequence[int], loss: Mapping[str, Any]
@@ -324,7 +323,7 @@ class StepFacts:
         key = frozenset(key for _, _, key in free)
         self._searches[key] = self._searches.get(key, 0) + 1
         if self._searches[key] <= _MOST_SEARCHES:
-            self._waiting = {id(p): type(o).__name__ for o in optimizers_in_memory() for p in parameters_of(o)}
+            self._waiting = {id(p): type(o).__name__ for o in in_memory(Optimizer) for p in parameters_of(o)}
         waiting = self._waiting
         lost = [(model, name) for model, name, key in free if key not in waiting]
         held_by_waiting = sorted({waiting[key] for _, _, key in free if key in waiting})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from hookscope.hooks import graph_nodes
 
 SCALE = "hookscope.scale"
 """The key of the scale of a ``GradScaler`` in the metadata of the node that multiplies by it."""
@@ -33,7 +36,7 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
     """The loss function, what feeds it, and its targets; saved tensors that a hook must fetch are left alone."""
     nodes = [root.grad_fn for root in roots]
     facts: dict[str, Any] = {"loss_without_graph": all(node is None for node in nodes)}
-    for node in _breadth_first(nodes):
+    for node in islice(graph_nodes(nodes), _MOST_NODES):
         if _name(node) in _LOSSES:
             facts |= _loss(node)
             facts["loss_negated"] = len(nodes) == 1 and _is_negated(nodes[0], node)
@@ -101,18 +104,6 @@ def _before(node: Any) -> Any:
 
 def _name(node: Any) -> str:
     return str(node.name()).rpartition("::")[2].partition("Backward")[0]
-
-
-def _breadth_first(nodes: Sequence[Any]) -> Iterator[Any]:
-    waiting, visited = [node for node in nodes if node is not None], set[Any]()
-    for _ in range(_MOST_NODES):
-        if not waiting:
-            return
-        node = waiting.pop(0)
-        if node not in visited:
-            visited.add(node)
-            yield node
-            waiting += [parent for parent, _ in node.next_functions if parent is not None]
 
 
 def divisor_of(roots: Sequence[Tensor]) -> float:

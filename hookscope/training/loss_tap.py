@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.amp.grad_scaler import OptState
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hookscope.hooks import hook_tensor
+from hookscope.hooks import graph_nodes, hook_tensor
 from hookscope.system import after_import
 from hookscope.training.loss_graph import SCALE
 
@@ -80,15 +81,6 @@ class Patch:
         self._is_on = False
 
 
-@dataclass(frozen=True, slots=True)
-class Clipping:
-    """A call of ``clip_grad_norm_`` or ``clip_grad_value_``, and whether the gradients still had a loss scale."""
-
-    function: str
-    limit: float | None
-    scaled: bool
-
-
 class Tap:
     """Patches that are on together."""
 
@@ -104,10 +96,13 @@ class Tap:
 
 
 class ClippingTap(Tap):
-    """Keeps the last clipping of gradients in ``last``, while on. Torch has no hook there."""
+    """Keeps the facts of the last clipping of gradients in ``last``, while on. Torch has no hook there.
+
+    They say too whether the gradients still had a loss scale.
+    """
 
     def __init__(self, is_scaled: Callable[[], bool]) -> None:
-        self.last: Clipping | None = None
+        self.last: dict[str, Any] = {}
         self._is_scaled = is_scaled
         self._patches = [
             Patch(owner, name, self._clip)
@@ -121,7 +116,8 @@ class ClippingTap(Tap):
                 limit = next((kwargs[name] for name in ("max_norm", "clip_value") if name in kwargs), None)
                 limit = args[1] if limit is None else limit
                 number = float(limit) if isinstance(limit, (int, float)) else None
-                self.last = Clipping(original.__name__, number, self._is_scaled())
+                facts = {"clip_function": original.__name__, "clip_limit": number}
+                self.last = facts | {"clip_scaled": self._is_scaled()}
         return original(*args, **kwargs)
 
 
@@ -200,7 +196,8 @@ class LossTap(Tap):
             value = scalar_of(root)
             if value is None:
                 return None
-            scale = self._scale_of(root)
+            nodes = islice(graph_nodes([root.grad_fn] if self._has_scales else ()), _MOST_NODES)
+            scale = next((node.metadata[SCALE] for node in nodes if SCALE in node.metadata), None)
             values.append(value if scale is None else value.float() / scale.to(value.device))
         if len(values) < 2:
             return values[0] if values else None
@@ -224,20 +221,6 @@ class LossTap(Tap):
         elif isinstance(scaled, (list, tuple)):  # an iterator is left to the script: it can be consumed only once
             for part in scaled:
                 self._note_scale(part, scale)
-
-    def _scale_of(self, tensor: Tensor) -> Tensor | None:
-        """The scale noted in the nearest autograd node behind ``tensor``, breadth first."""
-        waiting: list[Any] = [tensor.grad_fn] if self._has_scales else []
-        for _ in range(_MOST_NODES):
-            if not waiting:
-                return None
-            node = waiting.pop(0)
-            if node is not None:
-                scale: Tensor | None = node.metadata.get(SCALE)
-                if scale is not None:
-                    return scale
-                waiting += [parent for parent, _ in node.next_functions]
-        return None
 
 
 @dataclass(slots=True)

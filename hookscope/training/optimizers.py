@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookscope.training.tracker import is_on_stack
+from hookscope.training.tracker import in_memory, is_on_stack
 
 _PATIENCE = 100
 _STEP_CODE = Optimizer.profile_hook_step(lambda self: None).__code__  # of the wrapper around each step
@@ -20,12 +19,14 @@ _STEP_CODE = Optimizer.profile_hook_step(lambda self: None).__code__  # of the w
 class TrackedOptimizer:
     """An optimizer, which is None once the script has dropped it, and its progress."""
 
+    number = steps = 0
+    since = 0  # the segment of the run that began after its last step, see `MetricsRecorder`
+    idle = 0  # steps of other optimizers since its last step
+    was_searched = False  # whether its model was already searched for in memory
+    steps_eagerly = False  # whether a step of it was seen outside of compiled functions
+
     def __init__(self, optimizer: Optimizer, number: int) -> None:
-        self.optimizer, self.number, self.steps = weakref.ref(optimizer), number, 0
-        self.since = 0  # the segment of the run that began after its last step, see `MetricsRecorder`
-        self.idle = 0  # steps of other optimizers since its last step
-        self.was_searched = False  # whether its model was already searched for in memory
-        self.steps_eagerly = False  # whether a step of it was seen outside of compiled functions
+        self.optimizer, self.number = weakref.ref(optimizer), number
 
     def parameters(self) -> Iterator[Tensor]:
         optimizer = self.optimizer()
@@ -56,10 +57,10 @@ class TrackedOptimizer:
 class BackwardSteps(TrackedOptimizer):
     """The backward passes of a run whose weights change without an optimizer of torch, as steps of one optimizer."""
 
+    was_searched = steps_eagerly = True
+
     def __init__(self, models: Callable[[], Iterable[nn.Module | None]]) -> None:
         self._models = models
-        self.number = self.steps = self.since = self.idle = 0
-        self.was_searched, self.steps_eagerly = True, True
 
     def optimizer(self) -> None:  # type: ignore[override]
         return None
@@ -99,7 +100,7 @@ class Optimizers:
         """The optimizers at the first call of a compiled function, which may step them; new ones are not in ``all``."""
         reference, optimizers = self._in_functions.get(id(function), (None, None))
         if optimizers is None or reference is None or reference() is not function:
-            optimizers = weakref.WeakSet(optimizers_in_memory())
+            optimizers = weakref.WeakSet(in_memory(Optimizer))
             self._in_functions[id(function)] = weakref.ref(function), optimizers
         for optimizer in optimizers if self._only is None else [self._only]:
             known = next((tracked for tracked in self.all if tracked.optimizer() is optimizer), None)
@@ -130,11 +131,6 @@ class Optimizers:
         for tracked in self.all:
             tracked.idle += 1
         stepped.steps, stepped.since, stepped.idle = stepped.steps + 1, segment, 0
-
-
-def optimizers_in_memory() -> list[Optimizer]:
-    # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
-    return [value for value in gc.get_objects() if issubclass(type(value), Optimizer)]
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

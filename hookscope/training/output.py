@@ -14,13 +14,8 @@ from hookscope.errors import NonFiniteError, printable
 from hookscope.hooks import MODEL, call_key
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
+from hookscope.training.log.series import METRICS
 from hookscope.training.sinks import Sink, SinkChoice, first_line
-
-# Fields of a line that are not metrics of a layer
-_NO_METRICS = frozenset(
-    ("row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "called_as", "index",
-     "order", "type", "model", "histograms")
-)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -140,8 +135,8 @@ def scalars_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         for name in ("loss", "learning_rate"):
             if row[name] is not None:
                 scalars.setdefault(optimizer + name, float(row[name]))
-        metrics = {name: value for name, value in row.items() if name not in _NO_METRICS and value is not None}
-        scalars |= {f"{_tag(row)}/{name}": float(value) for name, value in metrics.items()}
+        known = [name for name in METRICS if row.get(name) is not None and name not in ("learning_rate", "order")]
+        scalars |= {f"{_tag(row)}/{name}": float(row[name]) for name in known}
     return scalars
 
 

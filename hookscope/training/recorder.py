@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from hookscope.hooks import class_names, merge_moments
 from hookscope.statistics import BATCH_NORMS, ValueHistogram
 from hookscope.training.optimizers import TrackedOptimizer
+from hookscope.training.output import RunProgress
 from hookscope.training.reductions import (
     BatchMoments,
     FetchedScalars,
@@ -122,8 +123,8 @@ class MetricsRecorder:
     of the loop, and two optimizers of one model that step together share its passes. Losses alike.
     """
 
-    def __init__(self) -> None:
-        self.segment = 0
+    def __init__(self, run: RunProgress) -> None:
+        self._run = run
         self._records: dict[int, SegmentRecord] = {}
         self._losses: list[tuple[Tensor, float]] = []  # each with its divisor
         self._losses_of, self._most_losses = -1, 0
@@ -171,8 +172,8 @@ class MetricsRecorder:
 
     def add_loss(self, value: Tensor, divisor: float = 1.0) -> None:
         """``backward`` starts at ``value``, which the script has divided by ``divisor``."""
-        if self._losses_of != self.segment:
-            self._losses, self._losses_of = [], self.segment
+        if self._losses_of != self._run.steps:
+            self._losses, self._losses_of = [], self._run.steps
         if len(self._losses) < _MOST_LOSSES:
             self._losses.append((value, divisor))
 
@@ -181,7 +182,7 @@ class MetricsRecorder:
 
     def add_loss_output(self, value: Tensor) -> None:
         """A loss module has returned ``value``; it is the loss where ``backward`` is not called."""
-        self._loss_output = (self.segment, value)
+        self._loss_output = (self._run.steps, value)
 
     def order_of_layers(self) -> dict[int, int]:
         calls = [call for record in self._records.values() for call in record.calls.values()]
@@ -238,14 +239,14 @@ class MetricsRecorder:
 
     def _record(self, model: TrackedModel) -> SegmentRecord:
         record = self._records.get(model.number)
-        if record is None or record.segment != self.segment:
-            record = self._records[model.number] = SegmentRecord(self.segment)
+        if record is None or record.segment != self._run.steps:
+            record = self._records[model.number] = SegmentRecord(self._run.steps)
         return record
 
     def _since(self, model: TrackedModel, optimizer: TrackedOptimizer) -> SegmentRecord:
         """The latest segment in which the model ran; an empty one if the optimizer has stepped after it."""
         record = self._records.get(model.number)
-        return record if record is not None and record.segment >= optimizer.since else SegmentRecord(self.segment)
+        return record if record is not None and record.segment >= optimizer.since else SegmentRecord(self._run.steps)
 
     def _not_run(
         self, model: TrackedModel, optimizer: TrackedOptimizer, calls: Iterable[CallMetrics], parameters: set[int]

@@ -137,7 +137,9 @@ class Mlflow(Sink):
 
     def write(self, step: int, optimizer: int, scalars: Scalars, histograms: Histograms) -> None:
         now, new = time.time_ns() // 10**6, self._mlflow.entities.Metric
-        metrics = [new(_mlflow_name(tag), value, now, step) for tag, value in scalars.items()]
+        # MLflow takes few characters: ``relu:1`` for ``relu#1``
+        names = {tag: re.sub(r"[^\w\-./: ]", "_", tag.replace("#", ":")).strip("/_") for tag in scalars}
+        metrics = [new(names[tag], value, now, step) for tag, value in scalars.items()]
         for at in range(0, len(metrics), _MOST_IN_A_BATCH):
             self._client.log_batch(self._run, metrics[at : at + _MOST_IN_A_BATCH])
         if histograms:
@@ -175,11 +177,6 @@ def _with_width(histogram: Histogram) -> tuple[Sequence[float], list[float]]:
     """Counts and edges, as NumPy gives them: a half on each side of a single value."""
     edges = list(histogram["edges"])
     return histogram["counts"], [edges[0] - 0.5, edges[-1] + 0.5] if edges[0] == edges[-1] else edges
-
-
-def _mlflow_name(tag: str) -> str:
-    """``tag`` with the characters that MLflow takes: ``relu:1`` for ``relu#1``."""
-    return re.sub(r"[^\w\-./: ]", "_", tag.replace("#", ":")).strip("/_")
 
 
 _PATIENCE = 30.0  # seconds that a script waits at its end

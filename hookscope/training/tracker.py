@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from hookscope.hooks import Selection, class_names, is_single, matches_type, no_
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
 _OUTERMOST = ("DataParallel", "DistributedDataParallel")
 _MODULE = re.compile(r"^module(?:\.|$)")
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +272,11 @@ class ModelTracker:
         """Add the outermost modules in memory with any of ``parameters`` (by ``id``): compiled models call no hooks."""
         if self._only:
             return
-        # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
-        modules = [value for value in gc.get_objects() if issubclass(type(value), nn.Module)]
-        holders = [m for m in modules if "_modules" in m.__dict__ and any(id(p) in parameters for p in m.parameters())]
+        holders = [
+            m
+            for m in in_memory(nn.Module)
+            if "_modules" in m.__dict__ and any(id(p) in parameters for p in m.parameters())
+        ]
         inner = {id(part) for holder in holders for part in holder.modules() if part is not holder}
         for holder in holders:
             if id(holder) not in inner:
@@ -289,6 +293,11 @@ class ModelTracker:
         if layer is None:
             self._strangers[id(module)] = weakref.ref(module)
         return layer
+
+
+def in_memory(kind: type[_Kind]) -> list[_Kind]:
+    # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
+    return [value for value in gc.get_objects() if issubclass(type(value), kind)]
 
 
 def is_on_stack(owner: Any, code: Any, beyond: int = 0) -> bool:

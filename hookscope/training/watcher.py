@@ -76,7 +76,7 @@ class TrainingWatcher:
         self._tracers = sys.gettrace(), sys.getprofile()
         self._run, self._models, self._optimizers, self._output = run, models, optimizers, output
         self._stop = StopRule(run, output, optimizers) if stops else None
-        self._recorder = MetricsRecorder()
+        self._recorder = MetricsRecorder(run)
         self._open: OptimizerStep | None = None
         self._own_steps: TrackedOptimizer | None = None  # counted from when weights have changed without a step
         self._own_open: OptimizerStep | None = None
@@ -325,8 +325,7 @@ class TrainingWatcher:
             if not lines:
                 self._announce_empty_step()
         self._facts.step_is_done(tracked)
-        self._recorder.segment += 1
-        self._optimizers.count_step(tracked, self._recorder.segment)
+        self._optimizers.count_step(tracked, self._run.steps)
         self._switch_hooks()
 
     def _measure_weights(self, step: OptimizerStep) -> None:

@@ -1,5 +1,6 @@
 """Where gradients stop: every planted break is found with its layer, its reason and its line; sound nets have none."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -136,22 +137,27 @@ def test_a_parameter_alone() -> None:
     assert by_name[("b.weight",)].reason == "detached" and by_name[("b.bias",)].why == "'b' did not run"
 
 
-def test_the_model_does_not_change_even_if_it_fails() -> None:
-    def fails(net: Any, x: Tensor) -> Tensor:
-        raise ValueError("no")
-
-    x = torch.rand(1, 3, 12, 12)
-    for way in (detached_in_place, without_grad, fails):
-        net = net_of(way).train()
-        state = ModelSnapshot(net)
-        with torch.inference_mode():
-            if way is fails:
-                with pytest.raises(ValueError, match="no"):
-                    gradient_stops(net, x)
-            else:
-                assert gradient_stops(net, x, "mse")
-        assert state.changes() == []
-        assert not torch.overrides._get_current_function_mode_stack()
+@pytest.mark.parametrize(
+    ("way", "finder"),
+    [
+        (sound, None),
+        (detached_in_place, gradient_stops),
+        (without_grad, gradient_stops),
+        (lambda net, x: net.c(net.b(net.a((x - x).sqrt() * 0 + x))), first_anomaly),
+        (lambda net, x: net.c(net.b(net.a((x * 0 - 1).log()))), first_anomaly),
+        (lambda net, x: net.a(x) @ torch.ones(3), None),
+    ],
+    ids=["sound", "in place", "no_grad", "nan backward", "nan forward", "fails"],
+)
+@pytest.mark.parametrize("examine", [gradient_stops, first_anomaly])
+def test_the_model_does_not_change_even_if_it_fails(examine: Any, way: Any, finder: Any) -> None:
+    net, x, found = net_of(way).train(), torch.rand(1, 3, 12, 12), None
+    state = ModelSnapshot(net)
+    with contextlib.suppress(RuntimeError), torch.inference_mode():
+        found = examine(net, x, "mse")
+    assert state.changes() == [] and bool(found) == (examine is finder)
+    assert not torch.is_anomaly_enabled()
+    assert not torch.overrides._get_current_function_mode_stack()
 
 
 @pytest.mark.parametrize("examine", [gradient_stops, layer_gradients, first_anomaly])

@@ -16,6 +16,7 @@ from hookscope.gradients.modify import (
     ClampGradientSign,
     ClipGradientNorm,
     ClipGradientValue,
+    GradientChanges,
     ScaleGradient,
     ZeroGradient,
     change_gradients,
@@ -24,6 +25,7 @@ from hookscope.gradients.modify import (
 from hookscope.hooks.model_state import ModelSnapshot
 from tests.helpers import hooks_on, numbers, refused
 from tests.nets import Fails, Function, Twice, conv, named, row
+from tests.training.watched import sgd, train
 
 X = row(1, -2, 3)
 
@@ -120,6 +122,13 @@ def test_the_argument_is_not_changed(change: Callable[[Tensor], Tensor]) -> None
             for limit in (0, -1.0, math.nan)
         ),
         (lambda: ClampGradientSign("up"), "unknown sign 'up'; the signs are positive and negative"),
+        (lambda: GradientChanges(clip_norm=0.0), "clip norm 0 is not a number above 0"),
+        (lambda: GradientChanges(clip_value=-1.0), "clip value -1"),
+        (lambda: GradientChanges(clip_norm=math.nan), "clip norm nan"),
+        (lambda: GradientChanges(scale=math.inf), "scale inf is not finite"),
+        (lambda: GradientChanges(sign="up"), "unknown sign 'up'"),
+        (lambda: GradientChanges(("conv#1",)), "cannot freeze 'conv#1'"),
+        (lambda: GradientChanges((",",)), "nothing to freeze"),
     ],
 )
 def test_invalid_changes_are_refused(build: Callable[[], Any], message: str) -> None:
@@ -238,26 +247,18 @@ def test_frozen_parameters_are_skipped_and_shared_ones_changed_under_either_name
 def test_three_steps_of_training_equal_gradients_clipped_by_hand() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     by_hand, start = copy.deepcopy(net), copy.deepcopy(net)
-    x, y = torch.randn(6, 4), torch.randn(6, 2)
+    data = [(torch.randn(6, 4), torch.randn(6, 2))] * 3
 
-    def train(model: nn.Module, after_backward: Callable[[], Any]) -> None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-        for _ in range(3):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
-            after_backward()
-            optimizer.step()
-
-    def clip_by_hand() -> None:
-        first, *rest = by_hand.parameters()
+    def clip_by_hand(net: nn.Module) -> None:
+        first, *rest = net.parameters()
         first.grad.zero_()
         for parameter in rest:
             nn.utils.clip_grad_norm_([parameter], 0.05)
 
     changes = {name: ClipGradientNorm(0.05) for name, _ in net.named_parameters()} | {"0.weight": ZeroGradient()}
     with change_gradients(net, changes):
-        train(net, lambda: None)
-    train(by_hand, clip_by_hand)
+        train(net, sgd(net, 0.5, momentum=0.9), data, nn.functional.mse_loss)
+    train(by_hand, sgd(by_hand, 0.5, momentum=0.9), data, nn.functional.mse_loss, before_step=clip_by_hand)
     torch.testing.assert_close(net.state_dict(), by_hand.state_dict(), rtol=1e-6, atol=1e-7)
     assert torch.equal(net[0].weight, start[0].weight) and not torch.equal(net[0].bias, start[0].bias)
     assert hooks_on(net) == 0

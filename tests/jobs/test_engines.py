@@ -226,11 +226,10 @@ from torch import nn
 
 class Net(nn.Conv2d):
     def forward(self, x):
-        if os.getpid() != DRIVER and HOW == "killed":
+        ends = os.getpid() != DRIVER if RANK is None else os.environ["RANK"] == RANK
+        if ends and HOW == "killed":
             os.kill(os.getpid(), 9)
-        kept = []
-        while os.getpid() != DRIVER and len(kept) < 80:
-            kept.append(torch.ones(12_500_000))
+        kept = [torch.ones(12_500_000) for _ in range(80 * ends)]
         return super().forward(x)
 
 
@@ -254,7 +253,7 @@ def test_a_worker_that_ends_again_and_again_is_one_line_soon(
         most = memory["MemTotal"] - memory["MemAvailable"] + 2_500_000
         monkeypatch.setenv("RAY_memory_usage_threshold", f"{most / memory['MemTotal']:.3f}")
         monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
-    Path("ending.py").write_text(f"DRIVER, HOW = {os.getpid()}, {how!r}\n{ENDING}")
+    Path("ending.py").write_text(f"DRIVER, HOW, RANK = {os.getpid()}, {how!r}, None\n{ENDING}")
     net = load_model("ending.py:net", preprocess="none")
     began = time.monotonic()
     with pytest.raises(HookscopeError, match=words):
@@ -405,29 +404,11 @@ def test_torchrun_saves_what_one_process_saves(torchrun: Run, few: list[str]) ->
     assert_equal(saved, here)
 
 
-DYING = """
-import os
-
-from torch import nn
-
-
-class Net(nn.Conv2d):
-    def forward(self, x):
-        if os.environ.get("RANK") == os.environ.get("DIES"):
-            os.kill(os.getpid(), 9)
-        return super().forward(x)
-
-
-def net():
-    return Net(3, 4, 3)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_that_dies_ends_all(torchrun: Run, few: list[str], rank: str) -> None:
-    Path("dying.py").write_text(DYING)
-    done = torchrun("stats", "dying.py:net", *few[6:], "--batch-size", "1", "--save", "all.json", expected=1, DIES=rank)
+    Path("ending.py").write_text(f"HOW, RANK = 'killed', {rank!r}\n{ENDING}")
+    done = torchrun("stats", "ending.py:net", *few[6:], "--batch-size", "1", "--save", "all.json", expected=1)
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert len(errors) <= 1, "the agent of torchrun may end the other rank first"
     assert all("of torchrun has ended, or cannot be reached" in line for line in errors)

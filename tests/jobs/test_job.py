@@ -4,7 +4,6 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,37 +16,12 @@ from hookscope.jobs.job import Block, blocks_of, done_packed, packed_error, refu
 from hookscope.models import Batch, LoadedModel
 
 
-class Names:
-    """A job that gives the names of each batch."""
-
-    batch_size, workers = 2, 0
-
-    def merge(self, values: Any) -> list[str]:
-        return [name for value in values for name in value]
-
-
-def names_of(batch: Batch) -> list[str]:
-    return list(batch.names)
-
-
 @pytest.mark.parametrize(("first", "size"), [(0, 3), (2, 4), (7, 1), (0, 100)])
 def test_blocks_cover_the_list_from_its_first_image_on(first: int, size: int) -> None:
     paths = [str(number) for number in range(10)]
     blocks = list(blocks_of(paths, first, size))
     assert [path for block in blocks for path in block.paths] == paths[first:]
     assert [block.first for block in blocks] == [first, *range(first - first % size + size, 10, size)]
-
-
-def test_a_block_is_one_part_with_its_skipped_images(tmp_path: Path) -> None:
-    paths = [str(tmp_path / f"{number}.png") for number in range(5)]
-    for path in paths:
-        Image.new("RGB", (64, 64)).save(path)
-    Path(paths[1]).write_bytes(b"no image")
-    Path(paths[4]).write_bytes(b"no image")
-    part = unpacked(done_packed(Names(), load_model("shapes"), Block(30, tuple(paths)), names_of))  # type: ignore[arg-type]
-    assert part.value == [paths[0], paths[2], paths[3]]
-    assert (part.positions, part.done) == ((30, 32, 33), 35)
-    assert [each.position for each in part.skipped] == [31, 34]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +99,16 @@ def test_parts_cover_the_list_in_order(paths: list[str], batch_size: int, first:
         assert part.value == (list(part.positions) or None)
         finished = part.done
     assert not parts or finished == 9
+
+
+def test_a_block_is_one_part_with_its_skipped_images(paths: list[str]) -> None:
+    net, job = load_model("shapes"), Positions(2)
+    with job.open(net) as measure:
+        part = unpacked(done_packed(job, net, Block(30, tuple(paths[:3] + paths[5:])), measure))
+    used = (30, 31, 33, 34, 35)
+    assert (part.value, part.positions, part.done) == ([*used], used, 37)
+    assert part.names == tuple(paths[at - 30 if at < 33 else at - 28] for at in used)
+    assert [each.position for each in part.skipped] == [32, 36]
 
 
 def test_a_batch_that_the_model_refuses_is_skipped(paths: list[str]) -> None:

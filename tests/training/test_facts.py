@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 from hookscope.training import Monitor
 from hookscope.training.loss_graph import loss_facts
 from hookscope.training.reductions import BatchMoments, StepWeights, is_bias, is_finite, norm, output_sums, values_of
-from tests.helpers import same_bits
+from tests.training.watched import train
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 4, 5), (2, 3, 2, 4, 5)])
@@ -94,23 +93,18 @@ def watched(run: Callable[[nn.Module, torch.optim.Optimizer], None], net: nn.Mod
     return monitor.facts
 
 
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, zero: bool = True, passes: int = 1) -> None:
-    for step in range(steps):
-        if zero:
-            optimizer.zero_grad()
-        for _ in range(passes):
-            F.cross_entropy(net(torch.full((6, 4), 2.0) + step), torch.tensor([0, 1, 2, 2, 1, 2])).backward()
-        optimizer.step()
+TARGETS = torch.tensor([0, 1, 2, 2, 1, 2])
+STEPS = [(torch.full((6, 4), 2.0) + step, TARGETS) for step in range(3)]
+
+
+def facts_of(data: Any = STEPS, **loop: Any) -> list[Facts]:
+    """The facts of every step of the plain loop."""
+    return watched(lambda net, optimizer: train(net, optimizer, data, **loop))
 
 
 def test_the_input_is_that_of_the_first_layer_with_weights() -> None:
     data = torch.randn(6, 4) * 3 + 1
-
-    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        F.cross_entropy(net(data), torch.tensor([0, 1, 2, 2, 1, 2])).backward()
-        optimizer.step()
-
-    [facts] = watched(run)
+    [facts] = facts_of([(data, TARGETS)])
     assert facts["input_shape"] == [6, 4]
     assert facts["input_mean"] == pytest.approx(float(data.mean()), rel=1e-5)
     assert facts["input_std"] == pytest.approx(float(data.std(correction=0)), rel=1e-5)
@@ -119,7 +113,10 @@ def test_the_input_is_that_of_the_first_layer_with_weights() -> None:
 
 
 def test_gradients_modes_batch_loss_and_settings_of_a_step() -> None:
-    first, second, _ = watched(train)
+    norms: list[list[float]] = []
+    steps = facts_of(before_step=lambda net: norms.append([float(p.grad.norm()) for p in net.parameters()]))
+    assert [facts["gradient_norm"] for facts in steps] == pytest.approx([math.hypot(*each) for each in norms], rel=1e-5)
+    first, second, _ = steps
     assert (first["parameters"], first["trainable"], first["with_gradient"], first["backwards"]) == (6, 6, 6, 1)
     assert "stale_gradients" not in first and second["stale_gradients"] == 0
     assert (first["train_mode"], first["modes"], first["eval_modes"]) == (True, 2, 0)
@@ -130,23 +127,14 @@ def test_gradients_modes_batch_loss_and_settings_of_a_step() -> None:
     assert (first["input_spread"], first["input_std"]) == (0, 0)
 
 
-def test_the_gradient_norm_is_that_of_all_parameters() -> None:
-    norms: list[float] = []
-
-    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        def keep(*_: object) -> None:
-            norms.append(math.hypot(*(float(p.grad.norm()) for p in net.parameters() if p.grad is not None)))
-
-        optimizer.register_step_post_hook(keep)
-        train(net, optimizer)
-
-    assert [facts["gradient_norm"] for facts in watched(run)] == pytest.approx(norms, rel=1e-5)
-
-
 @pytest.mark.parametrize("passes", [1, 3])
-@pytest.mark.parametrize(("zero", "stale"), [(True, 0), (False, 6)])
-def test_gradients_are_stale_only_without_zero_grad(zero: bool, stale: int, passes: int) -> None:
-    later = watched(lambda net, optimizer: train(net, optimizer, 3, zero, passes))[1:]
+@pytest.mark.parametrize(("leaves_out", "stale"), [("", 0), ("zero_grad", 6)])
+def test_gradients_are_stale_only_without_zero_grad(leaves_out: str, stale: int, passes: int) -> None:
+    def more(net: nn.Module) -> None:
+        for x, y in STEPS[1:passes]:
+            F.cross_entropy(net(x), y).backward()
+
+    later = facts_of(before_step=more, leaves_out=leaves_out)[1:]
     assert [(facts["stale_gradients"], facts["backwards"]) for facts in later] == [(stale, passes)] * 2
 
 
@@ -167,13 +155,7 @@ def test_gradients_of_another_loss_that_are_cleared_before_its_own_are_not_stale
 @pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
 def test_the_last_clipping_of_a_step_and_the_gradient_that_it_left(name: str) -> None:
     original = getattr(nn.utils, name)
-
-    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        F.cross_entropy(net(torch.randn(6, 4)), torch.tensor([0, 1, 2, 2, 1, 2])).backward()
-        getattr(nn.utils, name)(net.parameters(), 0.0)
-        optimizer.step()
-
-    [facts] = watched(run)
+    [facts] = facts_of(STEPS[:1], before_step=lambda net: getattr(nn.utils, name)(net.parameters(), 0.0))
     assert (facts["clip_function"], facts["clip_limit"], facts["clip_scaled"]) == (name, 0, False)
     assert (facts["zero_gradients"], facts["gradients_after_backward"], facts["zero_after_backward"]) == (6, 6, False)
     assert getattr(nn.utils, name) is original
@@ -216,7 +198,6 @@ def test_a_run_without_steps_differs_from_one_with_an_optimizer_of_its_own() -> 
 
 LOGITS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 BCE = F.binary_cross_entropy_with_logits
-TARGETS = torch.tensor([0, 1, 2, 2, 1, 2])
 
 
 @pytest.mark.parametrize(
@@ -270,32 +251,3 @@ def test_ignored_targets_tensors_to_fetch_and_losses_without_a_graph_have_no_fac
         loss = F.cross_entropy(LOGITS.clone().requires_grad_() * 2, TARGETS)
     assert "targets" not in loss_facts([loss]) and not fetched
     assert loss_facts([torch.tensor(1.0, requires_grad=True)]) == {"loss_without_graph": True}
-
-
-@pytest.mark.parametrize("mistake", ["clipping", "scaler", "no zero_grad", "validation", "plain"])
-def test_a_watched_run_ends_with_the_same_bits(mistake: str) -> None:
-    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        scaler, criterion = torch.amp.GradScaler("cpu", enabled=mistake == "scaler"), nn.CrossEntropyLoss()
-        for _ in range(4):
-            if mistake != "no zero_grad":
-                optimizer.zero_grad()
-            scaler.scale(criterion(net(torch.randn(6, 4)), TARGETS)).backward()
-            if mistake == "clipping":
-                nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-            scaler.step(optimizer)
-            scaler.update()
-            if mistake == "validation":
-                with torch.no_grad():
-                    criterion(net(torch.randn(6, 4)), TARGETS)
-
-    def end_of(is_watched: bool) -> list[Tensor]:
-        torch.manual_seed(3)
-        net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
-        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-        with Monitor(every=1) if is_watched else nullcontext():
-            run(net, optimizer)
-        moments = [state["momentum_buffer"] for state in optimizer.state.values()]
-        gradients = [p.grad for p in net.parameters() if p.grad is not None]
-        return [*net.state_dict().values(), *moments, *gradients, torch.get_rng_state().long()]
-
-    assert all(same_bits(*pair) for pair in zip(end_of(True), end_of(False), strict=True))

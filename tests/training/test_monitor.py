@@ -107,34 +107,54 @@ def test_every_metric_is_that_of_a_plain_recording_loop() -> None:
     assert sorted({row["step"] for row in monitor.rows}) == [0, 2]
 
 
-def seeded_run(watching: Callable[[nn.Module, Any], Any]) -> tuple[bytes, Tensor]:
-    """Weights and random state after two epochs with shuffling, dropout and momentum; the model is copied and saved."""
+def validate(net: nn.Module) -> None:
+    with torch.no_grad():
+        nn.CrossEntropyLoss()(net(torch.randn(2, 1, 6, 6)), torch.tensor([0, 1]))
+
+
+def seeded_run(watching: Callable[[nn.Module, Any], Any], loop: Row) -> tuple[bytes, Tensor]:
+    """All tensors and the random state after two epochs with shuffling, dropout and momentum.
+
+    The model is copied and saved.
+    """
     net = small()
     optimizer = sgd(net, momentum=0.9)
 
     def copies() -> None:
         assert pickle.loads(pickle.dumps(copy.deepcopy(net))).conv._forward_hooks == {}
 
-    xs, ys = (torch.cat(part) for part in zip(*batches(), strict=True))
+    data = TensorDataset(*(torch.cat(part) for part in zip(*batches(), strict=True)))
     with watching(net, optimizer):
         for _ in range(2):
-            train(net, optimizer, DataLoader(TensorDataset(xs, ys), batch_size=4, shuffle=True), copies)
+            train(net, optimizer, DataLoader(data, batch_size=4, shuffle=True), **loop, after_step=copies)
     stream = io.BytesIO()
-    torch.save([net.state_dict(), optimizer.state_dict()["state"]], stream)
+    gradients = [p.grad for p in net.parameters()]
+    torch.save([net.state_dict(), optimizer.state_dict()["state"], gradients], stream)
     return stream.getvalue(), torch.get_rng_state()
 
 
 @pytest.mark.parametrize("model_is_given", [True, False])
 @pytest.mark.parametrize(
-    "options", [{}, {"stop_on": "non-finite"}, {"to": "tensorboard:events", "histograms": 1}, {"log": "log"}], ids=str
+    ("options", "loop"),
+    [
+        ({}, {}),
+        ({"stop_on": "non-finite"}, {}),
+        ({"to": "tensorboard:events", "histograms": 1}, {}),
+        ({"log": "log"}, {}),
+        ({}, {"before_step": lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.1)}),
+        ({}, {"before_step": validate}),
+        ({}, {"scaled": True}),
+        ({}, {"leaves_out": "zero_grad"}),
+    ],
+    ids=str,
 )
 def test_a_seeded_run_ends_with_the_same_bits(
-    options: Any, model_is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: Any, loop: Row, model_is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    bits, chance = seeded_run(lambda net, optimizer: nullcontext())
+    bits, chance = seeded_run(lambda net, optimizer: nullcontext(), loop)
     watched_bits, watched_chance = seeded_run(
-        lambda net, optimizer: Monitor(*((net, optimizer) if model_is_given else ()), every=1, **options)
+        lambda net, optimizer: Monitor(*((net, optimizer) if model_is_given else ()), every=1, **options), loop
     )
     assert watched_bits == bits and torch.equal(chance, watched_chance)
 
@@ -155,7 +175,7 @@ def test_module_hooks_are_on_only_for_a_step_that_is_sampled() -> None:
     net, are_on = small(), []
     with Monitor(every=3):
         are_on.append(bool(modules._global_forward_hooks))
-        train(net, sgd(net), batches(), lambda: are_on.append(bool(modules._global_forward_hooks)))
+        train(net, sgd(net), batches(), after_step=lambda: are_on.append(bool(modules._global_forward_hooks)))
     assert are_on == [True, False, False, True, False]
 
 
@@ -320,7 +340,7 @@ class TestTrouble:
         """What is reported of a run of four steps."""
         net, notes = small(), []
         with Monitor(every=1, log=log, on_trouble=notes.append) as monitor:
-            train(net, sgd(net), batches(), after_step)
+            train(net, sgd(net), batches(), after_step=after_step)
         assert monitor.trouble == (notes[0] if notes else None)
         return notes
 
@@ -383,20 +403,6 @@ def test_the_log_has_its_header_lines_and_end(tmp_path: Path) -> None:
     ends = [{name: run.end[name] for name in ("step", "sampled", "reason", "status")} for run in (first, second)]
     assert ends[0] == {"step": 3, "sampled": 2, "reason": "done", "status": None}
     assert ends[1] == ends[0] | {"reason": "exit", "status": 5}
-
-
-def test_the_same_metrics_as_scalars_of_tensorboard(tmp_path: Path) -> None:
-    from tests.statistics.test_figure import read
-
-    net = small()
-    with Monitor(every=2, to=f"tensorboard:{tmp_path}") as monitor:
-        train(net, sgd(net), batches())
-    events = read(tmp_path)
-    row = by_key(monitor.rows, 2)["relu", 1]
-    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    assert math.isclose(scalars["relu#1/activation_mean"][2], row["activation_mean"], rel_tol=1e-6)
-    assert math.isclose(scalars["loss"][2], row["loss"], rel_tol=1e-6) and scalars["learning_rate"].keys() == {0, 2}
-    assert "conv/running_mean_shift" not in scalars and scalars["bn/frozen"][0] == 0
 
 
 class TestModes:

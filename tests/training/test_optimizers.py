@@ -42,7 +42,7 @@ class TestOptimizers:
         net = small()
         first, second = sgd(net.conv), sgd(nn.ModuleList([net.fc1, net.fc2, net.bn]), 0.2)
         with Monitor(every=1) as monitor:
-            train(net, first, batches(2), second.step)
+            train(net, first, batches(2), after_step=second.step)
         assert {row["layer"] for row in monitor.rows if row["optimizer"] == 0} == {"conv", "relu", "drop"}
         rows = by_key(monitor.rows, 1, 1)
         assert {name for name, _ in rows} == {"bn", "fc1", "fc2", "relu", "drop"}
@@ -55,7 +55,7 @@ class TestOptimizers:
         optimizer = torch.optim.SGD(groups)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
         with Monitor(every=1) as monitor:
-            train(net, optimizer, batches(2), schedule.step)
+            train(net, optimizer, batches(2), after_step=schedule.step)
         rates = {(row["step"], row["layer"]): row["learning_rate"] for row in monitor.rows}
         assert rates[0, "fc1"] == rates[0, "relu"] == 0.5 and rates[0, "fc2"] == 0.25
         assert math.isclose(rates[1, "fc2"], 0.025)
@@ -67,7 +67,7 @@ class TestOptimizers:
         net, stranger = small(), nn.Linear(1, 1)
         optimizer, other = sgd(net.fc2, 0.5), sgd(nn.ModuleList([net.bn, stranger]), 0.5)
         with Monitor(net, optimizer, every=1) as monitor:
-            train(net, optimizer, batches(3), lambda: step(stranger, other, torch.ones(1, 1)))
+            train(net, optimizer, batches(3), after_step=lambda: step(stranger, other, torch.ones(1, 1)))
         assert monitor.steps == 3 and {row["layer"] for row in monitor.rows} == LAYERS - {"bn"}
         for sample, layers in ((0, set()), (1, {"conv", "fc1"}), (2, {"conv", "fc1"})):
             rows = by_key(monitor.rows, sample)

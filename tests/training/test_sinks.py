@@ -87,12 +87,18 @@ def test_a_log_without_histograms_says_nothing_of_them(tmp_path: Path) -> None:
     assert run.header["histograms"] == 0 and not any("histograms" in row for row in run.rows)
 
 
-def test_tensorboard_gets_the_histograms(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_metrics_and_the_histograms(tmp_path: Path) -> None:
     from tests.statistics.test_figure import read
 
     monitor, _ = train(3, every=1, histograms=2, to=2 * [f"tensorboard:{tmp_path}"])  # the same twice is one
     assert monitor.written_to == [f"tensorboard: {tmp_path}"]
     events = read(tmp_path)
+    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    row = next(row for row in monitor.rows if (row["step"], row["layer"], row["call"]) == (2, "fc", 1))
+    for tag, name in (("fc#1/activation_mean", "activation_mean"), ("loss", "loss")):
+        assert math.isclose(scalars[tag][2], row[name], rel_tol=1e-6)
+    assert scalars["learning_rate"].keys() == {0, 1, 2} and scalars["fc/frozen"][0] == 0
+    assert "fc/running_mean_shift" not in scalars
     assert {"fc/weight", "fc/activation", "fc#1/activation", "fc/bias_gradient"} <= set(events.Tags()["histograms"])
     first, second = events.Histograms("fc/weight")
     assert (first.step, second.step) == (0, 2)

@@ -61,14 +61,28 @@ def sgd(net: nn.Module, rate: float = 0.1, **options: Any) -> torch.optim.SGD:
 def train(
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
-    data: Iterable[Any],
+    data: Iterable[tuple[Tensor, Tensor]],
+    loss_of: Callable[..., Tensor] = F.cross_entropy,
+    *,
+    before_step: Callable[[nn.Module], object] = lambda net: None,
     after_step: Callable[[], object] = lambda: None,
-) -> None:
+    leaves_out: str = "",
+    scaled: bool = False,
+) -> nn.Module:
+    """The plain loop, with a scale of the loss or without, and without the call that it leaves out."""
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
     for x, y in data:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        if leaves_out != "zero_grad":
+            optimizer.zero_grad()
+        loss = loss_of(net(x), y)
+        if leaves_out != "backward":
+            scaler.scale(loss).backward()
+        before_step(net)
+        if leaves_out != "step":
+            scaler.step(optimizer)
+            scaler.update()
         after_step()
+    return net
 
 
 def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor | None = None) -> None:

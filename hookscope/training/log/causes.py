@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,41 +60,35 @@ class History:
 Look = Callable[[History], Evidence | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CauseRule:
-    """Looks for one cause in the facts of a step."""
-
-    kind: FindingKind
-    patience: int | None  # sampled steps in a row, where the thresholds do not say it
-    explains: frozenset[str]  # findings that are left out, because the cause says more
-    precedes: frozenset[str]  # findings that follow from the cause, and from which it takes its severity
-    look: Look
-
-
-CAUSES: list[CauseRule] = []
+CAUSES: list[Cause] = []
 """In the order in which causes of the same step are reported."""
 
 
-def cause(
-    kind: FindingKind,
-    patience: int | None = None,
-    explains: Iterable[str] = (),
-    precedes: Iterable[str] = (),
-    before: str | None = None,
-) -> Callable[[Look], Look]:
-    add_kind(kind, "training", before)
+@dataclass(slots=True)
+class Cause:
+    """Registers the function below it, which looks for the cause ``kind`` in the facts of a step.
 
-    def register(look: Look) -> Look:
-        CAUSES.append(CauseRule(kind, patience, frozenset(explains), frozenset(precedes), look))
+    The kind joins the catalogue if it is new.
+    """
+
+    kind: FindingKind
+    patience: int | None = None  # sampled steps in a row, where the thresholds do not say it
+    explains: Collection[str] = ()  # findings that are left out, because the cause says more
+    precedes: Collection[str] = ()  # findings that follow from the cause, and from which it takes its severity
+    before: str | None = None  # the next less severe finding, see `add_kind`
+    look: Look = field(init=False)
+
+    def __call__(self, look: Look) -> Look:
+        self.look = look
+        add_kind(self.kind, "training", self.before)
+        CAUSES.append(self)
         return look
-
-    return register
 
 
 # Gradients and steps
 
 
-@cause(CATALOGUE["loss-scale"], 1, explains=("no-step", "loss-flat", "no-gradient"), precedes=_UNSTABLE)
+@Cause(CATALOGUE["loss-scale"], 1, explains=("no-step", "loss-flat", "no-gradient"), precedes=_UNSTABLE)
 def _loss_scale(now: History) -> Evidence | None:
     scale, first, ran = now.number("loss_scale"), now.number("first_loss_scale"), now["backwards"]
     if now["optimizer_steps"] == 0 and scale == scale and now["weights_changed"] is False:
@@ -111,7 +105,7 @@ def _loss_scale(now: History) -> Evidence | None:
     return None
 
 
-@cause(CATALOGUE["no-step"], 1, explains=_LIFELESS | {"gradients-accumulate", "not-optimized"})
+@Cause(CATALOGUE["no-step"], 1, explains=_LIFELESS | {"gradients-accumulate", "not-optimized"})
 def _no_step(now: History) -> Evidence | None:
     backwards = now["backwards"] or 0
     if now["optimizer_steps"] == 0 and backwards >= now.limits["few_backwards"] and not now["weights_changed"]:
@@ -131,7 +125,7 @@ def _has_no_gradient(now: History) -> bool:
     return bool(now["trainable"]) and now["with_gradient"] == now["zero_gradients"]
 
 
-@cause(CATALOGUE["not-optimized"], 1, explains=_LIFELESS | {"learning-rate-vanishes"})
+@Cause(CATALOGUE["not-optimized"], 1, explains=_LIFELESS | {"learning-rate-vanishes"})
 def _not_optimized(now: History) -> Evidence | None:
     lost, layers = now["not_optimized"] or 0, tuple(now["not_optimized_layers"] or ())
     if not lost:
@@ -149,7 +143,7 @@ def _not_optimized(now: History) -> Evidence | None:
     return Evidence(text, "other model" if now["not_optimized_models"] else "", layers, numbers)
 
 
-@cause(CATALOGUE["no-gradient"], 1, explains=_LIFELESS | {"learning-rate-vanishes", "gradients-accumulate"})
+@Cause(CATALOGUE["no-gradient"], 1, explains=_LIFELESS | {"learning-rate-vanishes", "gradients-accumulate"})
 def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     held, loss = now["parameters"] or 0, now["loss"]
     numbers = {"parameters": held, "backwards": now["backwards"], "loss": loss}
@@ -183,7 +177,7 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     return Evidence(words, "no path", numbers=numbers)
 
 
-@cause(CATALOGUE["no-gradient"], explains=("no-gradient",))
+@Cause(CATALOGUE["no-gradient"], explains=("no-gradient",))
 def _under_no_grad(now: History) -> Evidence | None:
     count, names = now["under_no_grad_layers"] or 0, tuple(now["under_no_grad"] or ())
     if not count or _has_no_gradient(now):
@@ -193,7 +187,7 @@ def _under_no_grad(now: History) -> Evidence | None:
     return Evidence(words, "under no_grad", names, {"layers": count})
 
 
-@cause(CATALOGUE["gradients-accumulate"], 1, explains=("loss-flat",), precedes=_UNSTABLE)
+@Cause(CATALOGUE["gradients-accumulate"], 1, explains=("loss-flat",), precedes=_UNSTABLE)
 def _gradients_accumulate(now: History) -> Evidence | None:
     stale = now["stale_gradients"] or 0
     if not stale or not now["backwards"]:
@@ -205,7 +199,7 @@ def _gradients_accumulate(now: History) -> Evidence | None:
 # Loss functions
 
 
-@cause(CATALOGUE["probabilities-as-logits"], 1, explains=("loss-flat", "update-too-small", "vanishing-gradient"))
+@Cause(CATALOGUE["probabilities-as-logits"], 1, explains=("loss-flat", "update-too-small", "vanishing-gradient"))
 def _probabilities(now: History) -> Evidence | None:
     function, fed_by = now["loss_function"], str(now["loss_input"])
     by_name = function in ("cross_entropy", "binary_cross_entropy_with_logits") and fed_by in _PROBABILITIES
@@ -217,7 +211,7 @@ def _probabilities(now: History) -> Evidence | None:
     return Evidence(words, numbers={"loss_input": fed_by})
 
 
-@cause(CATALOGUE["loss-input"], 1, explains=("loss-flat", "update-too-small", "loss-rises"), precedes=_UNSTABLE)
+@Cause(CATALOGUE["loss-input"], 1, explains=("loss-flat", "update-too-small", "loss-rises"), precedes=_UNSTABLE)
 def _loss_input(now: History) -> Evidence | None:
     function, fed_by = now["loss_function"], str(now["loss_input"])
     numbers = {"loss_input": fed_by}
@@ -231,7 +225,7 @@ def _loss_input(now: History) -> Evidence | None:
     return None
 
 
-@cause(CATALOGUE["loss-maximized"], 1, explains=("loss-rises",), precedes=_UNSTABLE)
+@Cause(CATALOGUE["loss-maximized"], 1, explains=("loss-rises",), precedes=_UNSTABLE)
 def _maximized(now: History) -> Evidence | None:
     if now["loss_negated"] and not now["maximize"]:
         return Evidence(f"backward starts at the negative of {now['loss_function']}", numbers={"loss": now["loss"]})
@@ -244,7 +238,7 @@ def _maximized(now: History) -> Evidence | None:
 # Data
 
 
-@cause(CATALOGUE["input-constant"], explains=("loss-flat", "constant-output"), precedes=_UNSTABLE)
+@Cause(CATALOGUE["input-constant"], explains=("loss-flat", "constant-output"), precedes=_UNSTABLE)
 def _input_constant(now: History) -> Evidence | None:
     shape, lowest = now["input_shape"] or [0], now["input_min"]
     words = ""
@@ -255,7 +249,7 @@ def _input_constant(now: History) -> Evidence | None:
     return Evidence(words, numbers={"samples": shape[0]}) if words else None
 
 
-@cause(CATALOGUE["input-constant"])
+@Cause(CATALOGUE["input-constant"])
 def _input_repeats(now: History) -> Evidence | None:
     names = ("input_shape", "input_mean", "input_std", "input_min", "input_max")
     own = [now[name] for name in names]
@@ -267,7 +261,7 @@ def _input_repeats(now: History) -> Evidence | None:
     return Evidence(f"{words} {own[2]:.6g}", "repeats", numbers={"mean": own[1], "std": own[2]})
 
 
-@cause(CATALOGUE["target-constant"], explains=("loss-flat",))
+@Cause(CATALOGUE["target-constant"], explains=("loss-flat",))
 def _target_constant(now: History) -> Evidence | None:
     count, target = now["targets"] or 0, now["target_min"]
     if count < now.limits["few_targets"] or target != now["target_max"]:
@@ -280,7 +274,7 @@ def _target_constant(now: History) -> Evidence | None:
     return Evidence(f"all {count} targets are class {target:.0f}", numbers=numbers)
 
 
-@cause(CATALOGUE["input-scale"], precedes=_UNSTABLE | {"loss-flat"})
+@Cause(CATALOGUE["input-scale"], precedes=_UNSTABLE | {"loss-flat"})
 def _input_scale(now: History) -> Evidence | None:
     size = math.hypot(now.number("input_mean"), now.number("input_std"))
     limits = now.limits
@@ -298,7 +292,7 @@ def _input_scale(now: History) -> Evidence | None:
 # Modes and settings
 
 
-@cause(CATALOGUE["eval-mode"])
+@Cause(CATALOGUE["eval-mode"])
 def _eval_mode(now: History) -> Evidence | None:
     count, layers = now["eval_modes"] or 0, tuple(now["eval_layers"] or ())
     if not count or not now["backwards"]:
@@ -308,14 +302,14 @@ def _eval_mode(now: History) -> Evidence | None:
     return Evidence(words, "some" if now["train_mode"] else "", layers, {"layers": count, "of": now["modes"]})
 
 
-@cause(CATALOGUE["eval-mode"], 1)
+@Cause(CATALOGUE["eval-mode"], 1)
 def _validation(now: History) -> Evidence | None:
     loss = now["validation_in_train_mode"]
     words = f"a pass without gradients ran in train mode, and its loss was taken ({loss})"
     return Evidence(words, "validation") if loss else None
 
 
-@cause(CATALOGUE["optimizer-settings"], 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)
+@Cause(CATALOGUE["optimizer-settings"], 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)
 def _settings(now: History) -> Evidence | None:
     kind, rate, decay = now["optimizer_type"], now.number("rate"), now.number("weight_decay")
     limits = now.limits
@@ -336,7 +330,7 @@ def _settings(now: History) -> Evidence | None:
     return None
 
 
-@cause(CATALOGUE["learning-rate-vanishes"], explains=_LIFELESS - {"no-gradient", "frozen"})
+@Cause(CATALOGUE["learning-rate-vanishes"], explains=_LIFELESS - {"no-gradient", "frozen"})
 def _rate_vanishes(now: History) -> Evidence | None:
     rates = [row.get("rate") for row in now.rows]
     rate, peak = now["rate"], max((r for r in rates if r is not None), default=None)
@@ -370,7 +364,7 @@ def _updates(now: History) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-@cause(CATALOGUE["batchnorm-small-batch"], explains=("loss-flat", "batchnorm-drift"), precedes=_UNSTABLE)
+@Cause(CATALOGUE["batchnorm-small-batch"], explains=("loss-flat", "batchnorm-drift"), precedes=_UNSTABLE)
 def _small_batch(now: History) -> Evidence | None:
     values, samples, name = now["batchnorm_values"], now["batchnorm_samples"], now["batchnorm"]
     if values is None or (values > 2 and samples > 2):

@@ -13,7 +13,7 @@ import numpy as np
 from hookscope.errors import spelled
 from hookscope.findings import REPORT_ORDER, chains, counted, merged, ranked, thresholds_for
 from hookscope.system import StrPath
-from hookscope.training.log.causes import CAUSES, CauseRule, Facts, History
+from hookscope.training.log.causes import CAUSES, Cause, Facts, History
 from hookscope.training.log.file import Run, last_run
 from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
 from hookscope.training.log.run_rules import (
@@ -48,7 +48,7 @@ def with_causes(
     return [*causes, *notes, *(finding for finding in symptoms if finding.finding not in explained)]
 
 
-def _causes(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tuple[CauseRule, TimedFinding]]:
+def _causes(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tuple[Cause, TimedFinding]]:
     """The causes in a run, each with its rule; those without an optimizer only where no optimizer has them."""
     by_optimizer: dict[int | None, dict[int, Facts]] = {}
     for row in run.facts:
@@ -56,7 +56,7 @@ def _causes(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tu
             number = row.get("optimizer")
             number = number if isinstance(number, int) else None
             by_optimizer.setdefault(number, {})[row["step"] if number is not None else row.get("backwards") or 0] = row
-    causes: list[tuple[CauseRule, TimedFinding]] = []
+    causes: list[tuple[Cause, TimedFinding]] = []
     for number, rows in by_optimizer.items():
         history = [row for _, row in sorted(rows.items())]
         for rule in CAUSES:
@@ -66,9 +66,7 @@ def _causes(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tu
     return sorted(causes, key=lambda pair: CAUSES.index(pair[0]))
 
 
-def _judge(
-    rule: CauseRule, rows: Sequence[Facts], series: RunSeries, limits: Mapping[str, float]
-) -> TimedFinding | None:
+def _judge(rule: Cause, rows: Sequence[Facts], series: RunSeries, limits: Mapping[str, float]) -> TimedFinding | None:
     """The finding from the first to the last long enough series of steps that show it."""
     shown = [rule.look(History(rows, at, series, limits)) for at in range(len(rows))]
     needed = min(int(limits["patience"]) if rule.patience is None else rule.patience, len(rows))

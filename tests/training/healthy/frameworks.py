@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from tests.training.healthy.scripts import CLASSES, Labelled, batches, fit, pictures
+from tests.training.healthy.scripts import CLASSES, Labelled, batches, pictures
+from tests.training.watched import train
 
 
 def _small() -> nn.Sequential:
@@ -89,4 +90,4 @@ def segmentation() -> nn.Module:
 
     net: nn.Module = smp.Unet("resnet18", encoder_weights=None, decoder_channels=(32, 16, 16, 8, 8))
     data = ((x, (x.mean(1, keepdim=True) > 0.5).float()) for x, _ in batches(24, 4, side=32))
-    return fit(net, torch.optim.Adam(net.parameters(), 1e-3), data, smp.losses.DiceLoss("binary"))
+    return train(net, torch.optim.Adam(net.parameters(), 1e-3), data, smp.losses.DiceLoss("binary"))

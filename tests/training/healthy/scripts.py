@@ -1,17 +1,18 @@
 """Sound training scripts in the styles that people write, each short: they return what they have trained."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tests.nets import Function
+from tests.training.watched import train
 
 CLASSES = 5
 SCRIPTS: dict[str, Callable[[], nn.Module]] = {}
@@ -40,22 +41,6 @@ def batches(count: int, size: int, **options: Any) -> Iterator[tuple[Tensor, Ten
         yield from list(loader)[: count - at]
 
 
-def fit(
-    net: nn.Module,
-    optimizer: Optimizer,
-    data: Iterable[tuple[Tensor, Tensor]],
-    loss_of: Callable[[Any, Tensor], Tensor] = F.cross_entropy,
-    after_step: Callable[[], object] = lambda: None,
-) -> nn.Module:
-    """The plain loop."""
-    for x, y in data:
-        optimizer.zero_grad()
-        loss_of(net(x), y).backward()
-        optimizer.step()
-        after_step()
-    return net
-
-
 @script
 def mnist() -> nn.Module:
     """Two convolutions, functional ReLU, dropout, log_softmax and Adadelta, with a validation pass."""
@@ -71,7 +56,7 @@ def mnist() -> nn.Module:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
     for _ in range(3):
         net.train()
-        fit(net, optimizer, batches(24, 32, channels=1), F.nll_loss)
+        train(net, optimizer, batches(24, 32, channels=1), F.nll_loss)
         net.eval()
         with torch.no_grad():
             for x, y in batches(2, 32, channels=1):
@@ -88,7 +73,7 @@ def imagenet() -> nn.Module:
     )
     optimizer = SGD(net.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.1)
-    return fit(net, optimizer, batches(32, 8, side=32), nn.CrossEntropyLoss(), scheduler.step)
+    return train(net, optimizer, batches(32, 8, side=32), nn.CrossEntropyLoss(), after_step=scheduler.step)
 
 
 @script
@@ -159,7 +144,7 @@ def super_resolution() -> nn.Module:
     for convolution in (net.conv1, net.conv2):
         nn.init.orthogonal_(convolution.weight, nn.init.calculate_gain("relu"))
     data = ((F.avg_pool2d(x, 2), x) for x, _ in batches(60, 8, channels=1))
-    return fit(net, Adam(net.parameters(), 1e-2), data, nn.MSELoss())
+    return train(net, Adam(net.parameters(), 1e-2), data, nn.MSELoss())
 
 
 @script
@@ -184,7 +169,7 @@ def vae() -> nn.Module:
         return reconstruction - 0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
 
     data = ((x.sigmoid(), x.sigmoid()) for x, _ in batches(80, 128, channels=1))
-    return fit(net, Adam(net.parameters(), 1e-3), data, loss_of)
+    return train(net, Adam(net.parameters(), 1e-3), data, loss_of)
 
 
 @script
@@ -195,7 +180,7 @@ def fine_tuning() -> nn.Module:
         parameter.requires_grad = False
     net.fc = nn.Linear(net.fc.in_features, CLASSES)
     optimizer = SGD([p for p in net.parameters() if p.requires_grad], 0.01, momentum=0.9)
-    return fit(net, optimizer, batches(24, 8, side=32))
+    return train(net, optimizer, batches(24, 8, side=32))
 
 
 @script
@@ -209,7 +194,7 @@ def fine_tuning_under_no_grad() -> nn.Module:
 
     backbone = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
     net = Function(forward, backbone=backbone.eval(), head=nn.Linear(256, CLASSES))
-    return fit(net, Adam(net.head.parameters(), 1e-3), batches(40, 16))
+    return train(net, Adam(net.head.parameters(), 1e-3), batches(40, 16))
 
 
 def _convnext() -> nn.Module:
@@ -242,7 +227,7 @@ def convnext() -> nn.Module:
 def convnext_with_sgd() -> nn.Module:
     """The same layer scale, whose block gets gradients of a millionth until it has grown."""
     net = _convnext()
-    return fit(net, SGD(net.parameters(), 0.05, momentum=0.9), batches(60, 16, side=32))
+    return train(net, SGD(net.parameters(), 0.05, momentum=0.9), batches(60, 16, side=32))
 
 
 class Attention(nn.Module):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from hookscope.findings import ranked
 from hookscope.training import Monitor
@@ -16,6 +15,7 @@ from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.summary import TimedFinding, summary
 from tests.nets import Function
+from tests.training import watched
 
 
 def train(
@@ -24,15 +24,12 @@ def train(
     steps: int = 60,
     every: int = 5,
     scale: float = 1.0,
-    before: Callable[[int], None] = lambda _: None,
+    before: Callable[[int], object] = lambda _: None,
 ) -> Run:
     """The run as its log has it, where NaN and Inf are null."""
+    data = ((scale * x, y) for step, (x, y) in enumerate(batches(steps)) if not before(step))
     with Monitor(net, optimizer, every=every) as monitor:
-        for step, (x, y) in enumerate(batches(steps)):
-            before(step)
-            optimizer.zero_grad()
-            F.cross_entropy(net(scale * x), y).backward()
-            optimizer.step()
+        watched.train(net, optimizer, data)
     rows = [{name: value if value == value else None for name, value in row.items()} for row in monitor.rows]
     return Run({"row": "run", "every": every}, rows)
 
