@@ -2,7 +2,6 @@ from .activations import (
     Activations as Activations,
     SaveOutput as SaveOutput,
     capture as capture,
-    keep_and_hand_on as keep_and_hand_on,
 )
 from .calls import (
     ACTIVATION_FUNCTIONS as ACTIVATION_FUNCTIONS,
@@ -93,6 +92,7 @@ from .tensors import (
     finite_values as finite_values,
     graph_nodes as graph_nodes,
     joined_inputs as joined_inputs,
+    keep_and_hand_on as keep_and_hand_on,
     map_tensors as map_tensors,
     merge_moments as merge_moments,
     named_inputs as named_inputs,

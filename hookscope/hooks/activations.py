@@ -3,58 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
+from operator import index as as_index
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from hookscope.display import Cells, Shown
+from hookscope.errors import LayerError, nearest
+from hookscope.findings import counted
 from hookscope.hooks.calls import Call
-from hookscope.hooks.captured import CallMapping, Gradients
 from hookscope.hooks.model_state import AnyModel, module_of
 from hookscope.hooks.observer import Observer, PassProgress
+from hookscope.hooks.registration import hook_tensor
 from hookscope.hooks.selection import Layers, Selection
-from hookscope.hooks.tensors import joined_inputs, map_tensors, shares_storage, storage_keys, tensors_in
-
-
-def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any, leaves: bool = False) -> tuple[Any, Any]:
-    """The output to keep, which nothing writes to later, and its replacement for the network (None: the output itself).
-
-    Without a graph a copy is kept, and the network gets its own tensor. In an autograd graph the layer's tensor is kept
-    and the network gets a copy of it, so that gradients reach the kept tensor. An output that shares memory with an
-    input or a parameter (of an in-place layer, a view, an identity) is then copied twice, because a later write to that
-    memory would change it. A tensor that the model itself stores and overwrites later is not protected: capture such
-    a model under ``no_grad``. With ``leaves`` a graph begins here at each tensor that has none.
-    """
-    in_graph = _in_graph(output)
-    if not in_graph and not (leaves and torch.is_grad_enabled()):
-        return _copied(output), None
-    held = storage_keys(args, kwargs, list(module._parameters.values()), list(module._buffers.values()))
-    kept = map_tensors(output, cache(lambda tensor: tensor.clone() if shares_storage(tensor, held) else tensor))
-    if leaves:
-        kept = map_tensors(kept, cache(_leaf))
-    return kept, _copied(kept)
-
-
-def _in_graph(output: Any) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    return any(tensor.requires_grad for tensor in tensors_in(output).values())
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
-        return tensor
-    return tensor.detach().requires_grad_()
-
-
-def _copied(output: Any) -> Any:
-    if isinstance(output, torch.Tensor):
-        return output.clone()
-    # the same tensor in two places is one tensor in the copy too
-    return map_tensors(output, cache(lambda tensor: tensor.clone()))
+from hookscope.hooks.tensors import (
+    as_float,
+    in_graph,
+    joined_inputs,
+    keep_and_hand_on,
+    map_tensors,
+    shape_of,
+    shares_storage,
+    storage_keys,
+    tensors_in,
+)
 
 
 class SaveOutput:
@@ -91,6 +69,186 @@ class SaveOutput:
         self.outputs.clear()
 
 
+class CallMapping(Shown, Mapping[str, Any]):
+    """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
+
+    _missing, _present = "nothing kept", "kept"
+    _empty = "nothing was kept: no forward pass reached a wanted layer"
+
+    def __init__(self, progress: PassProgress, names: Mapping[str, str]) -> None:
+        self._values: dict[str, Any] = {}
+        self._calls: dict[str, Call] = {}
+        self._known = self._calls
+        self._progress, self._names = progress, names
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The kept calls, in order of execution."""
+        return tuple(self._calls[key] for key in self)
+
+    def __getitem__(self, key: str | int) -> Any:
+        """The value of a call; an index counts calls of the chosen types, also from the end of the pass."""
+        return self._values[self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self[key]  # type: ignore[index]
+        except (LayerError, TypeError):
+            return False
+        return True
+
+    def get(self, key: str | int, default: Any = None) -> Any:
+        """The value of a call, or ``default``."""
+        return self[key] if key in self else default
+
+    def _cells(self) -> Cells:
+        return {"calls": len(self)}
+
+    def _rows(self) -> list[_Kept]:
+        return [_Kept(call, self._values[call.key]) for call in self.calls]
+
+    def _add(self, call: Call, value: Any) -> None:
+        key = call.key
+        self._values[key] = value
+        self._calls[key] = call
+
+    def _drop(self, key: str) -> None:
+        self._values.pop(key, None)
+        self._calls.pop(key, None)
+
+    def _forget(self) -> None:
+        for key in list(self._known):
+            self._drop(key)
+
+    def _find_name(self, key: str) -> str:
+        exact = self._exact(key)
+        if exact not in self._values:
+            raise LayerError(f"{self._missing} of '{key}'", nearest(key, list(self._known)) or self._outline())
+        return exact
+
+    def _exact(self, key: str) -> str:
+        """``key`` with the first name of the layer, and without a number for its first call."""
+        if key in self._known:
+            return key
+        name, _, call = key.partition("#")
+        name = self._names.get(name, name)
+        return f"{name}#{call}" if call not in ("", "0") else name
+
+    def _find_index(self, index: int) -> str:
+        position = index + self._progress.total if index < 0 else index
+        for key, call in self._known.items():
+            if call.index == position:
+                return self._find_name(key)
+        raise LayerError(f"{self._missing} at index {index}", self._outline())
+
+    def _outline(self) -> str:
+        """``kept: 3 calls (indices 0 to 2): conv1, conv2, fc, ...``."""
+        if not self._known:
+            return self._empty
+        indices = [call.index for call in self._known.values() if call.index is not None]
+        span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
+        names = ", ".join(list(self._known)[:3])
+        return f"{self._present}: {counted(len(self._known), 'call')}{span}: {names}, ..."
+
+
+@dataclass(frozen=True, repr=False)
+class _Kept(Shown):
+    call: Call
+    value: Any
+
+    def _cells(self) -> Cells:
+        cells: dict[str, Any] = {"index": self.call.index, "name": self.call.key, "type": self.call.type}
+        cells["shape"] = shape_of(self.value)
+        if isinstance(self.value, Tensor) and self.value.numel() and not self.value.is_meta:
+            values = as_float(self.value.detach())
+            cells |= {"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()}
+        return cells
+
+
+class Gradients(CallMapping):
+    """Gradients by call, once a backward pass has brought them; in order of execution of the forward pass."""
+
+    _missing, _present = "no gradient", "expected"
+    _empty = "no gradient is expected: capture with gradients=True, and run a forward pass that reaches a layer"
+
+    def __init__(self, progress: PassProgress, names: Mapping[str, str]) -> None:
+        super().__init__(progress, names)
+        self._known: dict[str, Call] = {}
+        self._without_graph: set[str] = set()
+
+    def _wait_for(self, call: Call, output: Any, device: torch.device | str | None = None) -> None:
+        """Keep the gradient of each tensor of ``output`` on ``device`` when it comes."""
+        key = call.key
+        self._known[key] = call
+        # the same tensor may be in two places
+        tensors = list({id(tensor): tensor for tensor in tensors_in(output).values() if tensor.requires_grad}.values())
+        if not tensors:
+            self._without_graph.add(key)
+            return
+        container = _GradientContainer(output, tensors)
+        # weak: else the tensors of a pass, their hooks and this object hold each other until the collector runs
+        mapping = ref(self)
+
+        def on_gradient(number: int, gradient: Tensor) -> None:
+            gradients = mapping()
+            if gradients is not None and gradients._known.get(key) is call:
+                # a copy: autograd may make a parameter's .grad of it, which optimizers write to
+                container.add(number, gradient.detach().to(device, copy=True))
+                gradients._add(call, container.filled())
+
+        for number, tensor in enumerate(tensors):
+            hook_tensor(tensor, partial(on_gradient, number))
+
+    def __iter__(self) -> Iterator[str]:
+        # values come in the order of the backward pass
+        return (key for key in self._known if key in self._values)
+
+    def _drop(self, key: str) -> None:
+        super()._drop(key)
+        self._known.pop(key, None)
+        self._without_graph.discard(key)
+
+    def _find_name(self, key: str) -> str:
+        exact = self._exact(key)
+        if exact in self._values or exact not in self._known:
+            return super()._find_name(key)
+        why = "no backward pass has run yet, or the loss does not depend on this layer"
+        if exact in self._without_graph:
+            why = "its output is in no autograd graph: under no_grad, or nothing before it requires a gradient"
+        raise LayerError(f"no gradient of '{key}'", why)
+
+
+class _GradientContainer:
+    """An output in which the gradients that one backward pass brings take the place of ``tensors``.
+
+    Until a gradient comes, a mark stands for it, with as many values as its number.
+    """
+
+    def __init__(self, output: Any, tensors: Sequence[Tensor]) -> None:
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        none = len(tensors)
+        self._marks = map_tensors(output, lambda t: torch.empty(numbers.get(id(t), none), device="meta"))
+        self._gradients: dict[int, Tensor] = {}
+        self._backward = -1
+
+    def add(self, number: int, gradient: Tensor) -> None:
+        """Keep a gradient; drop the gradients of an earlier backward pass."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._gradients, self._backward = {}, backward
+        self._gradients[number] = gradient
+
+    def filled(self) -> Any:
+        """The container with the gradients that have come, and None in the other places."""
+        return map_tensors(self._marks, lambda mark: self._gradients.get(mark.numel()))
+
+
 class Activations(CallMapping):
     """A read-only mapping from layer calls to outputs, in order of execution.
 
@@ -107,10 +265,9 @@ class Activations(CallMapping):
         complete: Whether the latest pass came to its end: False after an exception and after an early stop.
     """
 
-    def __init__(self, progress: PassProgress) -> None:
-        super().__init__(progress)
-        self.inputs = CallMapping(progress)
-        self.grad = Gradients(progress)
+    def __init__(self, progress: PassProgress, names: Mapping[str, str]) -> None:
+        super().__init__(progress, names)
+        self.inputs, self.grad = CallMapping(progress, names), Gradients(progress, names)
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
@@ -204,7 +361,6 @@ class capture:  # lower case: it reads like a function in a `with` statement
         self._device, self._dtype, self._transform, self._inputs = device, dtype, transform, inputs
         self._gradients, self._stop, self._leaves = gradients, stop, leaves
         self._plain = transform is None and device is None and dtype is None
-        self._activations = Activations(PassProgress())
         self._undecided: deque[Call] = deque()
 
     def __enter__(self) -> Activations:
@@ -220,9 +376,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
             self._observer.stop_early()
         self._from_the_end = self._observer.selection.from_the_end
         self._observer.__enter__()
-        self._activations = Activations(self._observer.progress)
-        names = self._observer.first_names
-        self._activations._names = self._activations.inputs._names = self._activations.grad._names = names
+        self._activations = Activations(self._observer.progress, self._observer.first_names)
         return self._activations
 
     def __exit__(
@@ -230,8 +384,8 @@ class capture:  # lower case: it reads like a function in a `with` statement
     ) -> bool:
         self._drop_unwanted()
         # only the caller holds the kept tensors from here on
-        observer, self._activations = self._observer, Activations(PassProgress())
-        del self._observer
+        observer = self._observer
+        del self._observer, self._activations
         return observer.__exit__(kind, error, trace)
 
     def _restart(self, *inputs: Any) -> None:
@@ -265,7 +419,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
     def _reduced(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any, Any]:
         """The layer's own output, the reduced value to keep, and the replacement for the network."""
         own, handed_on = output, None
-        if (self._transform is not None or self._gradients) and _in_graph(output):
+        if (self._transform is not None or self._gradients) and in_graph(output):
             # the next layer must not overwrite what the transform saves for its backward pass, and gradients are those
             # of the layer's output, not of the reduced value
             own, handed_on = keep_and_hand_on(module, args, kwargs, output)

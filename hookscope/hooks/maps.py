@@ -135,28 +135,21 @@ def channel_axis(
 
 
 def _maps_of(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
-    if tensor.dim() == 5:
+    if tensor.dim() in (4, 5):
         last = channels_last(module, tensor, shown)
-        clips = tensor.movedim(-1, 1) if last else tensor
-        items = [_laid_out(clip) for clip in clips[:MOST_ITEMS]]
-        return _items(part, items, "N T H W C" if last else "N C T H W", tensor)
-    if tensor.dim() == 4:
-        last = channels_last(module, tensor, shown)
-        stills = tensor.movedim(-1, 1) if last else tensor
-        return _items(part, [(still, 1) for still in stills[:MOST_ITEMS]], "N H W C" if last else "N C H W", tensor)
+        positions = "T H W" if tensor.dim() == 5 else "H W"
+        axes = f"N {positions} C" if last else f"N C {positions}"
+        return _items(part, tensor.movedim(-1, 1) if last else tensor, axes)
     if tensor.dim() == 3:
         return _of_three_axes(part, tensor, module, shown)
     return []
 
 
-def _laid_out(clip: Tensor) -> tuple[Tensor, int]:
-    """``(C, T, H, W)`` with its frames side by side, ``(C, H, T * W)``, and the number of frames."""
-    return clip.permute(0, 2, 1, 3).flatten(2), clip.shape[1]
-
-
-def _items(part: str, items: list[tuple[Tensor, int]], axes: str, batch: Tensor) -> list[Maps]:
-    total = batch.shape[0]
-    return [Maps(part, values, axes, at, total, frames) for at, (values, frames) in enumerate(items)]
+def _items(part: str, batch: Tensor, axes: str) -> list[Maps]:
+    """The maps of pictures ``(N, C, H, W)``, or of clips ``(N, C, T, H, W)`` with their frames side by side."""
+    frames = batch.shape[2] if batch.dim() == 5 else 1
+    items = enumerate(batch[:MOST_ITEMS].transpose(-3, -2).flatten(-2) if batch.dim() == 5 else batch[:MOST_ITEMS])
+    return [Maps(part, values, axes, at, len(batch), frames) for at, values in items]
 
 
 def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
@@ -175,14 +168,13 @@ def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: I
 
 def _folded(part: str, tokens: Tensor, grid: tuple[int, int, int, int]) -> list[Maps]:
     extra, frames, high, wide = grid
-    apart, maps = [], []
-    for item in tokens[:MOST_ITEMS]:
-        apart.append((item[:extra].T.unsqueeze(1), 1))
-        folded = item[extra:].T.reshape(-1, frames, high, wide)
-        maps.append(_laid_out(folded) if frames > 1 else (folded[:, 0], 1))
+    channels = tokens.mT  # (N, C, L)
+    maps = _items(
+        part, channels[..., extra:].unflatten(2, (frames, high, wide) if frames > 1 else (high, wide)), "N L C"
+    )
     name = "class token" if extra == 1 else f"{extra} class tokens"
-    folded_maps = _items(part, maps, "N L C", tokens)
-    return folded_maps + (_items(f"{part}, {name}" if part else name, apart, "N L C", tokens) if extra else [])
+    apart = _items(f"{part}, {name}" if part else name, channels[..., None, :extra], "N L C")
+    return maps + (apart if extra else [])
 
 
 def token_grid(length: int, shown: InputSize | None = None) -> tuple[int, int, int, int] | None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdRef
 
 from hookscope.errors import ModelError
 from hookscope.hooks.registration import check_hookable
@@ -109,20 +110,6 @@ class StateChange:
     difference: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    """Equal for the same tensor object that nothing has written to."""
-
-    tensor: Tensor | None
-    version: int | None
-    checksum: int | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity) or other.tensor is not self.tensor:
-            return False
-        return (other.version, other.checksum) == (self.version, self.checksum)
-
-
 class ModelSnapshot:
     """The state of ``model`` and of random numbers that a pass with hooks must leave as it was.
 
@@ -158,9 +145,9 @@ def _facts(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
         yield (name, "train/eval mode"), module.training
         for own, parameter in module._parameters.items():
             if parameter is not None:
-                yield (name, f"parameter '{own}'"), _Identity(parameter, _version(parameter), _checksum(parameter))
+                yield (name, f"parameter '{own}'"), (*_identity(parameter), _checksum(parameter))
                 yield (name, f"requires_grad of '{own}'"), parameter.requires_grad
-                yield (name, f".grad of '{own}'"), _Identity(parameter.grad, _version(parameter.grad))
+                yield (name, f".grad of '{own}'"), parameter.grad is not None and _identity(parameter.grad)
         for own, buffer in module._buffers.items():
             if buffer is not None:
                 yield (name, f"buffer '{own}'"), buffer.detach().clone()
@@ -168,8 +155,9 @@ def _facts(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
         yield ("", f"random state of {source}"), state
 
 
-def _version(tensor: Tensor | None) -> int | None:
-    return None if tensor is None or tensor.is_inference() else tensor._version
+def _identity(tensor: Tensor) -> tuple[WeakIdRef, int | None]:
+    """Equal for the same tensor object that nothing has written to."""
+    return WeakIdRef(tensor), None if tensor.is_inference() else tensor._version
 
 
 def _checksum(tensor: Tensor) -> int | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType, SimpleNamespace, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 from hookscope.errors import LayerError
 from hookscope.hooks.calls import Call, matches_type, no_such_type
 from hookscope.hooks.operations import Operations, class_names, is_single, operation_of, types_in, types_of
-from hookscope.hooks.registration import HookHandles, StopForward, check_hookable
+from hookscope.hooks.registration import HookHandles, HookOwner, StopForward, check_hookable
 from hookscope.hooks.selection import Layers, Selection
 from hookscope.hooks.tensors import tensors_in
 
@@ -64,7 +63,7 @@ class PassProgress:
             layer.open_inputs.clear()
 
 
-class Observer:
+class Observer(HookOwner):
     """Calls ``on_call`` for every wanted layer call of each forward pass inside the ``with`` block.
 
     Each pass of the model counts from 0. When a part of the model is called alone, counting continues.
@@ -123,16 +122,10 @@ class Observer:
         self._watched: dict[int, _Watched] = {}
         self._named: dict[str, _Watched] = {}
         self.operations = Operations(model, self._on_operation) if ops else None
+        if self.operations is not None:
+            pause = partial(partial, self.operations.paused)  # their own calculations are not operations of the model
+            self._on_call, self._on_input = pause(on_call), on_input and pause(on_input)
         self._operations: dict[str, _Watched] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: in a copy of the model made inside the block, hooks see other modules and do nothing."""
-        return self
-
-    def __reduce__(self) -> Any:
-        """A stand-in whose hooks do nothing, from the standard library: models are pickled whole and read elsewhere."""
-        nothing = nullcontext().__exit__  # takes any arguments and returns None
-        return (SimpleNamespace, (), {"_start": nothing, "_before": nothing, "_after": nothing, "_end": nothing})
 
     def stop_early(self) -> None:
         """Make the observer end the pass, and with it the block, after the last wanted call."""
@@ -187,15 +180,12 @@ class Observer:
         """The name that calls have, for each further name of a watched layer."""
         return {alias: name for name, layer in self._named.items() for alias in layer.names[1:]}
 
-    def wants(self, call: Call) -> bool:
-        """Whether ``call`` is wanted, as far as that is known while the pass runs."""
-        return self._wants(call, None)
-
     def wanted(self, call: Call) -> bool:
         """Whether ``call`` is wanted, now that the pass is over."""
-        return self._wants(call, self.progress.total)
+        return self.wants(call, self.progress.total)
 
-    def _wants(self, call: Call, total: int | None) -> bool:
+    def wants(self, call: Call, total: int | None = None) -> bool:
+        """Whether ``call`` is wanted in a pass with ``total`` calls; None as far as is known while the pass runs."""
         if call.index is not None and self.selection.wants_index(call.index, total):
             return True
         by_name = self._named[call.name].by_name
@@ -280,10 +270,7 @@ class Observer:
             return None
         if not is_recomputing():
             if self._on_input is not None:
-                on_input = (
-                    self._on_input if self.operations is None else partial(self.operations.paused, self._on_input)
-                )
-                layer.open_inputs.append((kwargs, on_input(module, args, kwargs)))
+                layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
             if self._on_before is None:
                 return None
             index = self.progress.total if layer.counted else None
@@ -305,7 +292,6 @@ class Observer:
         raise LayerError(what, do="choose all calls of the layer, by its name alone", name=name)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        # every line costs time at each call of each layer, which in a fast network is short itself
         layer = self._watched.get(id(module))
         if layer is None:
             return None
@@ -313,6 +299,12 @@ class Observer:
             if not self._again or not self.wants(call := self._call_again(module, layer)):
                 return None
             return self._on_call(call, module, args, kwargs, output)
+        inputs = _pop_inputs(layer.open_inputs, kwargs) if layer.open_inputs else None
+        return self._returned(layer, type(module).__name__, inputs, module, args, kwargs, output)
+
+    def _returned(self, layer: _Watched, kind: str, inputs: Any, module: Any, *made: Any) -> Any:
+        """Count a call that has returned, with its arguments and output in ``made``; returns what `on_call` does."""
+        # every line costs time at each call of each layer, which in a fast network is short itself
         number = layer.calls
         layer.calls = number + 1
         index = order = None
@@ -324,15 +316,11 @@ class Observer:
             self.progress.total = index + 1
         elif not layer.by_name:
             return None
-        inputs = _pop_inputs(layer.open_inputs, kwargs) if layer.open_inputs else None
-        call = Call(layer.names[0], type(module).__name__, number, index, order)
+        call = Call(layer.names[0], kind, number, index, order)
         replacement = None
-        if self.wants(call) or self.may_want(call):
+        if None in layer.by_name or self.wants(call) or self.may_want(call):
             self.input = inputs
-            if self.operations is None:
-                replacement = self._on_call(call, module, args, kwargs, output)
-            else:
-                replacement = self.operations.paused(self._on_call, call, module, args, kwargs, output)
+            replacement = self._on_call(call, module, *made)
             self.input = None
         if self._waiting is not None:
             self._stop_when_done((layer.names[0], number), index)
@@ -347,29 +335,17 @@ class Observer:
             layer = _Watched((name,), counted, in_all, self._ordered, by_name)
         if is_recomputing():
             return function(*args, **kwargs)
-        if not layer.counted and not layer.by_name:
+        inputs = operation = None
+        if layer.counted or layer.by_name:
+            inputs = self._on_input and self._on_input(None, args, kwargs)
+            operation, output = operation_of(name, kind, function, args, kwargs)
+        else:
             output = function(*args, **kwargs)
-            if tensors_in(args[0] if kind == "setitem" else output):
-                self._operations[name] = layer
-                self.progress.ordered += layer.ordered
-            return output
-        assert self.operations is not None
-        inputs = None if self._on_input is None else self.operations.paused(self._on_input, None, args, kwargs)
-        operation, output = operation_of(name, kind, function, args, kwargs)
         result = args[0] if kind == "setitem" else output
         if not tensors_in(result):
             return output
         self._operations[name] = self._named[name] = layer
-        number, index = layer.calls, self.progress.total if layer.counted else None
-        order = self.progress.ordered if layer.ordered else None
-        layer.calls, self.progress.total = number + 1, self.progress.total + layer.counted
-        self.progress.ordered += layer.ordered
-        call = Call(name, kind, number, index, order)
-        replacement = None
-        if self.wants(call) or self.may_want(call):
-            self.input = inputs
-            replacement = self.operations.paused(self._on_call, call, operation, args, kwargs, result)
-            self.input = None
+        replacement = self._returned(layer, kind, inputs, operation, args, kwargs, result)
         return output if replacement is None else replacement
 
     def _stop_when_done(self, call: tuple[str, int], index: int | None) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
-from types import FunctionType, SimpleNamespace
-from typing import Any, Self
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.hooks.calls import select_types, usual_types
-from hookscope.hooks.registration import HookHandles, check_hookable
+from hookscope.hooks.registration import HookHandles, HookOwner, check_hookable
 from hookscope.hooks.selection import Selection
 from hookscope.hooks.tensors import shares_storage, storage_keys, tensors_in
 
@@ -121,7 +120,7 @@ class Operation:
     in_place: bool
 
 
-class OpenModules:
+class OpenModules(HookOwner):
     """The modules that run now; ``mode`` is on while the outermost of them runs."""
 
     def __init__(self, model: nn.Module, mode: Any) -> None:
@@ -132,14 +131,6 @@ class OpenModules:
         self._closed = {id(module) for module in model.modules() if is_closed(module)}
         self._open: list[int] = []
         self._on = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: the hooks of a copy of the model see other modules and do nothing."""
-        return self
-
-    def __reduce__(self) -> Any:
-        nothing = nullcontext().__exit__
-        return SimpleNamespace, (), {"_before": nothing, "_after": nothing}
 
     def watch(self, handles: HookHandles) -> None:
         """Follow the calls of all modules until ``handles`` are closed, once."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import PurePath
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,19 @@ _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 
 class StopForward(BaseException):
     """Ends a forward pass early. No ``Exception``, so that a model's own ``except Exception`` does not catch it."""
+
+
+class HookOwner:
+    """What has its methods as hooks on a model, and leaves copies of the model alone."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: in a copy of the model made inside the block, hooks see other modules and do nothing."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """A stand-in whose hooks do nothing, from the standard library: models are pickled whole and read elsewhere."""
+        nothing = nullcontext().__exit__  # takes any arguments and returns None
+        return SimpleNamespace, (), dict.fromkeys(("_start", "_before", "_after", "_end"), nothing)
 
 
 class HookHandles(ExitStack):
@@ -42,10 +56,6 @@ class HookHandles(ExitStack):
     def forward_pre(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs)`` before each forward; ``(args, kwargs)`` returned replaces both."""
         self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-
-    def full_backward(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call ``hook(module, grad_input, grad_output)`` in backward; never where an in-place operation may follow."""
-        self.callback(module.register_full_backward_hook(hook).remove)
 
     def node(self, node: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Call ``hook(grad_inputs, grad_outputs)`` after ``node`` of the autograd graph has run in backward."""

@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hookscope.errors import LayerError, SelectionError, nearest
 from hookscope.hooks.calls import EVERY_OPERATION, MODEL, OPERATION, Call
@@ -126,8 +127,10 @@ def _parse_slice(text: str) -> slice:
     return slice(*parts)
 
 
-def _parse(layers: Layers) -> Iterator[_Term]:
-    if isinstance(layers, Selection):
+def _parse(layers: Any) -> Iterator[_Term]:
+    if isinstance(layers, _Term):
+        yield layers
+    elif isinstance(layers, Selection):
         yield from layers._terms
     elif isinstance(layers, (str, int)):
         # a regular expression and a name may hold commas, so they take the rest of their text
@@ -139,7 +142,7 @@ def _parse(layers: Layers) -> Iterator[_Term]:
             yield _parse_term(rest[1])
     else:
         for part in layers:
-            yield from _parse(part if isinstance(part, Selection) else str(part))
+            yield from _parse(part if isinstance(part, Selection | _Term) else str(part))
 
 
 class Selection:
@@ -163,10 +166,7 @@ class Selection:
     __slots__ = ("_from_the_end", "_indices", "_names", "_terms", "has_all", "wants_every_index")
 
     def __init__(self, layers: Layers) -> None:
-        self._set(_parse(layers))
-
-    def _set(self, terms: Iterable[_Term]) -> None:
-        self._terms = tuple(terms)
+        self._terms = tuple(_parse(layers))
         if not self._terms:
             raise SelectionError("empty layer selection", do="give an index, a range, a name or `all`")
         self._indices = [term for term in self._terms if isinstance(term, _Indices)]
@@ -185,7 +185,7 @@ class Selection:
         """The layers with exactly these names, even if these look like indices or patterns; ``""`` is the model."""
         names = list(names)
         suffix = "" if call is None else f"#{call}"
-        return cls._of_terms([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])
+        return cls([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])  # type: ignore[list-item]
 
     @classmethod
     def of_calls(cls, calls: Iterable[Call]) -> Selection:
@@ -194,12 +194,6 @@ class Selection:
         for call in calls:
             by_number.setdefault(call.call, []).append(call.name)
         return cls([cls.of_names(names, number) for number, names in by_number.items()])
-
-    @classmethod
-    def _of_terms(cls, terms: Iterable[_Term]) -> Selection:
-        selection = cls.__new__(cls)
-        selection._set(terms)
-        return selection
 
     def __str__(self) -> str:
         return ",".join(term.text for term in self._terms)
@@ -216,7 +210,7 @@ class Selection:
     @property
     def terms(self) -> tuple[Selection, ...]:
         """The terms, each as a selection of its own."""
-        return tuple(self._of_terms([term]) for term in self._terms)
+        return tuple(map(Selection, self._terms))  # type: ignore[arg-type]
 
     @property
     def counts(self) -> bool:

@@ -1,4 +1,4 @@
-"""The tensors in any value: found, replaced, described; and statistics of all their values."""
+"""The tensors in any value: found, replaced, kept, described; and statistics of all their values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookscope.hooks.calls import Shape
 
@@ -221,6 +222,44 @@ def storage_keys(*values: Any) -> set[int | None]:
 def shares_storage(tensor: Tensor, storages: set[int | None]) -> bool:
     """Whether a write to one of ``storages`` may change ``tensor``."""
     return bool(storages) and storage_key(tensor) in storages
+
+
+def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any, leaves: bool = False) -> tuple[Any, Any]:
+    """The output to keep, which nothing writes to later, and its replacement for the network (None: the output itself).
+
+    Without a graph a copy is kept, and the network gets its own tensor. In an autograd graph the layer's tensor is kept
+    and the network gets a copy of it, so that gradients reach the kept tensor. An output that shares memory with an
+    input or a parameter (of an in-place layer, a view, an identity) is then copied twice, because a later write to that
+    memory would change it. A tensor that the model itself stores and overwrites later is not protected: capture such
+    a model under ``no_grad``. With ``leaves`` a graph begins here at each tensor that has none.
+    """
+    if not in_graph(output) and not (leaves and torch.is_grad_enabled()):
+        return _copied(output), None
+    held = storage_keys(args, kwargs, list(module._parameters.values()), list(module._buffers.values()))
+    kept = map_tensors(output, cache(lambda tensor: tensor.clone() if shares_storage(tensor, held) else tensor))
+    if leaves:
+        kept = map_tensors(kept, cache(_leaf))
+    return kept, _copied(kept)
+
+
+def in_graph(output: Any) -> bool:
+    """Whether a gradient reaches one of the tensors in ``output``."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in tensors_in(output).values())
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor.detach().requires_grad_()
+
+
+def _copied(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.clone()
+    # the same tensor in two places is one tensor in the copy too
+    return map_tensors(output, cache(lambda tensor: tensor.clone()))
 
 
 @dataclass(frozen=True, slots=True)

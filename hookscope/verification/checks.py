@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, LayerError, ModelError, is_out_of_memory
+from hookscope.errors import HookscopeError, LayerError, ModelError
 from hookscope.findings import counted
 from hookscope.hooks import (
-    Activations,
     AnyModel,
     Call,
     Layers,
@@ -32,12 +31,12 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.models import as_loaded
-from hookscope.tracing import Trace, TracedCall, rows_of_type, trace
+from hookscope.tracing import Trace, rows_of_type, trace
 from hookscope.verification.paired_passes import (
-    CallSignature,
-    Edges,
+    Edge,
     PairedPasses,
     Shapes,
+    attempted,
     inputs_of,
     run_fx_graph,
     run_model,
@@ -145,12 +144,12 @@ def verify(
     net = as_loaded(net)
     net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE
     with _quiet_pass():
-        passes = PairedPasses.run(net, list(pictures), Selection.of(layers), None if types is None else tuple(types))
+        passes = PairedPasses(net, list(pictures), Selection.of(layers), None if types is None else tuple(types))
     check, edges = _feature_extractor(passes, net_tolerance)
     yield check
     yield _recomputation(passes, net_tolerance)
-    yield _model_output(passes.plain, passes.hooked, lambda: run_model(net, passes.pictures))
-    yield _inputs(edges, passes.activations, passes.signatures)
+    yield _model_output(passes)
+    yield _inputs(passes, edges)
     yield _untouched(passes)
     yield _shapes(passes)
 
@@ -165,7 +164,7 @@ def _quiet_pass() -> Iterator[None]:
 
 
 @_quiet_pass()
-def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, Edges | None]:
+def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, list[Edge] | None]:
     """The check, and which calls feed which; no edges where the graph does not run."""
     comparison = CheckComparison("feature-extractor", tolerance)
     edges = None
@@ -193,7 +192,7 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
     refused: list[str] = []
     for call in passes.calls:
         key = call.key
-        layer = _copied(layers[call.name])
+        layer, _ = attempted(partial(copy.deepcopy, layers[call.name]))
         if layer is None:
             uncopied += 1
         elif key not in passes.activations:
@@ -206,13 +205,9 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
                 args, kwargs = passes.signatures[key].copied_arguments(passes.activations.inputs[key])
                 return layer(*args, **kwargs)
 
-            try:
-                again = recompute(layer)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-                refused.append(f"'{key}' cannot run alone: {reason}")
+            again, reason = attempted(partial(recompute, layer))
+            if reason:
+                refused.append(f"'{key}' cannot run alone: {reason[:120]}")
                 continue
             agrees = comparison.compare(key, passes.activations[key], again)
             if not agrees and len(comparison.offences) == 1:
@@ -227,42 +222,32 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
     return comparison.check("nothing can be computed again" if uncopied or refused else "no chosen layer ran")
 
 
-def _copied(layer: nn.Module) -> nn.Module | None:
-    try:
-        return copy.deepcopy(layer)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        return None
-
-
 @_quiet_pass()
-def _model_output(plain: Any, hooked: Any, run_again: Callable[[], Any]) -> Check:
+def _model_output(passes: PairedPasses) -> Check:
     comparison = CheckComparison("model-output")
-    plain_tensors, hooked_tensors = tensors_in(plain), tensors_in(hooked)
+    plain_tensors, hooked_tensors = tensors_in(passes.plain), tensors_in(passes.hooked)
     for part in dict.fromkeys([*plain_tensors, *hooked_tensors]):
         pair = plain_tensors.get(part), hooked_tensors.get(part)
         same = same_bits(*pair)
         comparison.add("", largest_difference(*pair), same)
         if not same and part:
             comparison.notes.append(f"part '{part}' of the output")
-    if comparison.offences and not same_bits(plain, run_again()):
+    if comparison.offences and not same_bits(passes.plain, run_model(passes.net, passes.pictures)):
         comparison.notes.append("two passes without hooks differ too: the model is random or keeps a state")
     return comparison.check("the model returns no tensor")
 
 
-def _inputs(edges: Edges | None, activations: Activations, signatures: Mapping[str, CallSignature]) -> Check:
-    comparison = CheckComparison("inputs")
+def _inputs(passes: PairedPasses, edges: list[Edge] | None) -> Check:
+    comparison, kept = CheckComparison("inputs"), passes.activations
     if edges is None:
         return comparison.check("there is no graph")
-    for edge in edges.edges:
-        if edge.source not in activations or edge.target not in activations:
-            continue
-        args, kwargs = signatures[edge.target].arguments(activations.inputs[edge.target])
-        named = dict(enumerate(args)) | kwargs
-        comparison.compare(edge.target, named.get(edge.argument), activations[edge.source])
-    if edges.overwritten:
-        comparison.notes.append(f"{counted(edges.overwritten, 'input')} overwritten in place, not compared")
+    for edge in edges:
+        if not edge.overwritten and edge.source in kept and edge.target in kept:
+            args, kwargs = passes.signatures[edge.target].arguments(kept.inputs[edge.target])
+            named = dict(enumerate(args)) | kwargs
+            comparison.compare(edge.target, named.get(edge.argument), kept[edge.source])
+    if overwritten := sum(edge.overwritten for edge in edges):
+        comparison.notes.append(f"{counted(overwritten, 'input')} overwritten in place, not compared")
     return comparison.check("no chosen call feeds another")
 
 
@@ -305,9 +290,10 @@ def _shapes(passes: PairedPasses) -> Check:
     except HookscopeError as error:
         return Check(comparison.name, None, 0, None, note=str(error)[:160])
     comparison.notes += ["traced by a real pass: the model needs values"] if traced.real else []
-    traced_calls, indices = _calls_of(traced), _indices(traced, passes.types)
+    rows = {(row.name, row.call): row for row in rows_of_type(traced, ("*",))}
+    indices = _indices(traced, passes.types)
     for call in passes.calls:
-        row = traced_calls.get((call.name, call.call))
+        row = rows.get((call.name, call.call))
         real = (*passes.signatures[call.key].shapes, *shapes_in(passes.activations.get(call.key)))
         shapes = (*_flat(row.input_shape), *_flat(row.output_shape)) if row is not None else ()
         same_call = row is not None and indices.get((call.name, call.call)) == call.index
@@ -318,15 +304,6 @@ def _shapes(passes: PairedPasses) -> Check:
         lost = next((call_key(*call) for call in indices if call not in ran), "")
         comparison.add(comparison.offences[0] if comparison.offences else lost, None, False)
     return comparison.check("no chosen layer ran")
-
-
-def _calls_of(traced: Trace) -> dict[tuple[str, int], TracedCall]:
-    times: Counter[int] = Counter()
-    calls = {}
-    for call in traced.calls:
-        calls[traced.layers[call.layer].name, times[call.layer]] = call
-        times[call.layer] += 1
-    return calls
 
 
 def _indices(traced: Trace, types: Iterable[Any] | None) -> dict[tuple[str, int], int]:

@@ -14,7 +14,6 @@ from torchvision.models import feature_extraction
 
 from hookscope.errors import ModelError, is_out_of_memory
 from hookscope.hooks import (
-    Activations,
     Call,
     ModelSnapshot,
     Observer,
@@ -33,22 +32,18 @@ from hookscope.models import LoadedModel, model_errors_as_input_errors
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The output of call ``source`` is the positional or keyword input ``argument`` of call ``target``."""
+    """The output of call ``source`` is the positional or keyword input ``argument`` of call ``target``.
+
+    ``overwritten``: it is overwritten on the way.
+    """
 
     source: str
     target: str
     argument: int | str
+    overwritten: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Which call feeds which, and how many more edges carry a value that is overwritten on the way."""
-
-    edges: tuple[Edge, ...]
-    overwritten: int = 0
-
-
-def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[[str, Any], None]) -> Edges:
+def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[[str, Any], None]) -> list[Edge]:
     """Trace a copy of ``model`` as `torchvision.models.feature_extraction` does, and run the graph on ``inputs``.
 
     One pass shows the value of every node. `create_feature_extractor` could return one node at a time only: several
@@ -60,17 +55,24 @@ def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[
     twin = _step("it cannot be copied", lambda: copy.deepcopy(model))
     interpreter = _NodeByNode(_step("fx cannot trace it", lambda: _traced(twin)), on_output)
     _step("its graph does not run", lambda: interpreter.run(*inputs))
-    return Edges(tuple(interpreter.edges), interpreter.overwritten)
+    return interpreter.edges
 
 
 def _step(refusal: str, action: Callable[[], Any]) -> Any:
+    result, reason = attempted(action)
+    if reason:
+        raise ModelError(f"{refusal}: {reason.partition('. ')[0][:120]}")
+    return result
+
+
+def attempted(action: Callable[[], Any]) -> tuple[Any, str]:
+    """What ``action`` returns, or the first line of its error."""
     try:
-        return action()
+        return action(), ""
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
-        raise ModelError(f"{refusal}: {text[:120]}") from error
+        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _traced(model: nn.Module) -> fx.GraphModule:
@@ -92,7 +94,6 @@ class _NodeByNode(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, on_output: Callable[[str, Any], None]) -> None:
         super().__init__(module)
         self.edges: list[Edge] = []
-        self.overwritten = 0
         self._on_output = on_output
         self._calls: Counter[str] = Counter()
         self._outputs: dict[fx.Node, tuple[str, list[int]]] = {}
@@ -117,13 +118,9 @@ class _NodeByNode(fx.Interpreter):
     def _note_edges(self, node: fx.Node, key: str) -> None:
         arguments: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
         for argument, source in arguments:
-            if not isinstance(source, fx.Node) or source not in self._outputs:
-                continue
-            fed_by, versions = self._outputs[source]
-            if _versions(self.env[source]) == versions:
-                self.edges.append(Edge(fed_by, key, argument))
-            else:
-                self.overwritten += 1
+            if isinstance(source, fx.Node) and source in self._outputs:
+                fed_by, versions = self._outputs[source]
+                self.edges.append(Edge(fed_by, key, argument, _versions(self.env[source]) != versions))
 
 
 def _mutable(value: Any) -> Any:
@@ -219,7 +216,6 @@ class _HalfWay(BaseException):
     """Raised in the middle of a pass; no Exception, so that the model does not catch it."""
 
 
-@dataclass(frozen=True, eq=False)
 class PairedPasses:
     """One pass without hooks and one under `capture`, from the same random state.
 
@@ -228,24 +224,10 @@ class PairedPasses:
     ``changes``.
     """
 
-    net: LoadedModel
-    pictures: Sequence[Tensor]
-    selection: Selection
-    types: tuple[Any, ...] | None
-    plain: Any
-    hooked: Any
-    activations: Activations
-    calls: tuple[Call, ...]
-    total: int
-    signatures: dict[str, CallSignature]
-    parts: int
-    own_changes: list[StateChange]
-    changes: list[StateChange]
-
-    @classmethod
-    def run(
-        cls, net: LoadedModel, pictures: Sequence[Tensor], selection: Selection, types: tuple[Any, ...] | None
-    ) -> PairedPasses:
+    def __init__(
+        self, net: LoadedModel, pictures: Sequence[Tensor], selection: Selection, types: tuple[Any, ...] | None
+    ) -> None:
+        self.net, self.pictures, self.selection, self.types = net, pictures, selection, types
         signatures: dict[Call, CallSignature] = {}
 
         def note_signature(call: Call, *rest: Any) -> None:
@@ -253,22 +235,19 @@ class PairedPasses:
 
         before = ModelSnapshot(net.model)
         with random_states_kept():
-            plain = run_model(net, pictures)
-            own_changes = before.changes()
+            self.plain = run_model(net, pictures)
+            self.own_changes = before.changes()
         before = ModelSnapshot(net.model)
+        self.parts = len(before)
         # an observer beside the capture: a call that the capture loses must be missed; `ordered` counts all calls
         observer = Observer(net.model, selection, types, note_signature, on_input=CallSignature.of, ordered=True)
         with random_states_kept():
-            with capture(net.model, selection, types, inputs=True) as activations, observer:
-                hooked = run_model(net, pictures)
-            changes = before.changes()
-        calls = tuple(call for call in signatures if observer.wanted(call))
-        by_key = {call.key: signatures[call] for call in calls}
-        total = observer.progress.total
-        return cls(
-            net, pictures, selection, types, plain, hooked, activations, calls, total, by_key, len(before),
-            own_changes, changes,
-        )  # fmt: skip
+            with capture(net.model, selection, types, inputs=True) as self.activations, observer:
+                self.hooked = run_model(net, pictures)
+            self.changes = before.changes()
+        self.calls = tuple(call for call in signatures if observer.wanted(call))
+        self.signatures = {call.key: signatures[call] for call in self.calls}
+        self.total = observer.progress.total
 
     @property
     def model(self) -> nn.Module:
