@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli.commands.intervene import Change, at_option
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
-from hookscope.cli.progress import pass_progress
+from hookscope.cli.output.formats import Report, Section, note
+from hookscope.cli.process import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.options import categories_of, categories_option, target_option
 from hookscope.cli.shared.output_paths import write_plot
 from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.written import open_option, show_option
@@ -94,10 +93,10 @@ class Ablate(OfImage):
             write_plot(self.plot, figure, drawing.Origin.of(net, *self.read_images).facts())
         if ablation.skipped:
             skipped = counted(len(ablation.skipped), "call")
-            output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
+            note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
         if ablation.channels and all(channel.score_drop == 0 for channel in ablation.channels):
             also = ", with the changes of --at" if self.changes else ""
-            output.note(f"Note: the score is the same without any of these channels{also}")
+            note(f"Note: the score is the same without any of these channels{also}")
         shown, prediction = ablation.channels[: self.top], ablation.prediction
         name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
         totals = [

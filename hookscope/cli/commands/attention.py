@@ -11,10 +11,9 @@ from typing import Any
 from hookscope import attention, explain, hooks, images
 from hookscope.cli.fields import option
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import PEAK
-from hookscope.cli.shared.model import running
 from hookscope.cli.shared.output_paths import file_word, model_word
-from hookscope.cli.shared.picture_run import PictureCommand, check_arrays
+from hookscope.cli.shared.picture_run import PEAK, PictureCommand, check_arrays
+from hookscope.cli.shared.subject import running
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.hooks import CALL

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hookscope import hooks, statistics, system
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import Measuring
 from hookscope.cli.shared.threshold_options import Number, Rank, Share
@@ -79,7 +78,7 @@ class Check(Measuring):
         )
         nonfinite = [layer.key for layer in statistics.checked_layers(layers, allow or ()) if layer.nan or layer.inf]
         if nonfinite and not limits.no_nan:  # NaN in a few values need not break another limit
-            output.note(f"Note: NaN or Inf in {listed(nonfinite, 3)}; --no-nan forbids them")
+            note(f"Note: NaN or Inf in {listed(nonfinite, 3)}; --no-nan forbids them")
         with self.printed_after(_report(saved, result)):
             if self.junit is not None:
                 suite = f"hookscope check {self.model.model}"

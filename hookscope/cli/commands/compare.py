@@ -15,15 +15,14 @@ from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.commands.intervene import Change, at_option
 from hookscope.cli.fields import Option, Options, group, option
-from hookscope.cli.output.formats import note
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option
 from hookscope.cli.shared.images import ImageFiles, ImageList, image_list
 from hookscope.cli.shared.long_run import BatchOptions, ImageRun
-from hookscope.cli.shared.model import ModelOptions, check_choice, note_assumption
+from hookscope.cli.shared.options import categories_of, categories_option
 from hookscope.cli.shared.output_paths import check_plot, write_html, write_picture, write_plot
+from hookscope.cli.shared.subject import ModelOptions, check_choice, note_assumption
 from hookscope.cli.shared.threshold_options import Number, Share
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import counted, listed, percent

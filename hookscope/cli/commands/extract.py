@@ -6,13 +6,12 @@ import click
 
 from hookscope import extraction, hooks, jobs, models, scores
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import target_option
 from hookscope.cli.shared.long_run import ImageRun, OfManyImages
-from hookscope.cli.shared.model import caption_of, check_choice
+from hookscope.cli.shared.options import target_option
 from hookscope.cli.shared.output_paths import refuse_input
+from hookscope.cli.shared.subject import caption_of, check_choice
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.columns import Columns
 from hookscope.errors import UsageError
@@ -111,10 +110,10 @@ class Extract(OfManyImages):
             for name, shape in written.columns.items()
         ]
         if written.was_complete:
-            output.note(f"Note: {path} was complete; nothing was left to do")
+            note(f"Note: {path} was complete; nothing was left to do")
         else:
             wrote_arrays(path)
         if written.skipped:
-            output.note(f"Note: {written.skipped:,} of {run.total} skipped: {written.skipped_file} names them")
+            note(f"Note: {written.skipped:,} of {run.total} skipped: {written.skipped_file} names them")
         self.print(Report([Section(rows, COLUMNS)], caption=caption_of(net)))
         return 1 if written.skipped and not written.was_complete else 0

@@ -11,10 +11,9 @@ import click
 from hookscope import gradients, hooks, models, report, scores
 from hookscope.cli import process
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note, plain_json
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.options import categories_of, categories_option, target_option
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.threshold_options import threshold_option
@@ -119,7 +118,7 @@ class Gradients(OfImage):
                 detect_anomaly=self.detect_anomaly,
             )
         if self.detect_anomaly and anomaly is None:
-            output.note("Note: no NaN in the forward pass or in the backward pass")
+            note("Note: no NaN in the forward pass or in the backward pass")
         lines = _totals(measured, loss.name, changes.describe())
         shown = gradients.select_parameters(measured, net.model, self.layers or "all")
         layers, parameters = gradients.gradient_rows(shown, thresholds, net.weights)
@@ -159,9 +158,9 @@ def _provenance(options: Gradients, measured: gradients.GradientReport, findings
         "loss": options.loss,
         "target": str(options.target),
         "layers": [str(term) for term in options.layers.terms] if options.layers else [],
-        **{name: output.plain_json(getattr(options, name)) for name in names},
-        "value": output.plain_json(measured.value),
-        "findings": output.plain_json([finding.as_row() for finding in findings]),
+        **{name: plain_json(getattr(options, name)) for name in names},
+        "value": plain_json(measured.value),
+        "findings": plain_json([finding.as_row() for finding in findings]),
     }
 
 

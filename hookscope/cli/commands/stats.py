@@ -10,7 +10,7 @@ from hookscope import hooks, jobs, models, report, statistics, system
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import Measuring
 from hookscope.cli.shared.output_paths import write_html, write_plot

@@ -9,9 +9,9 @@ from typing import Any
 from hookscope import drawing, hooks, images
 from hookscope.cli import process
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
+from hookscope.cli.output.formats import note
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option
+from hookscope.cli.shared.options import categories_of, categories_option
 from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureCommand, as_array, check_arrays
 from hookscope.columns import Column, Columns, Row
@@ -103,18 +103,18 @@ class Visualize(PictureCommand):
         self.arrays.expect(sum(len(summary.values) for _, summary in result.summaries))
         frames = drawing.input_frames(net, tensors)
         for call, error in result.without_map:
-            output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
+            note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
         for name in result.did_not_run:
-            output.note(f"Note: {name} did not run")
+            note(f"Note: {name} did not run")
         if beyond := [call.key for call, summary in result.summaries if _is_beyond(summary, self.channels)]:
-            output.note(f"Note: --channels names channels that do not exist in {listed(beyond, 3)}")
+            note(f"Note: --channels names channels that do not exist in {listed(beyond, 3)}")
         image = read[0].name
         names = call_names([call for call, _ in result.summaries], self.files.words[image], net.name)
         files = [self.path(name, image, self.is_single and len(names) == 1) for name in names]
         for (call, summary), file in zip(result.summaries, files, strict=True):
             sheet = drawing.draw_call(summary, call, drawing.Origin.of(net, *read), style, frames)
             if sheet.left_out:
-                output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
+                note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
             self.write(sheet.image, file)
             for part, values in summary.values.items():
                 self.arrays.keep("/".join(filter(None, (self.files.words[image], call.key, part))), as_array(values))

@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from hookscope.cli.command import Command
+from hookscope.cli.command import Command, GroupedCommand
 from hookscope.cli.fields import argument, option
-from hookscope.cli.shared.help import GroupedCommand
 from hookscope.cli.shared.options import SELECTION, complete_words, layer_option, type_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script

@@ -13,7 +13,7 @@ import click
 
 from hookscope import images as image_reader, models
 from hookscope.cli.fields import Options, argument, option
-from hookscope.cli.output import formats as output
+from hookscope.cli.output.formats import note
 from hookscope.cli.shared.options import in_file
 from hookscope.cli.shared.output_paths import image_words
 from hookscope.columns import Row
@@ -31,7 +31,7 @@ from hookscope.errors import (
 
 def with_notes(image: image_reader.InputImage) -> image_reader.InputImage:
     for text in image.notes:
-        output.note(f"Note: {image.name}: {text}")
+        note(f"Note: {image.name}: {text}")
     return image
 
 
@@ -115,7 +115,7 @@ class ImageFiles:
         if len(self.paths) == 1:
             raise error
         self.failed += 1
-        output.note(f"Error: {image}{error}", always=True)
+        note(f"Error: {image}{error}", always=True)
 
     @property
     def status(self) -> int:
@@ -165,7 +165,7 @@ def _found(names: Sequence[str], limit: int | None) -> list[str]:
         warnings.simplefilter("always", image_reader.ImageWarning)
         pictures = image_reader.find_pictures(names, limit)
     for warning in skipped:
-        output.note(f"Note: {warning.message}")
+        note(f"Note: {warning.message}")
     return pictures
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from hookscope.cli.command import Command
 from hookscope.cli.fields import argument
-from hookscope.cli.shared.class_options import (
+from hookscope.cli.shared.options import (
     CategoriesFile,
     categories_of,
     categories_option,

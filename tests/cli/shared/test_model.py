@@ -6,8 +6,8 @@ import pytest
 
 from hookscope import load_model
 from hookscope.cli.output.formats import Output
-from hookscope.cli.shared import model as module
-from hookscope.cli.shared.model import ModelOptions
+from hookscope.cli.shared import subject as module
+from hookscope.cli.shared.subject import ModelOptions
 
 NOTE = "Note: squeezenet1_1 has random weights: the trained ones are missing; --weights default says why\n"
 
