@@ -20,7 +20,7 @@ from hookscope.cli.command import TOPICS, Command, GroupedCommand, own_options, 
 from hookscope.cli.main import COMMANDS, MOVED, cli, main
 from hookscope.cli.output.formats import note
 from hookscope.cli.process import with_large_stack
-from hookscope.cli.shared.threshold_options import threshold_rows
+from hookscope.cli.shared.options import threshold_rows
 from hookscope.errors import LayerError, UsageError
 from tests.cli.helpers import POSIX, ROOT
 

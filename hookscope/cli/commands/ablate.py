@@ -10,7 +10,6 @@ from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.process import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.options import categories_of, categories_option, target_option
 from hookscope.cli.shared.output_paths import write_plot
 from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.written import open_option, show_option
@@ -53,8 +52,8 @@ class Ablate(OfImage):
         f"Calls whose channels to set to 0: {shared.SELECTION}  [default: the last index]", default="-1"
     )
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
-    target: scores.Target = target_option("Whose score is measured")
-    categories: tuple[str, ...] | None = categories_option()
+    target: scores.Target = shared.target_option("Whose score is measured")
+    categories: tuple[str, ...] | None = shared.categories_option()
     top: int = option("Number of channels to show.", default=20)
     plot: str | None = shared.plot_file(
         "Draw the channels as bars, and the maps of the first ones", also=[open_option(), show_option()]
@@ -69,7 +68,7 @@ class Ablate(OfImage):
 
     def run(self) -> None:
         types, seed = self.types or None, self.model.seed
-        net, categories = self.net, categories_of(self.net, self.categories)
+        net, categories = self.net, shared.categories_of(self.net, self.categories)
         assert self.layers is not None
         built = Change.build_all(self.changes, net, types)
         with ExitStack() as stack:

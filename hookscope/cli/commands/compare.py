@@ -20,10 +20,8 @@ from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.images import ImageFiles, ImageList, image_list
 from hookscope.cli.shared.long_run import BatchOptions, ImageRun
-from hookscope.cli.shared.options import categories_of, categories_option
 from hookscope.cli.shared.output_paths import check_plot, write_html, write_picture, write_plot
 from hookscope.cli.shared.subject import ModelOptions, check_choice, note_assumption
-from hookscope.cli.shared.threshold_options import Number, Share
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import counted, listed, percent
 
@@ -173,7 +171,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
     )
     sort: bool = option("Sort the pairs by isolated_l2: the layer that adds most comes first.")
     top: int = option("Number of pairs in a table.", default=20)
-    categories: tuple[str, ...] | None = categories_option()
+    categories: tuple[str, ...] | None = shared.categories_option()
     plot: str | None = shared.plot_file("Draw the differences by depth")
     grid: str | None = shared.picture_file("Draw maps of A, B and B - A: a PNG file.")
     matrix: str | None = shared.out_file(
@@ -182,9 +180,11 @@ class Compare(RowCommand, ImageList, BatchOptions):
         images=(_CKA_IMAGES,),
     )
     html: str | None = shared.html_file("the answer, pairs, maps and changed images")
-    max_relative: float | None = option("Largest allowed relative L2 difference of a pair.", type=Number())
-    min_cosine: float | None = option("Smallest allowed cosine of a pair, such as 0.99.", type=Number(-1.0, 1.0))
-    min_agreement: float | None = option("Smallest share of images with the same best class: 95%.", type=Share())
+    max_relative: float | None = option("Largest allowed relative L2 difference of a pair.", type=shared.number_from())
+    min_cosine: float | None = option(
+        "Smallest allowed cosine of a pair, such as 0.99.", type=shared.number_from(-1.0, 1.0)
+    )
+    min_agreement: float | None = option("Smallest share of images with the same best class: 95%.", type=shared.share)
     junit: str | None = shared.out_file(
         "Also write the result of the limits as JUnit XML.", needs="max_relative min_cosine min_agreement"
     )
@@ -220,7 +220,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
                 alone=self.alone,
                 matrix=self.matrix is not None or (self.html is not None and len(pictures) >= _CKA_IMAGES),
                 keep=(self.grid is not None or self.html is not None) and (self.layers or True),
-                categories=categories_of(side_a.net, self.categories),
+                categories=shared.categories_of(side_a.net, self.categories),
                 run=jobs.RunSettings(self.batch_size, self.workers, None, run.listener),
             )
         for text in dict.fromkeys(found.notes):

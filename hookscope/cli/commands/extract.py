@@ -9,7 +9,6 @@ from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import ImageRun, OfManyImages
-from hookscope.cli.shared.options import target_option
 from hookscope.cli.shared.output_paths import refuse_input
 from hookscope.cli.shared.subject import caption_of, check_choice
 from hookscope.cli.shared.written import wrote_arrays
@@ -60,7 +59,7 @@ class Extract(OfManyImages):
         type=click.Choice(models.file_dtypes()),
     )
     logits: bool = option("Add a column with the scores of all classes.")
-    target: scores.Target | None = target_option(
+    target: scores.Target | None = shared.target_option(
         "Add a column with the probability of a class", best=False, default=None
     )
     output: str = shared.in_file(

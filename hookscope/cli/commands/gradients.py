@@ -13,10 +13,8 @@ from hookscope.cli import process
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note, plain_json
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.options import categories_of, categories_option, target_option
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.cli.shared.subject import OfImage
-from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
 
@@ -70,8 +68,8 @@ class Gradients(OfImage):
         type=click.Choice(["score", "cross-entropy", "mse"]),
         default="score",
     )
-    target: scores.Target = target_option("Which class")
-    categories: tuple[str, ...] | None = categories_option()
+    target: scores.Target = shared.target_option("Which class")
+    categories: tuple[str, ...] | None = shared.categories_option()
     parameters: bool = option("In tsv and csv, print parameters instead of layers.")
     plot: str | None = shared.plot_file("Draw the gradient flow")
     html: str | None = shared.html_file("findings, layers and parameters")
@@ -90,7 +88,7 @@ class Gradients(OfImage):
         shell_complete=shared.complete_layers,
     )
     detect_anomaly: bool = option("Find the operation that made the first NaN; runs a second pass.")
-    thresholds: dict[str, Any] = threshold_option("gradients")
+    thresholds: dict[str, Any] = shared.threshold_option("gradients")
 
     def check(self) -> None:
         if self.loss == "mse" and shared.was_given("target"):
@@ -101,7 +99,7 @@ class Gradients(OfImage):
     def run(self) -> None:
         thresholds = gradients.GradientThresholds(**self.thresholds)
         changes = gradients.GradientChanges(self.freeze, self.clip_value, self.clip_norm, self.scale, self.clamp_sign)
-        net, categories = self.net, categories_of(self.net, self.categories)
+        net, categories = self.net, shared.categories_of(self.net, self.categories)
         if self.loss != "mse":
             scores.check_family(net.family, net.name)
             self.target.check(categories)

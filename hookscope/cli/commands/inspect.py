@@ -16,7 +16,6 @@ from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, styled, wrapped
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.options import categories_of, categories_option, target_option
 from hookscope.cli.shared.output_paths import page_name, refuse_input
 from hookscope.cli.shared.picture_run import PictureCommand, write_bytes
 from hookscope.cli.shared.subject import caption_of
@@ -74,7 +73,7 @@ class Inspect(PictureCommand):
     output: str | None = shared.output_option("page")
     max_size: int = option(
         "Largest size of the page, such as 20MB or 512KiB. A larger page keeps the best channels of each layer.",
-        type=shared.FileSize(),
+        type=shared.size,
         default="50MB",
     )
     exemplars: str | None = shared.in_file(
@@ -84,8 +83,8 @@ class Inspect(PictureCommand):
         f"Calls whose maps are on the page: {shared.SELECTION}  [default: 0:, every index]"
     )
     types: tuple[str, ...] = shared.type_option()
-    target: scores.Target = target_option("Class whose score the page explains")
-    categories: tuple[str, ...] | None = categories_option()
+    target: scores.Target = shared.target_option("Class whose score the page explains")
+    categories: tuple[str, ...] | None = shared.categories_option()
 
     def check(self) -> None:
         if self.target.count > 1:
@@ -105,7 +104,7 @@ class Inspect(PictureCommand):
                 types=self.types or None,
                 also=[layer.call.name for layer in best],
                 target=self.target,
-                categories=categories_of(net, self.categories),
+                categories=shared.categories_of(net, self.categories),
                 on_progress=on_progress,
                 on_note=lambda name, text: note(f"Note: {name}: {text}"),
             )

@@ -16,7 +16,6 @@ from hookscope.cli.fields import kept_rows, option
 from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.images import with_notes
-from hookscope.cli.shared.options import categories_of, categories_option, target_option
 from hookscope.cli.shared.output_paths import write_picture
 from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.written import show_option
@@ -142,8 +141,8 @@ class Intervene(OfImage):
         "Draw the maps before and after, and their difference: a PNG file.", also=[show_option()]
     )
     classes: bool = option("In a table, tsv and csv, print classes and no layers.")
-    target: scores.Target = target_option("Whose score is shown")
-    categories: tuple[str, ...] | None = categories_option()
+    target: scores.Target = shared.target_option("Whose score is shown")
+    categories: tuple[str, ...] | None = shared.categories_option()
     layers: hooks.Selection | None = shared.layer_option(
         f"Calls to compare, and to draw with --grid: {shared.SELECTION}  [default: changed layers, and later layers"
         " with a weight of two or more dimensions]"
@@ -221,5 +220,5 @@ def _classes(effect: interventions.Effect, options: Intervene) -> list[intervent
     if not needs_classes and (why := scores.without_scores(effect.before, net.family, net.name)):
         note(f"Note: {why}: only layers are shown")
         return []
-    categories = categories_of(net, options.categories)
+    categories = shared.categories_of(net, options.categories)
     return interventions.class_changes(effect.before, effect.after, options.target, categories, net.name)

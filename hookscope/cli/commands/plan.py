@@ -143,7 +143,7 @@ class Plan(RowCommand):
     )
     memory: int | None = option(
         "Memory of the device, such as 24GB (24 billion bytes) or 24GiB: also find the largest batch that fits.",
-        type=shared.FileSize(),
+        type=shared.size,
     )
     balance: float | None = option(
         "A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --time, as the device is"

@@ -14,7 +14,6 @@ from hookscope.cli.output.formats import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import Measuring
 from hookscope.cli.shared.output_paths import write_html, write_plot
-from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed, single
 from hookscope.statistics import StatisticsThresholds  # its file registers the findings whose thresholds help shows
@@ -30,7 +29,7 @@ class StatisticsCommand(RowCommand):
     tensorboard: str | None = shared.in_file(
         "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR", section="Output"
     )
-    thresholds: dict[str, Any] = threshold_option("activations")
+    thresholds: dict[str, Any] = shared.threshold_option("activations")
 
     def check(self) -> None:
         super().check()

@@ -10,7 +10,6 @@ from hookscope import hooks, scores, tracing
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note, terminal_columns
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.options import categories_of, categories_option, target_option
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import counted, listed, operations_in_words
@@ -89,13 +88,15 @@ class Trace(OfImage):
     types: tuple[str, ...] = shared.type_option()
     ops: bool | None = shared.ops_option()
     events: bool = option("Print a row for each event: each hook as it runs.")
-    target: scores.Target = target_option("With --events, the class whose score is differentiated", needs="events")
-    categories: tuple[str, ...] | None = categories_option(needs="events")
+    target: scores.Target = shared.target_option(
+        "With --events, the class whose score is differentiated", needs="events"
+    )
+    categories: tuple[str, ...] | None = shared.categories_option(needs="events")
     values: bool = option("Show small tensors whole.")
     max_values: int = option("With --values, show tensors of at most N values.", default=64, needs="values")
 
     def run(self) -> None:
-        net, categories = self.net, categories_of(self.net, self.categories)
+        net, categories = self.net, shared.categories_of(self.net, self.categories)
         loss = None  # the model's output decides
         if shared.was_given("target"):
             scores.check_family(net.family, net.name)

@@ -11,7 +11,6 @@ from hookscope.cli import process
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import note
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.options import categories_of, categories_option
 from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureCommand, as_array, check_arrays
 from hookscope.columns import Column, Columns, Row
@@ -83,7 +82,7 @@ class Visualize(PictureCommand):
     columns: int | None = shared.columns_option("Maps in a row.  [default: a grid with full rows]")
     cell: int | None = shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]")
     plain: bool = option("Draw the grid only: no header, numbers or colour bars.")
-    categories: tuple[str, ...] | None = categories_option()
+    categories: tuple[str, ...] | None = shared.categories_option()
     raw: str | None = shared.out_file(
         "Keep the exact activations too: one as .npy, several as .npz or .safetensors with keys IMAGE/LAYER.",
         writes=check_arrays,
@@ -94,7 +93,7 @@ class Visualize(PictureCommand):
         alpha = drawing.ALPHA if self.alpha is None else self.alpha
         overlay = alpha if self.overlay else None
         style = drawing.Style(self.columns, self.cell, self.cmap or scale.cmap, self.plain, overlay)
-        net = replace(self.net, categories=categories_of(self.net, self.categories))
+        net = replace(self.net, categories=shared.categories_of(self.net, self.categories))
         tensors, types = [net.prepare(image) for image in read], self.types or None
         with process.prints_to_standard_error():
             result = drawing.run_and_reduce(

@@ -13,7 +13,6 @@ from hookscope.cli.output.formats import Report, Section, note, plain_json
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_html, write_picture, write_plot
 from hookscope.cli.shared.subject import ModelOptions, OfModel, check_choice
-from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.findings import counted
 from hookscope.parameters import (
     finding_names as finding_names,  # its file registers the findings whose options help shows
@@ -69,7 +68,7 @@ class Weights(OfModel):
     cmap: str | None = shared.colour_map_option(
         "With --kernels: any matplotlib colour map.  [default: RdBu_r]", needs="kernels"
     )
-    thresholds: dict[str, Any] = threshold_option("weights")
+    thresholds: dict[str, Any] = shared.threshold_option("weights")
 
     def run(self) -> None:
         thresholds, layers = parameters.ParameterThresholds.of(self.thresholds), self.layers

@@ -37,7 +37,7 @@ class ModelOptions(Options):
         default="auto",
         shell_complete=shared.complete_weights,
     )
-    seed: int = option("Seed of random weights.", metavar="N", type=shared.Seed(), default=0)
+    seed: int = option("Seed of random weights.", metavar="N", type=shared.seed, default=0)
     device: str = shared.device_option()
     preprocess: Any = option(
         "How images become inputs: weights (as the weights or the model say), imagenet, half (mean and std 0.5),"

@@ -14,9 +14,9 @@ from torch import nn
 from hookscope.cli.command import Command
 from hookscope.cli.fields import argument
 from hookscope.cli.shared.options import (
-    CategoriesFile,
     categories_of,
     categories_option,
+    complete_categories,
     complete_targets,
     target_option,
 )
@@ -74,7 +74,7 @@ def test_names_of_classes_are_completed_where_they_are_known(
     assert completed("SHAPE 7", Typed(args=("shapes",))) == ["shape 7"]
     assert completed("to", Typed({"model": "shapes"})) == ["top:1", "top:3", "top:5"]
     assert completed("c", Typed({"model": "resnet34", "categories": ("cat", "Cow", "dog")})) == ["cat", "Cow"]
-    (item,) = CategoriesFile().shell_complete(click.Context(command), command.params[2], "na")
+    (item,) = complete_categories(click.Context(command), command.params[2], "na")
     assert (item.value, item.type) == ("na", "file")
     assert completed("tiger c", Typed({"model": "resnet34"})) == ["tiger cat"]
     assert completed("PotteD", Typed({"model": "fcn_resnet50"})) == ["pottedplant"]

@@ -1,5 +1,6 @@
 """What options take, and what a shell is offered."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from hookscope.cli.commands.list_layers import ListLayers
 from hookscope.cli.shared import options
-from hookscope.cli.shared.options import FileSize, InputSize, Seed
+from hookscope.cli.shared.options import input_size, seed, size
 from hookscope.models.choices import PREPROCESS_WORDS, PreprocessChoice
 from hookscope.models.load import load_model
 from hookscope.system import cache
@@ -24,48 +25,48 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "size"),
+    ("read", "text", "value"),
     [
-        (InputSize, "224x320", (224, 320)),
-        (InputSize, "33X57", (33, 57)),
-        (InputSize, "7×9", (7, 9)),
-        (InputSize, " 64 ", (64, 64)),
-        (InputSize, "16384x1", (16384, 1)),
-        (InputSize, "8x64x32", (8, 64, 32)),
-        (FileSize, "20MB", 20_000_000),
-        (FileSize, "512 KiB", 524_288),
-        (FileSize, "1.5kb", 1500),
-        (FileSize, "2gib", 2**31),
-        (FileSize, "0.1GB", 10**8),
-        (FileSize, " 7 ", 7),
+        (input_size, "224x320", (224, 320)),
+        (input_size, "33X57", (33, 57)),
+        (input_size, "7×9", (7, 9)),
+        (input_size, " 64 ", (64, 64)),
+        (input_size, "16384x1", (16384, 1)),
+        (input_size, "8x64x32", (8, 64, 32)),
+        (size, "20MB", 20_000_000),
+        (size, "512 KiB", 524_288),
+        (size, "1.5kb", 1500),
+        (size, "2gib", 2**31),
+        (size, "0.1GB", 10**8),
+        (size, " 7 ", 7),
     ],
 )
-def test_sizes(kind: type[click.ParamType], text: str, size: object) -> None:
-    assert kind().convert(text, None, None) == kind().convert(size, None, None) == size
+def test_sizes(read: Callable[[str], object], text: str, value: object) -> None:
+    assert read(text) == value
 
 
 @pytest.mark.parametrize(
-    ("kind", "texts", "says"),
+    ("read", "texts", "says"),
     [
         (
-            InputSize,
+            input_size,
             "|x|224x|x224|0x5|5x0|-3|2.5|1x2x3x4|1x0x3|16385|1e3|9x9px",
             "write height x width in pixels, such as",
         ),
-        (FileSize, "|20M|MB|-1MB|0kB|1e3|٣MB|inf|20 000", "write 20MB, 500kB or 512KiB"),
+        (size, "|20M|MB|-1MB|0kB|1e3|٣MB|inf|20 000", "write 20MB, 500kB or 512KiB"),
     ],
 )
-def test_texts_that_are_no_size(kind: type[click.ParamType], texts: str, says: str) -> None:
+def test_texts_that_are_no_size(read: Callable[[str], object], texts: str, says: str) -> None:
     for text in texts.split("|"):
         with pytest.raises(click.BadParameter, match=f"is not a size; {says}"):
-            kind().convert(text, None, None)
+            read(text)
 
 
 def test_seeds_and_words_are_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Seed().convert("9223372036854775807", None, None) == 2**63 - 1
+    assert seed("9223372036854775807") == 2**63 - 1
     for text in ("-1", "9223372036854775808"):
         with pytest.raises(click.BadParameter, match=f"{text} is not in the range 0<=x<=9223372036854775807"):
-            Seed().convert(text, None, None)
+            seed(text)
     monkeypatch.setattr("hookscope.models.torchvision_builders.fetch", lambda *words: pytest.fail("none needs nothing"))
     assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
     words = offered(options.complete_preprocess, "")

@@ -8,24 +8,24 @@ import pytest
 from click.testing import CliRunner
 
 from hookscope.cli.command import Command
-from hookscope.cli.shared.threshold_options import Number, Rank, Share, threshold_option
+from hookscope.cli.shared.options import number_from, rank, share, threshold_option
 from hookscope.errors import UsageError
 from hookscope.statistics.findings import StatisticsThresholds
 
 
 @pytest.mark.parametrize(
-    ("text", "share"),
+    ("text", "number"),
     [("5%", 0.05), (" 5 % ", 0.05), ("0.05", 0.05), ("0", 0.0), ("0%", 0.0), ("100%", 1.0), ("1%", 0.01), ("1.0", 1.0)],
 )
-def test_shares(text: str, share: float) -> None:
-    assert Share().convert(text, None, None) == share
+def test_shares(text: str, number: float) -> None:
+    assert share(text) == number
 
 
 def test_a_share_is_the_nearest_number_to_what_is_written_and_a_bare_1_is_asked_back() -> None:
     for tenths in range(1001):
-        assert Share().convert(f"{tenths / 10:.1f}%", None, None) == float(Fraction(tenths, 1000))
+        assert share(f"{tenths / 10:.1f}%") == float(Fraction(tenths, 1000))
     with pytest.raises(click.BadParameter, match="write 1% or 100%"):
-        Share().convert("1", None, None)
+        share("1")
 
 
 @pytest.mark.parametrize(
@@ -33,30 +33,30 @@ def test_a_share_is_the_nearest_number_to_what_is_written_and_a_bare_1_is_asked_
 )
 def test_what_is_no_share(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not a share; write 5% or 0\.05"):
-        Share().convert(text, None, None)
+        share(text)
 
 
 @pytest.mark.parametrize("text", ["x", "nan", "-1", "", "inf", "1e400", "-inf"])
 def test_what_is_no_number(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a number of at least 0"):
-        Number().convert(text, None, None)
+        number_from()(text)
 
 
 def test_numbers_and_ranks() -> None:
-    assert Number().convert("1e4", None, None) == 10000.0
-    assert Number(endless=True).convert("inf", None, None) == float("inf")
-    assert Number(1.0).convert("1", None, None) == 1.0
+    assert number_from()("1e4") == 10000.0
+    assert number_from(endless=True)("inf") == float("inf")
+    assert number_from(1.0)("1") == 1.0
     with pytest.raises(click.BadParameter, match=r"'0\.9' is not a number of at least 1"):
-        Number(1.0).convert("0.9", None, None)
+        number_from(1.0)("0.9")
     with pytest.raises(click.BadParameter, match=r"'1\.1' is not a number of 0 to 1"):
-        Number(most=1.0).convert("1.1", None, None)
-    assert Rank().convert("8", None, None) == (8.0, None)
-    assert Rank().convert("5%", None, None) == (None, 0.05)
+        number_from(most=1.0)("1.1")
+    assert rank("8") == (8.0, None)
+    assert rank("5%") == (None, 0.05)
     for text in ("x", "nan", "-1", "inf", ""):
         with pytest.raises(click.BadParameter, match="is not a rank"):
-            Rank().convert(text, None, None)
+            rank(text)
     with pytest.raises(click.BadParameter, match="is not a share"):
-        Rank().convert("150%", None, None)
+        rank("150%")
 
 
 class Toy(Command):
