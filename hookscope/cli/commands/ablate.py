@@ -48,8 +48,8 @@ class Ablate(OfImage):
     lists the changes.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls whose channels to set to 0: {shared.SELECTION}  [default: the last index]", default="-1"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls whose channels to set to 0", "the last index", default="-1"
     )
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
     target: scores.Target = shared.target_option("Whose score is measured")

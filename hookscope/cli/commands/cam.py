@@ -75,8 +75,8 @@ class Cam(ExplainCommand):
     table = cam_methods
 
     method: str = shared.method_option(cam_methods, "gradcam", "How to weight the channels.")
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to explain, drawn side by side", "the last call with a usable map"
     )
     types: tuple[str, ...] = shared.type_option(
         shared.COUNTED_TYPES, needs="layers", why="such as --layer all, or -1 for the last layer of that type"

@@ -47,8 +47,8 @@ class Check(Measuring):
     Without --layer and --type, a layer that did not run breaks a limit only if nothing used its weights.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to measure: {shared.SELECTION}  [default: every call, operations that are not modules, and (model)]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to measure", "every call, operations that are not modules, and (model)"
     )
     max_dead: float | None = option("Largest allowed share of dead channels in a layer: 5% or 0.05.", type=shared.share)
     max_saturated: float | None = option("Largest allowed share of values within 1 % of a bound.", type=shared.share)

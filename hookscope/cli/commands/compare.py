@@ -18,10 +18,9 @@ from hookscope.cli.fields import Option, Options, group, option
 from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.images import ImageFiles, ImageList, image_list
 from hookscope.cli.shared.long_run import BatchOptions, ImageRun
 from hookscope.cli.shared.output_paths import check_plot, write_html, write_picture, write_plot
-from hookscope.cli.shared.subject import ModelOptions, check_choice, note_assumption
+from hookscope.cli.shared.subject import ImageFiles, ImageList, ModelOptions, check_choice, image_list, note_assumption
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import counted, listed, percent
 
@@ -154,9 +153,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
 
     sides: Sides = group(Sides)
     image_b: str | None = shared.in_file("Other images for B: a file or a folder, as many as A has, in the same order.")
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls of A to compare: {shared.SELECTION}  [default: every layer without layers inside]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls of A to compare", "every layer without layers inside")
     types: tuple[str, ...] = shared.type_option()
     ops: bool | None = shared.ops_option()
     map: dict[str, str] | None = shared.in_file(

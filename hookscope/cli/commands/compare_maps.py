@@ -93,9 +93,7 @@ class CompareMaps(ExplainCommand):
         " result says how much of each map lies inside.",
         parse=lambda path: faithfulness.read_boxes(path),
     )
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to explain: {shared.SELECTION}  [default: the last call with a usable map]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls to explain", "the last call with a usable map")
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES, needs="layers")
     batch_size: int | None = option("Images in one forward pass.  [default: as many as fit well]", topic="images")
 

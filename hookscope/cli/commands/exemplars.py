@@ -57,9 +57,7 @@ class Exemplars(OfManyImages):
     fields_told = exemplars.EXEMPLARS
     fields_title = "Fields of a row, one for each channel"
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls whose channels to explain: {shared.SELECTION}  [default: 0:, every index]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls whose channels to explain", "0:, every index")
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
     channels: drawing.ChannelChoice | None = shared.channels_option(
         "Channels of each layer: all, or numbers such as 0-63,100.  [default: all]"

@@ -42,9 +42,7 @@ class Extract(OfManyImages):
     A row is printed for each column. Its shape is for one image.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls whose outputs to write, a column each: {shared.SELECTION}"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls whose outputs to write, a column each")
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
     pool: str = option(
         "What to keep of an output: none keeps all of it, mean and max one number for each channel, cls the class"

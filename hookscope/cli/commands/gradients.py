@@ -56,9 +56,9 @@ class Gradients(OfImage):
     fields of both. In ndjson, the field "row" names the kind of a line. index and order are as in list-layers.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to show, and their parameters: {shared.SELECTION}  [default: layers with a weight of two or more"
-        " dimensions; with --type: all layers of that type]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to show, and their parameters",
+        "layers with a weight of two or more dimensions; with --type: all layers of that type",
     )
     types: tuple[str, ...] = shared.type_option()
     loss: str = option(

@@ -15,10 +15,9 @@ from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, styled, wrapped
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.output_paths import page_name, refuse_input
 from hookscope.cli.shared.picture_run import PictureCommand, write_bytes
-from hookscope.cli.shared.subject import caption_of
+from hookscope.cli.shared.subject import ImageFiles, caption_of
 from hookscope.cli.shared.written import wrote
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError, printable
@@ -79,9 +78,7 @@ class Inspect(PictureCommand):
     exemplars: str | None = shared.in_file(
         "Show the exemplars that hookscope exemplars -o saved in FILE, in the views of their layers."
     )
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls whose maps are on the page: {shared.SELECTION}  [default: 0:, every index]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls whose maps are on the page", "0:, every index")
     types: tuple[str, ...] = shared.type_option()
     target: scores.Target = shared.target_option("Class whose score the page explains")
     categories: tuple[str, ...] | None = shared.categories_option()

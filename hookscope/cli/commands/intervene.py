@@ -15,9 +15,8 @@ from hookscope.cli import process
 from hookscope.cli.fields import kept_rows, option
 from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.images import with_notes
 from hookscope.cli.shared.output_paths import write_picture
-from hookscope.cli.shared.subject import OfImage
+from hookscope.cli.shared.subject import OfImage, with_notes
 from hookscope.cli.shared.written import show_option
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
@@ -143,9 +142,9 @@ class Intervene(OfImage):
     classes: bool = option("In a table, tsv and csv, print classes and no layers.")
     target: scores.Target = shared.target_option("Whose score is shown")
     categories: tuple[str, ...] | None = shared.categories_option()
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to compare, and to draw with --grid: {shared.SELECTION}  [default: changed layers, and later layers"
-        " with a weight of two or more dimensions]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to compare, and to draw with --grid",
+        "changed layers, and later layers with a weight of two or more dimensions",
     )
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
 

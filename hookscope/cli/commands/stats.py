@@ -94,9 +94,8 @@ class Stats(StatisticsCommand, Measuring):
         why="name the file of the run to continue: --save FILE --resume",
     )
     rank: bool = option("Also measure the effective rank of layers with up to 2048 channels; slower.")
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to measure: {shared.SELECTION}  [default: every convolution, Linear layer and activation function,"
-        " and (model)]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to measure", "every convolution, Linear layer and activation function, and (model)"
     )
 
     def run(self) -> int:

@@ -82,9 +82,7 @@ class Trace(OfImage):
     A table leaves out columns that are empty, are constant or do not fit the terminal. Other formats have all columns.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to show: {shared.SELECTION}  [default: all; with --events '*', every module]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls to show", "all; with --events '*', every module")
     types: tuple[str, ...] = shared.type_option()
     ops: bool | None = shared.ops_option()
     events: bool = option("Print a row for each event: each hook as it runs.")

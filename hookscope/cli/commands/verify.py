@@ -53,7 +53,7 @@ class Verify(OfImage):
     """
 
     paths: tuple[str, ...] = shared.image_argument("[IMAGE]", required=False)
-    layers: hooks.Selection = shared.layer_option(f"Calls to check: {shared.SELECTION}  [default: all]", default="all")
+    layers: hooks.Selection = shared.calls_option("Calls to check", "all", default="all")
     types: tuple[str, ...] = shared.type_option()
 
     def run(self) -> int:

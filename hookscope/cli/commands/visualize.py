@@ -54,9 +54,7 @@ class Visualize(PictureCommand):
 
     printed = COLUMNS
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to draw: {shared.SELECTION}  [default: 0:, every index]", default="0:"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls to draw", "0:, every index", default="0:")
     types: tuple[str, ...] = shared.type_option()
     output: str | None = shared.output_option("sheet")
     channels: drawing.ChannelChoice | None = shared.channels_option(

@@ -142,9 +142,6 @@ def image_argument(metavar: str = "IMAGE", required: bool = True) -> Any:
     return argument(metavar, required=required, type=click.Path())
 
 
-SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, all; repeatable, comma separated."
-
-
 def layer_option(
     help: str, name: str = "--layer", default: str | None = None, metavar: str = "SEL", **more: Any
 ) -> Any:
@@ -160,6 +157,12 @@ def layer_option(
 
     more |= {"callback": parsed(select), "shell_complete": complete_layers}
     return option(help, name, metavar=metavar, multiple=True, **more)
+
+
+def calls_option(what: str, usual: str = "", **more: Any) -> Any:
+    """``--layer``: a selection of calls, for ``what``; ``usual`` says which are taken without it."""
+    selection = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, all; repeatable, comma separated."
+    return layer_option(f"{what}: {selection}" + (f"  [default: {usual}]" if usual else ""), **more)
 
 
 def ops_option() -> Any:

@@ -18,7 +18,6 @@ from hookscope import drawing, explain, images, models, scores, system
 from hookscope.cli import process
 from hookscope.cli.fields import kept_rows, option
 from hookscope.cli.output.formats import Report, Section, note
-from hookscope.cli.shared.images import ImageFiles, with_one_stdin
 from hookscope.cli.shared.options import (
     categories_of,
     categories_option,
@@ -30,7 +29,7 @@ from hookscope.cli.shared.options import (
     target_option,
 )
 from hookscope.cli.shared.output_paths import OutputPath, file_word, is_device, model_word, refuse_input, write_picture
-from hookscope.cli.shared.subject import OfImages, caption_of
+from hookscope.cli.shared.subject import ImageFiles, OfImages, caption_of, with_one_stdin
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError, WriteError

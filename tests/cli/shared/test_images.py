@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hookscope.cli.shared.images import image_list
+from hookscope.cli.shared.subject import image_list
 from hookscope.errors import HookscopeError, ImageError, UsageError
 
 
