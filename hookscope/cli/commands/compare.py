@@ -349,21 +349,21 @@ def _runs(side: comparison.SideFacts) -> str:
 
 
 def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
-    columns, answer = min(MOST_WORDS, page.columns), found.answer
-    yield from wrapped(answer.sentence, columns)
-    if answer.first:
-        yield from wrapped(f"first difference: {answer.first}{_before(found)}{_most(found)}", columns)
-    if found.agreement is not None:
-        yield from wrapped(_agreement(found.agreement), columns)
+    first = found.answer.first
     unpaired = [
         f"{counted(len(calls), 'call')} of {side} without a partner: {listed([call.key for call in calls], _CALLS)}"
         for side, calls in (("A", found.unpaired_a), ("B", found.unpaired_b))
         if calls
     ]
-    for line in unpaired:
-        yield from wrapped(line, columns)
-    if answer.advice:
-        yield from wrapped(answer.advice, columns)
+    lines = [
+        found.answer.sentence,
+        f"first difference: {first}{_before(found)}{_most(found)}" if first else "",
+        _agreement(found.agreement) if found.agreement is not None else "",
+        *unpaired,
+        found.answer.advice,
+    ]
+    for line in filter(None, lines):
+        yield from wrapped(line, min(MOST_WORDS, page.columns))
 
 
 def _before(found: comparison.Comparison) -> str:

@@ -293,10 +293,10 @@ def _write_table(report: Report, stream: TextIO) -> None:
         rows, error = _until_error(map(section.check, section.rows if section.shown is None else section.shown))
         shown = bool(rows) or not section.needs_rows
         if shown:
-            table = lay_out([*map(section.for_table or dict, rows)], section.columns, caption, page)
-            caption |= table.constant
-            left_out += table.left_out
-            lines += [*([""] if lines else []), *table.lines]
+            table, constant, left = lay_out([*map(section.for_table or dict, rows)], section.columns, caption, page)
+            caption |= constant
+            left_out += left
+            lines += [*([""] if lines else []), *table]
         if error is not None:
             _emit(stream, "".join(f"{line}\n" for line in lines))
             raise error

@@ -116,17 +116,10 @@ class Page:
     ellipsis: str = "…"
 
 
-@dataclass(frozen=True)
-class Table:
-    """The lines of a table; ``constant`` holds the columns that are in the caption instead, ``left_out`` the rest."""
-
-    lines: list[str]
-    constant: dict[str, Any]
-    left_out: list[str]
-
-
-def lay_out(rows: Sequence[Row], declared: Columns, caption: Mapping[str, Any], page: Page) -> Table:
-    """A table that fits ``page``, under which ``caption`` stands.
+def lay_out(
+    rows: Sequence[Row], declared: Columns, caption: Mapping[str, Any], page: Page
+) -> tuple[list[str], dict[str, Any], list[str]]:
+    """The lines of a table that fits ``page``, what its ``caption`` holds of it too, and the columns left out.
 
     A table that is too wide loses the columns that are the same in every row, then the least needed, and then cells are
     shortened in the middle. A table of one row loses nothing, because the caption takes its columns.
@@ -147,7 +140,7 @@ def lay_out(rows: Sequence[Row], declared: Columns, caption: Mapping[str, Any], 
     cells = [columns[name].cells(width, page) for name, width in widths.items()]
     lines = ["  ".join(line).rstrip() for line in zip(*cells, strict=True)]
     left_out = [name for name in columns if name not in kept and name not in constant]
-    return Table(lines, {name: value for name, value in constant.items() if value is not None}, left_out)
+    return lines, {name: value for name, value in constant.items() if value is not None}, left_out
 
 
 @dataclass(frozen=True)
