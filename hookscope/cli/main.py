@@ -176,7 +176,7 @@ def _in_one_line(error: click.ClickException) -> str:
 
 def _unknown_option(option: str, context: click.Context) -> str:
     """What has become of ``option``, or the option of the command with the nearest name."""
-    from hookscope.cli.shared.threshold_options import threshold_rows  # imports all that commands share
+    from hookscope.cli.shared.options import threshold_rows  # imports all that commands share
 
     word, asked = option.lstrip("-"), f"{context.command_path} {option}"
     if new := MOVED.get(context.command.name or "", {}).get(word):

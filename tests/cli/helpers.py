@@ -33,6 +33,13 @@ def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
 
 
+def as_json(run: Run, *words: str, **more: Any) -> Any:
+    """What a command that succeeds prints as JSON without NaN and Infinity."""
+    status, out, errors = run(*words, "--format", "json", **more)
+    assert status == 0, errors
+    return json.loads(out, parse_constant=pytest.fail)
+
+
 def files(folder: Path) -> list[str]:
     """The files in a folder and below it that a command wrote."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hookscope.gradients import GRADIENTS, PARAMETER_GRADIENTS
 from tests.cli.conftest import NETS as COMMON
-from tests.cli.helpers import Run, one_error
+from tests.cli.helpers import Run, as_json, one_error
 
 NETS = """
 
@@ -49,12 +48,6 @@ OWN = ["conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias", "fc.weight", 
 
 def command_line(*words: str, model: str = "Small", images: tuple[str, ...] = ("cat.png",)) -> list[str]:
     return ["gradients", f"nets.py:{model}", *images, "--input-size", "32", "--device", "cpu", *words]
-
-
-def as_json(run: Run, *words: str, **more: str) -> dict[str, Any]:
-    status, out, _ = run(*words, "--format", "json", **more)
-    assert status == 0
-    return json.loads(out)
 
 
 def test_json_is_one_object(run: Run, here: Path) -> None:

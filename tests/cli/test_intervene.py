@@ -13,7 +13,7 @@ from hookscope.drawing import figure_bytes
 from hookscope.drawing.files import read_provenance
 from hookscope.images import read_picture
 from hookscope.models import LoadedModel
-from tests.cli.helpers import Run, one_error
+from tests.cli.helpers import Run, as_json, one_error
 
 NETS = """
 
@@ -27,12 +27,6 @@ ZERO = ["--at", "conv1", "zero"]
 
 def command_line(*words: str, model: str = "nets.py:Small", command: str = "intervene") -> list[str]:
     return [command, model, "cat.png", "--input-size", "32", "--device", "cpu", *words]
-
-
-def as_json(run: Run, *words: str, **more: Any) -> Any:
-    status, out, errors = run(*words, "--format", "json", **more)
-    assert status == 0, errors
-    return json.loads(out, parse_constant=pytest.fail)
 
 
 @pytest.fixture

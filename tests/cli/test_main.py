@@ -16,12 +16,11 @@ import click
 import pytest
 
 from hookscope.cli import main as main_module
-from hookscope.cli.command import Command
+from hookscope.cli.command import TOPICS, Command, GroupedCommand, own_options, shared_options
 from hookscope.cli.main import COMMANDS, MOVED, cli, main
 from hookscope.cli.output.formats import note
 from hookscope.cli.process import with_large_stack
-from hookscope.cli.shared.help import TOPICS, GroupedCommand, own_options, shared_options
-from hookscope.cli.shared.threshold_options import threshold_rows
+from hookscope.cli.shared.options import threshold_rows
 from hookscope.errors import LayerError, UsageError
 from tests.cli.helpers import POSIX, ROOT
 
@@ -29,7 +28,7 @@ FAKE = '''
 import sys, time, warnings
 from hookscope.cli.command import Command
 from hookscope.cli.fields import argument
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section
 from hookscope.columns import Columns
 from hookscope.cli.output.formats import write_report
 from hookscope.errors import LayerError

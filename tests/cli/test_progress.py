@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hookscope.cli.output import formats as output
-from hookscope.cli.progress import _bar_width, download_progress, image_progress, pass_progress
+from hookscope.cli.process import _bar_width, download_progress, image_progress, pass_progress
 from tests.cli.helpers import Terminal
 
 Progress = Callable[[], AbstractContextManager[Any]]
@@ -122,7 +122,7 @@ def test_a_bar_of_passes_appears_with_the_first_of_several(monkeypatch: pytest.M
         on_progress(1, 1)
     assert terminal.getvalue() == ""
     now = iter([0.0, *[2.0] * 9])
-    monkeypatch.setattr("hookscope.cli.progress.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("hookscope.cli.process.time.monotonic", lambda: next(now))
     with pass_progress("images") as on_progress:
         assert on_progress is not None
         on_progress(1, 3)

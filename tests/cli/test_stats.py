@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hookscope.cli.main import main
 from hookscope.statistics.run import load_statistics
 from hookscope.system.atomic_files import check_folder
 from tests.cli.helpers import Run, one_error, rows
@@ -47,15 +46,8 @@ PICTURES = {**dict.fromkeys(NAMES, (40, 34)), "bad.jpg": 0}
 
 
 def command_line(*words: str, model: str = "nets.py:Faulty", format: str = "ndjson") -> list[str]:
-    return ["stats", model, "--preprocess", "none", "--batch-size", "2", "--format", format, *words]
-
-
-def merged(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Run `merge`: status, output, errors."""
-    with pytest.raises(SystemExit) as caught:
-        main(["merge", *words, "--format", "ndjson"])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, *capfd.readouterr()
+    command = [] if words[0] == "merge" else ["stats", model, "--preprocess", "none", "--batch-size", "2"]
+    return [*command, *words, "--format", format]
 
 
 def same(result: Any, other: Any) -> bool:
@@ -141,30 +133,30 @@ def test_a_run_over_other_images_is_not_resumed(run: Run, here: Path) -> None:
     one_error(run("pics/b", "--save", "s.json", "--resume"), 1, message)
 
 
-def test_a_damaged_file_is_refused_and_left_as_it_is(run: Run, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_refused_and_left_as_it_is(run: Run, here: Path) -> None:
     run("pics", "--save", "s.json")
     content = (here / "s.json").read_bytes()
     for damaged in (content[: len(content) // 2], content.replace(b'"images": 7', b'"images": 8'), b""):
         (here / "bad.json").write_bytes(damaged)
         one_error(run("pics", "--save", "bad.json", "--resume"), 1, "'bad.json'")
-        one_error(merged(capfd, "s.json", "bad.json"), 1, "'bad.json'")
+        one_error(run("merge", "s.json", "bad.json"), 1, "'bad.json'")
         assert (here / "bad.json").read_bytes() == damaged
 
 
-def test_merged_shards_equal_the_whole_run(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_merged_shards_equal_the_whole_run(run: Run) -> None:
     whole = rows(run("pics", "--rank")[1])
     run(*NAMES[:3], "--save", "a.json", "--rank")
     run(*NAMES[3:], "--save", "b.json", "--rank")
-    status, out, errors = merged(capfd, "a.json", "b.json", "--save", "c.json")
+    status, out, errors = run("merge", "a.json", "b.json", "--save", "c.json")
     assert (status, errors) == (0, "")
     assert same(rows(out), whole)
-    assert merged(capfd, "c.json")[1] == out
+    assert run("merge", "c.json")[1] == out
     one_error(run("pics", "--save", "c.json", "--resume", "--rank"), 2, "'c.json' was merged from several runs")
     error = "'c.json' and 'b.json' hold the same images; 4 images would count twice, the first is number 1 of 'b.json'"
-    one_error(merged(capfd, "c.json", "b.json"), 1, error)
+    one_error(run("merge", "c.json", "b.json"), 1, error)
 
 
-def test_runs_of_different_models_are_not_merged(run: Run, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_different_models_are_not_merged(run: Run, here: Path) -> None:
     run("pics", "--save", "a.json")
     run("pics", "--save", "b.json", model="nets.py:other")
     for name, message in {
@@ -172,13 +164,11 @@ def test_runs_of_different_models_are_not_merged(run: Run, here: Path, capfd: py
         "missing.json": "no saved statistics 'missing.json': No such file or directory",
         "./a.json": "'./a.json' is named twice",
     }.items():
-        one_error(merged(capfd, "a.json", name, "--save", "d.json"), 1 + (name == "./a.json"), message)
+        one_error(run("merge", "a.json", name, "--save", "d.json"), 1 + (name == "./a.json"), message)
         assert not (here / "d.json").exists()
 
 
-def test_a_run_is_logged_and_a_merged_run_is_plotted(
-    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_logged_and_a_merged_run_is_plotted(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[Any] = []
     monkeypatch.setattr("hookscope.statistics.check_installed", lambda: check_folder("."))
     monkeypatch.setattr("hookscope.statistics.write_events", lambda *rest, **more: logged.append((rest, more)))
@@ -189,5 +179,5 @@ def test_a_run_is_logged_and_a_merged_run_is_plotted(
         "model": "nets.py:Faulty",
         "weights": "from factory (seed 0): untrained unless it loads its own",
     }
-    assert merged(capfd, "a.json", "--plot", "y.svg")[0] == 0
+    assert run("merge", "a.json", "--plot", "y.svg")[0] == 0
     assert (here / "y.svg").read_bytes().startswith(b"<?xml")

@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
 from hookscope.cli.commands.trace import CALLS
-from tests.cli.helpers import Run
+from tests.cli.helpers import Run, as_json
 
 NETS = """
 def ones():
@@ -63,18 +62,12 @@ def command_line(*words: str, command: str = "trace") -> list[str]:
     return [command, *words, "--device", "cpu"]
 
 
-def rows(run: Run, *words: str) -> list[dict[str, Any]]:
-    status, out, _ = run(*words, "--format", "json")
-    assert status == 0
-    return json.loads(out)
-
-
 # the windows of 2x2 on three channels of ones: 2 red and 1 green above, 0 below
 CONVOLVED = [[[[3, 3], [0, 0]]]]
 
 
 def test_numbers_equal_those_computed_by_hand(run: Run) -> None:
-    printed = rows(run, *ONES, "--values")
+    printed = as_json(run, *ONES, "--values")
     red, green, none = [[1, 1, 1], [0] * 3, [0] * 3], [[0, 1, 0], [0] * 3, [0] * 3], [[0] * 3] * 3
     assert printed[0]["input_values"] == [[red, green, none]]
     assert [row["output_values"] for row in printed] == [CONVOLVED, CONVOLVED, [[3, 3, 0, 0]], [[6, 6]]]

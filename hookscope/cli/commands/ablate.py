@@ -7,11 +7,9 @@ from contextlib import ExitStack
 from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli.commands.intervene import Change, at_option
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
-from hookscope.cli.progress import pass_progress
+from hookscope.cli.output.formats import Report, Section, note
+from hookscope.cli.process import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.output_paths import write_plot
 from hookscope.cli.shared.subject import OfImage
 from hookscope.cli.shared.written import open_option, show_option
@@ -50,12 +48,12 @@ class Ablate(OfImage):
     lists the changes.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls whose channels to set to 0: {shared.SELECTION}  [default: the last index]", default="-1"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls whose channels to set to 0", "the last index", default="-1"
     )
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
-    target: scores.Target = target_option("Whose score is measured")
-    categories: tuple[str, ...] | None = categories_option()
+    target: scores.Target = shared.target_option("Whose score is measured")
+    categories: tuple[str, ...] | None = shared.categories_option()
     top: int = option("Number of channels to show.", default=20)
     plot: str | None = shared.plot_file(
         "Draw the channels as bars, and the maps of the first ones", also=[open_option(), show_option()]
@@ -70,7 +68,7 @@ class Ablate(OfImage):
 
     def run(self) -> None:
         types, seed = self.types or None, self.model.seed
-        net, categories = self.net, categories_of(self.net, self.categories)
+        net, categories = self.net, shared.categories_of(self.net, self.categories)
         assert self.layers is not None
         built = Change.build_all(self.changes, net, types)
         with ExitStack() as stack:
@@ -94,10 +92,10 @@ class Ablate(OfImage):
             write_plot(self.plot, figure, drawing.Origin.of(net, *self.read_images).facts())
         if ablation.skipped:
             skipped = counted(len(ablation.skipped), "call")
-            output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
+            note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
         if ablation.channels and all(channel.score_drop == 0 for channel in ablation.channels):
             also = ", with the changes of --at" if self.changes else ""
-            output.note(f"Note: the score is the same without any of these channels{also}")
+            note(f"Note: the score is the same without any of these channels{also}")
         shown, prediction = ablation.channels[: self.top], ablation.prediction
         name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
         totals = [

@@ -11,10 +11,9 @@ from typing import Any
 from hookscope import attention, explain, hooks, images
 from hookscope.cli.fields import option
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import PEAK
-from hookscope.cli.shared.model import running
 from hookscope.cli.shared.output_paths import file_word, model_word
-from hookscope.cli.shared.picture_run import PictureCommand, check_arrays
+from hookscope.cli.shared.picture_run import PEAK, PictureCommand, check_arrays
+from hookscope.cli.shared.subject import running
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.hooks import CALL
@@ -61,9 +60,7 @@ class Attention(PictureCommand):
     printed = COLUMNS
     totals = ("of each layer: the head that looks at the fewest positions; --format tsv has all heads",)
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls of attention to draw: {shared.SELECTION}  [default: all]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls of attention to draw", "all")
     query: Query = option(
         "class (the class token), mean (of all positions), X,Y (pixels of the image), or K (token number K)."
         "  [default: class, or mean if there is no class token]",
@@ -98,20 +95,14 @@ class Attention(PictureCommand):
         self.write(attention.draw_attention(maps, image, net, columns=columns, cell=cell, cmap=cmap), path)
         for found in maps:
             self.arrays.keep(f"{word}/{found.call.key}", found.values)
-            about: dict[str, Any] = {
-                "image": image.name,
-                "shape": found.values.shape[1:],
-                "weights": net.weights,
-                "file": path,
-            }
-            for head, still in enumerate(found.stills):
+            about: dict[str, Any] = {"image": image.name, "weights": net.weights, "file": path}
+            about["shape"] = found.values.shape[1:]
+            shares = zip(found.stills, found.effective_positions, found.non_patch_weight, strict=True)
+            for head, (still, positions, elsewhere) in enumerate(shares):
                 x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
-                about |= {"head": head, "max": float(still.max()), "peak_x": x, "peak_y": y}
-                about |= {
-                    "effective_positions": float(found.effective_positions[head]),
-                    "non_patch_weight": float(found.non_patch_weight[head]),
-                }
-                yield COLUMNS.row(found, **about)
+                about |= {"max": float(still.max()), "peak_x": x, "peak_y": y}
+                about |= {"effective_positions": float(positions), "non_patch_weight": float(elsewhere)}
+                yield COLUMNS.row(found, head=head, **about)
 
 
 def _in_shares(query: Query, source: explain.OverlaySource) -> Query:

@@ -7,11 +7,11 @@ from typing import Any
 
 from hookscope import explain, hooks, scores
 from hookscope.cli.fields import option
-from hookscope.cli.progress import pass_progress
+from hookscope.cli.process import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, cam_methods
-from hookscope.cli.shared.model import running
 from hookscope.cli.shared.output_paths import write_picture
+from hookscope.cli.shared.picture_run import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, cam_methods
+from hookscope.cli.shared.subject import running
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -75,8 +75,8 @@ class Cam(ExplainCommand):
     table = cam_methods
 
     method: str = shared.method_option(cam_methods, "gradcam", "How to weight the channels.")
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to explain, drawn side by side", "the last call with a usable map"
     )
     types: tuple[str, ...] = shared.type_option(
         shared.COUNTED_TYPES, needs="layers", why="such as --layer all, or -1 for the last layer of that type"

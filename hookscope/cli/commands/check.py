@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from hookscope import hooks, statistics, system
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import Measuring
-from hookscope.cli.shared.threshold_options import Number, Rank, Share
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -49,15 +47,15 @@ class Check(Measuring):
     Without --layer and --type, a layer that did not run breaks a limit only if nothing used its weights.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to measure: {shared.SELECTION}  [default: every call, operations that are not modules, and (model)]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to measure", "every call, operations that are not modules, and (model)"
     )
-    max_dead: float | None = option("Largest allowed share of dead channels in a layer: 5% or 0.05.", type=Share())
-    max_saturated: float | None = option("Largest allowed share of values within 1 % of a bound.", type=Share())
+    max_dead: float | None = option("Largest allowed share of dead channels in a layer: 5% or 0.05.", type=shared.share)
+    max_saturated: float | None = option("Largest allowed share of values within 1 % of a bound.", type=shared.share)
     no_nan: bool = option("Allow no NaN and no Inf.")
-    max_abs: float | None = option("Largest allowed absolute value, such as 1e4.", type=Number())
+    max_abs: float | None = option("Largest allowed absolute value, such as 1e4.", type=shared.number_from())
     min_rank: tuple[float | None, float | None] | None = option(
-        "Smallest allowed effective rank of a layer: a number, or 5% of the maximum.", type=Rank()
+        "Smallest allowed effective rank of a layer: a number, or 5% of the maximum.", type=shared.rank
     )
     allow: hooks.Selection | None = shared.layer_option(
         "Layers without limits, as in --layer; repeatable.", "--allow", metavar="LAYER", section="Options"
@@ -79,7 +77,7 @@ class Check(Measuring):
         )
         nonfinite = [layer.key for layer in statistics.checked_layers(layers, allow or ()) if layer.nan or layer.inf]
         if nonfinite and not limits.no_nan:  # NaN in a few values need not break another limit
-            output.note(f"Note: NaN or Inf in {listed(nonfinite, 3)}; --no-nan forbids them")
+            note(f"Note: NaN or Inf in {listed(nonfinite, 3)}; --no-nan forbids them")
         with self.printed_after(_report(saved, result)):
             if self.junit is not None:
                 suite = f"hookscope check {self.model.model}"

@@ -15,16 +15,12 @@ from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.commands.intervene import Change, at_option
 from hookscope.cli.fields import Option, Options, group, option
-from hookscope.cli.output.formats import note
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option
-from hookscope.cli.shared.images import ImageFiles, ImageList, image_list
 from hookscope.cli.shared.long_run import BatchOptions, ImageRun
-from hookscope.cli.shared.model import ModelOptions, check_choice, note_assumption
 from hookscope.cli.shared.output_paths import check_plot, write_html, write_picture, write_plot
-from hookscope.cli.shared.threshold_options import Number, Share
+from hookscope.cli.shared.subject import ImageFiles, ImageList, ModelOptions, check_choice, image_list, note_assumption
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import counted, listed, percent
 
@@ -157,9 +153,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
 
     sides: Sides = group(Sides)
     image_b: str | None = shared.in_file("Other images for B: a file or a folder, as many as A has, in the same order.")
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls of A to compare: {shared.SELECTION}  [default: every layer without layers inside]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls of A to compare", "every layer without layers inside")
     types: tuple[str, ...] = shared.type_option()
     ops: bool | None = shared.ops_option()
     map: dict[str, str] | None = shared.in_file(
@@ -174,7 +168,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
     )
     sort: bool = option("Sort the pairs by isolated_l2: the layer that adds most comes first.")
     top: int = option("Number of pairs in a table.", default=20)
-    categories: tuple[str, ...] | None = categories_option()
+    categories: tuple[str, ...] | None = shared.categories_option()
     plot: str | None = shared.plot_file("Draw the differences by depth")
     grid: str | None = shared.picture_file("Draw maps of A, B and B - A: a PNG file.")
     matrix: str | None = shared.out_file(
@@ -183,9 +177,11 @@ class Compare(RowCommand, ImageList, BatchOptions):
         images=(_CKA_IMAGES,),
     )
     html: str | None = shared.html_file("the answer, pairs, maps and changed images")
-    max_relative: float | None = option("Largest allowed relative L2 difference of a pair.", type=Number())
-    min_cosine: float | None = option("Smallest allowed cosine of a pair, such as 0.99.", type=Number(-1.0, 1.0))
-    min_agreement: float | None = option("Smallest share of images with the same best class: 95%.", type=Share())
+    max_relative: float | None = option("Largest allowed relative L2 difference of a pair.", type=shared.number_from())
+    min_cosine: float | None = option(
+        "Smallest allowed cosine of a pair, such as 0.99.", type=shared.number_from(-1.0, 1.0)
+    )
+    min_agreement: float | None = option("Smallest share of images with the same best class: 95%.", type=shared.share)
     junit: str | None = shared.out_file(
         "Also write the result of the limits as JUnit XML.", needs="max_relative min_cosine min_agreement"
     )
@@ -221,7 +217,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
                 alone=self.alone,
                 matrix=self.matrix is not None or (self.html is not None and len(pictures) >= _CKA_IMAGES),
                 keep=(self.grid is not None or self.html is not None) and (self.layers or True),
-                categories=categories_of(side_a.net, self.categories),
+                categories=shared.categories_of(side_a.net, self.categories),
                 run=jobs.RunSettings(self.batch_size, self.workers, None, run.listener),
             )
         for text in dict.fromkeys(found.notes):
@@ -353,21 +349,21 @@ def _runs(side: comparison.SideFacts) -> str:
 
 
 def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
-    columns, answer = min(MOST_WORDS, page.columns), found.answer
-    yield from wrapped(answer.sentence, columns)
-    if answer.first:
-        yield from wrapped(f"first difference: {answer.first}{_before(found)}{_most(found)}", columns)
-    if found.agreement is not None:
-        yield from wrapped(_agreement(found.agreement), columns)
+    first = found.answer.first
     unpaired = [
         f"{counted(len(calls), 'call')} of {side} without a partner: {listed([call.key for call in calls], _CALLS)}"
         for side, calls in (("A", found.unpaired_a), ("B", found.unpaired_b))
         if calls
     ]
-    for line in unpaired:
-        yield from wrapped(line, columns)
-    if answer.advice:
-        yield from wrapped(answer.advice, columns)
+    lines = [
+        found.answer.sentence,
+        f"first difference: {first}{_before(found)}{_most(found)}" if first else "",
+        _agreement(found.agreement) if found.agreement is not None else "",
+        *unpaired,
+        found.answer.advice,
+    ]
+    for line in filter(None, lines):
+        yield from wrapped(line, min(MOST_WORDS, page.columns))
 
 
 def _before(found: comparison.Comparison) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 
 from hookscope import explain, faithfulness, hooks
 from hookscope.cli.fields import option
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section
 from hookscope.cli.output.table import MOST_WORDS, wrapped
-from hookscope.cli.progress import pass_progress
+from hookscope.cli.process import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ExplainCommand, Explanation, cam_methods
-from hookscope.cli.shared.model import caption_of, running
+from hookscope.cli.shared.picture_run import ExplainCommand, Explanation, cam_methods
+from hookscope.cli.shared.subject import caption_of, running
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import InputError, UsageError, nearest
 from hookscope.findings import counted, listed
@@ -93,9 +93,7 @@ class CompareMaps(ExplainCommand):
         " result says how much of each map lies inside.",
         parse=lambda path: faithfulness.read_boxes(path),
     )
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to explain: {shared.SELECTION}  [default: the last call with a usable map]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls to explain", "the last call with a usable map")
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES, needs="layers")
     batch_size: int | None = option("Images in one forward pass.  [default: as many as fit well]", topic="images")
 

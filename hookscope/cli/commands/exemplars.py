@@ -12,13 +12,11 @@ import click
 from hookscope import drawing, exemplars, hooks, jobs, models, report, system
 from hookscope.cli import process
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
-from hookscope.cli.progress import image_progress, pass_progress
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import ImageRun, OfManyImages
-from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import file_word, write_html, write_picture
+from hookscope.cli.shared.subject import caption_of, check_choice
 from hookscope.cli.shared.written import open_option, show_option
 from hookscope.errors import UsageError, WriteError
 from hookscope.findings import counted
@@ -59,9 +57,7 @@ class Exemplars(OfManyImages):
     fields_told = exemplars.EXEMPLARS
     fields_title = "Fields of a row, one for each channel"
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls whose channels to explain: {shared.SELECTION}  [default: 0:, every index]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls whose channels to explain", "0:, every index")
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
     channels: drawing.ChannelChoice | None = shared.channels_option(
         "Channels of each layer: all, or numbers such as 0-63,100.  [default: all]"
@@ -158,7 +154,7 @@ def _found(options: Exemplars, net: models.LoadedModel, engine: Any) -> tuple[li
             run=jobs.RunSettings(options.batch_size, options.workers, engine, run.listener),
         )
     if run.skipped:
-        output.note(f"Note: {run.skipped:,} of {run.total} skipped")
+        note(f"Note: {run.skipped:,} of {run.total} skipped")
     return list(layers), run.skipped
 
 
@@ -171,7 +167,7 @@ def _synthesized(
         [each.channel for each in layer.channels if len(each.synthesized) < count and not each.unreached]
         for layer in layers
     ]
-    with image_progress(count * sum(map(len, wanted))) as advance, process.prints_to_standard_error():
+    with process.image_progress(count * sum(map(len, wanted))) as advance, process.prints_to_standard_error():
         for at, channels in enumerate(wanted):
             if channels:
                 made[at] = exemplars.add_synthesized(net, layers[at], channels, count=count, on_progress=advance)
@@ -181,10 +177,10 @@ def _synthesized(
         for channel in layer.channels:
             where = f"channel {channel.channel} of {layer.key or hooks.MODEL}"
             if channel.unreached:
-                output.note(f"Note: no gradient reaches {where}: no image was synthesized")
+                note(f"Note: no gradient reaches {where}: no image was synthesized")
             elif weak := [each for each in channel.synthesized if not each.is_enough]:
                 words = counted(len(weak), "synthesized image")
-                output.note(f"Note: {words} of {where}: the value is not above the best exemplar's")
+                note(f"Note: {words} of {where}: the value is not above the best exemplar's")
     return made
 
 
@@ -193,11 +189,11 @@ def _draw(options: Exemplars, net: models.LoadedModel, layers: Sequence[exemplar
     if options.output is not None and crops_drawn > _MANY_CROPS:
         channels = counted(sum(len(layer.channels) for layer in layers), "channel")
         size = crops_drawn * _CROP_BYTES / 1e9
-        output.note(f"Note: sheets of {channels} take up to {size:.1f} GB; --layer and --channels choose fewer")
-    with pass_progress("images") as on_progress:
+        note(f"Note: sheets of {channels} take up to {size:.1f} GB; --layer and --channels choose fewer")
+    with process.pass_progress("images") as on_progress:
         crops = exemplars.cut_crops(net, layers, on_progress or (lambda done, total: None))
     if gone := exemplars.lost_words(crops):
-        output.note(f"Note: {gone}")
+        note(f"Note: {gone}")
     if options.output is not None:
         names = set()
         for number, layer in enumerate(layers):

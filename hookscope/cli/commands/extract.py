@@ -6,13 +6,11 @@ import click
 
 from hookscope import extraction, hooks, jobs, models, scores
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import target_option
 from hookscope.cli.shared.long_run import ImageRun, OfManyImages
-from hookscope.cli.shared.model import caption_of, check_choice
 from hookscope.cli.shared.output_paths import refuse_input
+from hookscope.cli.shared.subject import caption_of, check_choice
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.columns import Columns
 from hookscope.errors import UsageError
@@ -44,9 +42,7 @@ class Extract(OfManyImages):
     A row is printed for each column. Its shape is for one image.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls whose outputs to write, a column each: {shared.SELECTION}"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls whose outputs to write, a column each")
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
     pool: str = option(
         "What to keep of an output: none keeps all of it, mean and max one number for each channel, cls the class"
@@ -61,7 +57,7 @@ class Extract(OfManyImages):
         type=click.Choice(models.file_dtypes()),
     )
     logits: bool = option("Add a column with the scores of all classes.")
-    target: scores.Target | None = target_option(
+    target: scores.Target | None = shared.target_option(
         "Add a column with the probability of a class", best=False, default=None
     )
     output: str = shared.in_file(
@@ -111,10 +107,10 @@ class Extract(OfManyImages):
             for name, shape in written.columns.items()
         ]
         if written.was_complete:
-            output.note(f"Note: {path} was complete; nothing was left to do")
+            note(f"Note: {path} was complete; nothing was left to do")
         else:
             wrote_arrays(path)
         if written.skipped:
-            output.note(f"Note: {written.skipped:,} of {run.total} skipped: {written.skipped_file} names them")
+            note(f"Note: {written.skipped:,} of {run.total} skipped: {written.skipped_file} names them")
         self.print(Report([Section(rows, COLUMNS)], caption=caption_of(net)))
         return 1 if written.skipped and not written.was_complete else 0

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from hookscope import hooks, tracing
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section
 from hookscope.cli.output.table import Page, caption_lines, styled, wrapped
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns

@@ -11,13 +11,10 @@ import click
 from hookscope import gradients, hooks, models, report, scores
 from hookscope.cli import process
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note, plain_json
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.cli.shared.subject import OfImage
-from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
 
@@ -59,9 +56,9 @@ class Gradients(OfImage):
     fields of both. In ndjson, the field "row" names the kind of a line. index and order are as in list-layers.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to show, and their parameters: {shared.SELECTION}  [default: layers with a weight of two or more"
-        " dimensions; with --type: all layers of that type]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to show, and their parameters",
+        "layers with a weight of two or more dimensions; with --type: all layers of that type",
     )
     types: tuple[str, ...] = shared.type_option()
     loss: str = option(
@@ -71,8 +68,8 @@ class Gradients(OfImage):
         type=click.Choice(["score", "cross-entropy", "mse"]),
         default="score",
     )
-    target: scores.Target = target_option("Which class")
-    categories: tuple[str, ...] | None = categories_option()
+    target: scores.Target = shared.target_option("Which class")
+    categories: tuple[str, ...] | None = shared.categories_option()
     parameters: bool = option("In tsv and csv, print parameters instead of layers.")
     plot: str | None = shared.plot_file("Draw the gradient flow")
     html: str | None = shared.html_file("findings, layers and parameters")
@@ -91,7 +88,7 @@ class Gradients(OfImage):
         shell_complete=shared.complete_layers,
     )
     detect_anomaly: bool = option("Find the operation that made the first NaN; runs a second pass.")
-    thresholds: dict[str, Any] = threshold_option("gradients")
+    thresholds: dict[str, Any] = shared.threshold_option("gradients")
 
     def check(self) -> None:
         if self.loss == "mse" and shared.was_given("target"):
@@ -102,7 +99,7 @@ class Gradients(OfImage):
     def run(self) -> None:
         thresholds = gradients.GradientThresholds(**self.thresholds)
         changes = gradients.GradientChanges(self.freeze, self.clip_value, self.clip_norm, self.scale, self.clamp_sign)
-        net, categories = self.net, categories_of(self.net, self.categories)
+        net, categories = self.net, shared.categories_of(self.net, self.categories)
         if self.loss != "mse":
             scores.check_family(net.family, net.name)
             self.target.check(categories)
@@ -119,7 +116,7 @@ class Gradients(OfImage):
                 detect_anomaly=self.detect_anomaly,
             )
         if self.detect_anomaly and anomaly is None:
-            output.note("Note: no NaN in the forward pass or in the backward pass")
+            note("Note: no NaN in the forward pass or in the backward pass")
         lines = _totals(measured, loss.name, changes.describe())
         shown = gradients.select_parameters(measured, net.model, self.layers or "all")
         layers, parameters = gradients.gradient_rows(shown, thresholds, net.weights)
@@ -159,9 +156,9 @@ def _provenance(options: Gradients, measured: gradients.GradientReport, findings
         "loss": options.loss,
         "target": str(options.target),
         "layers": [str(term) for term in options.layers.terms] if options.layers else [],
-        **{name: output.plain_json(getattr(options, name)) for name in names},
-        "value": output.plain_json(measured.value),
-        "findings": output.plain_json([finding.as_row() for finding in findings]),
+        **{name: plain_json(getattr(options, name)) for name in names},
+        "value": plain_json(measured.value),
+        "findings": plain_json([finding.as_row() for finding in findings]),
     }
 
 

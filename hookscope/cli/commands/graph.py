@@ -8,7 +8,7 @@ from hookscope import structure
 from hookscope.cli.command import RowCommand
 from hookscope.cli.commands.list_layers import traced
 from hookscope.cli.fields import option
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.written import open_option, wrote
 from hookscope.columns import Column, Columns, Row

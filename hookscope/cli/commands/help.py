@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.command import Command
+from hookscope.cli.command import TOPICS, Command, GroupedCommand, shared_options
 from hookscope.cli.fields import argument
-from hookscope.cli.shared.help import TOPICS, GroupedCommand, shared_options
-from hookscope.cli.shared.threshold_options import threshold_rows
+from hookscope.cli.shared.options import threshold_rows
 
 _TOPICS = (*TOPICS, "findings", "commands")
 

@@ -12,16 +12,12 @@ from typing import Any
 from hookscope import exemplars, hooks, inspection, report, scores, system
 from hookscope.cli import process
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, styled, wrapped
-from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import caption_of
 from hookscope.cli.shared.output_paths import page_name, refuse_input
 from hookscope.cli.shared.picture_run import PictureCommand, write_bytes
+from hookscope.cli.shared.subject import ImageFiles, caption_of
 from hookscope.cli.shared.written import wrote
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError, printable
@@ -76,18 +72,16 @@ class Inspect(PictureCommand):
     output: str | None = shared.output_option("page")
     max_size: int = option(
         "Largest size of the page, such as 20MB or 512KiB. A larger page keeps the best channels of each layer.",
-        type=shared.FileSize(),
+        type=shared.size,
         default="50MB",
     )
     exemplars: str | None = shared.in_file(
         "Show the exemplars that hookscope exemplars -o saved in FILE, in the views of their layers."
     )
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls whose maps are on the page: {shared.SELECTION}  [default: 0:, every index]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls whose maps are on the page", "0:, every index")
     types: tuple[str, ...] = shared.type_option()
-    target: scores.Target = target_option("Class whose score the page explains")
-    categories: tuple[str, ...] | None = categories_option()
+    target: scores.Target = shared.target_option("Class whose score the page explains")
+    categories: tuple[str, ...] | None = shared.categories_option()
 
     def check(self) -> None:
         if self.target.count > 1:
@@ -99,7 +93,7 @@ class Inspect(PictureCommand):
         files.groups(net)
         images = files.usable(net.preprocess.frames)
         best = [] if self.exemplars is None else exemplars.read_exemplars_of(self.exemplars, net)
-        with process.prints_to_standard_error(), pass_progress("images") as on_progress:
+        with process.prints_to_standard_error(), process.pass_progress("images") as on_progress:
             found = inspection.inspect(
                 net,
                 images,
@@ -107,16 +101,16 @@ class Inspect(PictureCommand):
                 types=self.types or None,
                 also=[layer.call.name for layer in best],
                 target=self.target,
-                categories=categories_of(net, self.categories),
+                categories=shared.categories_of(net, self.categories),
                 on_progress=on_progress,
-                on_note=lambda name, text: output.note(f"Note: {name}: {text}"),
+                on_note=lambda name, text: note(f"Note: {name}: {text}"),
             )
         found = replace(found, provenance={**found.provenance, "command": process.command_line()})
         words = [files.words[image.name] for image in images]
         file = place.path_for(page_name(words, net.name), "", net.name, alone=True)
         crops = exemplars.cut_crops(net, best)
         if gone := exemplars.lost_words(crops):
-            output.note(f"Note: {gone}")
+            note(f"Note: {gone}")
         page = report.draw_page(found, best, crops, max_size=self.max_size)
         data = page.encode(errors="backslashreplace")
         if place.kind == "stdout":
@@ -136,7 +130,7 @@ class Inspect(PictureCommand):
         """The images of the page: without ``--limit`` not more than stand side by side."""
         if self.limit is not None or len(self.images) <= _MOST_IMAGES:
             return ImageFiles(self.images)
-        output.note(f"Note: the page has the first {_MOST_IMAGES} of {len(self.images):,} images; use --limit for more")
+        note(f"Note: the page has the first {_MOST_IMAGES} of {len(self.images):,} images; use --limit for more")
         return ImageFiles(self.images[:_MOST_IMAGES])
 
 

@@ -13,13 +13,10 @@ from click.shell_completion import CompletionItem
 from hookscope import hooks, interventions, models, scores
 from hookscope.cli import process
 from hookscope.cli.fields import kept_rows, option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.images import with_notes
 from hookscope.cli.shared.output_paths import write_picture
-from hookscope.cli.shared.subject import OfImage
+from hookscope.cli.shared.subject import OfImage, with_notes
 from hookscope.cli.shared.written import show_option
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
@@ -143,11 +140,11 @@ class Intervene(OfImage):
         "Draw the maps before and after, and their difference: a PNG file.", also=[show_option()]
     )
     classes: bool = option("In a table, tsv and csv, print classes and no layers.")
-    target: scores.Target = target_option("Whose score is shown")
-    categories: tuple[str, ...] | None = categories_option()
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to compare, and to draw with --grid: {shared.SELECTION}  [default: changed layers, and later layers"
-        " with a weight of two or more dimensions]"
+    target: scores.Target = shared.target_option("Whose score is shown")
+    categories: tuple[str, ...] | None = shared.categories_option()
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to compare, and to draw with --grid",
+        "changed layers, and later layers with a weight of two or more dimensions",
     )
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
 
@@ -173,16 +170,16 @@ class Intervene(OfImage):
             )
         classes = _classes(effect, self)
         if not effect.changed:
-            output.note("Note: nothing was changed")
+            note("Note: nothing was changed")
         if idle := [layer.call.key for layer in effect.layers if layer.changed and layer.relative_l2 == 0]:
-            output.note(f"Note: unchanged output: {listed(idle, 6)}")
+            note(f"Note: unchanged output: {listed(idle, 6)}")
         for word in sorted({change.spec.word for change in self.changes if not change.spec.kind.changes_forward}):
-            output.note(f"Note: {word} has no effect on a forward pass: it acts in training")
+            note(f"Note: {word} has no effect on a forward pass: it acts in training")
         if effect.missing:
             calls = counted(len(effect.missing), "call")
-            output.note(f"Note: {calls} ran in only one pass: {listed(effect.missing, 3)}")
+            note(f"Note: {calls} ran in only one pass: {listed(effect.missing, 3)}")
         if self.grid is not None and not effect.changed:
-            output.note(f"Note: {self.grid} was not written")
+            note(f"Note: {self.grid} was not written")
         elif self.grid is not None:
             words = [f"{change.where} {change.spec.text}" for change in self.changes]
             page = interventions.draw_effect(effect, self.read_images[0], net, interventions=words, seed=seed)
@@ -220,7 +217,7 @@ def _classes(effect: interventions.Effect, options: Intervene) -> list[intervent
     """The classes of both passes; a model without scores is an error only if an option is about classes."""
     net, needs_classes = options.net, shared.was_given("target") or options.classes
     if not needs_classes and (why := scores.without_scores(effect.before, net.family, net.name)):
-        output.note(f"Note: {why}: only layers are shown")
+        note(f"Note: {why}: only layers are shown")
         return []
-    categories = categories_of(net, options.categories)
+    categories = shared.categories_of(net, options.categories)
     return interventions.class_changes(effect.before, effect.after, options.target, categories, net.name)

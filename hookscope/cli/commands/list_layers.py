@@ -6,8 +6,7 @@ from hookscope import hooks, models, tracing
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
-from hookscope.cli.output.formats import note
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
 from hookscope.findings import counted, operations_in_words
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hookscope import models
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import argument
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section
 from hookscope.columns import Column, Columns
 from hookscope.findings import counted
 

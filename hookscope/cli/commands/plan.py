@@ -11,10 +11,8 @@ from hookscope import models, planning, report
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
-from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_plot
 from hookscope.columns import Column, Columns
@@ -145,7 +143,7 @@ class Plan(RowCommand):
     )
     memory: int | None = option(
         "Memory of the device, such as 24GB (24 billion bytes) or 24GiB: also find the largest batch that fits.",
-        type=shared.FileSize(),
+        type=shared.size,
     )
     balance: float | None = option(
         "A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --time, as the device is"
@@ -171,7 +169,7 @@ class Plan(RowCommand):
 
     def run(self) -> None:
         source = models.find_source(self.model)  # an unknown name fails before torch is imported
-        with process.prints_to_standard_error(), pass_progress() as on_progress:
+        with process.prints_to_standard_error(), process.pass_progress() as on_progress:
             found = planning.plan(
                 source,
                 batch_size=self.batch_size,
@@ -189,7 +187,7 @@ class Plan(RowCommand):
                 on_progress=on_progress,
             )
         for text in found.notes:
-            output.note(f"Note: {text}")
+            note(f"Note: {text}")
         sums = Report([Section([TOTALS.row(found)], TOTALS)])
         with self.printed_after(sums if self.total else plan_report(found, self.top)):
             if self.plot is not None:

@@ -9,10 +9,9 @@ import click
 from hookscope import images, scores
 from hookscope.cli import process
 from hookscope.cli.fields import option
-from hookscope.cli.output.report import Report, Section
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.model import caption_of
-from hookscope.cli.shared.subject import OfImages
+from hookscope.cli.output.formats import Report, Section
+from hookscope.cli.shared.options import categories_of, categories_option, target_option
+from hookscope.cli.shared.subject import OfImages, caption_of
 from hookscope.columns import Column, Columns, Row
 
 COLUMNS = Columns(

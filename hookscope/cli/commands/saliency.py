@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from hookscope import explain
 from hookscope.cli.fields import kept_rows, option
-from hookscope.cli.progress import pass_progress
+from hookscope.cli.process import pass_progress
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.explain import ANSWER, FRAME, PEAK, ExplainCommand, Explanation
-from hookscope.cli.shared.model import running
+from hookscope.cli.shared.picture_run import ANSWER, FRAME, PEAK, ExplainCommand, Explanation
+from hookscope.cli.shared.subject import running
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
 from hookscope.findings import counted

@@ -14,8 +14,7 @@ from hookscope import models, report, training
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import argument
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, plain_json
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.columns import Column, Columns
@@ -70,7 +69,7 @@ class ShowRun(RowCommand):
         lines = [_what_ran(run, len(runs)), f"{summary(run)}{written if run.end is None else ''}"]
         if self.plot is not None:
             facts = {"run": _run_row(run), "findings": [finding.as_row() for finding in findings]}
-            provenance = {name: output.plain_json(fact) for name, fact in facts.items()}
+            provenance = {name: plain_json(fact) for name, fact in facts.items()}
             write_plot(self.plot, report.plot(run, findings=findings, title=lines[0]), provenance)
         if self.html is not None:
             facts = {**models.package_versions(), "log": log, "command": process.command_line()}

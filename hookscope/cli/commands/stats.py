@@ -10,11 +10,10 @@ from hookscope import hooks, jobs, models, report, statistics, system
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import Measuring
 from hookscope.cli.shared.output_paths import write_html, write_plot
-from hookscope.cli.shared.threshold_options import threshold_option
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed, single
 from hookscope.statistics import StatisticsThresholds  # its file registers the findings whose thresholds help shows
@@ -30,7 +29,7 @@ class StatisticsCommand(RowCommand):
     tensorboard: str | None = shared.in_file(
         "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR", section="Output"
     )
-    thresholds: dict[str, Any] = threshold_option("activations")
+    thresholds: dict[str, Any] = shared.threshold_option("activations")
 
     def check(self) -> None:
         super().check()
@@ -95,9 +94,8 @@ class Stats(StatisticsCommand, Measuring):
         why="name the file of the run to continue: --save FILE --resume",
     )
     rank: bool = option("Also measure the effective rank of layers with up to 2048 channels; slower.")
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to measure: {shared.SELECTION}  [default: every convolution, Linear layer and activation function,"
-        " and (model)]"
+    layers: hooks.Selection | None = shared.calls_option(
+        "Calls to measure", "every convolution, Linear layer and activation function, and (model)"
     )
 
     def run(self) -> int:

@@ -8,11 +8,8 @@ from typing import Any
 
 from hookscope import hooks, scores, tracing
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.formats import terminal_columns
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note, terminal_columns
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import counted, listed, operations_in_words
@@ -85,19 +82,19 @@ class Trace(OfImage):
     A table leaves out columns that are empty, are constant or do not fit the terminal. Other formats have all columns.
     """
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to show: {shared.SELECTION}  [default: all; with --events '*', every module]"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls to show", "all; with --events '*', every module")
     types: tuple[str, ...] = shared.type_option()
     ops: bool | None = shared.ops_option()
     events: bool = option("Print a row for each event: each hook as it runs.")
-    target: scores.Target = target_option("With --events, the class whose score is differentiated", needs="events")
-    categories: tuple[str, ...] | None = categories_option(needs="events")
+    target: scores.Target = shared.target_option(
+        "With --events, the class whose score is differentiated", needs="events"
+    )
+    categories: tuple[str, ...] | None = shared.categories_option(needs="events")
     values: bool = option("Show small tensors whole.")
     max_values: int = option("With --values, show tensors of at most N values.", default=64, needs="values")
 
     def run(self) -> None:
-        net, categories = self.net, categories_of(self.net, self.categories)
+        net, categories = self.net, shared.categories_of(self.net, self.categories)
         loss = None  # the model's output decides
         if shared.was_given("target"):
             scores.check_family(net.family, net.name)
@@ -144,20 +141,20 @@ def _totals(record: tracing.PassRecord, categories: Sequence[str] | None, option
 def _note_the_rest(record: tracing.PassRecord, options: Trace) -> None:
     """Report layers, gradients and tensors that have no row."""
     if options.layers is None and (words := operations_in_words(record.operations)):
-        output.note(f"Note: not shown: {words}; --ops shows them")
+        note(f"Note: not shown: {words}; --ops shows them")
     if idle := record.did_not_run:
-        output.note(f"Note: {counted(len(idle), 'chosen layer')} did not run: {listed(idle, 3)}")
+        note(f"Note: {counted(len(idle), 'chosen layer')} did not run: {listed(idle, 3)}")
     if options.events and record.without_backward:
-        output.note(f"Note: no backward pass: {record.without_backward}")
+        note(f"Note: no backward pass: {record.without_backward}")
     elif options.events and record.unreached:
         keys = [call.key or hooks.MODEL for call in record.unreached]
         have = "has" if len(keys) == 1 else "have"
-        output.note(f"Note: {counted(len(keys), 'call')} {have} no gradient and no backward event: {listed(keys, 3)}")
+        note(f"Note: {counted(len(keys), 'call')} {have} no gradient and no backward event: {listed(keys, 3)}")
     kinds = [[call.input, call.output, call.gradient if options.events else {}] for call in record.calls]
     larger = sum(tensor.values is None for facts in kinds for parts in facts for tensor in parts.values())
     if options.values and larger:
         what = f"{counted(larger, 'tensor')} of more than {options.max_values} values left out"
-        output.note(f"Note: {what}; --max-values shows larger tensors")
+        note(f"Note: {what}; --max-values shows larger tensors")
 
 
 def _numbers(facts: tracing.Facts, prefix: str) -> dict[str, Any]:

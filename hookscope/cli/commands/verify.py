@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from hookscope import hooks, verification
 from hookscope.cli import process
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns, Row
@@ -54,7 +53,7 @@ class Verify(OfImage):
     """
 
     paths: tuple[str, ...] = shared.image_argument("[IMAGE]", required=False)
-    layers: hooks.Selection = shared.layer_option(f"Calls to check: {shared.SELECTION}  [default: all]", default="all")
+    layers: hooks.Selection = shared.calls_option("Calls to check", "all", default="all")
     types: tuple[str, ...] = shared.type_option()
 
     def run(self) -> int:
@@ -63,7 +62,7 @@ class Verify(OfImage):
         for check in failed:
             where = f" at '{check.layer}'" if check.layer else ""
             by = f" by {check.largest_difference:.4g}" if check.largest_difference else ""
-            output.note(f"Difference: {check.name} fails{where}{by}: {check.note}", always=True)
+            note(f"Difference: {check.name} fails{where}{by}: {check.note}", always=True)
         return 3 if failed else 0
 
 

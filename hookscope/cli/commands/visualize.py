@@ -9,9 +9,8 @@ from typing import Any
 from hookscope import drawing, hooks, images
 from hookscope.cli import process
 from hookscope.cli.fields import option
-from hookscope.cli.output import formats as output
+from hookscope.cli.output.formats import note
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.class_options import categories_of, categories_option
 from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureCommand, as_array, check_arrays
 from hookscope.columns import Column, Columns, Row
@@ -55,9 +54,7 @@ class Visualize(PictureCommand):
 
     printed = COLUMNS
 
-    layers: hooks.Selection | None = shared.layer_option(
-        f"Calls to draw: {shared.SELECTION}  [default: 0:, every index]", default="0:"
-    )
+    layers: hooks.Selection | None = shared.calls_option("Calls to draw", "0:, every index", default="0:")
     types: tuple[str, ...] = shared.type_option()
     output: str | None = shared.output_option("sheet")
     channels: drawing.ChannelChoice | None = shared.channels_option(
@@ -83,7 +80,7 @@ class Visualize(PictureCommand):
     columns: int | None = shared.columns_option("Maps in a row.  [default: a grid with full rows]")
     cell: int | None = shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]")
     plain: bool = option("Draw the grid only: no header, numbers or colour bars.")
-    categories: tuple[str, ...] | None = categories_option()
+    categories: tuple[str, ...] | None = shared.categories_option()
     raw: str | None = shared.out_file(
         "Keep the exact activations too: one as .npy, several as .npz or .safetensors with keys IMAGE/LAYER.",
         writes=check_arrays,
@@ -94,7 +91,7 @@ class Visualize(PictureCommand):
         alpha = drawing.ALPHA if self.alpha is None else self.alpha
         overlay = alpha if self.overlay else None
         style = drawing.Style(self.columns, self.cell, self.cmap or scale.cmap, self.plain, overlay)
-        net = replace(self.net, categories=categories_of(self.net, self.categories))
+        net = replace(self.net, categories=shared.categories_of(self.net, self.categories))
         tensors, types = [net.prepare(image) for image in read], self.types or None
         with process.prints_to_standard_error():
             result = drawing.run_and_reduce(
@@ -103,18 +100,18 @@ class Visualize(PictureCommand):
         self.arrays.expect(sum(len(summary.values) for _, summary in result.summaries))
         frames = drawing.input_frames(net, tensors)
         for call, error in result.without_map:
-            output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
+            note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
         for name in result.did_not_run:
-            output.note(f"Note: {name} did not run")
+            note(f"Note: {name} did not run")
         if beyond := [call.key for call, summary in result.summaries if _is_beyond(summary, self.channels)]:
-            output.note(f"Note: --channels names channels that do not exist in {listed(beyond, 3)}")
+            note(f"Note: --channels names channels that do not exist in {listed(beyond, 3)}")
         image = read[0].name
         names = call_names([call for call, _ in result.summaries], self.files.words[image], net.name)
         files = [self.path(name, image, self.is_single and len(names) == 1) for name in names]
         for (call, summary), file in zip(result.summaries, files, strict=True):
             sheet = drawing.draw_call(summary, call, drawing.Origin.of(net, *read), style, frames)
             if sheet.left_out:
-                output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
+                note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
             self.write(sheet.image, file)
             for part, values in summary.values.items():
                 self.arrays.keep("/".join(filter(None, (self.files.words[image], call.key, part))), as_array(values))

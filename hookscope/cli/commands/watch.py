@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from hookscope.cli.command import Command
+from hookscope.cli.command import Command, GroupedCommand
 from hookscope.cli.fields import argument, option
-from hookscope.cli.shared.help import GroupedCommand
-from hookscope.cli.shared.options import SELECTION, complete_words, layer_option, type_option
+from hookscope.cli.shared.options import calls_option, complete_words, type_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
 from hookscope.training import SinkChoice
@@ -90,7 +89,7 @@ class Watch(Command):
     words: tuple[str, ...] = argument(
         "SCRIPT [ARG]...", type=click.UNPROCESSED, shell_complete=complete_words(or_file=True)
     )
-    layers: Any = layer_option(f"Calls to log: {SELECTION}  [default: all]", default="all")
+    layers: Any = calls_option("Calls to log", "all", default="all")
     types: tuple[str, ...] = type_option()
     every: int = option(
         "Sample every N-th step of each optimizer: 0, N, 2N... A sampled step takes longer than others.", default=50

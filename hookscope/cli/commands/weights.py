@@ -9,13 +9,10 @@ from typing import Any
 from hookscope import drawing, hooks, models, parameters, report, tracing
 from hookscope.cli import process
 from hookscope.cli.fields import group
-from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, note, plain_json
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.output_paths import write_html, write_picture, write_plot
-from hookscope.cli.shared.subject import OfModel
-from hookscope.cli.shared.threshold_options import threshold_option
+from hookscope.cli.shared.subject import ModelOptions, OfModel, check_choice
 from hookscope.findings import counted
 from hookscope.parameters import (
     finding_names as finding_names,  # its file registers the findings whose options help shows
@@ -71,7 +68,7 @@ class Weights(OfModel):
     cmap: str | None = shared.colour_map_option(
         "With --kernels: any matplotlib colour map.  [default: RdBu_r]", needs="kernels"
     )
-    thresholds: dict[str, Any] = threshold_option("weights")
+    thresholds: dict[str, Any] = shared.threshold_option("weights")
 
     def run(self) -> None:
         thresholds, layers = parameters.ParameterThresholds.of(self.thresholds), self.layers
@@ -90,14 +87,14 @@ class Weights(OfModel):
         with self.printed_after(Report([section], findings, about, totals, caption=about)):
             said = {"findings": findings, "title": net.name, "weights": net.weights, "lines": totals}
             if self.plot is not None:
-                told = {"findings": output.plain_json([finding.as_row() for finding in findings])}
+                told = {"findings": plain_json([finding.as_row() for finding in findings])}
                 write_plot(self.plot, report.plot(rows, **said), {**models.package_versions(), **about, **told})
             if self.html is not None:
                 facts = {**models.package_versions(), **about, "command": process.command_line()}
                 write_html(self.html, report.draw_weights_page(rows, thresholds=thresholds, provenance=facts, **said))
             if self.kernels and sheet:
                 for text in sheet.left_out:
-                    output.note(f"Note: {self.kernels} leaves out {text}")
+                    note(f"Note: {self.kernels} leaves out {text}")
                 write_picture(self.kernels, sheet.image)
 
 

@@ -13,11 +13,10 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TextIO
 
-from hookscope.cli.output.report import Report, Section
 from hookscope.cli.output.table import (
     Page,
     Plain,
@@ -30,9 +29,70 @@ from hookscope.cli.output.table import (
     text_of,
     whole_line,
 )
-from hookscope.columns import Row
+from hookscope.columns import Columns, Row
 from hookscope.errors import printable
-from hookscope.findings import verdict
+from hookscope.findings import Finding, verdict
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows of one kind.
+
+    Attributes:
+        rows: Mappings from field to None, a truth value, a number, a text, a path, a sequence of these (integers make
+            a shape, ``1x64x112x112``) or a mapping of these. A missing field counts as None.
+        columns: What each row says, in order.
+        kind: ``"row": "layer"`` in ndjson, the list ``"layers"`` in json. Without a kind the rows stand alone.
+        totals: Lines under the table; read after the last row.
+        shown: The rows of a table, if it does not show all of ``rows``.
+        for_table: Turns a row into what a table shows.
+        in_table: Whether a table shows the section.
+        in_flat: Whether tsv and csv may show the section; they hold the first such section.
+        needs_rows: Whether a table leaves the section out when it has no rows.
+    """
+
+    rows: Iterable[Row]
+    columns: Columns
+    kind: str = ""
+    totals: Iterable[str] = ()
+    shown: Iterable[Row] | None = None
+    for_table: Callable[[Row], Row] | None = None
+    in_table: bool = True
+    in_flat: bool = True
+    needs_rows: bool = False
+
+    def check(self, row: Row) -> Row:
+        known = self.columns.nested
+        if unknown := [name for name in row if name not in known]:
+            raise ValueError(f"a row has the unknown fields {unknown}; there are {', '.join(known)}")
+        return row
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command prints.
+
+    Attributes:
+        sections: The rows.
+        findings: The findings: sentences under a table, rows in json and ndjson. None if a command has none.
+        about: What json holds beside the rows.
+        lead: Lines above the first table, from a `hookscope.cli.output.table.Page`.
+        totals: Lines under the last table.
+        flat_note: A note for standard error if tsv or csv leaves something out.
+        caption: What holds for every row of a table, such as model and preprocessing; one text under the last table,
+            with the columns that are the same in every row.
+        in_words: What a table prints instead of sections, from a `hookscope.cli.output.table.Page`.
+    """
+
+    sections: Sequence[Section]
+    findings: Sequence[Finding] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    totals: Sequence[str] = ()
+    flat_note: str = ""
+    caption: Mapping[str, Any] = field(default_factory=dict)
+    in_words: Callable[[Any], Iterable[str]] | None = None
+    lead: Callable[[Any], Iterable[str]] | None = None
+
 
 _LEAST_COLUMNS = 20  # of a table: a terminal that says less does not know
 
@@ -233,10 +293,10 @@ def _write_table(report: Report, stream: TextIO) -> None:
         rows, error = _until_error(map(section.check, section.rows if section.shown is None else section.shown))
         shown = bool(rows) or not section.needs_rows
         if shown:
-            table = lay_out([*map(section.for_table or dict, rows)], section, caption, page)
-            caption |= table.constant
-            left_out += table.left_out
-            lines += [*([""] if lines else []), *table.lines]
+            table, constant, left = lay_out([*map(section.for_table or dict, rows)], section.columns, caption, page)
+            caption |= constant
+            left_out += left
+            lines += [*([""] if lines else []), *table]
         if error is not None:
             _emit(stream, "".join(f"{line}\n" for line in lines))
             raise error

@@ -13,8 +13,7 @@ from typing import Any, TextIO
 import click
 
 from hookscope import models
-from hookscope.cli.output.report import Section
-from hookscope.columns import ALWAYS, Row
+from hookscope.columns import ALWAYS, Columns, Row
 from hookscope.display import rounded as rounded, text_of as text_of, text_width
 from hookscope.errors import printable
 from hookscope.findings import CATALOGUE, SEVERITIES, Finding, listed, ranked, verdict
@@ -117,22 +116,15 @@ class Page:
     ellipsis: str = "…"
 
 
-@dataclass(frozen=True)
-class Table:
-    """The lines of a table; ``constant`` holds the columns that are in the caption instead, ``left_out`` the rest."""
-
-    lines: list[str]
-    constant: dict[str, Any]
-    left_out: list[str]
-
-
-def lay_out(rows: Sequence[Row], section: Section, caption: Mapping[str, Any], page: Page) -> Table:
-    """A table that fits ``page``, under which ``caption`` stands.
+def lay_out(
+    rows: Sequence[Row], declared: Columns, caption: Mapping[str, Any], page: Page
+) -> tuple[list[str], dict[str, Any], list[str]]:
+    """The lines of a table that fits ``page``, what its ``caption`` holds of it too, and the columns left out.
 
     A table that is too wide loses the columns that are the same in every row, then the least needed, and then cells are
     shortened in the middle. A table of one row loses nothing, because the caption takes its columns.
     """
-    shown = section.columns.shown(rows)
+    shown = declared.shown(rows)
     values = {column.name: [row.get(column.name) for row in rows] for column in shown}
     same = {name: column[0] for name, column in values.items() if column and column.count(column[0]) == len(column)}
     constant = {name: same[name] for name in _CAPTION_FIELDS if same.get(name) is not None}
@@ -148,7 +140,7 @@ def lay_out(rows: Sequence[Row], section: Section, caption: Mapping[str, Any], p
     cells = [columns[name].cells(width, page) for name, width in widths.items()]
     lines = ["  ".join(line).rstrip() for line in zip(*cells, strict=True)]
     left_out = [name for name in columns if name not in kept and name not in constant]
-    return Table(lines, {name: value for name, value in constant.items() if value is not None}, left_out)
+    return lines, {name: value for name, value in constant.items() if value is not None}, left_out
 
 
 @dataclass(frozen=True)

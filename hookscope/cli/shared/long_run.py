@@ -14,11 +14,9 @@ import click
 from hookscope import hooks, jobs, models, statistics
 from hookscope.cli import process
 from hookscope.cli.fields import Options, group, option
-from hookscope.cli.output import formats as output
-from hookscope.cli.progress import image_progress
-from hookscope.cli.shared.model import check_choice
+from hookscope.cli.output.formats import Output, note
 from hookscope.cli.shared.options import FiniteRange, ops_option, type_option
-from hookscope.cli.shared.subject import OfImages
+from hookscope.cli.shared.subject import OfImages, check_choice
 from hookscope.errors import HookscopeError, LayerError, UsageError
 from hookscope.findings import counted, operations_in_words
 from hookscope.images import Listener
@@ -77,7 +75,7 @@ class EngineOptions(Options):
 
     def serve(self, load: Callable[[], models.LoadedModel]) -> None:
         """Work for rank 0 in another process of torchrun, on the model that ``load`` returns."""
-        output.Output.now.quiet = True  # rank 0 says it
+        Output.now.quiet = True  # rank 0 says it
         engine = self._torchrun()
         with process.prints_to_standard_error():
             engine.serve(load())
@@ -131,13 +129,13 @@ class ImageRun(contextlib.ExitStack):
         if self._strict:
             raise error
         self.skipped += 1
-        output.note(f"Error: {error}", always=True)
+        note(f"Error: {error}", always=True)
 
     def _note(self, name: str, text: str) -> None:
         """Print the first three notes; a folder may hold thousands of images with the same note."""
         self._noted += 1
         if self._noted <= _NOTES_SHOWN:
-            output.note(f"Note: {name}: {text}")
+            note(f"Note: {name}: {text}")
         else:
             self._rest[text] += 1
 
@@ -148,14 +146,14 @@ class ImageRun(contextlib.ExitStack):
             kinds = [f"{text} ({count})" for text, count in shown]
             others = total - sum(count for _, count in shown)
             kinds += [f"others ({others})"] if others else []
-            output.note(f"Note: {counted(total, 'more note')}: {', '.join(kinds)}")
+            note(f"Note: {counted(total, 'more note')}: {', '.join(kinds)}")
         super().__exit__(*error)
 
     def _start(self, done: int) -> None:
         """Show the bar of the images that an earlier run has not done."""
         if done:
-            output.note(f"Note: {self._file} holds {done:,} of {self.total}")
-        self._advance = self.enter_context(image_progress(self._count - done))
+            note(f"Note: {self._file} holds {done:,} of {self.total}")
+        self._advance = self.enter_context(process.image_progress(self._count - done))
         self.enter_context(process.prints_to_standard_error())
 
     def _interrupt(self, done: int) -> None:
@@ -163,9 +161,9 @@ class ImageRun(contextlib.ExitStack):
         if done:
             fails_again = isinstance(error, LayerError)
             do = "change the options and start again with --overwrite" if fails_again else "add --resume to continue"
-            output.note(f"Note: {self._file} holds {done:,} of {self.total}; {do}")
+            note(f"Note: {self._file} holds {done:,} of {self.total}; {do}")
         elif isinstance(error, KeyboardInterrupt | SystemExit):  # an error says itself what happened
-            output.note(f"Note: interrupted before an image was saved in {self._file}")
+            note(f"Note: interrupted before an image was saved in {self._file}")
 
 
 class OfManyImages(OfImages, BatchOptions):
@@ -212,8 +210,8 @@ class Measuring(OfManyImages):
                 run=jobs.RunSettings(self.batch_size, self.workers, engine, run.listener),
             )
         if self.layers is None and (words := operations_in_words(saved.coverage.operations)):
-            output.note(f"Note: not measured: {words}; --ops measures them")
+            note(f"Note: not measured: {words}; --ops measures them")
         skipped = saved.progress.skipped if saved.progress is not None else 0
         if skipped:
-            output.note(f"Note: {skipped:,} of {run.total} skipped")
+            note(f"Note: {skipped:,} of {run.total} skipped")
         return saved, skipped

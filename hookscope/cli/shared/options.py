@@ -1,4 +1,4 @@
-"""Options that several commands share, as functions that make fields; how MODEL is loaded is in `.model`."""
+"""Options that several commands share, as functions that make fields; how MODEL is loaded is in `.subject`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope import drawing, hooks, images, models, tracing
+from hookscope import drawing, hooks, images, models, parameters, scores, statistics, tracing
 from hookscope.cli.fields import Completion, Option, RegistryChoice, Rows, argument, option, parsed
-from hookscope.cli.output.formats import Output
+from hookscope.cli.output.formats import Output, note
 from hookscope.cli.shared.output_paths import check_plot, is_file_name, suffix_check
 from hookscope.cli.shared.written import open_option, show_option
-from hookscope.errors import UsageError
+from hookscope.errors import HookscopeError, UsageError, nearest
+from hookscope.findings import Threshold, thresholds_for
 
 
 class FiniteRange(click.FloatRange):
@@ -27,20 +28,14 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
+def input_size(text: str) -> tuple[int, ...]:
     """``HxW`` in pixels, or one number for a square, to ``(H, W)``; ``DxHxW`` to ``(D, H, W)``."""
-
-    name = "[Dx]HxW"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        is_size = re.fullmatch(r"\d{1,5}(?:[xX×]\d{1,5}){0,2}", value.strip())
-        size = tuple(map(int, re.findall(r"\d+", value))) if is_size else (0,)
-        if not 1 <= min(size) <= max(size) <= 16384:
-            says = f"'{value}' is not a size; write height x width in pixels, such as 224x320"
-            self.fail(f"{says}, or depth x height x width", param, ctx)
-        return size * 2 if len(size) == 1 else size
+    is_size = re.fullmatch(r"\d{1,5}(?:[xX×]\d{1,5}){0,2}", text.strip())
+    sides = tuple(map(int, re.findall(r"\d+", text))) if is_size else (0,)
+    if not 1 <= min(sides) <= max(sides) <= 16384:
+        says = f"'{text}' is not a size; write height x width in pixels, such as 224x320"
+        raise click.BadParameter(f"{says}, or depth x height x width")
+    return sides * 2 if len(sides) == 1 else sides
 
 
 _UNITS = {
@@ -50,28 +45,18 @@ _UNITS = {
 }
 
 
-class FileSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+def size(text: str) -> int:
     """``20MB`` or ``512KiB`` to bytes."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        parts = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([a-z]*)", value.strip().lower(), re.ASCII)
-        size = int(float(parts[1]) * _UNITS.get(parts[2], 0)) if parts else 0
-        if not size:
-            self.fail(f"'{value}' is not a size; write 20MB, 500kB or 512KiB", param, ctx)
-        return size
+    parts = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
+    number = int(float(parts[1]) * _UNITS.get(parts[2], 0)) if parts else 0
+    if not number:
+        raise click.BadParameter(f"'{text}' is not a size; write 20MB, 500kB or 512KiB")
+    return number
 
 
-class Seed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+def seed(text: str) -> int:
     """A seed that torch takes; errors show the range, but help does not."""
-
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return click.IntRange(0, 2**63 - 1).convert(value, param, ctx)
+    return click.IntRange(0, 2**63 - 1)(text)
 
 
 class FilePath(click.Path):
@@ -157,9 +142,6 @@ def image_argument(metavar: str = "IMAGE", required: bool = True) -> Any:
     return argument(metavar, required=required, type=click.Path())
 
 
-SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, all; repeatable, comma separated."
-
-
 def layer_option(
     help: str, name: str = "--layer", default: str | None = None, metavar: str = "SEL", **more: Any
 ) -> Any:
@@ -175,6 +157,12 @@ def layer_option(
 
     more |= {"callback": parsed(select), "shell_complete": complete_layers}
     return option(help, name, metavar=metavar, multiple=True, **more)
+
+
+def calls_option(what: str, usual: str = "", **more: Any) -> Any:
+    """``--layer``: a selection of calls, for ``what``; ``usual`` says which are taken without it."""
+    selection = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, all; repeatable, comma separated."
+    return layer_option(f"{what}: {selection}" + (f"  [default: {usual}]" if usual else ""), **more)
 
 
 def ops_option() -> Any:
@@ -262,7 +250,7 @@ def size_option() -> Any:
         "  [default: the model's own]",
         *("--input-size", "--size"),
         metavar="[Dx]HxW",
-        type=InputSize(),
+        type=input_size,
         topic="model",
     )
 
@@ -280,3 +268,172 @@ utf8_option = Option(
     help="Write all characters in JSON as they are, or escape those beyond ASCII.  [default: --utf8 on a UTF-8"
     " terminal]",
 )
+
+
+def complete_classes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of the classes: from ``--categories``, else from the model typed."""
+    try:
+        names = ctx.params.get("categories") or models.class_names_of(typed_model(ctx) or "")
+    except (HookscopeError, OSError):
+        names = ()
+    names = [name for name in names if name.lower().startswith(incomplete.lower())]
+    if os.environ.get("_HOOKSCOPE_COMPLETE", "").startswith("bash"):  # other shells quote a name by themselves
+        names = [re.sub(r"([^\w@%+=:,./-])", r"\\\1", name) for name in names]
+    return list(map(CompletionItem, names))
+
+
+def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    best = complete_words("top:1", "top:3", "top:5")(ctx, param, incomplete)
+    return best + complete_classes(ctx, param, incomplete)
+
+
+def target_option(
+    help: str,
+    best: bool = True,
+    parse: Callable[[str], Any] = scores.Target,
+    more: str = "",
+    default: str | None = "top:1",
+    **checks: Any,
+) -> Any:
+    """``--target``; ``help`` comes before what the option takes; ``best`` if it takes ``top:K``.
+
+    ``more`` is help on what else ``parse`` takes.
+    """
+    last = "unique part of a name, or top:K (the K best)" if best else "or unique part of a name"
+    return option(
+        f"{help}: number, name, {last}; repeatable, comma separated.{more}",
+        "--target",
+        metavar="CLASS",
+        multiple=True,
+        default=None if default is None else (default,),
+        shell_complete=complete_targets if best else complete_classes,
+        callback=parsed(lambda words: parse(",".join(words)) if words else None),
+        **checks,
+    )
+
+
+def complete_categories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    names = [CompletionItem("imagenet")] if incomplete and "imagenet".startswith(incomplete) else []
+    return [*names, CompletionItem(incomplete, type="file")]
+
+
+def categories_option(**checks: Any) -> Any:
+    return option(
+        "Names of the classes: imagenet, or a file with one name per line or JSON (a list, or an object from number"
+        " to name).  [default: the names that come with the weights]",
+        "--categories",
+        metavar="FILE",
+        type=lambda path: scores.read_categories(path),
+        shell_complete=complete_categories,
+        topic="model",
+        **checks,
+    )
+
+
+def categories_of(net: models.LoadedModel, categories: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The class names of ``--categories``, else of ``net``; CategoriesError for another number of classes.
+
+    If that number is unknown before a forward pass, `predictions` raises the error.
+    """
+    if categories is None:
+        if net.categories is None and models.outputs_of(net.model) == 1000:
+            note("Note: class names unknown; --categories imagenet if these are ImageNet's classes")
+        return net.categories
+    if net.categories:
+        scores.check_categories(categories, len(net.categories), net.name)
+    return categories
+
+
+def share(text: str) -> float:
+    """``5%`` or ``0.05`` to a share from 0 to 1."""
+    written = text.strip()
+    if written == "1":
+        raise click.BadParameter("'1' may be meant as 1% or as all; write 1% or 100%")
+    try:
+        # the exponent keeps 0.1% equal to 1 of 1000, which a division by 100 does not
+        number = float(f"{written[:-1].strip()}e-2" if written.endswith("%") else written)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise click.BadParameter(f"'{text}' is not a share; write 5% or 0.05")
+    return number
+
+
+def number_from(least: float = 0.0, most: float = math.inf, endless: bool = False) -> Callable[[str], float]:
+    """What reads a number from ``least`` on; ``inf`` where ``endless``."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (math.isinf(value) and not endless):
+            span = f"at least {least:g}" if math.isinf(most) else f"{least:g} to {most:g}"
+            raise click.BadParameter(f"'{text}' is not a number of {span}")
+        return value
+
+    return number
+
+
+def rank(text: str) -> tuple[float | None, float | None]:
+    """A number of directions, or ``5%`` of the maximum, to ``(number, share)``, one of them None."""
+    if text.strip().endswith("%"):
+        return None, share(text)
+    try:
+        return number_from()(text), None
+    except click.BadParameter:
+        says = f"'{text}' is not a rank; write a number of directions, or 5% of the channels"
+        raise click.BadParameter(says) from None
+
+
+def threshold_option(question: str) -> Any:
+    """``--threshold NAME=VALUE`` for all findings on ``question``; the command gets the value of each by its name."""
+
+    def parse(texts: Sequence[str]) -> dict[str, Any]:
+        known = {threshold.option: threshold for threshold in _with_options(question)}
+        values = {threshold.name: threshold.default for threshold in known.values()}
+        for text in texts:
+            name, _, value = text.partition("=")
+            if name not in known:
+                raise UsageError(f"no threshold '{name}'", nearest(name, [*known]), "see `hookscope help findings`")
+            try:
+                values[known[name].name] = _reader(known[name])(value)
+            except click.BadParameter as error:
+                example = f"--threshold {name}={known[name].default:g}"
+                raise UsageError(f"--threshold {name}: {error.message}", do=f"write {example}") from None
+        return values
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return complete_words(*(f"{t.option}=" for t in _with_options(question)))(ctx, param, incomplete)
+
+    return option(
+        "From where on something is a finding; repeatable. `hookscope help findings` lists the names.",
+        "--threshold",
+        metavar="NAME=VALUE",
+        multiple=True,
+        parse=parse,
+        shell_complete=complete,
+    )
+
+
+def threshold_rows() -> list[tuple[str, str]]:
+    """The name of each threshold, and what it is with its default, for `hookscope help findings`."""
+    rows = []
+    for question in ("activations", "weights", "gradients"):
+        for threshold in _with_options(question):
+            default = f"{100 * threshold.default:g}%" if threshold.share else f"{threshold.default:g}"
+            rows.append((threshold.option, f"{threshold.help}  [default: {default}; {question}]"))
+    return rows
+
+
+def _with_options(question: str) -> list[Threshold]:
+    _ = statistics.find_problems, parameters.parameter_findings  # their files add kinds of findings
+    return [threshold for threshold in thresholds_for(question) if threshold.option]
+
+
+def _reader(threshold: Threshold) -> Callable[[str], Any]:
+    if threshold.share:
+        return share
+    if isinstance(threshold.default, int):
+        return click.IntRange(int(threshold.least))
+    return number_from(threshold.least, threshold.most, threshold.endless)

@@ -1,4 +1,4 @@
-"""One run from images to pages, and the file of ``--raw``: what ``visualize``, ``cam`` and ``saliency`` share."""
+"""One run from images to pages, the file of ``--raw``, and what commands share that explain an answer by maps."""
 
 from __future__ import annotations
 
@@ -6,21 +6,32 @@ import contextlib
 import io
 import os
 import zipfile
+import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hookscope import drawing, images, system
+from hookscope import drawing, explain, images, models, scores, system
 from hookscope.cli import process
-from hookscope.cli.output.report import Report, Section
-from hookscope.cli.shared.model import caption_of
-from hookscope.cli.shared.output_paths import OutputPath, is_device, refuse_input, write_picture
-from hookscope.cli.shared.subject import OfImages
+from hookscope.cli.fields import kept_rows, option
+from hookscope.cli.output.formats import Report, Section, note
+from hookscope.cli.shared.options import (
+    categories_of,
+    categories_option,
+    colour_map_option,
+    complete_classes,
+    in_file,
+    out_file,
+    output_option,
+    target_option,
+)
+from hookscope.cli.shared.output_paths import OutputPath, file_word, is_device, model_word, refuse_input, write_picture
+from hookscope.cli.shared.subject import ImageFiles, OfImages, caption_of, with_one_stdin
 from hookscope.cli.shared.written import wrote_arrays
-from hookscope.columns import Columns, Row
+from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError, WriteError
 from hookscope.system import replacement, write_atomically
 
@@ -200,3 +211,187 @@ def write_bytes(data: bytes) -> None:
     stream = process.standard_output().buffer
     stream.write(data)
     stream.flush()
+
+
+_LONGEST_WHAT = 80  # letters of a file name
+
+
+ANSWER = Columns(
+    Column("class", need=12, hide="unknown"),
+    Column("label", hide="unknown"),
+    Column("score", need=9),
+    Column("probability", hide="unknown"),
+)
+"""The columns of the class that a map explains."""
+PEAK = Columns(Column("max", need=6), Column("peak_x", need=13), Column("peak_y", need=13))
+"""The columns of the highest value of a map."""
+FRAME = Columns(Column("target", hide="zero"), Column("box", need=1, hide="zero"))
+"""The columns of what else a map may explain than a class."""
+
+
+def _read_cam_methods() -> Iterator[tuple[str, str]]:
+    for methods in (explain.CAM_METHODS, explain.ATTENTION_METHODS):
+        yield from ((name, method.summary) for name, method in methods.items())
+
+
+cam_methods = kept_rows("cam", "explain", _read_cam_methods)
+"""The methods of class activation maps and what they do, by name."""
+
+
+def _reference(path: str) -> ImageFiles:
+    """The image of ``--similar-to``, which must be one; how many frames the model takes is not known yet."""
+    files = ImageFiles([path])
+    files.read_first()
+    return files
+
+
+class ExplainCommand(PictureCommand):
+    """What commands share that explain an answer by maps."""
+
+    suffixes = (".png", *drawing.ANIMATIONS)
+
+    target: scores.Target | scores.Boxes | str | None = target_option(
+        "What to explain. A class",
+        parse=scores.parse_target,
+        more=" box:K explains the K-th best detection, from 0; box:K:class explains its class only, not its"
+        " position. A function of the output: file.py:function or package.module:function.  [default: top:1]",
+        default=None,
+    )
+    against: scores.Target | None = option(
+        "Subtract the score of this class: explain why --target and not this class.",
+        metavar="CLASS",
+        parse=scores.Target,
+        shell_complete=complete_classes,
+    )
+    region: scores.Region | None = in_file(
+        "Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or the pixel X,Y."
+        "  [default: where the class has the highest score]",
+        metavar="FILE|X,Y",
+        parse=scores.Region.parse,
+    )
+    similar_to: ImageFiles | None = in_file(
+        "Explain the similarity to IMAGE: the cosine of both outputs, instead of the score of a class.",
+        metavar="IMAGE",
+        parse=_reference,
+    )
+    categories: tuple[str, ...] | None = categories_option()
+    output: str | None = output_option("picture")
+    raw: str | None = out_file(
+        "Keep the numbers of the maps too: .npy, or several in one .npz or .safetensors.", writes=check_arrays
+    )
+    cmap: str | None = colour_map_option("Any matplotlib colour map.", default="inferno")
+
+    @property
+    def choice(self) -> scores.TargetChoice:
+        files = self.similar_to
+        similar_to = None if files is None else partial(files.read, files.paths[0])
+        return scores.TargetChoice(self.target, self.region, self.against, similar_to)
+
+    def check(self) -> None:
+        if self.similar_to is not None:
+            with_one_stdin([*self.images, *self.similar_to.paths])
+        super().check()
+        self.place.check_count(len(self.images))
+        if self.choice.count > 1:
+            self.arrays.expect(self.choice.count)
+            if self.place.takes_one:
+                raise UsageError(f"--target {self.target} makes several pictures", do="give -o a folder, or one target")
+
+    @property
+    def is_animation(self) -> bool:
+        return self.place.kind == "file" and self.place.path.lower().endswith(tuple(drawing.ANIMATIONS))
+
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        return categories_of(self.net, self.categories)
+
+    @cached_property
+    def target_of(self) -> Callable[..., Any]:
+        """What is explained of an image."""
+        if self.is_animation and self.net.preprocess.frames < 2:
+            exists = f"{self.net.name} takes a picture: there are no frames for an animation"
+            raise UsageError(f"cannot write {self.place.path}", exists, "name it .png")
+        return scores.target_for(self.choice, self.net, self.names)
+
+    def draw(self, read: Sequence[images.InputImage]) -> Iterator[Any]:
+        [image] = read
+        source, word = explain.OverlaySource.of(image, self.net), self.files.words[image.name]
+        target = partial(self.target_of, image)
+        return self.explained(Explanation(self, image, self.net.prepare(image), source, word, target))
+
+    def explained(self, explanation: Explanation) -> Iterator[Any]:
+        """Write the pictures of one image, and yield a row for each."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One image of a run, as a file and as a tensor; ``word`` is its name as part of file names.
+
+    ``target(classes)`` returns what is explained; without ``classes`` they come from ``--target``.
+    """
+
+    run: ExplainCommand
+    image: images.InputImage
+    tensor: Any
+    source: explain.OverlaySource
+    word: str
+    target: Callable[..., Any]
+
+    @property
+    def net(self) -> models.LoadedModel:
+        return self.run.net
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        return self.net.inputs(self.tensor)
+
+    def note(self, text: str) -> None:
+        note(f"Note: {self.source.origin.image}: {text}")
+
+    def note_unseen(self, answer: scores.Score) -> None:
+        """Print a note on a class that the model does not see."""
+        if answer.low_probability:
+            self.note(f"{answer.name}: {explain.why_unseen(answer)}")
+
+    def clip(self, maps: Any, scale_of: Sequence[Any], cmap: str | None) -> Any:
+        """The strip or the animation of maps of a clip; None where neither is asked for and the maps have one frame."""
+        each = [maps] if isinstance(maps, explain.Saliency) else maps
+        if self.run.is_animation:
+            return explain.animate_clip(maps, self.image, self.net, scale_of=scale_of, cmap=cmap)
+        if self.net.preprocess.frames > 1 and any(len(one.values) > 1 and one.values.ndim > 2 for one in each):
+            return explain.draw_clip(maps, self.image, self.net, scale_of=scale_of, cmap=cmap)
+        return None
+
+    def write(self, page: Any, what: str, answer: scores.Score, alone: bool) -> str:
+        """Write the picture of one score and return its path; ``alone`` if the image has no other picture.
+
+        ``what`` names the method and the chosen layers: runs that differ in them write different files.
+        """
+        what = file_word(what)
+        if len(what) > _LONGEST_WHAT:  # the checksum tells long names with the same beginning apart
+            what = f"{what[: _LONGEST_WHAT - 9]}~{zlib.crc32(what.encode()):08x}"
+        name = f"{self.word}-{model_word(self.net.name)}-{what}-{answer.key}.png"
+        path = self.run.path(name, self.source.origin.image, alone and len(self.run.files.paths) == 1)
+        self.run.write(page, path)
+        return path
+
+    def row(self, columns: Columns, result: Any, path: str, **more: Any) -> Row:
+        """The row of one map, with the position of its highest value in pixels of the image."""
+        x, y = self.source.peak_in(result.still) or (None, None)
+        frame = self.source.frame_of(result.prediction, result.seen)
+        more["class"] = result.prediction.index
+        return columns.row(
+            result.prediction,
+            result,
+            image=self.source.origin.image,
+            target=result.prediction.target or None,
+            box=frame and [round(side, 1) for side in frame],
+            shape=result.values.shape,
+            max=float(result.still.max()),
+            peak_x=None if x is None else round(x, 1),
+            peak_y=None if y is None else round(y, 1),
+            weights=self.net.weights,
+            file=path,
+            **more,
+        )

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from hookscope.cli.output import formats
-from hookscope.cli.output.formats import FORMATS, default_format, note, terminal_columns, write_report
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import FORMATS, Report, Section, default_format, note, terminal_columns, write_report
 from hookscope.cli.output.table import shortened, text_width
 from hookscope.columns import Column, Columns
 

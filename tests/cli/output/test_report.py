@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hookscope.cli.output.formats import write_report
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.formats import Report, Section, write_report
 from hookscope.columns import Column, Columns
 from hookscope.findings.finding import Finding
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hookscope.cli.main import main
-from hookscope.cli.shared import terminal, written
+from hookscope.cli.shared import written
 from tests.cli.helpers import POSIX, Terminal
 
 NET = """
@@ -132,7 +132,7 @@ def test_what_cannot_be_opened_stays_and_the_status_is_0(
     if program:
         (tmp_path / "xdg-open").write_text(f"#!/bin/sh\n{program}\n")
         (tmp_path / "xdg-open").chmod(0o755)
-    monkeypatch.setattr(written, "_SECONDS", 0.2 if "sleep" in program else 10)
+    monkeypatch.setattr(written, "_OPENER_SECONDS", 0.2 if "sleep" in program else 10)
     lines = run("weights net.py:net --kernels k.png --open")
     assert lines[-1] == (f"wrote k.png; cannot open it: {why}" if why else "wrote k.png")
     assert os.path.isfile("k.png")
@@ -198,7 +198,7 @@ def test_show_draws_every_picture_below_its_name_and_before_the_last_line(screen
         with Image.open(name) as picture:
             assert f"\n{name}: {picture.width}x{picture.height} pixels, drawn at " in text
             places.append(text.index(f"\n{name}: "))
-            drawing = terminal.draw(picture, terminal.Screen())
+            drawing = written.draw(picture, written.Screen())
         assert f"%\n{drawing}" in text and 2 < drawing.count("\n") <= 21 and drawing.count("▀") > 50
     assert places == sorted(places) and text.index(" pixels, drawn") > text.index("weights: ")
     assert text.splitlines()[-1].startswith(f"wrote {DRAWS[words]}; open")
@@ -229,7 +229,7 @@ def test_show_goes_with_open_and_quiet_and_says_what_it_cannot_draw(screen: Any,
 
 def test_an_overview_is_drawn_instead_of_what_is_no_picture(screen: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with click.Context(click.Command("x")) as context:
-        context.meta[written._SCREEN] = terminal.Screen()
+        context.meta[written._SCREEN] = written.Screen()
         Path("a.html").touch()
         written.wrote("a.html", lambda: Image.new("RGB", (40, 20), (1, 2, 3)))
         written.tell_what_was_written(context)
