@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.comparison.answer import find_answer
-from hookscope.comparison.cka import CkaSums
 from hookscope.comparison.facts import INPUT, Agreement, ChangedImage, ComparedMaps, Comparison, how_different
 from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches
 from hookscope.comparison.pairing import Pair
@@ -27,7 +26,7 @@ from hookscope.comparison.passes import (
     meet_outputs,
     run_alone,
 )
-from hookscope.comparison.rows import RowSums, parts_of
+from hookscope.comparison.rows import CkaSums, RowSums, parts_of
 from hookscope.comparison.side import Side
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
 from hookscope.findings import counted
