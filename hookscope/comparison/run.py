@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookscope.comparison.answer import find_answer
 from hookscope.comparison.facts import INPUT, Agreement, ChangedImage, ComparedMaps, Comparison, how_different
-from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches
+from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches, part_of
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.passes import (
     ComparedCalls,
@@ -282,14 +282,14 @@ class ComparisonRun:
             parts = max(1, count // _LEAST)
         step = -(-count // parts)
         for first in range(0, count, step):
-            yield batch.part(slice(first, first + step))
+            yield part_of(batch, slice(first, first + step))
 
     def _look(self, batch: PairedBatch) -> None:
         if self.a.compiled or self.b.compiled:  # another number of images is another program to compile
             least = len(batch.names)
         else:
             least = 2 if self.a.net.model.training or self.b.net.model.training else 1
-        self.calls = find_calls(self.a, self.b, batch.part(slice(least)), self.wanted)
+        self.calls = find_calls(self.a, self.b, part_of(batch, slice(least)), self.wanted)
         self.rows = RowSums(self.calls.pairing.pairs)
         if self.wanted.matrix:
             self.matrix = CkaSums(tuple(self.calls.matrix_a), tuple(self.calls.matrix_b))
@@ -301,7 +301,7 @@ class ComparisonRun:
         batch = replace(batch, positions=tuple(range(done, done + len(batch.names))))  # as in the names of the result
         calls, rows = self.calls, self.rows
         listed = self.a.net.family == "detection"
-        inputs = named_inputs(batch.a, {}), named_inputs(batch.b, {})
+        inputs = named_inputs(batch.inputs, {}), named_inputs(batch.b, {})
         rows.add(INPUT, (None, None), inputs, batch, listed)
         kept, output_a, grams_a = keep_outputs(self.a, batch, calls)
         if first:

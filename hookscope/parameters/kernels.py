@@ -158,13 +158,13 @@ def kernel_sheet(
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:
-    convolutions = []
-    for name, module in model.named_modules():
-        weight = layer_tensor(module) if is_convolution(module) else None
-        filters = filters_of(module, weight) if weight is not None else None
-        if filters is not None:
-            convolutions.append((name, module, filters))
-    return convolutions
+    layers = ((name, module, _filters(module)) for name, module in model.named_modules())
+    return [(name, module, filters) for name, module, filters in layers if filters is not None]
+
+
+def _filters(module: nn.Module) -> Tensor | None:
+    weight = layer_tensor(module) if is_convolution(module) else None
+    return None if weight is None else filters_of(module, weight)
 
 
 def drawable_filters(module: nn.Module, first: bool) -> NDArray[np.float32] | None:
@@ -172,9 +172,7 @@ def drawable_filters(module: nn.Module, first: bool) -> NDArray[np.float32] | No
 
     Only the ``first`` convolution takes colours. The moments of a filter of clips are side by side.
     """
-    weight = layer_tensor(module) if is_convolution(module) else None
-    filters = filters_of(module, weight) if weight is not None else None
-    if filters is None:
+    if (filters := _filters(module)) is None:
         return None
     maps, _ = _laid_flat(filters.flatten(0, 1))
     if first and maps.shape[1] == 3 and filters.shape[0] == 1:

@@ -475,7 +475,7 @@ def types_of(limits: list[str], layers: list[str]) -> dict[str, dict[str, str]]:
 
 def test_a_case_for_each_limit_and_layer() -> None:
     failed = BrokenLimit("max-dead", "relu", None, 0.25, 0.05, "1 of 4 channels is dead: 2", (2,))
-    unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run", unmeasured=True)
+    unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run")
     result = LimitsResult(types_of(["max-dead", "no-nan"], ["conv", "relu"]), [failed, unknown])
     root = ElementTree.fromstring(junit_xml("check", result))
     suite = root[0]
@@ -491,7 +491,7 @@ def test_a_case_for_each_limit_and_layer() -> None:
 
 
 def test_what_may_be_unmeasured_is_skipped() -> None:
-    unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run", unmeasured=True)
+    unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run")
     suite = ElementTree.fromstring(junit_xml("check", LimitsResult(types_of(["no-nan"], ["conv"]), [], [unknown])))[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "0", "1")
     (skipped,) = suite[1]
