@@ -176,14 +176,13 @@ class Plan(Shown):
         return self.calls
 
 
-_KINDS = {
-    "parameters": "#0072b2",
-    "buffers": "#8c8c8c",
-    "optimizer": "#cc79a7",
-    "input": "#56b4e9",
-    "activations": "#009e73",
+_HELD = {
+    "parameters": ("#0072b2", "blue"),
+    "buffers": ("#8c8c8c", "grey"),
+    "optimizer": ("#cc79a7", "pink"),
+    "input": ("#56b4e9", "light blue"),
 }
-_KIND_NAMES = {"parameters": "blue", "buffers": "grey", "optimizer": "pink", "input": "light blue"}
+_KEPT = "#009e73"
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ def _backward(row: PlanRow) -> tuple[float, float] | None:
 
 
 PLAN_PANELS = [
-    Panel("kept", 1.7, [Mark("bar", lambda row: row.call.saved, _KINDS["activations"], "", 0.75)], "bytes"),
+    Panel("kept", 1.7, [Mark("bar", lambda row: row.call.saved, _KEPT, "", 0.75)], "bytes"),
     Panel("MACs", 1.7, _bars("macs"), "count"),
     Panel("bytes moved", 1.7, _bars("bytes_moved"), "bytes"),
     Panel(
@@ -248,23 +247,14 @@ PLAN_PANELS = [
 
 def plan_plot(plan: Plan) -> RowPlot:
     """A row for each call: memory so far by kind, bytes kept, multiply-accumulates, bytes moved, time."""
-    memory = plan.memory
     rows = [PlanRow(*row) for row in zip(plan.calls, accumulate(call.saved for call in plan.calls), strict=True)]
     marks, start = list[Mark](), 0
-    for kind, size in ((kind, getattr(memory, kind)) for kind in _KIND_NAMES):
-        if size and any(call.saved for call in plan.calls):
-            marks.append(_held(kind, start, start + size))
-            start += size
-    kept = Mark(
-        "bar",
-        lambda row: (start, start + row.so_far),
-        _KINDS["activations"],
-        "activations kept by the forward pass green",
-        1,
-    )
-    so_far = Panel("memory so far", 3.4, [*marks, kept] if marks or memory.saved else [], "bytes")
+    for kind, (colour, name) in _HELD.items():
+        end = start + getattr(plan.memory, kind)
+        if end > start and any(call.saved for call in plan.calls):
+            marks.append(Mark("bar", lambda row, ends=(start, end): ends, colour, f"{kind} {name}", 1))
+            start = end
+    words = "activations kept by the forward pass green"
+    kept = Mark("bar", lambda row: (start, start + row.so_far), _KEPT, words, 1)
+    so_far = Panel("memory so far", 3.4, [*marks, kept] if marks or plan.memory.saved else [], "bytes")
     return row_plot(rows, [so_far, *PLAN_PANELS], [row.label for row in rows], title=plan.model)
-
-
-def _held(kind: str, start: int, end: int) -> Mark:
-    return Mark("bar", lambda row: (start, end), _KINDS[kind], f"{kind} {_KIND_NAMES[kind]}", 1)
