@@ -168,6 +168,7 @@ class PartSums:
     noise: float | None = None
     dead_a: ConstantChannels = field(default_factory=ConstantChannels)
     dead_b: ConstantChannels = field(default_factory=ConstantChannels)
+    similarities: dict[str, PairSimilarity] = field(default_factory=dict)
 
     @property
     def alone_relative(self) -> float | None:
@@ -187,7 +188,6 @@ class RowSums:
     def __init__(self, pairs: Iterable[Pair]) -> None:
         self._pairs = {pair.a.key: pair for pair in pairs}
         self._sums: dict[str, dict[str, PartSums]] = {key: {} for key in (INPUT, *self._pairs, MODEL)}
-        self._similarities: dict[tuple[str, str], dict[str, PairSimilarity]] = {}
 
     def add(
         self, key: str, modules: tuple[Any, Any], outputs: tuple[Any, Any], batch: PairedBatch, listed: bool = False
@@ -198,17 +198,14 @@ class RowSums:
             sums = self._sums[key].setdefault(part, PartSums())
             shapes = shape_for_one(a, len(images)), shape_for_one(b, len(images))
             if a.dim() > 1 and len(a) == len(b) == len(images):
-                if (key, part) not in self._similarities:
-                    self._similarities[key, part] = {name: kind.make() for name, kind in SIMILARITIES.items()}
-                for similarity in self._similarities[key, part].values():
+                sums.similarities = sums.similarities or {name: kind.make() for name, kind in SIMILARITIES.items()}
+                for similarity in sums.similarities.values():
                     similarity.add(a, b)
-            if a.shape != b.shape:
-                if not sums.shapes_differ:
-                    sums.shape_a, sums.shape_b = shapes
-                sums.shapes_differ = True
-                continue
             if not sums.shapes_differ:
                 sums.shape_a, sums.shape_b = shapes
+            if a.shape != b.shape:
+                sums.shapes_differ = True
+                continue
             sums.difference.add(a, b, images)
             if a.dim() > 1 and len(a) == len(images):
                 for side, constant, module in ((a, sums.dead_a, modules[0]), (b, sums.dead_b, modules[1])):
@@ -246,7 +243,6 @@ class RowSums:
                 kinds = ("" if key == INPUT else type(side.net.model).__name__ for side in (a, b))
                 pair = Pair(Call(key, next(kinds), 0, None), Call(key, next(kinds), 0, None), "name")
             for part, sums in parts.items():
-                measured = self._similarities.get((key, part), {})
                 yield PairedCall(
                     pair.a,
                     pair.b,
@@ -257,7 +253,7 @@ class RowSums:
                     None if sums.shapes_differ else sums.difference.difference(),
                     sums.noise,
                     sums.alone_relative,
-                    {name: similarity.value for name, similarity in measured.items()},
+                    {name: similarity.value for name, similarity in sums.similarities.items()},
                     sums.only_dead_in(sums.dead_a, sums.dead_b),
                     sums.only_dead_in(sums.dead_b, sums.dead_a),
                     _change(pair, modules, "named_parameters"),

@@ -79,43 +79,30 @@ class AgreementSums:
     b: LoadedModel
     categories: Sequence[str] | None = None
     images: int = 0
-    same: int = 0
     shared: float = 0.0
     changed: list[ChangedImage] = field(default_factory=list)
     has_scores: bool = True
 
     def add(self, output_a: Any, output_b: Any, positions: Sequence[int], names: Sequence[str]) -> None:
-        if not self.has_scores:
-            return
         sides = (output_a, self.a), (output_b, self.b)
-        if any(without_scores(output, net.family, net.name) for output, net in sides):
+        if not self.has_scores or any(without_scores(output, net.family, net.name) for output, net in sides):
             self.has_scores = False
             return
         a, b = (class_scores(output, net.name).detach().cpu().double() for output, net in sides)
-        if a.shape != b.shape or len(a) != len(positions) or a.shape[1] < 2:
-            self.has_scores = False
+        self.has_scores = a.shape == b.shape and len(a) == len(positions) and a.shape[1] > 1
+        if not self.has_scores:
             return
-        best_a, best_b = _best(a), _best(b)
         most = min(5, a.shape[1] - 1)
         top_a, top_b = (scores.argsort(dim=1, descending=True, stable=True)[:, :most] for scores in (a, b))
         common = (top_a[:, :, None] == top_b[:, None]).any(2).double().mean(1)
         shares_a, shares_b = probabilities(a), probabilities(b)
-        for at in range(len(positions)):
-            one, two = int(best_a[at]), int(best_b[at])
-            self.images += 1
-            self.same += one == two
+        self.images += len(positions)
+        for at, (one, two) in enumerate(zip(_best(a), _best(b), strict=True)):
             self.shared += float(common[at])
             if one != two:
-                self.changed.append(
-                    ChangedImage(
-                        positions[at],
-                        names[at],
-                        self._class_name(one, self.a),
-                        self._class_name(two, self.b),
-                        float(shares_a[at, one]),
-                        float(shares_b[at, two]),
-                    )
-                )
+                classes = self._class_name(one, self.a), self._class_name(two, self.b)
+                shares = float(shares_a[at, one]), float(shares_b[at, two])
+                self.changed.append(ChangedImage(positions[at], names[at], *classes, *shares))
 
     def _class_name(self, index: int, net: LoadedModel) -> str:
         if index < 0:
@@ -125,11 +112,13 @@ class AgreementSums:
     def result(self) -> Agreement | None:
         if not self.has_scores or not self.images:
             return None
-        return Agreement(self.images, self.same / self.images, self.shared / self.images, tuple(self.changed))
+        same = self.images - len(self.changed)
+        return Agreement(self.images, same / self.images, self.shared / self.images, tuple(self.changed))
 
 
-def _best(scores: Tensor) -> Tensor:
-    return torch.where(scores.isnan().any(1), -1, scores.argmax(1))
+def _best(scores: Tensor) -> list[int]:
+    best: list[int] = torch.where(scores.isnan().any(1), -1, scores.argmax(1)).tolist()
+    return best
 
 
 _KEPT = 512 << 20  # bytes of A that wait for B

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
 from hookscope.display import Cells, Shown
@@ -252,7 +253,7 @@ def plan_plot(plan: Plan) -> RowPlot:
     for kind, (colour, name) in _HELD.items():
         end = start + getattr(plan.memory, kind)
         if end > start and any(call.saved for call in plan.calls):
-            marks.append(Mark("bar", lambda row, ends=(start, end): ends, colour, f"{kind} {name}", 1))
+            marks.append(Mark("bar", partial(lambda ends, row: ends, (start, end)), colour, f"{kind} {name}", 1))
             start = end
     words = "activations kept by the forward pass green"
     kept = Mark("bar", lambda row: (start, start + row.so_far), _KEPT, words, 1)
