@@ -361,30 +361,25 @@ def broken(layers: list[LayerStatistics], **limits: Any) -> list[tuple[str, str,
     return [(each.limit, each.layer, each.index) for each in broken_limits(layers, Limits(**limits))]
 
 
-def test_dead(layers: list[LayerStatistics]) -> None:
-    assert layers[1].dead_channels == (0, 1, 2, 3)
-    assert broken(layers, max_dead=0.2) == []
-    (failure,) = broken_limits(layers, Limits(max_dead=math.nextafter(0.2, 0)))
-    assert failure == BrokenLimit(
-        "max-dead", "1", None, 0.2, math.nextafter(0.2, 0), "4 of 20 channels are dead: 0, 1, 2, 3", (0, 1, 2, 3),
-        order=1,
-    )  # fmt: skip
-    assert broken(layers, max_dead=0.0) == [("max-dead", "1", None)]
+@pytest.mark.parametrize(
+    ("limit", "value", "layer", "evidence", "channels"),
+    [
+        ("max_dead", 0.2, "1", "4 of 20 channels are dead: 0, 1, 2, 3", (0, 1, 2, 3)),
+        ("max_saturated", 3 / 20, "1", "15 % of values are within 1 % of a bound", None),
+        ("max_abs", 100.0, "0", "from {:.6g} to 100", None),
+    ],
+)
+def test_a_limit_is_just_met_and_just_broken(
+    layers: list[LayerStatistics], limit: str, value: float, layer: str, evidence: str, channels: Any
+) -> None:
+    below, at = math.nextafter(value, 0), int(layer)
+    assert broken(layers, **{limit: value}) == []
+    (failure,) = broken_limits(layers, Limits(**{limit: below}))
+    name, words, index = limit.replace("_", "-"), evidence.format(layers[0].min), (0, None)[at]
+    assert failure == BrokenLimit(name, layer, index, value, below, words, channels, order=at)
 
 
-def test_saturated(layers: list[LayerStatistics]) -> None:
-    share = layers[1].saturated
-    assert share == 3 / 20
-    assert broken(layers, max_saturated=share) == []
-    (failure,) = broken_limits(layers, Limits(max_saturated=math.nextafter(share, 0)))
-    assert (failure.layer, failure.evidence) == ("1", "15 % of values are within 1 % of a bound")
-
-
-def test_size(layers: list[LayerStatistics]) -> None:
-    assert broken(layers, max_abs=100.0) == []
-    (failure,) = broken_limits(layers, Limits(max_abs=math.nextafter(100.0, 0)))
-    assert (failure.layer, failure.index, failure.value) == ("0", 0, 100.0)
-    assert failure.evidence == f"from {layers[0].min:.6g} to 100"
+def test_a_low_value_is_large_too() -> None:
     low = measured(nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Tanh()), -5 * torch.ones(1, 1, 3, 3), layers="0")
     assert broken(low, max_abs=abs(low[0].min or 0)) == []
     assert len(broken(low, max_abs=abs(low[0].min or 0) * 0.999)) == 1
