@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from hookscope.columns import Column, Columns, Row
@@ -314,19 +315,13 @@ class Comparison(Shown):
         return self.calls
 
 
-def _of_a(name: str, **more: Any) -> Column:
-    return Column(name, lambda pair: getattr(pair.a, name), **more)
+def _of(path: str, name: str = "", help: str = "", **more: Any) -> Column:
+    """What ``path`` leads to, such as ``difference.largest.value``; None where a part of it is missing."""
 
-
-def _of_difference(name: str, help: str = "", **more: Any) -> Column:
-    return Column(name, lambda pair: getattr(pair.difference, name, None), help, **more)
-
-
-def _of_largest(name: str, attribute: str, help: str = "", **more: Any) -> Column:
     def value(pair: PairedCall) -> Any:
-        return getattr(pair.difference and pair.difference.largest, attribute, None)
+        return reduce(lambda fact, part: getattr(fact, part, None), path.split("."), pair)
 
-    return Column(name, value, help, **more)
+    return Column(name or path.rpartition(".")[2], value, help, **more)
 
 
 def _similarity(name: str, kind: Similarity) -> Column:
@@ -334,34 +329,36 @@ def _similarity(name: str, kind: Similarity) -> Column:
 
 
 PAIRS = Columns(
-    _of_a("index", need=1, hide="unknown"),
-    Column("layer", lambda pair: pair.a.key),
+    _of("a.index", need=1, hide="unknown"),
+    _of("a.key", "layer"),
     Column("part", hide="zero", where="table"),
     Column("layer_b", hide="zero", where="table"),
-    _of_a("type", need=7),
-    _of_a("call", where="rows"),
-    _of_a("order", where="rows"),
+    _of("a.type", need=7),
+    _of("a.call", where="rows"),
+    _of("a.order", where="rows"),
     Column("part", where="rows"),
-    Column("layer_b", lambda pair: pair.b.key, where="rows"),
-    Column("type_b", lambda pair: pair.b.type, where="rows"),
+    _of("b.key", "layer_b", where="rows"),
+    _of("b.type", "type_b", where="rows"),
     Column("paired_by", help="name, order, map, or folded: one layer does the work of more", where="rows"),
     Column("shape", lambda pair: pair.shape_a, need=4),
     Column("shape_b", where="rows"),
-    _of_difference("relative_l2", "norm of B - A, divided by the norm of A"),
+    _of("difference.relative_l2", help="norm of B - A, divided by the norm of A"),
     Column("isolated_l2", help="relative_l2 when B's layer runs on A's inputs: what it alone adds", hide="unknown"),
     Column("noise", help="relative_l2 of A against itself", where="rows"),
     Column("differs", help="true above ten times the noise, or if one side has NaN", where="rows"),
-    _of_difference("cosine", "of both outputs", need=5, hide="unknown"),
+    _of("difference.cosine", help="of both outputs", need=5, hide="unknown"),
     *(_similarity(name, kind) for name, kind in SIMILARITIES.items()),
-    _of_largest("max_abs", "value", "largest difference; image, place, value_a and value_b say where", need=2),
-    _of_largest("image", "image", where="rows"),
-    _of_largest("place", "place", where="rows"),
-    _of_largest("value_a", "a", where="rows"),
-    _of_largest("value_b", "b", where="rows"),
-    _of_difference("values", "number of values", where="rows"),
-    _of_difference("equal", "number of values that are the same to the bit", where="rows"),
-    _of_difference("nonfinite_a", "values that are NaN or Inf in A only; nonfinite_b: in B only", hide="zero"),
-    _of_difference("nonfinite_b", hide="zero"),
+    _of(
+        "difference.largest.value", "max_abs", "largest difference; image, place, value_a and value_b say where", need=2
+    ),
+    _of("difference.largest.image", "image", where="rows"),
+    _of("difference.largest.place", "place", where="rows"),
+    _of("difference.largest.a", "value_a", where="rows"),
+    _of("difference.largest.b", "value_b", where="rows"),
+    _of("difference.values", help="number of values", where="rows"),
+    _of("difference.equal", help="number of values that are the same to the bit", where="rows"),
+    _of("difference.nonfinite_a", help="values that are NaN or Inf in A only; nonfinite_b: in B only", hide="zero"),
+    _of("difference.nonfinite_b", hide="zero"),
     Column("dead_a", help="share of channels that are dead in A only; dead_b: in B only", need=3, hide="zero"),
     Column("dead_b", need=3, hide="zero"),
     Column("parameters", help="relative change of the layer's parameters", need=9, hide="zero"),
