@@ -116,7 +116,7 @@ LIGHT_FILES = [
     "drawing/panels.py",
     "drawing/scale.py",
     "explain/saliency_settings.py",
-    "comparison/columns.py",
+    "comparison/facts.py",
     "comparison/similarities.py",
     "exemplars/facts.py",
     "extraction/facts.py",

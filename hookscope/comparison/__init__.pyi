@@ -1,15 +1,11 @@
 from .answer import ComparisonLimits as ComparisonLimits, check_comparison as check_comparison
-from .columns import (
+from .facts import (
     ANSWER as ANSWER,
     BROKEN_LIMITS as BROKEN_LIMITS,
     CHANGED_IMAGES as CHANGED_IMAGES,
     PAIRS as PAIRS,
-    UNPAIRED as UNPAIRED,
-    answer_row as answer_row,
-    pair_row as pair_row,
-)
-from .facts import (
     TIMES_NOISE as TIMES_NOISE,
+    UNPAIRED as UNPAIRED,
     Agreement as Agreement,
     Answer as Answer,
     ChangedImage as ChangedImage,
@@ -20,7 +16,9 @@ from .facts import (
     LargestDifference as LargestDifference,
     PairedCall as PairedCall,
     SideFacts as SideFacts,
+    answer_row as answer_row,
     how_different as how_different,
+    pair_row as pair_row,
 )
 from .figure import (
     differences_plot as differences_plot,

@@ -1,17 +1,21 @@
-"""What a comparison of two sides found: a row for each pair of calls, and the answer."""
+"""What a comparison of two sides found: a row for each pair of calls, the answer, and their columns. Needs no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hookscope.columns import Column, Columns, Row
+from hookscope.comparison.similarities import SIMILARITIES, Similarity
 from hookscope.display import Cells, Shown
 from hookscope.hooks import Call, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TIMES_NOISE = 10
 """A difference above so many times the noise is more than noise."""
@@ -309,3 +313,78 @@ class Comparison(Shown):
 
     def _rows(self) -> tuple[PairedCall, ...]:
         return self.calls
+
+
+def _of(path: str, name: str = "", help: str = "", **more: Any) -> Column:
+    """What ``path`` leads to, such as ``difference.largest.value``; None where a part of it is missing."""
+
+    def value(pair: PairedCall) -> Any:
+        return reduce(lambda fact, part: getattr(fact, part, None), path.split("."), pair)
+
+    return Column(name or path.rpartition(".")[2], value, help, **more)
+
+
+def _similarity(name: str, kind: Similarity) -> Column:
+    return Column(name, lambda pair: pair.similarities.get(name), kind.help, kind.need, "unknown")
+
+
+PAIRS = Columns(
+    _of("a.index", need=1, hide="unknown"),
+    _of("a.key", "layer"),
+    Column("part", hide="zero", where="table"),
+    Column("layer_b", hide="zero", where="table"),
+    _of("a.type", need=7),
+    _of("a.call", where="rows"),
+    _of("a.order", where="rows"),
+    Column("part", where="rows"),
+    _of("b.key", "layer_b", where="rows"),
+    _of("b.type", "type_b", where="rows"),
+    Column("paired_by", help="name, order, map, or folded: one layer does the work of more", where="rows"),
+    Column("shape", lambda pair: pair.shape_a, need=4),
+    Column("shape_b", where="rows"),
+    _of("difference.relative_l2", help="norm of B - A, divided by the norm of A"),
+    Column("isolated_l2", help="relative_l2 when B's layer runs on A's inputs: what it alone adds", hide="unknown"),
+    Column("noise", help="relative_l2 of A against itself", where="rows"),
+    Column("differs", help="true above ten times the noise, or if one side has NaN", where="rows"),
+    _of("difference.cosine", help="of both outputs", need=5, hide="unknown"),
+    *(_similarity(name, kind) for name, kind in SIMILARITIES.items()),
+    _of(
+        "difference.largest.value", "max_abs", "largest difference; image, place, value_a and value_b say where", need=2
+    ),
+    _of("difference.largest.image", "image", where="rows"),
+    _of("difference.largest.place", "place", where="rows"),
+    _of("difference.largest.a", "value_a", where="rows"),
+    _of("difference.largest.b", "value_b", where="rows"),
+    _of("difference.values", help="number of values", where="rows"),
+    _of("difference.equal", help="number of values that are the same to the bit", where="rows"),
+    _of("difference.nonfinite_a", help="values that are NaN or Inf in A only; nonfinite_b: in B only", hide="zero"),
+    _of("difference.nonfinite_b", hide="zero"),
+    Column("dead_a", help="share of channels that are dead in A only; dead_b: in B only", need=3, hide="zero"),
+    Column("dead_b", need=3, hide="zero"),
+    Column("parameters", help="relative change of the layer's parameters", need=9, hide="zero"),
+    Column("buffers", help="relative change of the layer's buffers", need=6, hide="zero"),
+)
+"""What ``compare`` says of a pair of calls, a `PairedCall`."""
+
+ANSWER = Columns(
+    *("kind", "sentence", "advice", "first", "most", "same_before", "images", "top1", "top5", "changed", "a", "b")
+)
+UNPAIRED = Columns("side", "index", Column("layer", lambda call: call.key), "type", "call", "order")
+CHANGED_IMAGES = Columns(
+    Column("image", lambda image: image.name), "class_a", "class_b", "probability_a", "probability_b"
+)
+BROKEN_LIMITS = Columns(
+    *("limit", Column("index", need=1), "layer", "order", Column("part", hide="zero"), "value"),
+    *(Column("allowed", need=2), "evidence"),
+)
+
+
+def pair_row(pair: PairedCall, names: Sequence[str]) -> Row:
+    row = PAIRS.row(pair)
+    return {**row, "image": None if row["image"] is None else names[row["image"]]}
+
+
+def answer_row(found: Comparison) -> Row:
+    changed = len(found.agreement.changed) if found.agreement else None
+    sides = {"a": asdict(found.a), "b": asdict(found.b)}
+    return ANSWER.row(found.answer, found.agreement, images=len(found.names), changed=changed, **sides)

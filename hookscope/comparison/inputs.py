@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -107,29 +107,33 @@ Picture = str | os.PathLike[str] | InputImage | Image.Image
 Pictures = Sequence[Picture] | Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class PairedBatch:
-    """The positions and names of some images, and the positional inputs of both sides."""
+@dataclass(frozen=True, eq=False)
+class PairedBatch(Batch):
+    """A batch of A, and the positional inputs of B for the same images."""
 
-    positions: tuple[int, ...]
-    names: tuple[str, ...]
-    sha256: tuple[str, ...]
-    a: tuple[Any, ...]
     b: tuple[Any, ...]
-
-    def part(self, part: slice) -> PairedBatch:
-        if len(self.names[part]) == len(self.names):
-            return self
-        a, b = (tuple(value[part] for value in inputs) for inputs in (self.a, self.b))
-        return PairedBatch(self.positions[part], self.names[part], self.sha256[part], a, b)
 
     @property
     def size(self) -> InputSize | None:
         """The size of the images of A, None for other inputs."""
-        tensor = next(iter(tensors_in(self.a).values()), None)
-        if tensor is None or tensor.dim() < 3 or (isinstance(self.a[0], Tensor) and tensor.dim() < 4):
+        tensor = next(iter(tensors_in(self.inputs).values()), None)
+        if tensor is None or tensor.dim() < 3 + isinstance(self.inputs[0], Tensor):
             return None
-        return input_size_of(tensor[0] if isinstance(self.a[0], Tensor) else tensor)
+        return input_size_of(tensor[0] if isinstance(self.inputs[0], Tensor) else tensor)
+
+
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
+
+
+def part_of(batch: AnyBatch, part: slice) -> AnyBatch:
+    """Some images of a batch; each positional input is a tensor of all images, or a list with one tensor for each."""
+    if len(batch.names[part]) == batch.count:
+        return batch
+    parts = {
+        name: tuple(each[part] for each in value) if name in ("inputs", "b") else value[part]
+        for name, value in vars(batch).items()
+    }
+    return replace(batch, **parts)
 
 
 def as_pictures(images: Any) -> Pictures:
@@ -154,7 +158,7 @@ def paired_batches(
     """Batches of at most ``batch_size`` images that both sides could read, of one size on both sides."""
     if images_b is None and a.preprocess == b.preprocess and a.family == b.family:
         for batch in _batches(a, images, batch_size, workers, listener):
-            yield PairedBatch(batch.positions, batch.names, batch.sha256, batch.inputs, batch.inputs)
+            yield _paired(batch, batch)
         return
     known: set[int] = set()
 
@@ -221,7 +225,7 @@ def _common(of_a: Iterator[Batch], of_b: Iterator[Batch]) -> Iterator[PairedBatc
     """The runs of images that are neighbours in a batch of each side; an image that one side lacks is left out."""
 
     def after(batch: Batch, count: int, others: Iterator[Batch]) -> Batch | None:
-        return _part(batch, slice(count, None)) if count < batch.count else next(others, None)
+        return part_of(batch, slice(count, None)) if count < batch.count else next(others, None)
 
     a, b = next(of_a, None), next(of_b, None)
     while a is not None and b is not None:
@@ -232,19 +236,12 @@ def _common(of_a: Iterator[Batch], of_b: Iterator[Batch]) -> Iterator[PairedBatc
         else:
             pairs = zip(a.positions, b.positions, strict=False)
             length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            one, two = _part(a, slice(length)), _part(b, slice(length))
-            yield PairedBatch(one.positions, one.names, one.sha256, one.inputs, two.inputs)
+            yield _paired(part_of(a, slice(length)), part_of(b, slice(length)))
             a, b = after(a, length, of_a), after(b, length, of_b)
 
 
-def _part(batch: Batch, part: slice) -> Batch:
-    """Some images of a batch; each positional input is a tensor of all images, or a list with one tensor for each."""
-    if len(batch.positions[part]) == batch.count:
-        return batch
-    inputs = tuple(value[part] for value in batch.inputs)
-    return replace(
-        batch, names=batch.names[part], positions=batch.positions[part], inputs=inputs, sha256=batch.sha256[part]
-    )
+def _paired(a: Batch, b: Batch) -> PairedBatch:
+    return PairedBatch(a.names, a.positions, a.inputs, a.sha256, b.inputs)
 
 
 def copied(inputs: Any) -> Any:

@@ -13,11 +13,10 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from hookscope.comparison.cka import gram
 from hookscope.comparison.facts import INPUT
 from hookscope.comparison.inputs import PairedBatch, copied
 from hookscope.comparison.pairing import Pair, Pairing, SeenCall, nothing_pairs, pair_calls
-from hookscope.comparison.rows import RowSums, shape_for_one
+from hookscope.comparison.rows import RowSums, gram, shape_for_one
 from hookscope.comparison.side import FUNCTIONAL, Side, is_layer_type
 from hookscope.hooks import (
     EVERY_OPERATION,
@@ -155,7 +154,7 @@ def keep_outputs(a: Side, batch: PairedBatch, calls: ComparedCalls) -> tuple[dic
 
     looked_at = [call for pair in pairs for call in (pair.first, pair.a) if call is not None]
     observers = observers_of(a, [*looked_at, *calls.matrix_a.values()], calls.ops, on_call, on_input)
-    return kept, copied(run_side(a, batch.a, observers)), grams
+    return kept, copied(run_side(a, batch.inputs, observers)), grams
 
 
 def meet_outputs(
@@ -210,11 +209,11 @@ def measure_noise(
     Where whole numbers are the input, such as tokens, the first numbers with fractions that come of them change.
     """
     listed = a.net.family == "detection"
-    whole = not _has_fractions(batch.a)
-    for inputs in (batch.a, map_tensors(batch.a, _rounded)):
+    whole = not _has_fractions(batch.inputs)
+    for inputs in (batch.inputs, map_tensors(batch.inputs, _rounded)):
 
         def on_call(call: Call, module: Any, args: Any, kwargs: Any, output: Any, again: Any = inputs) -> Any:
-            if whole and again is not batch.a and not _has_fractions((args, kwargs)):
+            if whole and again is not batch.inputs and not _has_fractions((args, kwargs)):
                 output = map_tensors(output, _rounded)
             if call.key in kept:
                 rows.add_noise(call.key, kept[call.key].output, output, batch)
@@ -223,7 +222,7 @@ def measure_noise(
         looked_at = [pair.a for pair in calls.pairing.pairs]
         again = run_side(a, inputs, observers_of(a, looked_at, calls.ops, on_call))
         rows.add_noise(MODEL, output, again, batch, listed)
-        rows.add_noise(INPUT, named_inputs(batch.a, {}), named_inputs(inputs, {}), batch, listed)
+        rows.add_noise(INPUT, named_inputs(batch.inputs, {}), named_inputs(inputs, {}), batch, listed)
 
 
 def _has_fractions(value: Any) -> bool:
@@ -283,7 +282,7 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
     named = [Selection.of_names(named_a)] if named_a else []
     usual = Selection(["all", *([EVERY_OPERATION] if wanted.ops else []), *named])
     chosen = Selection([wanted.layers or usual, *([] if wanted.keep is None else [wanted.keep])])
-    look_a = _look(a, batch.a, images, wanted, chosen)
+    look_a = _look(a, batch.inputs, images, wanted, chosen)
     look_b = _look(b, batch.b, images, wanted)
     singles = {seen.call.key for look in (look_a, look_b) for seen in look.seen if seen.call.order is not None}
     keys = singles | look_a.chosen

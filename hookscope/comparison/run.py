@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.comparison.answer import find_answer
-from hookscope.comparison.cka import CkaSums
 from hookscope.comparison.facts import INPUT, Agreement, ChangedImage, ComparedMaps, Comparison, how_different
-from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches
+from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches, part_of
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.passes import (
     ComparedCalls,
@@ -27,7 +26,7 @@ from hookscope.comparison.passes import (
     meet_outputs,
     run_alone,
 )
-from hookscope.comparison.rows import RowSums, parts_of
+from hookscope.comparison.rows import CkaSums, RowSums, parts_of
 from hookscope.comparison.side import Side
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
 from hookscope.findings import counted
@@ -80,43 +79,30 @@ class AgreementSums:
     b: LoadedModel
     categories: Sequence[str] | None = None
     images: int = 0
-    same: int = 0
     shared: float = 0.0
     changed: list[ChangedImage] = field(default_factory=list)
     has_scores: bool = True
 
     def add(self, output_a: Any, output_b: Any, positions: Sequence[int], names: Sequence[str]) -> None:
-        if not self.has_scores:
-            return
         sides = (output_a, self.a), (output_b, self.b)
-        if any(without_scores(output, net.family, net.name) for output, net in sides):
+        if not self.has_scores or any(without_scores(output, net.family, net.name) for output, net in sides):
             self.has_scores = False
             return
         a, b = (class_scores(output, net.name).detach().cpu().double() for output, net in sides)
-        if a.shape != b.shape or len(a) != len(positions) or a.shape[1] < 2:
-            self.has_scores = False
+        self.has_scores = a.shape == b.shape and len(a) == len(positions) and a.shape[1] > 1
+        if not self.has_scores:
             return
-        best_a, best_b = _best(a), _best(b)
         most = min(5, a.shape[1] - 1)
         top_a, top_b = (scores.argsort(dim=1, descending=True, stable=True)[:, :most] for scores in (a, b))
         common = (top_a[:, :, None] == top_b[:, None]).any(2).double().mean(1)
         shares_a, shares_b = probabilities(a), probabilities(b)
-        for at in range(len(positions)):
-            one, two = int(best_a[at]), int(best_b[at])
-            self.images += 1
-            self.same += one == two
+        self.images += len(positions)
+        for at, (one, two) in enumerate(zip(_best(a), _best(b), strict=True)):
             self.shared += float(common[at])
             if one != two:
-                self.changed.append(
-                    ChangedImage(
-                        positions[at],
-                        names[at],
-                        self._class_name(one, self.a),
-                        self._class_name(two, self.b),
-                        float(shares_a[at, one]),
-                        float(shares_b[at, two]),
-                    )
-                )
+                classes = self._class_name(one, self.a), self._class_name(two, self.b)
+                shares = float(shares_a[at, one]), float(shares_b[at, two])
+                self.changed.append(ChangedImage(positions[at], names[at], *classes, *shares))
 
     def _class_name(self, index: int, net: LoadedModel) -> str:
         if index < 0:
@@ -126,11 +112,13 @@ class AgreementSums:
     def result(self) -> Agreement | None:
         if not self.has_scores or not self.images:
             return None
-        return Agreement(self.images, self.same / self.images, self.shared / self.images, tuple(self.changed))
+        same = self.images - len(self.changed)
+        return Agreement(self.images, same / self.images, self.shared / self.images, tuple(self.changed))
 
 
-def _best(scores: Tensor) -> Tensor:
-    return torch.where(scores.isnan().any(1), -1, scores.argmax(1))
+def _best(scores: Tensor) -> list[int]:
+    best: list[int] = torch.where(scores.isnan().any(1), -1, scores.argmax(1)).tolist()
+    return best
 
 
 _KEPT = 512 << 20  # bytes of A that wait for B
@@ -283,14 +271,14 @@ class ComparisonRun:
             parts = max(1, count // _LEAST)
         step = -(-count // parts)
         for first in range(0, count, step):
-            yield batch.part(slice(first, first + step))
+            yield part_of(batch, slice(first, first + step))
 
     def _look(self, batch: PairedBatch) -> None:
         if self.a.compiled or self.b.compiled:  # another number of images is another program to compile
             least = len(batch.names)
         else:
             least = 2 if self.a.net.model.training or self.b.net.model.training else 1
-        self.calls = find_calls(self.a, self.b, batch.part(slice(least)), self.wanted)
+        self.calls = find_calls(self.a, self.b, part_of(batch, slice(least)), self.wanted)
         self.rows = RowSums(self.calls.pairing.pairs)
         if self.wanted.matrix:
             self.matrix = CkaSums(tuple(self.calls.matrix_a), tuple(self.calls.matrix_b))
@@ -302,7 +290,7 @@ class ComparisonRun:
         batch = replace(batch, positions=tuple(range(done, done + len(batch.names))))  # as in the names of the result
         calls, rows = self.calls, self.rows
         listed = self.a.net.family == "detection"
-        inputs = named_inputs(batch.a, {}), named_inputs(batch.b, {})
+        inputs = named_inputs(batch.inputs, {}), named_inputs(batch.b, {})
         rows.add(INPUT, (None, None), inputs, batch, listed)
         kept, output_a, grams_a = keep_outputs(self.a, batch, calls)
         if first:

@@ -31,7 +31,7 @@ class Similarity:
 
 
 def _cka() -> PairSimilarity:
-    from hookscope.comparison.cka import PairCka
+    from hookscope.comparison.rows import PairCka
 
     return PairCka()
 

@@ -3,10 +3,13 @@ from .catalogue import (
     REPORT_ORDER as REPORT_ORDER,
     Case as Case,
     FindingKind as FindingKind,
+    Rules as Rules,
     Threshold as Threshold,
     Thresholds as Thresholds,
     add_kind as add_kind,
     default as default,
+    existing as existing,
+    never_updated as never_updated,
     thresholds_for as thresholds_for,
 )
 from .finding import (
@@ -26,4 +29,3 @@ from .finding import (
     single as single,
     verdict as verdict,
 )
-from .rules import Rules as Rules, existing as existing, never_updated as never_updated

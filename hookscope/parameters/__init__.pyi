@@ -1,4 +1,3 @@
-from .figure import weights_plot as weights_plot
 from .findings import (
     WEIGHTS as WEIGHTS,
     ParameterStatistics as ParameterStatistics,
@@ -8,4 +7,4 @@ from .findings import (
     weights_rows as weights_rows,
 )
 from .kernels import draw_kernels as draw_kernels, drawable_filters as drawable_filters, kernel_sheet as kernel_sheet
-from .statistics import parameter_statistics as parameter_statistics
+from .statistics import parameter_statistics as parameter_statistics, weights_plot as weights_plot

@@ -158,13 +158,13 @@ def kernel_sheet(
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:
-    convolutions = []
-    for name, module in model.named_modules():
-        weight = layer_tensor(module) if is_convolution(module) else None
-        filters = filters_of(module, weight) if weight is not None else None
-        if filters is not None:
-            convolutions.append((name, module, filters))
-    return convolutions
+    layers = ((name, module, _filters(module)) for name, module in model.named_modules())
+    return [(name, module, filters) for name, module, filters in layers if filters is not None]
+
+
+def _filters(module: nn.Module) -> Tensor | None:
+    weight = layer_tensor(module) if is_convolution(module) else None
+    return None if weight is None else filters_of(module, weight)
 
 
 def drawable_filters(module: nn.Module, first: bool) -> NDArray[np.float32] | None:
@@ -172,9 +172,7 @@ def drawable_filters(module: nn.Module, first: bool) -> NDArray[np.float32] | No
 
     Only the ``first`` convolution takes colours. The moments of a filter of clips are side by side.
     """
-    weight = layer_tensor(module) if is_convolution(module) else None
-    filters = filters_of(module, weight) if weight is not None else None
-    if filters is None:
+    if (filters := _filters(module)) is None:
         return None
     maps, _ = _laid_flat(filters.flatten(0, 1))
     if first and maps.shape[1] == 3 and filters.shape[0] == 1:
@@ -193,21 +191,32 @@ def _section(
     flat = filters.flatten(0, 1)  # (filters, inputs, *kernel)
     count, inputs = flat.shape[:2]
     in_colour = first and inputs == 3 and filters.shape[0] == 1
+    is_matrix = inputs > 1 and not in_colour
     if choice is None:
-        is_matrix = inputs > 1 and not in_colour
         choice = ChannelChoice(top=_ROWS) if is_matrix and count > _ROWS else ChannelChoice(usual=not is_matrix)
     choice = choice.for_shape(count, single=False)
     numbers = choice.of(flat.flatten(1)[:, None])
     size = "×".join(map(str, flat.shape[2:]))
     title = f"{layer or type(module).__name__}   {type(module).__name__}   kernels of {size}"
-    words = _count_words(len(numbers), count, "filters" if in_colour or inputs == 1 else "output channels (rows)")
+    words = _count_words(len(numbers), count, "output channels (rows)" if is_matrix else "filters")
     words += f", by {_MEASURE}" if choice.top else ""
     hint = spelled(f"   {ALL_CHANNELS}") if len(numbers) < count else ""
-    norms = filter_norms(filters)[0][numbers].cpu().numpy()
-    chosen = _ChosenFilters(layer, title, words, hint, flat, numbers, norms, style, _MEASURE if choice.top else "")
+    if is_matrix:
+        return _matrix(layer, title, words, hint, flat, numbers, style, grouped=filters.shape[0] > 1)
+    maps, moments = _laid_flat(flat[numbers])
     if in_colour:
-        return chosen.in_colour()
-    return chosen.as_maps() if inputs == 1 else chosen.as_matrix(grouped=filters.shape[0] > 1)
+        tiles, rgb = _in_colour(maps, style)
+        words += "; the three input channels are red, green and blue"
+        words += f", {moments} moments of a filter from left to right" if moments > 1 else ""
+    else:
+        tiles, rgb = reduce_maps(maps[:, 0], None, _symmetric(flat)), None
+        words += "; each sees one input channel" + (f", {moments} moments from left to right" if moments > 1 else "")
+    words += f"{hint}   {_BAR}" + "   NaN or Inf magenta (!)" * (in_colour and bool(tiles.nonfinite.any()))
+    norms = filter_norms(filters)[0][numbers].cpu().numpy()
+    tiles = replace(tiles, channels=numbers, strength=norms, order=_MEASURE if choice.top else "")
+    [grid] = draw_grids([tiles], style.columns, style.cell, style.plain, moments, MOST_PIXELS // _MOST_LAYERS)
+    about = {"layer": layer, "drawn": "rgb" if in_colour else "maps", "moments": moments}
+    return _KernelSection(title, words, grid, about, grid.pixels, rgb=rgb)
 
 
 def _count_words(count: int, total: int, what: str) -> str:
@@ -224,79 +233,46 @@ def _laid_flat(kernels: Tensor) -> tuple[Tensor, int]:
     return kernels.transpose(2, 3).flatten(3), moments
 
 
-@dataclass(frozen=True)
-class _ChosenFilters:
-    """The filters ``numbers`` of ``flat``, the words about them, and three ways to draw them."""
+def _in_colour(maps: Tensor, style: Style) -> tuple[Tiles, NDArray[np.uint8]]:
+    """Three inputs as red, green and blue: 0 is grey, and the largest |weight| of each filter ends its scale."""
+    values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
+    finite = np.isfinite(values)
+    known = np.where(finite, values, 0.0)
+    ends = np.abs(known).max(axis=(1, 2, 3))
+    unit = np.where(ends > 0, ends, 1.0)[:, None, None, None]
+    rgb = np.rint(_GREY + _GREY * (known / unit)).astype(np.uint8)
+    rgb[~finite.all(axis=3)] = colours.palette(style.cmap)[colours.NAN]
+    tiles = replace(
+        reduce_maps(torch.zeros(len(maps), *maps.shape[2:]), None, SymmetricScale(1.0)),
+        low=-ends,
+        high=ends,
+        constant=np.zeros(len(maps), bool),
+        nonfinite=(~finite).sum(axis=(1, 2, 3)),
+        scale="filter",
+    )
+    return tiles, rgb
 
-    layer: str
-    title: str
-    words: str
-    hint: str
-    flat: Tensor
-    numbers: list[int]
-    norms: NDArray[np.float64]
-    style: Style
-    order: str
 
-    def in_colour(self) -> _KernelSection:
-        """Three inputs as red, green and blue: 0 is grey, and the largest |weight| of each filter ends its scale."""
-        maps, moments = _laid_flat(self.flat[self.numbers])
-        values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
-        finite = np.isfinite(values)
-        known = np.where(finite, values, 0.0)
-        ends = np.abs(known).max(axis=(1, 2, 3))
-        unit = np.where(ends > 0, ends, 1.0)[:, None, None, None]
-        rgb = np.rint(_GREY + _GREY * (known / unit)).astype(np.uint8)
-        nonfinite = ~finite.all(axis=3)
-        rgb[nonfinite] = colours.palette(self.style.cmap)[colours.NAN]
-        tiles = replace(
-            reduce_maps(torch.zeros(len(self.numbers), *maps.shape[2:]), None, SymmetricScale(1.0)),
-            low=-ends,
-            high=ends,
-            constant=np.zeros(len(self.numbers), bool),
-            nonfinite=(~finite).sum(axis=(1, 2, 3)),
-            scale="filter",
-        )
-        words = "the three input channels are red, green and blue"
-        words += f", {moments} moments of a filter from left to right" if moments > 1 else ""
-        return self._section("rgb", tiles, words, moments, "   NaN or Inf magenta (!)" * bool(nonfinite.any()), rgb)
-
-    def as_maps(self) -> _KernelSection:
-        maps, moments = _laid_flat(self.flat[self.numbers])
-        tiles = reduce_maps(maps[:, 0], None, _symmetric(self.flat))
-        words = "each sees one input channel" + (f", {moments} moments from left to right" if moments > 1 else "")
-        return self._section("maps", tiles, words, moments)
-
-    def _section(
-        self, drawn: str, tiles: Tiles, words: str, moments: int, more: str = "", rgb: NDArray[np.uint8] | None = None
-    ) -> _KernelSection:
-        """Each filter with its number and a bar of its norm."""
-        style, strongest = self.style, MOST_PIXELS // _MOST_LAYERS
-        tiles = replace(tiles, channels=self.numbers, strength=self.norms, order=self.order)
-        [grid] = draw_grids([tiles], style.columns, style.cell, style.plain, moments, strongest)
-        about = {"layer": self.layer, "drawn": drawn, "moments": moments}
-        words = f"{self.words}; {words}{self.hint}   {_BAR}{more}"
-        return _KernelSection(self.title, words, grid, about, grid.pixels, rgb=rgb)
-
-    def as_matrix(self, grouped: bool) -> _KernelSection:
-        """A row for each filter and a column for each input, of many inputs the strongest of these filters."""
-        flat, numbers, count = self.flat, self.numbers, self.flat.shape[1]
-        most = ChannelChoice(top=self.style.columns or _COLUMNS)
-        inputs = list(range(count))
-        if count > most.top:
-            inputs = most.of(flat[numbers].transpose(0, 1).flatten(1)[:, None])
-        maps, moments = _laid_flat(flat[numbers][:, inputs])
-        tiles = reduce_maps(maps.flatten(0, 1), None, _symmetric(flat))
-        tiles = replace(tiles, channels=[number * count + at for number in numbers for at in inputs], values=())
-        cell = self.style.cell or (_CELL_OF_ONE if maps[0, 0].numel() == 1 else _CELL)
-        [grid] = draw_grids([tiles], len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
-        words = f"{self.words}; {_count_words(len(inputs), count, 'input channels (columns)')}"
-        words += f", by {_MEASURE} in these rows" if len(inputs) < count else ""
-        words += "; a filter sees the input channels of its group" if grouped else ""
-        words += f", {moments} moments from left to right" if moments > 1 else ""
-        pixels, left, down = _with_numbers(grid, numbers, inputs)
-        about = {"layer": self.layer, "drawn": "matrix", "moments": moments, "filters": numbers, "inputs": inputs}
-        return _KernelSection(self.title, words + self.hint, grid, about, pixels, left, down)
+def _matrix(
+    layer: str, title: str, words: str, hint: str, flat: Tensor, numbers: list[int], style: Style, grouped: bool
+) -> _KernelSection:
+    """A row for each filter and a column for each input, of many inputs the strongest of these filters."""
+    most, count = ChannelChoice(top=style.columns or _COLUMNS), flat.shape[1]
+    inputs = list(range(count))
+    if count > most.top:
+        inputs = most.of(flat[numbers].transpose(0, 1).flatten(1)[:, None])
+    maps, moments = _laid_flat(flat[numbers][:, inputs])
+    tiles = reduce_maps(maps.flatten(0, 1), None, _symmetric(flat))
+    tiles = replace(tiles, channels=[number * count + at for number in numbers for at in inputs], values=())
+    cell = style.cell or (_CELL_OF_ONE if maps[0, 0].numel() == 1 else _CELL)
+    [grid] = draw_grids([tiles], len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
+    words += f"; {_count_words(len(inputs), count, 'input channels (columns)')}"
+    words += f", by {_MEASURE} in these rows" if len(inputs) < count else ""
+    words += "; a filter sees the input channels of its group" if grouped else ""
+    words += f", {moments} moments from left to right" if moments > 1 else ""
+    pixels, left, down = _with_numbers(grid, numbers, inputs)
+    about = {"layer": layer, "drawn": "matrix", "moments": moments, "filters": numbers, "inputs": inputs}
+    return _KernelSection(title, words + hint, grid, about, pixels, left, down)
 
 
 def _with_numbers(grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> tuple[Pixels, int, int]:

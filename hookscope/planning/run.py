@@ -119,15 +119,14 @@ def plan(
         notes.append(
             f"{subject.name} cannot run without values: the plan is of a real pass of random images on the CPU"
         )
-    limit = memory
     largest = None
-    if limit is not None:
+    if memory is not None:
         peak = functools.cache(lambda batch: run_step(subject, batch, conditions).memory.peak)
         if conditions.real:
             notes.append("the largest batch is estimated from the peaks of 1 and 2 images")
-            largest = _largest_batch(lambda batch: peak(1) + (peak(2) - peak(1)) * (batch - 1), limit)
+            largest = _largest_batch(lambda batch: peak(1) + (peak(2) - peak(1)) * (batch - 1), memory)
         else:
-            largest = _largest_batch(peak, limit, _least_batch(peak, batch_size))
+            largest = _largest_batch(peak, memory, _least_batch(peak, batch_size))
     measured, effective = None, dict[str, float]()
     if measure:
         measured, effective = _measured(
@@ -144,7 +143,7 @@ def plan(
         checkpointed=names,
         calls=_costs(record, balance or BALANCE, measured, effective),
         memory=record.memory,
-        limit=limit,
+        limit=memory,
         largest_batch=largest,
         real=conditions.real,
         measured=None if measured is None else measured.step,

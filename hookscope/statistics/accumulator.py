@@ -262,7 +262,7 @@ _PARTS: dict[str, Any] = {
 
 
 @dataclass
-class LayerAccumulator:
+class LayerAccumulator(Accumulator):
     """Accumulators of one layer call over all images; `update` adds a batch, `merge` another accumulator.
 
     Results do not depend on the batch size. They depend on the order of images only in the position of an extreme that
@@ -401,10 +401,7 @@ class LayerAccumulator:
         return key_of(self.call, self.part)
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, strings, arrays and dictionaries of these, for `from_state`."""
-        parts = {name: getattr(self, name) for name in _PARTS}
-        states = {name: None if part is None else part.state_dict() for name, part in parts.items()}
-        return vars(self) | {"call": astuple(self.call)} | states
+        return super().state_dict() | {"call": astuple(self.call)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:

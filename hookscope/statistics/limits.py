@@ -64,9 +64,12 @@ class BrokenLimit:
     allowed: float | None
     evidence: str
     channels: tuple[int, ...] | None = None
-    unmeasured: bool = False
     order: int | None = None
     part: str = ""
+
+    @property
+    def unmeasured(self) -> bool:
+        return self.value is None
 
     @classmethod
     def at(
@@ -74,9 +77,8 @@ class BrokenLimit:
         channels: tuple[int, ...] | None = None,
     ) -> Self:  # fmt: skip
         """What ``call`` is beyond; without a value it could not be checked."""
-        unmeasured = value is None
-        beyond = None if unmeasured else allowed
-        return cls(limit, layer, call.index, value, beyond, evidence, channels, unmeasured, call.order, part)
+        beyond = None if value is None else allowed
+        return cls(limit, layer, call.index, value, beyond, evidence, channels, call.order, part)
 
 
 @dataclass
@@ -174,7 +176,7 @@ def check_limits(
     """
     result = LimitsResult({name: {} for name in limits.names})
     unmeasured = [
-        BrokenLimit(limit, layer, None, None, None, why, unmeasured=True)
+        BrokenLimit(limit, layer, None, None, None, why)
         for layer, why in _not_measured(coverage, allow, every)
         for limit in limits.names
     ]
@@ -192,8 +194,7 @@ def check_limits(
                 (unmeasured if value is None else result.broken).append(about)
     for limit, calls in result.checked.items():
         if not calls and not any(each.limit == limit for each in unmeasured):
-            why = "nothing was checked: no call has this value"
-            unmeasured.append(BrokenLimit(limit, "", None, None, None, why, unmeasured=True))
+            unmeasured.append(BrokenLimit(limit, "", None, None, None, "nothing was checked: no call has this value"))
     (result.allowed if allow_unmeasured else result.broken).extend(unmeasured)
     return result
 

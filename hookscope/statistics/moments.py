@@ -19,7 +19,7 @@ from hookscope.hooks import Call, key_of, merge_moments
 
 
 class Accumulator:
-    """A dataclass of arrays, numbers and other accumulators."""
+    """Arrays, numbers and other accumulators, whose sums go to a file and come back."""
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of all fields, which later updates do not change."""
@@ -208,7 +208,7 @@ _OCTAVES = _KEYS // _BINS  # 256 for each sign
 _MIDDLE = _KEYS // 2
 
 
-class ValueHistogram:
+class ValueHistogram(Accumulator):
     """Counts of values by the 16 highest bits of their float32: sign, exponent and 7 bits of the mantissa.
 
     The ends of a bin differ by at most 1/128 of their value, so the relative error is below 2^-7. Quantiles between two
@@ -280,13 +280,11 @@ class ValueHistogram:
         return [float(value) for value in below + (above - below) * (ranks % 1)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Arrays for `from_state`."""
         octaves, counts = self._filled()
         return {"octaves": octaves, "counts": counts}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state_dict` returned."""
         histogram = cls()
         histogram._add(np.array(state["octaves"], np.int64), np.array(state["counts"], np.int64))
         return histogram

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hookscope.comparison import (
     Agreement,
@@ -37,6 +38,12 @@ def pair(name: str, order: int, relative_l2: float | None = 0.0, kind: str = "Co
         more["similarities"] = {"cka": more.pop("cka")}
     fields: dict[str, Any] = {"b": call, "part": "", "paired_by": "name", "shape_b": shape, "difference": difference}
     return PairedCall(a=call, shape_a=shape, **fields | more)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """The relative L2 difference by torch; B may be quantized."""
+    b = b.dequantize() if b.is_quantized else b
+    return float((b.double() - a.double()).norm() / a.double().norm())
 
 
 def example(calls: int = 8, *, name: str = "layer", images: Sequence[str] = IMAGES, **more: Any) -> Comparison:

@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.comparison.cka import CkaSums, PairCka, gram
+from hookscope.comparison.rows import CkaSums, PairCka, gram
 
 
 def cka_of(*batches: tuple[Tensor, Tensor]) -> float | None:
@@ -68,7 +68,7 @@ def test_it_sees_no_scale_and_no_offset() -> None:
 def test_it_is_the_same_in_slices_of_features(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = related(6)
     whole = cka_of((a, b))
-    monkeypatch.setattr("hookscope.comparison.cka._SLICE", 30)
+    monkeypatch.setattr("hookscope.comparison.rows._SLICE", 30)
     assert cka_of((a, b)) == pytest.approx(whole, abs=1e-12)
 
 

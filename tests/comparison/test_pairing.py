@@ -29,18 +29,15 @@ def calls(*texts: str) -> list[SeenCall]:
     return seen
 
 
-def pairs(found: Pairing) -> list[str]:
-    return [f"{pair.a.key} {pair.b.key}" for pair in found.pairs]
-
-
-def runs(found: Pairing) -> list[str]:
-    """``first..last partner`` of folded pairs."""
-    return [
-        f"{pair.first.key + '..' if pair.first else ''}{pair.a.key} "
-        f"{pair.first_b.key + '..' if pair.first_b else ''}{pair.b.key}"
-        for pair in found.pairs
-        if pair.paired_by == "folded"
-    ]
+def described(found: Pairing) -> str:
+    """``a b`` for each pair, ``first..last`` for a run; then the calls without a partner of A and of B."""
+    pairs = []
+    for pair in found.pairs:
+        a, b = (f"{first.key}.." if first else "" for first in (pair.first, pair.first_b))
+        pairs.append(f"{a}{pair.a.key} {b}{pair.b.key}{' (map)' if pair.paired_by == 'map' else ''}")
+        assert (pair.paired_by == "folded") == bool(a or b) or pair.paired_by == "map"
+    sides = (", ".join(call.key for call in calls) for calls in (found.only_a, found.only_b))
+    return " | ".join([", ".join(pairs), *sides]).rstrip("| ")
 
 
 def hows(found: Pairing) -> set[str]:
@@ -52,161 +49,99 @@ BLOCK = ("c1 Conv2d", "b1 BatchNorm2d", "r ReLU", "c2 Conv2d", "b2 BatchNorm2d",
 
 def test_the_same_names_pair_even_where_shapes_differ() -> None:
     found = pair_calls(calls(*BLOCK), calls(*(text + " 16" if "Conv2d" in text else text for text in BLOCK)))
-    assert pairs(found) == [f"{text.split()[0]} {text.split()[0]}" for text in BLOCK]
+    assert described(found) == "c1 c1, b1 b1, r r, c2 c2, b2 b2, r#1 r#1, fc fc"
     assert hows(found) == {"name"}
-    assert found.only_a == found.only_b == ()
 
 
-@pytest.mark.parametrize("prefix", ["module.", "backbone.", "_orig_mod.", "model.net."])
-def test_a_prefix_of_one_side_is_no_other_name(prefix: str) -> None:
-    a, b = (
-        calls(*BLOCK, "::add add", "head Linear"),
-        calls(*(prefix + text for text in BLOCK), "::add add", "head Linear"),
-    )
+@pytest.mark.parametrize("of_a", ["", "module.", "net.model."])
+@pytest.mark.parametrize("of_b", ["module.", "backbone.", "_orig_mod.", "model.net."])
+def test_prefixes_are_no_other_names(of_a: str, of_b: str) -> None:
+    a, b = (calls(*(prefix + text for text in BLOCK), "::add add", "head Linear") for prefix in (of_a, of_b))
     for found in (pair_calls(a, b), pair_calls(b, a)):
-        assert hows(found) == {"name"}
-        assert len(found.pairs) == len(a)
+        assert hows(found) == {"name"} and len(found.pairs) == len(a)
 
 
-def test_different_prefixes_of_both_sides_are_no_other_names() -> None:
-    found = pair_calls(calls(*("module." + text for text in BLOCK)), calls(*("net.model." + text for text in BLOCK)))
-    assert hows(found) == {"name"}
+CHAIN = "c1 Conv2d, b1 BatchNorm2d, r1 ReLU, c2 Conv2d, b2 BatchNorm2d, fc Linear"
+SHORT = "0 Conv2d, 1 ReLU, 2 MaxPool2d, 3 Conv2d, 4 ReLU, 5 Linear"
+LONG = "0 Conv2d, 1 Sigmoid, 2 ReLU, 3 MaxPool2d, 4 Conv2d, 5 GroupNorm, 6 ReLU, 7 Linear"
+BLOCKS = "x Linear, y0 Conv2d, y1 ReLU, y2 Tanh, z0 Conv2d, z1 ReLU, z2 Tanh, w0 Conv2d, w1 ReLU, w2 Tanh"
+OPERATORS = "Conv_0 Conv, Relu_1 Relu, Conv_2 Conv, Gemm_3 Gemm"
+QUANTIZED = "q Quantize, c1 ConvReLU2d, b1 Identity, r1 Identity, c2 Conv2d, b2 Identity, fc Linear, d DeQuantize"
+ATTENTION = "n LayerNorm, attention MultiheadAttention, m LayerNorm, fc Linear"
+SUM = "x LayerNorm, M1 MatMul, S2 Softmax, M3 MatMul, T4 Transpose, A5 Add, y LayerNorm, z Linear"
+PAIRED = {
+    "calls out of order": ("x Conv2d, y ReLU, z Linear", "y ReLU, x Conv2d, z Linear", "x x, y y, z z"),
+    "layers inserted": (SHORT, LONG, "0 0, 1 2, 2 3, 3 4, 4 6, 5 7 |  | 1, 5"),
+    "layers removed": (LONG, SHORT, "0 0, 2 1, 3 2, 4 3, 6 4, 7 5 | 1, 5"),
+    "of equal blocks one": (
+        "0 Linear, 1 Conv2d, 2 ReLU, 3 Tanh", BLOCKS, "0 x, 1 y0, 2 y1, 3 y2 |  | z0, z1, z2, w0, w1, w2",
+    ),
+    "widths": ("a Conv2d 16, b Conv2d 32", "p Conv2d 24, q Conv2d 16, r Conv2d 32", "a q, b r |  | p"),
+    "a name of another function": (
+        "0 Conv2d, 1 ReLU, 2 Conv2d", "0 Conv2d, 1 BatchNorm2d, 2 ReLU, 3 Conv2d", "0 0..1, 1 2, 2 3",
+    ),
+    **{
+        f"activation {other}": ("0 Conv2d, 1 ReLU, 2 Linear", f"x Conv2d, y {other}, z Linear", "0 x, 1 y, 2 z")
+        for other in ("ReLU6", "Clip", "GELU", "relu_", "HardSwish")
+    },
+    "BatchNorms folded in B": (CHAIN, OPERATORS, "c1..b1 Conv_0, r1 Relu_1, c2..b2 Conv_2, fc Gemm_3"),
+    "BatchNorms folded in A": (OPERATORS, CHAIN, "Conv_0 c1..b1, Relu_1 r1, Conv_2 c2..b2, Gemm_3 fc"),
+    "one BatchNorm folded": (
+        CHAIN, CHAIN.replace("b1 BatchNorm2d, ", ""), "c1..b1 c1, r1 r1, c2 c2, b2 b2, fc fc",
+    ),
+    "a layer fused with those of its class": (CHAIN, QUANTIZED, "c1..r1 c1, c2..b2 c2, fc fc"),
+    "a fused activation that no call shows": (
+        "c Conv2d, b BatchNorm2d, fc Linear", "c ConvReLU2d, fc Linear", "fc fc | c, b | c",
+    ),
+    "a fused activation that an operation shows": (
+        "c Conv2d, b BatchNorm2d, ::relu relu, fc Linear", "c ConvReLU2d, fc Linear", "c..::relu c, fc fc",
+    ),
+    "what is inside a layer": (
+        "c Conv2d, b BatchNorm2d, r ReLU, fc Linear", "c Conv2d, n.act ReLU, n BatchNormAct2d, fc Linear",
+        "c c, b..r n, fc fc",
+    ),
+    "one call for a run between two pairs": (
+        "n LayerNorm, attention MultiheadAttention, drop Dropout, fc Linear",
+        "x LayerNorm, qkv Linear 24, proj Conv2d, y Linear", "n x, attention qkv..proj, fc y",
+    ),
+    "a run before a residual connection": (ATTENTION, SUM, "n x, attention M1..T4, m y, fc z |  | A5"),
+}  # fmt: skip
 
 
-def test_calls_out_of_order_pair_by_name() -> None:
-    found = pair_calls(calls("x Conv2d", "y ReLU", "z Linear"), calls("y ReLU", "x Conv2d", "z Linear"))
-    assert pairs(found) == ["x x", "y y", "z z"]
-
-
-def numbered(*types: str) -> list[SeenCall]:
-    return calls(*(f"{at} {kind}" for at, kind in enumerate(types)))
-
-
-def test_a_layer_that_is_inserted_or_removed_leaves_the_others_paired() -> None:
-    short = numbered("Conv2d", "ReLU", "MaxPool2d", "Conv2d", "ReLU", "Linear")
-    long = numbered("Conv2d", "Sigmoid", "ReLU", "MaxPool2d", "Conv2d", "GroupNorm", "ReLU", "Linear")
-    assert pairs(pair_calls(short, long)) == ["0 0", "1 2", "2 3", "3 4", "4 6", "5 7"]
-    assert [call.name for call in pair_calls(short, long).only_b] == ["1", "5"]
-    assert pairs(pair_calls(long, short)) == ["0 0", "2 1", "3 2", "4 3", "6 4", "7 5"]
-
-
-def test_of_equal_blocks_one_pairs_as_a_whole() -> None:
-    block = ("Conv2d", "ReLU", "Tanh")
-    found = pair_calls(
-        numbered("Linear", *block), calls("x Linear", *(f"y{i}.{t} {t}" for i in range(3) for t in block))
-    )
-    assert pairs(found) == ["0 x", "1 y0.Conv2d", "2 y0.ReLU", "3 y0.Tanh"]
-
-
-def test_widths_tell_convolutions_apart() -> None:
-    found = pair_calls(calls("a Conv2d 16", "b Conv2d 32"), calls("p Conv2d 24", "q Conv2d 16", "r Conv2d 32"))
-    assert pairs(found) == ["a q", "b r"]
-
-
-def test_a_name_does_not_pair_another_function() -> None:
-    found = pair_calls(numbered("Conv2d", "ReLU", "Conv2d"), numbered("Conv2d", "BatchNorm2d", "ReLU", "Conv2d"))
-    assert "1 2" in pairs(found)
-
-
-@pytest.mark.parametrize("other", ["ReLU6", "Clip", "GELU", "relu_", "HardSwish"])
-def test_another_activation_in_the_same_place_pairs(other: str) -> None:
-    found = pair_calls(numbered("Conv2d", "ReLU", "Linear"), calls("x Conv2d", f"y {other}", "z Linear"))
-    assert pairs(found) == ["0 x", "1 y", "2 z"]
-
-
-CHAIN = ("c1 Conv2d", "b1 BatchNorm2d", "r1 ReLU", "c2 Conv2d", "b2 BatchNorm2d", "fc Linear")
-
-
-def test_a_batchnorm_that_is_folded_into_a_convolution_makes_a_run() -> None:
-    folded = calls("Conv_0 Conv", "Relu_1 Relu", "Conv_2 Conv", "Gemm_3 Gemm")
-    found = pair_calls(calls(*CHAIN), folded)
-    assert pairs(found) == ["b1 Conv_0", "r1 Relu_1", "b2 Conv_2", "fc Gemm_3"]
-    assert runs(found) == ["c1..b1 Conv_0", "c2..b2 Conv_2"]
-    assert found.only_a == found.only_b == ()
-    assert runs(pair_calls(folded, calls(*CHAIN))) == ["Conv_0 c1..b1", "Conv_2 c2..b2"]
-
-
-def test_a_batchnorm_that_one_convolution_alone_has_folded_makes_one_run() -> None:
-    found = pair_calls(calls(*CHAIN), calls(*(text for text in CHAIN if text[:2] != "b1")))
-    assert runs(found) == ["c1..b1 c1"]
-    assert pairs(found)[1:] == ["r1 r1", "c2 c2", "b2 b2", "fc fc"]
-
-
-QUANTIZED = ("quant Quantize", "c1 ConvReLU2d", "b1 Identity", "r1 Identity", "c2 Conv2d", "b2 Identity", "fc Linear")
-
-
-def test_a_fused_layer_does_the_work_of_the_run_that_its_class_names() -> None:
-    found = pair_calls(calls(*CHAIN), calls(*QUANTIZED, "dequant DeQuantize"))
-    assert pairs(found) == ["r1 c1", "b2 c2", "fc fc"]
-    assert runs(found) == ["c1..r1 c1", "c2..b2 c2"]
-    assert found.only_a == found.only_b == ()
-
-
-def test_a_fused_activation_that_no_call_shows_leaves_the_layer_without_a_partner() -> None:
-    found = pair_calls(calls("c Conv2d", "b BatchNorm2d", "fc Linear"), calls("c ConvReLU2d", "fc Linear"))
-    assert pairs(found) == ["fc fc"]
-    assert ([call.name for call in found.only_a], [call.name for call in found.only_b]) == (["c", "b"], ["c"])
-    with_operation = pair_calls(
-        calls("c Conv2d", "b BatchNorm2d", "::relu relu", "fc Linear"), calls("c ConvReLU2d", "fc Linear")
-    )
-    assert runs(with_operation) == ["c..::relu c"]
-
-
-def test_what_is_inside_a_layer_needs_no_partner() -> None:
-    b = calls("c Conv2d", "n.act ReLU", "n BatchNormAct2d", "fc Linear")
-    found = pair_calls(calls("c Conv2d", "b BatchNorm2d", "r ReLU", "fc Linear"), b)
-    assert pairs(found) == ["c c", "r n", "fc fc"]
-    assert runs(found) == ["b..r n"]
-    assert found.only_b == ()
-
-
-def test_one_call_between_two_pairs_does_the_work_of_a_run() -> None:
-    a = calls("n LayerNorm", "attention MultiheadAttention", "drop Dropout", "fc Linear")
-    found = pair_calls(a, calls("x LayerNorm", "qkv Linear 24", "proj Conv2d", "y Linear"))
-    assert runs(found) == ["attention qkv..proj"]
-
-
-def test_a_run_ends_before_a_residual_connection() -> None:
-    a = calls("n LayerNorm", "attention MultiheadAttention", "m LayerNorm", "fc Linear")
-    operators = "MatMul_1 MatMul", "Softmax_2 Softmax", "MatMul_3 MatMul", "Transpose_4 Transpose", "Add_5 Add"
-    found = pair_calls(a, calls("x LayerNorm", *operators, "y LayerNorm", "z Linear"))
-    assert runs(found) == ["attention MatMul_1..Transpose_4"]
-    assert [call.name for call in found.only_b] == ["Add_5"]
+@pytest.mark.parametrize(("a", "b", "expected"), PAIRED.values(), ids=PAIRED)
+def test_which_calls_pair_without_names(a: str, b: str, expected: str) -> None:
+    assert described(pair_calls(calls(*a.split(", ")), calls(*b.split(", ")))) == expected
 
 
 def test_a_bias_that_is_an_operator_belongs_to_the_product() -> None:
     b = calls("MatMul_0 MatMul", "Add_1 Add", "Relu_2 Relu")
-    b[0] = SeenCall(b[0].call, (10,), {"weight": (8, 10)})
-    b[1] = SeenCall(b[1].call, (10,), {"bias": (10,)})
-    b[2] = SeenCall(b[2].call, (10,), {})
-    assert runs(pair_calls(calls("fc Linear", "r ReLU"), b)) == ["fc MatMul_0..Add_1"]
+    parameters: list[dict[str, tuple[int, ...]]] = [{"weight": (8, 10)}, {"bias": (10,)}, {}]
+    b = [SeenCall(seen.call, (10,), own) for seen, own in zip(b, parameters, strict=True)]
+    assert described(pair_calls(calls("fc Linear", "r ReLU"), b)) == "fc MatMul_0..Add_1, r Relu_2"
 
 
-def test_names_choose_partners_and_the_rest_pairs_as_usual() -> None:
-    b = calls("x1 Conv2d", "x2 Conv2d", "fc Linear")
-    found = pair_calls(calls("y1 Conv2d", "fc Linear"), b, {"y1": "x2"})
-    assert [(pair.a.key, pair.b.key, pair.paired_by) for pair in found.pairs] == [
-        ("y1", "x2", "map"),
-        ("fc", "fc", "name"),
-    ]
-
-
-def test_a_star_stands_for_the_same_text_in_both_names() -> None:
-    a, b = calls("s1.c Conv2d", "s1.r ReLU", "s1.r#1 ReLU"), calls("t.1.c Conv2d", "t.1.r ReLU", "t.1.r#1 ReLU")
-    found = pair_calls(a, calls("other Conv2d") + b, {"s*": "t.*"})
-    assert pairs(found) == ["s1.c t.1.c", "s1.r t.1.r", "s1.r#1 t.1.r#1"]
-    assert hows(found) == {"map"}
-
-
-def test_names_take_calls_and_exact_names_before_stars() -> None:
-    a, b = calls("r ReLU", "r#1 ReLU", "q ReLU"), calls("r1 ReLU", "r2 ReLU", "x.q ReLU")
-    assert pairs(pair_calls(a, b, {"*": "x.*", "r": "r2", "r#1": "r1"})) == ["r r2", "r#1 r1", "q x.q"]
-
-
-def test_a_layer_mapped_to_a_fused_one_ends_a_run() -> None:
-    found = pair_calls(calls(*CHAIN), calls("Conv_0 ConvReLU2d", "Conv_2 Conv2d", "fc Linear"), {"r1": "Conv_0"})
-    assert (found.pairs[0].paired_by, found.pairs[0].first) == ("map", Call("c1", "Conv2d", 0, None))
-    assert found.only_a == ()
+@pytest.mark.parametrize(
+    ("a", "b", "names", "expected"),
+    [
+        ("y1 Conv2d, fc Linear", "x1 Conv2d, x2 Conv2d, fc Linear", {"y1": "x2"}, "y1 x2 (map), fc fc |  | x1"),
+        (  # a star stands for the same text in both names
+            "s1.c Conv2d, s1.r ReLU, s1.r#1 ReLU", "o Conv2d, t.1.c Conv2d, t.1.r ReLU, t.1.r#1 ReLU", {"s*": "t.*"},
+            "s1.c t.1.c (map), s1.r t.1.r (map), s1.r#1 t.1.r#1 (map) |  | o",
+        ),
+        (  # exact names win, and may name a call
+            "r ReLU, r#1 ReLU, q ReLU", "r1 ReLU, r2 ReLU, x.q ReLU", {"*": "x.*", "r": "r2", "r#1": "r1"},
+            "r r2 (map), r#1 r1 (map), q x.q (map)",
+        ),
+        (  # a layer mapped to a fused one ends a run
+            CHAIN, "Conv_0 ConvReLU2d, Conv_2 Conv2d, fc Linear", {"r1": "Conv_0"},
+            "c1..r1 Conv_0 (map), c2..b2 Conv_2, fc fc",
+        ),
+    ],
+)  # fmt: skip
+def test_names_choose_partners_and_the_rest_pairs_as_usual(
+    a: str, b: str, names: dict[str, str], expected: str
+) -> None:
+    assert described(pair_calls(calls(*a.split(", ")), calls(*b.split(", ")), names)) == expected
 
 
 @pytest.mark.parametrize(

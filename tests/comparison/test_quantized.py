@@ -1,6 +1,7 @@
 """A quantized side: fused layers, sums and the error of each layer alone, judged by torch and by torch.ao.ns."""
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.ao import quantization
 from torch.ao.ns import _numeric_suite as numeric_suite
+from torch.nn.modules.module import register_module_forward_hook
 
 from hookscope.comparison import Comparison, PairedCall, compare
+from hookscope.hooks import call_key
 from hookscope.models import LoadedModel, load_model
 from hookscope.models.torchvision_builders import calibration_pictures, quantize
+from tests.comparison.example import relative
 from tests.helpers import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.ao.quantization is deprecated
@@ -36,11 +40,6 @@ class Residual(nn.Module):
 
     def fuse_model(self, is_qat: bool) -> None:
         quantization.fuse_modules(self, [["conv1", "bn1", "relu"], ["conv2", "bn2"]], inplace=True)
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    b = b.dequantize() if b.is_quantized else b
-    return float((b.double() - a.double()).norm() / a.double().norm())
 
 
 @pytest.fixture(scope="module")
@@ -96,41 +95,29 @@ def test_its_differences_are_those_of_torch_ao_ns(
 
 def by_hand(a: nn.Module, b: nn.Module, images: Tensor, found: Comparison) -> dict[str, float]:
     """The error of the layer of B alone, of each pair for which it was measured."""
-    given: dict[str, Tensor] = {}
-    returned: dict[str, Tensor] = {}
-    like: dict[str, Tensor] = {}
-    ran: dict[nn.Module, int] = {}
+    seen: list[dict[str, tuple[Tensor, Tensor]]] = []
+    for net in (a, b):
+        names, ran = {layer: name for name, layer in net.named_modules()}, Counter[nn.Module]()
+        seen.append({})
 
-    def keep(name: str) -> Any:
-        def hook(layer: nn.Module, args: Any, output: Tensor) -> None:
-            number = ran[layer] = ran.get(layer, -1) + 1
-            key = f"{name}#{number}" if number else name
-            given[key], returned[key] = args[0].clone(), output.clone()
+        def keep(layer: nn.Module, args: Any, output: Tensor, names: Any = names, ran: Any = ran) -> None:
+            seen[-1][call_key(names[layer], ran[layer])] = args[0].clone(), output.clone()
+            ran[layer] += 1
 
-        return hook
-
-    def keep_b(name: str) -> Any:
-        return lambda layer, args, output: like.__setitem__(name, args[0])
-
-    handles = [
-        layer.register_forward_hook(keep(name)) for name, layer in a.named_modules() if not list(layer.children())
-    ]
-    handles += [layer.register_forward_hook(keep_b(name)) for name, layer in b.named_modules() if name]
-    with torch.no_grad():
-        a(images)
-        b(images)
-    for handle in handles:
+        handle = register_module_forward_hook(keep)
+        with torch.no_grad():
+            net(images)
         handle.remove()
     errors = {}
     for each in found.calls:
         if each.isolated_l2 is None:
             continue
-        value, scale = given[each.key_b if each.paired_by == "folded" else each.key], like[each.b.name]
+        value, scale = seen[0][each.key_b if each.paired_by == "folded" else each.key][0], seen[1][each.key_b][0]
         if scale.is_quantized:
             value = torch.quantize_per_tensor(value, scale.q_scale(), scale.q_zero_point(), scale.dtype)
         with torch.no_grad():
             output = b.get_submodule(each.b.name)(value)
-        errors[each.key] = relative(returned[each.key], output)
+        errors[each.key] = relative(seen[0][each.key][1], output)
     return errors
 
 

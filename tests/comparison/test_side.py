@@ -11,7 +11,8 @@ from hookscope.comparison import Side, compare, make_side
 from hookscope.comparison.side import functions_of
 from hookscope.errors import ModelError, UsageError
 from hookscope.interventions import Zero
-from tests.helpers import hooks_on, seeded
+from tests.comparison.example import relative
+from tests.helpers import hooked, hooks_on, seeded
 from tests.nets import named
 
 
@@ -67,23 +68,11 @@ def batch() -> Tensor:
 
 
 def outputs(net: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
-    """What the leaf layers return while ``run`` runs, by plain hooks with copies."""
+    """What the layers return while ``run`` runs, by plain hooks with copies."""
     found: dict[str, Tensor] = {}
-    leaves = [(name, layer) for name, layer in net.named_modules() if not list(layer.children())]
-    handles = [
-        layer.register_forward_hook(lambda _, args, output, name=name: found.update({name: output.clone()}))
-        for name, layer in leaves
-    ]
-    with torch.no_grad():
+    with hooked(net, lambda name, output: found.update({name: output.clone()})), torch.no_grad():
         run()
-    for handle in handles:
-        handle.remove()
     return found
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    a, b = a.double(), b.double()
-    return float((b - a).norm() / a.norm())
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float64"])

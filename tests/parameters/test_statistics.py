@@ -354,21 +354,13 @@ def test_each_fault_has_its_finding() -> None:
     model[2].bias[3:5] = torch.inf
     model[1].running_var[[4, 6]] = 0
     all_findings = findings(model)
-    assert [(f.finding, f.layer) for f in all_findings] == [
-        ("non-finite", "2.weight"),
-        ("non-finite", "2.bias"),
-        ("never-updated", "3"),
-        ("dead-filters", "0.weight"),
-        ("duplicate-filters", "0.weight"),
-        ("collapsed-variance", "1.running_var"),
-    ]
-    assert [f.evidence for f in all_findings] == [
-        "1 NaN among 576 values, the first at [0, 0, 0, 1]",
-        "2 Inf among 8 values, the first at [3]",
-        "the running statistics of 1 of 2 BatchNorms still have their first values, 0 and 1",
-        "1 of 8 filters has a norm of 0, or below 1e-06 of the layer's median: 2",
-        "1 of 8 filters is a duplicate (cosine 0.9999 or more): 1=7",
-        "2 of 8 channels have a running variance below 1e-07 (0.01 of eps): 4, 6",
+    assert [f"{f.finding} {f.layer}: {f.evidence}" for f in all_findings] == [
+        "non-finite 2.weight: 1 NaN among 576 values, the first at [0, 0, 0, 1]",
+        "non-finite 2.bias: 2 Inf among 8 values, the first at [3]",
+        "never-updated 3: the running statistics of 1 of 2 BatchNorms still have their first values, 0 and 1",
+        "dead-filters 0.weight: 1 of 8 filters has a norm of 0, or below 1e-06 of the layer's median: 2",
+        "duplicate-filters 0.weight: 1 of 8 filters is a duplicate (cosine 0.9999 or more): 1=7",
+        "collapsed-variance 1.running_var: 2 of 8 channels have a running variance below 1e-07 (0.01 of eps): 4, 6",
     ]
     assert [f.channels for f in all_findings] == [None, None, None, (2,), (1, 7), (4, 6)]
     assert all_findings[4].groups == ((1, 7),)

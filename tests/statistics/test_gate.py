@@ -179,6 +179,8 @@ BROKEN: dict[str, tuple[nn.Module, dict[str, Any]]] = {
     "no output": (through(lambda x: None), ALL),
     "an output without tensors": (through(lambda x: str(x.shape)), ALL),
     "an output without values": (through(lambda x: x[:0]), NO_NAN),
+    "an output without values, and death": (through(lambda x: x[:0]), {"max_dead": 0.5}),
+    "an output without values, and rank": (through(lambda x: x[:0]), {"min_rank": 1.0}),
     "whole numbers alone have no rank": (of(lambda x: (x > 2).long()), {"max_saturated": 0.5}),
 }
 # fmt: on
@@ -261,12 +263,6 @@ def test_parameters_that_functional_code_uses_have_run() -> None:
     assert not checked(attention, x, no_nan=True, ops=False).broken
     (found,) = checked(attention, x, "attention.out_proj", no_nan=True).broken
     assert (found.layer, found.evidence) == ("attention.out_proj", "it did not run")
-
-
-@pytest.mark.parametrize("limits", [{"max_dead": 0.5}, {"min_rank": 1}, {"no_nan": True}])
-def test_a_model_that_puts_out_no_values_never_passes(limits: dict[str, Any]) -> None:
-    (found,) = checked(through(lambda y: y[:0]), **limits).broken
-    assert (found.layer, found.evidence, found.unmeasured) == ("(model)", "it returned no values", True)
 
 
 @pytest.mark.parametrize(
@@ -365,30 +361,25 @@ def broken(layers: list[LayerStatistics], **limits: Any) -> list[tuple[str, str,
     return [(each.limit, each.layer, each.index) for each in broken_limits(layers, Limits(**limits))]
 
 
-def test_dead(layers: list[LayerStatistics]) -> None:
-    assert layers[1].dead_channels == (0, 1, 2, 3)
-    assert broken(layers, max_dead=0.2) == []
-    (failure,) = broken_limits(layers, Limits(max_dead=math.nextafter(0.2, 0)))
-    assert failure == BrokenLimit(
-        "max-dead", "1", None, 0.2, math.nextafter(0.2, 0), "4 of 20 channels are dead: 0, 1, 2, 3", (0, 1, 2, 3),
-        order=1,
-    )  # fmt: skip
-    assert broken(layers, max_dead=0.0) == [("max-dead", "1", None)]
+@pytest.mark.parametrize(
+    ("limit", "value", "layer", "evidence", "channels"),
+    [
+        ("max_dead", 0.2, "1", "4 of 20 channels are dead: 0, 1, 2, 3", (0, 1, 2, 3)),
+        ("max_saturated", 3 / 20, "1", "15 % of values are within 1 % of a bound", None),
+        ("max_abs", 100.0, "0", "from {:.6g} to 100", None),
+    ],
+)
+def test_a_limit_is_just_met_and_just_broken(
+    layers: list[LayerStatistics], limit: str, value: float, layer: str, evidence: str, channels: Any
+) -> None:
+    below, at = math.nextafter(value, 0), int(layer)
+    assert broken(layers, **{limit: value}) == []
+    (failure,) = broken_limits(layers, Limits(**{limit: below}))
+    name, words, index = limit.replace("_", "-"), evidence.format(layers[0].min), (0, None)[at]
+    assert failure == BrokenLimit(name, layer, index, value, below, words, channels, order=at)
 
 
-def test_saturated(layers: list[LayerStatistics]) -> None:
-    share = layers[1].saturated
-    assert share == 3 / 20
-    assert broken(layers, max_saturated=share) == []
-    (failure,) = broken_limits(layers, Limits(max_saturated=math.nextafter(share, 0)))
-    assert (failure.layer, failure.evidence) == ("1", "15 % of values are within 1 % of a bound")
-
-
-def test_size(layers: list[LayerStatistics]) -> None:
-    assert broken(layers, max_abs=100.0) == []
-    (failure,) = broken_limits(layers, Limits(max_abs=math.nextafter(100.0, 0)))
-    assert (failure.layer, failure.index, failure.value) == ("0", 0, 100.0)
-    assert failure.evidence == f"from {layers[0].min:.6g} to 100"
+def test_a_low_value_is_large_too() -> None:
     low = measured(nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Tanh()), -5 * torch.ones(1, 1, 3, 3), layers="0")
     assert broken(low, max_abs=abs(low[0].min or 0)) == []
     assert len(broken(low, max_abs=abs(low[0].min or 0) * 0.999)) == 1
@@ -475,31 +466,26 @@ def types_of(limits: list[str], layers: list[str]) -> dict[str, dict[str, str]]:
 
 def test_a_case_for_each_limit_and_layer() -> None:
     failed = BrokenLimit("max-dead", "relu", None, 0.25, 0.05, "1 of 4 channels is dead: 2", (2,))
-    unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run", unmeasured=True)
-    result = LimitsResult(types_of(["max-dead", "no-nan"], ["conv", "relu"]), [failed, unknown])
-    root = ElementTree.fromstring(junit_xml("check", result))
+    unknown, allowed = (BrokenLimit("no-nan", name, None, None, None, "it did not run") for name in ("fc", "spare"))
+    result = LimitsResult(types_of(["max-dead", "no-nan"], ["conv", "relu"]), [failed, unknown], [allowed])
+    root = ElementTree.fromstring(junit_xml("check", result, lost=2))
     suite = root[0]
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
-    assert suite.attrib == {"name": "check", "tests": "5", "failures": "2", "errors": "0", "skipped": "0"}
-    cases = [(case.get("classname"), case.get("name"), len(case)) for case in suite]
-    plain = [("max-dead", "conv", 0), ("max-dead", "relu", 1), ("no-nan", "conv", 0), ("no-nan", "relu", 0)]
-    assert cases == [*plain, ("no-nan", "fc", 1)]
-    failure = suite[1][0]
-    assert (failure.tag, failure.get("type"), failure.get("message")) == ("failure", "max-dead", failed.evidence)
+    assert suite.attrib == {"name": "check", "tests": "7", "failures": "2", "errors": "1", "skipped": "1"}
+    cases = [(case.get("classname"), case.get("name"), *(part.tag for part in case)) for case in suite]
+    assert cases == [
+        ("images", "all could be used", "error"),
+        ("max-dead", "conv"),
+        ("max-dead", "relu", "failure"),
+        ("no-nan", "conv"),
+        ("no-nan", "relu"),
+        ("no-nan", "fc", "failure"),
+        ("no-nan", "spare", "skipped"),
+    ]
+    failure = suite[2][0]
+    assert (failure.get("type"), failure.get("message")) == ("max-dead", failed.evidence)
     assert failure.text == "1 of 4 channels is dead: 2 (measured 0.25, allowed 0.05)"
-    assert suite[4][0].text == "not measured: it did not run"
-
-
-def test_what_may_be_unmeasured_is_skipped() -> None:
-    unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run", unmeasured=True)
-    suite = ElementTree.fromstring(junit_xml("check", LimitsResult(types_of(["no-nan"], ["conv"]), [], [unknown])))[0]
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "0", "1")
-    (skipped,) = suite[1]
-    assert (suite[1].get("name"), skipped.tag, skipped.get("message")) == (
-        "fc",
-        "skipped",
-        "not measured: it did not run",
-    )
+    assert suite[5][0].text == suite[6][0].get("message") == "not measured: it did not run"
 
 
 @pytest.mark.parametrize(
@@ -513,9 +499,3 @@ def test_any_name_makes_valid_xml(name: str) -> None:
     suite = ElementTree.fromstring(text)[0]
     assert suite.attrib["name"].isprintable()
     assert suite[0][0].get("message") == suite[0].get("name")
-
-
-def test_lost_images_are_an_error_of_their_own() -> None:
-    suite = ElementTree.fromstring(junit_xml("check", LimitsResult(types_of(["no-nan"], ["conv1"])), lost=2))[0]
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
-    assert [case.get("name") for case in suite if case.find("error") is not None] == ["all could be used"]
