@@ -24,8 +24,8 @@ from hookscope.explain.cam_methods import gradient_free, method_named
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
-from hookscope.gradients import ClampGradientSign, change_gradients, nodes_behind
-from hookscope.hooks import AnyModel, Selection, differentiable, leaves_of, module_of, names_of, passed_on
+from hookscope.gradients import ClampGradientSign, change_gradients
+from hookscope.hooks import AnyModel, Selection, differentiable, graph_nodes, leaves_of, module_of, names_of, passed_on
 from hookscope.scores import FIND_NON_FINITE, Objective, Score, check_finite_score, objectives
 
 _GAP = 0.05  # relative difference of the sum of the shares and the score
@@ -265,7 +265,7 @@ class _Passes:
                 "the score is detached, computed under no_grad, quantized or constant",
                 f"use a method without gradient: {gradient_free(SALIENCY_METHODS)}",
             )
-        relus = sum(node.name().startswith("ReluBackward") for node in nodes_behind([score.grad_fn]))
+        relus = sum(node.name().startswith("ReluBackward") for node in graph_nodes([score.grad_fn]))
         self.unguided = relus - self.guided
         self.advance(len(pictures))
         return slopes

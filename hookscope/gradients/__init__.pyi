@@ -1,5 +1,5 @@
 from .anomaly import made_by as made_by
-from .autograd_flow import nodes_behind as nodes_behind, refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
+from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
 from .backward_pass import (
     GRADIENTS as GRADIENTS,
     PARAMETER_GRADIENTS as PARAMETER_GRADIENTS,
