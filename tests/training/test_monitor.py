@@ -146,7 +146,7 @@ def seeded_run(watching: Callable[[nn.Module, Any], Any], loop: Row) -> tuple[by
         ({}, {"scaled": True}),
         ({}, {"leaves_out": "zero_grad"}),
     ],
-    ids=str,
+    ids=("plain", "stop", "tensorboard", "log", "clipped", "validated", "scaled", "left-out"),
 )
 def test_a_seeded_run_ends_with_the_same_bits(
     options: Any, loop: Row, model_is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
