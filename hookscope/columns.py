@@ -117,6 +117,16 @@ class Columns(tuple[Column, ...]):
         has_index = all(row.get("index") is not None or row.get("order") is None for row in rows)
         return [column for column in shown if column.name != "order" or not has_index]
 
+    def cells(self, facts: Sequence[Any]) -> list[Row]:
+        """What a notebook shows of each fact: the columns of a table of all."""
+        own = {column.name: column.of for column in self if column.where == "table" and column.of is not None}
+        rows = [
+            {**row, **{name: of(fact) for name, of in own.items()}}
+            for row, fact in zip(self.rows(facts), facts, strict=True)
+        ]
+        names = [column.name for column in self.shown(rows)]
+        return [{name: row.get(name) for name in names} for row in rows]
+
     def but(self, *names: str, **changes: Mapping[str, Any]) -> Columns:
         """These columns without ``names``, and with changed attributes of others: ``but(type={"need": 1})``."""
         kept = (column for column in self if column.name not in names)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from numbers import Number
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
+from hookscope.columns import ALWAYS, Columns
 from hookscope.errors import printable
 
 _MOST_ROWS, _LONGEST, _LONGEST_LINE = 12, 60, 120  # rows, characters of a cell, columns of a line
@@ -43,8 +44,14 @@ class Shown:
 
     __slots__ = ()
 
+    def _columns(self) -> Columns | None:
+        """The columns of rows of this class, if a command prints them too."""
+        return None
+
     def _cells(self) -> Cells:
-        raise NotImplementedError
+        columns = self._columns()
+        assert columns is not None
+        return columns.cells([self])[0]
 
     def _rows(self) -> Sequence[Any]:
         return ()
@@ -69,11 +76,13 @@ class Rows(list[Row], Generic[Row]):
     """A list that shows itself as a table, of its first rows if it is long."""
 
     def __repr__(self) -> str:
-        rows, more = _first(list(map(cells_of, self)))
-        return "\n".join([*text_lines(rows), *([more] if more else [])]) if self else "[]"
+        rows, more = _first(cells_of(self))
+        columns = self[0]._columns() if self and isinstance(self[0], Shown) else None
+        needs = {column.name: column.need for column in columns or ()}
+        return "\n".join([*text_lines(rows, needs), *([more] if more else [])]) if self else "[]"
 
     def _repr_html_(self) -> str:
-        rows, more = _first(list(map(cells_of, self)))
+        rows, more = _first(cells_of(self))
         return html_table(rows, more=more) if self else "<p>nothing</p>"
 
     @overload
@@ -86,11 +95,14 @@ class Rows(list[Row], Generic[Row]):
         return super().__getitem__(index)
 
 
-def cells_of(row: Any) -> Cells:
-    """The cells of a row: what it says of itself, else the fields of a dataclass."""
-    if isinstance(row, Shown):
-        return row._cells()
-    return {field.name: getattr(row, field.name) for field in fields(row)}
+def cells_of(rows: Sequence[Any]) -> list[Cells]:
+    """The cells of rows of one class: its columns, what each row says of itself, or the fields of a dataclass."""
+    if rows and isinstance(rows[0], Shown) and (columns := rows[0]._columns()) is not None:
+        return list(columns.cells(rows))
+    return [
+        row._cells() if isinstance(row, Shown) else {field.name: getattr(row, field.name) for field in fields(row)}
+        for row in rows
+    ]
 
 
 def html_table(rows: Sequence[Cells], title: str = "", more: str = "", *, as_columns: bool = True) -> str:
@@ -121,8 +133,11 @@ def html_table(rows: Sequence[Cells], title: str = "", more: str = "", *, as_col
     return f"<table>{head}\n<tbody>{body}\n</tbody>\n</table>" + (f"<p>{plain(more)}</p>" if more else "")
 
 
-def text_lines(rows: Sequence[Cells]) -> Iterator[str]:
-    """A table of text: a header, and a line for each row; pictures and columns that do not fit are left out."""
+def text_lines(rows: Sequence[Cells], needs: Mapping[str, int] | None = None) -> Iterator[str]:
+    """A table of text: a header, and a line for each row; pictures are left out.
+
+    Columns that do not fit are left out too: those with the lowest of ``needs`` first, then the last.
+    """
     shown = _same_columns([{n: v for n, v in row.items() if not isinstance(v, Picture)} for row in rows])
     names = list(shown[0])
     lines = [
@@ -131,10 +146,11 @@ def text_lines(rows: Sequence[Cells]) -> Iterator[str]:
     ]
     numbers = [all(isinstance(row[name], int | float | None) for row in shown) for name in names]
     widths = [max(map(text_width, column)) for column in zip(*lines, strict=True)]
-    while len(widths) > 1 and sum(widths) + 2 * len(widths) - 2 > _LONGEST_LINE:
-        widths.pop()
+    kept = sorted(range(len(names)), key=lambda at: (-(needs or {}).get(names[at], ALWAYS), at))
+    while len(kept) > 1 and sum(widths[at] + 2 for at in kept) - 2 > _LONGEST_LINE:
+        kept.pop()
     for line in lines:
-        cells = zip(line, widths, numbers, strict=False)
+        cells = [(line[at], widths[at], numbers[at]) for at in sorted(kept)]
         padded = [(" " * (width - text_width(text)), text, number) for text, width, number in cells]
         yield "  ".join(blank + text if number else text + blank for blank, text, number in padded).rstrip()
 

@@ -16,10 +16,12 @@ from PIL import Image
 from torch import nn
 
 import hookscope
+from hookscope.comparison.facts import PAIRS
 from hookscope.display import Picture, Rows, Shown, engineering
 from hookscope.drawing import colours, map_png
 from hookscope.findings import Finding
 from hookscope.models import LoadedModel
+from hookscope.tracing import LAYER_CALLS
 
 STAR = Path(__file__).parents[1] / "samples" / "shapes" / "star.png"
 HOSTILE = "</td><script>alert('1')</script>\u202e\"&amp;\x1b]0;x"
@@ -121,10 +123,19 @@ def test_a_result_shows_itself_small(net: LoadedModel, x: torch.Tensor, name: st
 def test_a_table_has_the_numbers_of_the_layers(net: LoadedModel) -> None:
     rows = hookscope.list_layers(net.model, (128, 128))
     header, first, *others = Cells(rows._repr_html_()).rows  # type: ignore[attr-defined]
-    assert header == ["index", "name", "type", "input", "output", "params", "macs", "receptive_field", "stride", "note"]
+    assert header == [column.name for column in LAYER_CALLS if column.name not in ("call", "order")]
     assert first[:-1] == ["0", "features.0", "Conv2d", "1x3x128x128", "1x64x63x63", "1792", "7,112,448", "3x3", "2x2"]
     assert len(others) == 11 and repr(rows).splitlines()[-1] == f"and {len(rows) - 12} more rows"
-    assert repr(rows).splitlines()[1].split() == ["0", "features.0", *first[2:9]]
+    narrow = repr(rows).splitlines()[0].split()
+    assert narrow == ["index", "name", "type", "output_shape", "params", "macs", "note"]
+
+
+def test_the_least_needed_columns_of_a_table_that_is_too_wide_are_left_out(net: LoadedModel, x: torch.Tensor) -> None:
+    rows = hookscope.compare(net.model, hookscope.load_model("shapes", "none").model, torch.cat([x] * 4)).calls
+    header = repr(Rows(rows)).splitlines()[0].split()
+    needs = {column.name: column.need for column in PAIRS}
+    left_out = {name for name in Cells(Rows(rows)._repr_html_()).rows[0] if name not in header}
+    assert "cka" in header and left_out and max(map(needs.__getitem__, left_out)) <= min(map(needs.__getitem__, header))
 
 
 def test_activations_show_the_range_that_torch_finds(net: LoadedModel, x: torch.Tensor) -> None:

@@ -140,17 +140,8 @@ class PairedCall(Shown):
         """The same of B."""
         return f"{self.b.key} {self.part}" if self.part else self.b.key
 
-    def _cells(self) -> Cells:
-        different = self.difference
-        return {
-            "layer": self.key,
-            "layer_b": self.key_b if self.key_b != self.key else "",
-            "type": self.a.type,
-            "relative_l2": different.relative_l2 if different else None,
-            "isolated_l2": self.isolated_l2,
-            "cosine": different.cosine if different else None,
-            "cka": self.cka,
-        }
+    def _columns(self) -> Columns:
+        return PAIRS
 
 
 def how_different(pair: PairedCall) -> tuple[float, float]:
@@ -334,7 +325,7 @@ PAIRS = Columns(
     _of("a.index", need=1, hide="unknown"),
     _of("a.key", "layer"),
     Column("part", hide="zero", where="table"),
-    Column("layer_b", hide="zero", where="table"),
+    Column("layer_b", lambda pair: "" if pair.key_b == pair.key else pair.key_b, hide="zero", where="table"),
     _of("a.type", need=7),
     _of("a.call", where="rows"),
     _of("a.order", where="rows"),

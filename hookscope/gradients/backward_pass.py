@@ -117,10 +117,8 @@ class LayerGradient(Shown):
     activation_norm: float
     activation_nonfinite: int = 0
 
-    def _cells(self) -> Cells:
-        cells = {"index": self.call.index, "name": self.call.key, "type": self.call.type, "shape": self.output_shape}
-        norms = {"gradient norm": self.grad_output and self.grad_output.norm, "activation norm": self.activation_norm}
-        return cells | norms | {"ratio": self.ratio}
+    def _columns(self) -> Columns:
+        return GRADIENTS
 
     @property
     def ratio(self) -> float | None:

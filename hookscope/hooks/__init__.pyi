@@ -10,7 +10,6 @@ from .calls import (
     MODEL as MODEL,
     OPERATION as OPERATION,
     Call as Call,
-    LayerCall as LayerCall,
     Pixels as Pixels,
     Shape as Shape,
     activation_class as activation_class,

@@ -400,11 +400,13 @@ def _of_config(config: Mapping[str, Any]) -> Transforms | None:
         return None
     resize: Resize | None = Resize()
     if config.get("do_resize"):
-        resize = _resize_of(config.get("size"), _FILTERS[int(config.get("resample", 2))])
+        filter_number = config.get("resample")
+        resize = _resize_of(config.get("size"), _FILTERS[2 if filter_number is None else int(filter_number)])
+    if resize is not None and config.get("do_center_crop"):
+        crop = _sides(config.get("crop_size"))
+        resize = None if crop is None else replace(resize, crop=crop, floor=True)
     if resize is None:
         return None
-    if config.get("do_center_crop") and (crop := _sides(config.get("crop_size"))):
-        resize = replace(resize, crop=crop, floor=True)
     scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
     values = Normalisation(range=(0.0, round(scale, 9)))
     if config.get("do_normalize", True) and config.get("image_mean"):
@@ -429,4 +431,6 @@ def _sides(size: Any) -> tuple[int, int] | None:
         return size, size
     if isinstance(size, Mapping) and {"height", "width"} <= size.keys():
         return int(size["height"]), int(size["width"])
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return int(size[0]), int(size[1])
     return None

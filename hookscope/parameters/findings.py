@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hookscope.columns import Column, Columns, Row
-from hookscope.display import Cells, Shown
+from hookscope.display import Shown
 from hookscope.errors import UsageError
 from hookscope.findings import (
     CATALOGUE,
@@ -153,11 +153,8 @@ class ParameterStatistics(Shown):
     updated: bool | None = None
     histogram: tuple[int, ...] = ()
 
-    def _cells(self) -> Cells:
-        names = ("name", "shape", "mean", "std", "min", "max", "norm", "zeros")
-        cells = {name: getattr(self, name) for name in names}
-        dead = None if self.dead_filters is None else len(self.dead_filters)
-        return cells | {"dead filters": dead, "nonfinite": self.nan + self.inf}
+    def _columns(self) -> Columns:
+        return WEIGHTS
 
     @property
     def count(self) -> int:

@@ -14,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.display import Cells, Shown
+from hookscope.columns import Columns
+from hookscope.display import Shown
 from hookscope.hooks import Call, key_of, merge_moments
+from hookscope.statistics.columns import STATISTICS
 
 
 class Accumulator:
@@ -374,10 +376,8 @@ class LayerStatistics(Shown):
     saturated_by_channel: NDArray[np.float64] | None
     histogram: ValueHistogram
 
-    def _cells(self) -> Cells:
-        cells = {"index": self.call.index, "name": self.key, "type": self.call.type}
-        cells |= {name: getattr(self, name) for name in ("shape", "mean", "std", "min", "max", "zeros")}
-        return cells | {"dead": len(self.dead_channels), "nonfinite": self.nan + self.inf}
+    def _columns(self) -> Columns:
+        return STATISTICS
 
     @property
     def key(self) -> str:

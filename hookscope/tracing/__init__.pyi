@@ -11,6 +11,7 @@ from .facts import (
     INPUT as INPUT,
     LAYER_CALLS as LAYER_CALLS,
     LAYER_TOTALS as LAYER_TOTALS,
+    LayerCall as LayerCall,
     LayerTotals as LayerTotals,
     Trace as Trace,
     TracedCall as TracedCall,

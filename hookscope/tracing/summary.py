@@ -20,7 +20,6 @@ from hookscope.errors import InputError, ModelError, is_out_of_memory
 from hookscope.geometry import FieldTracker
 from hookscope.hooks import (
     AnyModel,
-    LayerCall,
     Selection,
     buffers_kept,
     check_hookable,
@@ -31,7 +30,7 @@ from hookscope.hooks import (
 )
 from hookscope.models import LoadedModel, example_inputs, first_channels, forward_error, meta_forward
 from hookscope.tracing.call_recorder import CallRecorder
-from hookscope.tracing.facts import LayerTotals, Trace, rows_of_type, totals_of_type
+from hookscope.tracing.facts import LayerCall, LayerTotals, Trace, rows_of_type, totals_of_type
 
 _CONVOLUTIONS = {torch.ops.aten.convolution, torch.ops.aten._convolution}
 

@@ -24,6 +24,7 @@ _SHAPES = (
     "Select", "Slice", "Alias", "Index",
 )  # fmt: skip
 _MEANS = ("Mean", "Sum", "Mul", "Div")
+_SIGNS = ("Neg", "Rsub")  # -loss and 0 - loss
 _LOSSES = {
     "NllLoss": "nll_loss",
     "NllLoss2D": "nll_loss",
@@ -80,15 +81,15 @@ def _saved(node: Any, name: str) -> Tensor | None:
 
 
 def _is_negated(node: Any, loss: Any) -> bool:
-    """Whether nothing but a sign, means and factors lies between the root and the loss function."""
+    """Whether nothing but signs, means and factors lies between the root and the loss function, and turns it around."""
     negated = False
-    for _ in range(4):
+    for _ in range(_MOST_FACTORS):
         if node is loss or node is None:
             return negated and node is loss
         name = _name(node)
-        if name != "Neg" and name not in _MEANS:
+        if name not in (*_SIGNS, *_MEANS):
             return False
-        negated ^= name == "Neg"
+        negated ^= name in _SIGNS or _factor(node) < 0
         node = node.next_functions[0][0]
     return False
 
@@ -116,7 +117,7 @@ def divisor_of(roots: Sequence[Tensor]) -> float:
     for _ in range(_MOST_FACTORS):
         if node is None or (SCALE not in node.metadata and not (factor := _factor(node))):
             break
-        divisor *= 1.0 if SCALE in node.metadata else factor
+        divisor *= 1.0 if SCALE in node.metadata else abs(factor)
         node = node.next_functions[0][0]
     if divisor != 1.0 and getattr(node, "_saved_reduction", None) == _SUM:
         return math.inf

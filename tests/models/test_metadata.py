@@ -259,7 +259,8 @@ def test_a_crop_of_transformers_begins_at_the_lower_pixel() -> None:
     ("config", "words"),
     [
         ({"size": {"height": 30, "width": 20}, "do_center_crop": False}, "stretch 30x20 bicubic, mean 0.5, std 0.25"),
-        ({"size": 30, "do_center_crop": False, "resample": 2}, "stretch 30x30, mean 0.5, std 0.25"),
+        ({"size": 30, "do_center_crop": False, "resample": None}, "stretch 30x30, mean 0.5, std 0.25"),
+        ({"crop_size": [32, 36]}, "resize 40 bicubic, crop 32x36, mean 0.5, std 0.25"),
         (
             {"size": {"shortest_edge": 800, "longest_edge": 1333}, "resample": 2, "do_center_crop": False}
             | {"format": "coco_detection", "do_pad": True, "do_convert_annotations": True},
@@ -283,6 +284,7 @@ def test_the_entries_of_a_configuration(config: dict[str, Any], words: str) -> N
         {"format": "coco_detection", "do_pad": True, "pad_size": {"height": 64, "width": 64}},
         {"image_processor_type": "YolosImageProcessor"},
         {"image_processor_type": "LevitImageProcessor"},
+        {"crop_size": {"shortest_edge": 32}},
     ],
 )
 def test_a_processor_with_other_rules_prepares_the_picture_itself(

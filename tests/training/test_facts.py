@@ -227,6 +227,10 @@ def test_the_graph_names_the_loss_function_and_what_feeds_it(
     [
         (lambda loss: -loss, True),
         (lambda loss: -(loss / 4), True),
+        (lambda loss: -1 * loss, True),
+        (lambda loss: loss / -2, True),
+        (lambda loss: 0 - loss, True),
+        (lambda loss: -1 * (loss * -0.5), False),
         (lambda loss: loss.neg().neg(), False),
         (lambda loss: loss, False),
         (lambda loss: loss.detach() - loss, False),  # not the loss alone
