@@ -23,8 +23,9 @@ from hookscope.errors import ModelError, UsageError, WeightsError
 from hookscope.images import open_image
 from hookscope.models import sources
 from hookscope.models.load import load_model
+from hookscope.models.metadata import catalogue
 from hookscope.models.model_source import WEIGHTS_WORDS, MadeSource, WeightsChoice, WeightsKind, is_random, random_label
-from hookscope.models.names import LITE_PARAMETERS, catalogue, torchvision_names
+from hookscope.models.names import LITE_PARAMETERS, torchvision_names
 from hookscope.models.sources import EfficientNetLiteSource, class_names_of, find_source, model_names
 from hookscope.scores.score_targets import detections
 from tests.helpers import refused, same_values
