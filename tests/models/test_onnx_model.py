@@ -203,9 +203,8 @@ def test_weights_in_a_file_beside_it(tmp_path: Path) -> None:
     x = torch.rand(2, 3, 8, 8)
     torch.testing.assert_close(load_model(path).model(x), nn.functional.conv2d(x, weight))
     (tmp_path / "weights.bin").unlink()
-    with pytest.raises(ModelError, match=r"^cannot read .*weights\.bin") as caught:
+    with pytest.raises(ModelError, match=r"\Acannot read .*weights\.bin.*\Z"):
         load_model(path)
-    assert "\n" not in str(caught.value)
 
 
 def conv(**settings: Any) -> list[Any]:

@@ -276,9 +276,8 @@ def test_a_folder_that_is_no_classifier_is_refused_and_runs_no_code(tmp_path: Pa
         content = json.dumps({"model_type": "own", "auto_map": code})
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ModelError, match=r"^cannot build the model of ") as caught:
+    with refused(ModelError, "cannot build the model of "):
         load_model(str(tmp_path))
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "sprung").exists()
 
 
