@@ -20,7 +20,7 @@ from hookscope.extraction.facts import POOLS, FeatureBatch, WrittenFeatures
 from hookscope.extraction.files import FeatureRun, FeatureSource, WritingRun
 from hookscope.extraction.job import ExtractionJob
 from hookscope.extraction.output import check_output
-from hookscope.hooks import Layers, Selection
+from hookscope.hooks import Layers, Selection, map_tensors
 from hookscope.images import find_pictures
 from hookscope.jobs import Job, Part, RunSettings, layers_in_words
 from hookscope.models import Batch, LoadedModel, as_batch, as_loaded, file_dtypes, model_errors_as_input_errors
@@ -231,16 +231,12 @@ class TensorEngine:
         with job.open(net) as measure:
             for position, images, labels in _batches_of(self.items, job, first):
                 inputs = (images,) if isinstance(images, Tensor) else as_batch(net.family, images)
-                inputs = tuple(_on(net.device, each) for each in inputs)
+                inputs = map_tensors(inputs, lambda tensor: tensor.to(net.device))
                 positions = tuple(range(position, position + len(labels)))
                 batch = Batch(tuple(map(str, positions)), positions, inputs, ("",) * len(labels))
                 with model_errors_as_input_errors(net.name, inputs):
                     value = replace(measure(batch), labels=labels)
                 yield Part(value, position + len(labels), positions, batch.names, batch.sha256)
-
-
-def _on(device: str, images: Any) -> Any:
-    return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
 
 
 def _batches_of(items: Any, job: Job[Any], first: int) -> Iterator[tuple[int, Any, tuple[str, ...]]]:

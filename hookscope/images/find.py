@@ -143,18 +143,15 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
     if not any(path == "-" or is_remote(path) or os.path.exists(path) for path in named):
         _refuse_missing(named)
     own = list[str]()
-    pictures = chain.from_iterable(_pictures(path, own) for path in named)
+    pictures = chain.from_iterable(
+        remote_pictures(path) if is_remote(path) else _walk(path, own) if os.path.isdir(path) else (path,)
+        for path in named
+    )
     found = list(islice(pictures, limit if limit is None else min(limit, sys.maxsize)))
     if own:
         such = f"{own[0]} is" if len(own) == 1 else f"{len(own):,} pictures are"
         warnings.warn(f"{such} skipped: drawn by hookscope; name a file to use it", ImageWarning, stacklevel=2)
     return found
-
-
-def _pictures(path: str, own: list[str]) -> Iterable[str]:
-    if is_remote(path):
-        return remote_pictures(path)
-    return _walk(path, own) if os.path.isdir(path) else (path,)
 
 
 def _expanded(path: str) -> Sequence[str]:

@@ -31,7 +31,7 @@ from .loaded import (
     is_quantized as is_quantized,
     outputs_of as outputs_of,
 )
-from .metadata import WeightsMetadata as WeightsMetadata
+from .metadata import ModelInfo as ModelInfo, WeightsMetadata as WeightsMetadata, find_models as find_models
 from .model_source import (
     WEIGHTS_WORDS as WEIGHTS_WORDS,
     Detections as Detections,
@@ -40,9 +40,7 @@ from .model_source import (
     is_random as is_random,
 )
 from .names import (
-    ModelInfo as ModelInfo,
     broken_pair as broken_pair,
-    find_models as find_models,
     missing_package as missing_package,
     package_versions as package_versions,
     unreadable_settings as unreadable_settings,

@@ -22,7 +22,6 @@ from typing import Any, cast
 
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hookscope.errors import HookscopeError, ImageError, ModelError, UsageError
@@ -270,16 +269,14 @@ class _Item:
         # Plain bytes between processes: torch would use a file descriptor and shared memory for each tensor, which are
         # limited to 1024 and, in containers, to 64 MB.
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return _unpacked, (fields | {"tensor": None if self.tensor is None else _pack(self.tensor)},)
+        if (tensor := self.tensor) is not None:
+            flat = tensor.contiguous().view(-1).view(torch.uint8)  # numpy has no bfloat16
+            fields["tensor"] = bytearray(flat.numpy()), tensor.dtype, tuple(tensor.shape)
+        return _unpacked, (fields,)
 
     def failed(self, error: HookscopeError) -> _Item:
         """With ``error``, but without traceback and cause, which keep the picture and may not be picklable."""
         return _Item(self.position, self.name, error=type(error)(error.asked, error.exists, error.do))
-
-
-def _pack(tensor: Tensor) -> tuple[bytearray, torch.dtype, tuple[int, ...]]:
-    flat = tensor.contiguous().view(-1).view(torch.uint8)  # numpy has no bfloat16
-    return bytearray(flat.numpy()), tensor.dtype, tuple(tensor.shape)
 
 
 def _unpacked(fields: dict[str, Any]) -> _Item:

@@ -204,11 +204,12 @@ def _input_size(name: str, model: nn.Module) -> tuple[int, int]:
 
 def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
     """The torchvision model ``name`` with ``weights``; ``auto`` falls back on random weights and a note."""
-    architecture = Architecture.of(name)
+    architecture, default = Architecture.of(name), None
     if name in BUNDLED:
-        return _load_bundled(architecture, BUNDLED[name], weights, seed)
-    default = _default_entry(name)
-    usual = _metadata_of(default)
+        weights, usual = _of_bundled(BUNDLED[name], weights)
+    else:
+        default = _default_entry(name)
+        usual = _metadata_of(default)
     if weights.kind is WeightsKind.NONE:
         return _random(architecture, seed, usual)
     if weights.kind is WeightsKind.FILE:
@@ -231,21 +232,18 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
     return replace(LoadedModel.of(model, name, entry.name, _metadata_of(entry)), checkpoint=str(file))
 
 
-def _load_bundled(architecture: Architecture, bundled: BundledModel, weights: WeightsChoice, seed: int) -> LoadedModel:
-    """A bundled model with the weights that ship with it, random ones or a checkpoint; never with other weights."""
+def _of_bundled(bundled: BundledModel, weights: WeightsChoice) -> tuple[WeightsChoice, WeightsMetadata]:
+    """The weights of a bundled model, its file, random ones or a checkpoint, never others; and its usual metadata."""
     usual = WeightsMetadata(imagenet_transforms(bundled.side, bundled.side))
     shipped = weights.text == bundled.file and not os.path.exists(bundled.file)
     if shipped or weights.kind in (WeightsKind.AUTO, WeightsKind.DEFAULT):
-        return _from_file(architecture, weights_path(bundled), usual)
+        return WeightsChoice(WeightsKind.FILE, weights_path(bundled)), usual
+    if weights.kind is WeightsKind.NAME:
+        raise WeightsError(f"no weights '{weights.text}' for {bundled.name}", f"there is {bundled.file}", _WHAT_TO_GIVE)
     try:
-        usual = read_metadata(weights_path(bundled), bundled.classes, usual)
+        return weights, read_metadata(weights_path(bundled), bundled.classes, usual)
     except WeightsError as error:
-        usual = usual.noted(f"{error.asked}; so are its class names")
-    if weights.kind is WeightsKind.NONE:
-        return _random(architecture, seed, usual)
-    if weights.kind is WeightsKind.FILE:
-        return _from_file(architecture, weights.text, usual)
-    raise WeightsError(f"no weights '{weights.text}' for {bundled.name}", f"there is {bundled.file}", _WHAT_TO_GIVE)
+        return weights, usual.noted(f"{error.asked}; so are its class names")
 
 
 def _random(architecture: Architecture, seed: int, metadata: WeightsMetadata) -> LoadedModel:

@@ -258,11 +258,9 @@ class OwnTransforms:
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """The last step, None if it is not known."""
-        return self.values or self._last_values()
-
-    def _last_values(self) -> Normalisation | None:
-        """The normalisation at the end of transforms of torchvision, or of those that look like them."""
+        """The last step: ``values``, or that of transforms of torchvision, or what looks like them; None if unknown."""
+        if self.values is not None:
+            return self.values
         steps: Iterable[Any] = getattr(self.function, "transforms", None) or (
             self.function if isinstance(self.function, torch.nn.Sequential) else [self.function]
         )

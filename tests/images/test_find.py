@@ -209,9 +209,8 @@ def test_names_in_a_list_are_read_byte_by_byte() -> None:
     ],
 )
 def test_other_lists_are_refused(data: bytes, line: str) -> None:
-    with pytest.raises(ImageError) as caught:
+    with refused(ImageError, line):
         read_names(data, "list")
-    assert str(caught.value) == line
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, ImageError, UsageError
 from hookscope.images import ImageWarning, Listener, read_picture
-from hookscope.models import load as loading
 from hookscope.models.load import Batch, load_batches
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
@@ -193,19 +192,9 @@ def test_a_full_memory_loses_the_picture_and_a_bug_in_the_transforms_is_raised(t
     log = Log()
     (batch,) = log.load(loaded, paths, workers=workers)
     assert batch.positions == (0,)
-    assert [(position, name) for position, name, _ in log.skipped] == [(1, paths[1])]
+    assert log.skipped == [(1, paths[1], f"'{paths[1]}' does not fit into memory; give a smaller file")]
     with pytest.raises(KeyError, match="mean"):
         log.load(loaded, [*paths, photograph(tmp_path / "c.png", 3, (6, 6))], workers=workers)
-
-
-def test_memory_that_ends_while_reading_loses_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any, **more: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(loading, "read_picture", fail)
-    log = Log()
-    assert log.load(net(), photographs(tmp_path, 1)) == []
-    assert [line.partition("' ")[2] for _, _, line in log.skipped] == ["does not fit into memory; give a smaller file"]
 
 
 @WORKERS

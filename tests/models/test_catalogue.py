@@ -14,8 +14,9 @@ import torchvision
 from safetensors.torch import save_file
 
 from hookscope.errors import ModelError, SelectionError
-from hookscope.models import names as registry
-from hookscope.models.names import BUNDLED, ModelInfo, catalogue, find_models
+from hookscope.models import metadata as registry
+from hookscope.models.metadata import ModelInfo, catalogue, find_models
+from hookscope.models.names import BUNDLED, torchvision_names
 from hookscope.models.sources import model_names
 from hookscope.system import cache
 
@@ -35,7 +36,7 @@ def by_name() -> dict[str, ModelInfo]:
 
 
 def test_every_model_is_there_once_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tuple(model.name for model in catalogue()) == registry.torchvision_names()
+    assert tuple(model.name for model in catalogue()) == torchvision_names()
     monkeypatch.setattr(registry, "BUNDLED", BUNDLED)
     assert tuple(model.name for model in catalogue()) == tuple(
         name

@@ -14,6 +14,7 @@ from hookscope.images import read_picture
 from hookscope.models import load_model
 from hookscope.tracing import list_layers, listing, rows_of_type
 from hookscope.verification import noise_pictures, verify
+from tests.helpers import refused
 
 CAT = Path(__file__).parents[2] / "samples" / "cat.jpg"
 NETS = """
@@ -243,9 +244,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("lines", "message"), REFUSED.values(), ids=REFUSED)
 def test_an_error_names_what_the_file_should_declare(declare, lines, message):
-    with pytest.raises(HookscopeError) as error:
+    with refused(HookscopeError, message, begins=False):
         listing(declare(lines))
-    assert message in str(error.value)
 
 
 def test_a_photograph_does_not_become_five_channels_by_itself(declare):

@@ -80,13 +80,8 @@ def test_parameters_are_counted_without_running_statistics(tmp_path: Path) -> No
     save_file(net.state_dict(), tmp_path / "own.safetensors", {"by": "me"})
     count = count_parameters(read_header(tmp_path / "own.safetensors"))
     assert count == sum(parameter.numel() for parameter in net.parameters()) == 312
-
-
-@pytest.mark.parametrize(
-    "header", [{}, {"__metadata__": {}}, {"a": 3}, {"a": {"shape": None}}, {"a": {"shape": ["x"]}}]
-)
-def test_a_header_of_nonsense_counts_nothing(header: dict[str, Any]) -> None:
-    assert count_parameters(header) is None
+    for nonsense in ({}, {"__metadata__": {}}, {"a": 3}, {"a": {"shape": None}}, {"a": {"shape": ["x"]}}):
+        assert count_parameters(nonsense) is None
 
 
 def test_every_entry_is_optional_but_those_of_the_transforms_go_together(tmp_path: Path) -> None:

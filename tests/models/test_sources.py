@@ -23,8 +23,9 @@ from hookscope.errors import ModelError, UsageError, WeightsError
 from hookscope.images import open_image
 from hookscope.models import sources
 from hookscope.models.load import load_model
+from hookscope.models.metadata import catalogue
 from hookscope.models.model_source import WEIGHTS_WORDS, MadeSource, WeightsChoice, WeightsKind, is_random, random_label
-from hookscope.models.names import LITE_PARAMETERS, catalogue, torchvision_names
+from hookscope.models.names import LITE_PARAMETERS, torchvision_names
 from hookscope.models.sources import EfficientNetLiteSource, class_names_of, find_source, model_names
 from hookscope.scores.score_targets import detections
 from tests.helpers import refused, same_values
@@ -275,9 +276,8 @@ def test_a_folder_that_is_no_classifier_is_refused_and_runs_no_code(tmp_path: Pa
         content = json.dumps({"model_type": "own", "auto_map": code})
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ModelError, match=r"^cannot build the model of ") as caught:
+    with refused(ModelError, "cannot build the model of "):
         load_model(str(tmp_path))
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "sprung").exists()
 
 

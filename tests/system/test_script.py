@@ -209,33 +209,25 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED, ids=repr)
-def test_what_is_no_script_is_wrong_usage(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    monkeypatch.chdir(folder)
-    with pytest.raises(UsageError) as caught:
-        find_script(words)
-    assert str(caught.value) == REFUSED[words]
-
-
 MISSING = {
-    "trian": "no module named trian; nearest: train",
-    "package.trian": "no module named package.trian; nearest: train",
-    "train.more": "no module named train.more",
-    "package": "package is a package without a module __main__; name one: package.train",
-    "train.py": "no module named train.py; leave -m out: it is a file",
-    "package..train": "no module named package..train; nearest: train",
+    ("-m", "trian"): "no module named trian; nearest: train",
+    ("-m", "package.trian"): "no module named package.trian; nearest: train",
+    ("-m", "train.more"): "no module named train.more",
+    ("-m", "package"): "package is a package without a module __main__; name one: package.train",
+    ("-m", "train.py"): "no module named train.py; leave -m out: it is a file",
+    ("-m", "package..train"): "no module named package..train; nearest: train",
 }
 
 
-@pytest.mark.parametrize("name", MISSING)
-def test_what_is_no_module_cannot_be_run(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("words", [*REFUSED, *MISSING], ids=repr)
+def test_what_is_no_script_is_wrong_usage_and_what_is_no_module_cannot_be_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     monkeypatch.chdir(folder)
     path = list(sys.path)
     with pytest.raises(HookscopeError) as caught:
-        find_script(["-m", name])
-    assert (str(caught.value), caught.value.exit_code) == (MISSING[name], 1)
+        find_script(words)
+    assert (str(caught.value), caught.value.exit_code) == ((REFUSED | MISSING)[words], 1 if words in MISSING else 2)
     assert sys.path == path and "package" not in sys.modules
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hookscope import models
 from hookscope.errors import InputError, ModelError
-from hookscope.models.names import find_models
+from hookscope.models.metadata import find_models
 from hookscope.models.sources import model_names
 from hookscope.models.torchvision_builders import build_skeleton
 from hookscope.system import cache
