@@ -108,7 +108,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_as_text,
+        finalize=lambda value: "" if value is None else printable(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -126,12 +126,6 @@ def _environment() -> Environment:
     )
     environment.globals |= {function.__name__: function for function in functions} | {"file_name": os.path.basename}
     return environment
-
-
-def _as_text(value: Any) -> Any:
-    if value is None:
-        return ""
-    return printable(value) if type(value) is str else value
 
 
 @cache

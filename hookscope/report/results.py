@@ -146,7 +146,8 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
         raise InputError("there is no run to draw")
     run = drawn[-1]
     findings = findings_over_time(run) if findings is None else findings
-    names = [_run_name(number, each, len(drawn)) for number, each in enumerate(drawn)]
+    begun = [f", {each.header['started']}" if each.header.get("started") else "" for each in drawn]
+    names = [f"run {n}{' (the last)' if n == len(drawn) else ''}{words}" for n, words in enumerate(begun, 1)]
     series = [series_of(each) for each in drawn]
     layers = [{(layer.model, layer.name, layer.call): layer for layer in each.layers} for each in series]
     views = []
@@ -199,14 +200,6 @@ def _of_parameter(row: ParameterStatistics) -> dict[str, Any] | None:
     if row.min is None or row.max is None or row.mean is None or not row.histogram:
         return None
     return {"low": row.min, "mean": row.mean, "high": row.max, "histogram": row.histogram}
-
-
-def _run_name(number: int, run: Run, count: int) -> str:
-    return (
-        f"run {number + 1}"
-        + (" (the last)" if number == count - 1 else "")
-        + (f", {run.header['started']}" if run.header.get("started") else "")
-    )
 
 
 def _curve(name: str, layer: LayerSeries, metric: str, colour: int) -> Curve:
