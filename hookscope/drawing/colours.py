@@ -60,13 +60,9 @@ def palette(cmap: str) -> NDArray[np.uint8]:
     return colours
 
 
-def in_few_colours(picture: Image.Image) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """An RGB ``picture`` as palette indices from `PHOTOGRAPH` on ``(h, w)``, and their colours ``(n, 3)``."""
-    return _in_few_colours(picture.tobytes(), picture.size)
-
-
 @lru_cache(maxsize=8)  # the sheets of a model have the same photograph in a few sizes
-def _in_few_colours(pixels: bytes, size: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def in_few_colours(pixels: bytes, size: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """RGB ``pixels`` as palette indices from `PHOTOGRAPH` on ``(h, w)``, and their colours ``(n, 3)``."""
     picture = Image.frombytes("RGB", size, pixels)
     few = picture.quantize(256 - PHOTOGRAPH, Image.Quantize.FASTOCTREE)  # 2 ms; the others take 20 and more
     few = picture.quantize(palette=few, dither=Image.Dither.FLOYDSTEINBERG)

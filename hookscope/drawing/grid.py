@@ -298,7 +298,7 @@ def photograph_cells(
     starts = [0, *accumulate(picture.height for picture, _ in seen)]
     for (picture, _), top in zip(seen, starts, strict=False):
         strip.paste(picture, (0, top))
-    indices, table = colours.in_few_colours(strip)
+    indices, table = colours.in_few_colours(strip.tobytes(), strip.size)
     cells: dict[int, Pixels] = {}
     for at, (picture, words), top in zip(shown, seen, starts, strict=False):
         label = text_pixels(words)[:LABEL_HEIGHT]

@@ -193,12 +193,8 @@ def seen_part(picture: Image.Image | InputImage, net: LoadedModel | nn.Module | 
     return shown
 
 
-@dataclass(frozen=True)
-class _Line:
-    text: str
-    size: int
-    bold: bool
-    colour: tuple[int, int, int]
+_Line = tuple[str, int, bool, tuple[int, int, int]]
+"""A text, its size, whether it is bold, and its colour."""
 
 
 class _HeatPage:
@@ -239,7 +235,7 @@ class _HeatPage:
         styles = [(first_size, True, INK), *[(_TEXT, False, FAINT)] * len(texts)]
         styled = [*zip(texts, styles, strict=False), *([(alarm, (_TEXT, False, ALARM))] if alarm else [])]
         return [
-            _Line(part, size, bold, colour)
+            (part, size, bold, colour)
             for text, (size, bold, colour) in styled
             for part in wrapped(printable(text), width, self.font(size, bold).getlength)
         ]
@@ -248,7 +244,7 @@ class _HeatPage:
         return self.lines(panel.words, self.panel[0], _TEXT, panel.alarm)
 
     def height_of(self, lines: Sequence[_Line]) -> int:
-        return sum(self.line_height(line.size) for line in lines)
+        return sum(self.line_height(size) for _, size, *_ in lines)
 
     def height_under(self, panel: HeatPanel) -> int:
         return self.height_of(self.lines_under(panel)) + (self.bar_height if panel.scale else 0) + self.space
@@ -256,9 +252,9 @@ class _HeatPage:
     def write(self, x: int, y: int, lines: Sequence[_Line]) -> int:
         """Write ``lines``; returns the y below."""
         pen = ImageDraw.Draw(self.image)
-        for line in lines:
-            pen.text((x, y), line.text, fill=line.colour, font=self.font(line.size, line.bold))
-            y += self.line_height(line.size)
+        for text, size, bold, colour in lines:
+            pen.text((x, y), text, fill=colour, font=self.font(size, bold))
+            y += self.line_height(size)
         return y
 
     def add_picture(self, heat: Heat | None, x: int, y: int, photograph: Image.Image | None = None) -> None:

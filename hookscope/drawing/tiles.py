@@ -95,10 +95,8 @@ class ChannelChoice:
         return _MEASURES[self.measure][single] if self.top else ""
 
     def of(self, values: Tensor) -> list[int]:
-        """The chosen channels of ``values`` ``(C, H, W)``, in drawing order; LayerError if none exists."""
-        count, *size = values.shape
-        if self.usual:
-            return self.for_shape(count, math.prod(size) == 1).of(values)
+        """The channels of ``values`` ``(C, H, W)``, chosen `for_shape`, in drawing order; LayerError if none exists."""
+        count = len(values)
         if self.top:
             strength = self._strength(values)
             return [int(at) for at in strength.argsort(descending=True, stable=True)[: self.top]]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,28 +27,6 @@ _WIDEST, _HIGHEST = 960, 72  # a picture may have this width on the screen, a ma
 _RUN_LENGTHS = (
     3  # zlib's strategy: the picture of noise is as small as with its search for repetitions, in half the time
 )
-
-
-@dataclass(frozen=True)
-class Picture:
-    """Maps of one size in a picture, ``columns`` in a row; on a screen each pixel is ``zoom`` pixels wide.
-
-    ``about`` is what the script knows of it: columns, and height and width of a map.
-    """
-
-    address: str
-    columns: int
-    width: int
-    height: int
-    zoom: int
-    about: dict[str, int]
-
-    @classmethod
-    def of(cls, image: Image.Image, columns: int, maps: tuple[int, ...], **options: Any) -> Picture:
-        """The picture of ``maps`` ``(C, h, w, ...)``; ``options`` go to Pillow."""
-        zoom = max(1, min(_WIDEST // image.width, _HIGHEST // maps[1]))
-        about = {"height": maps[1], "width": maps[2], "columns": columns}
-        return cls(png_address(image, **options), columns, image.width, image.height, zoom, about)
 
 
 @dataclass(frozen=True)
@@ -87,7 +66,7 @@ class LayerView:
         return f"{words}, {height}×{width // self.layer.frames}{tokens}{frames}"
 
     @cached_property
-    def pictures(self) -> tuple[Picture | None, ...]:
+    def pictures(self) -> tuple[SimpleNamespace | None, ...]:
         """The maps for each image; None where there are none, and for maps of one position."""
         return tuple(
             None if maps is None or maps.tiles.values else _maps_picture(maps.tiles, self.channels)
@@ -95,7 +74,7 @@ class LayerView:
         )
 
     @cached_property
-    def filters(self) -> Picture | None:
+    def filters(self) -> SimpleNamespace | None:
         """The filters of the channels: in colour about a middle grey, or blue below and red above 0."""
         filters = self.layer.filters
         return None if filters is None else _filters_picture(filters[list(self.channels)])
@@ -115,7 +94,7 @@ class LayerView:
             }
         )
 
-    def _numbers(self, maps: ImageMaps, picture: Picture | None) -> dict[str, Any]:
+    def _numbers(self, maps: ImageMaps, picture: SimpleNamespace | None) -> dict[str, Any]:
         tiles, chosen = maps.tiles, list(self.channels)
         finite = np.isfinite(tiles.low)
         numbers = {
@@ -132,7 +111,7 @@ class LayerView:
         if picture is None:
             values = [tiles.values[channel] for channel in chosen]
             return numbers | {"values": [value if math.isfinite(value) else str(value) for value in values]}
-        return numbers | picture.about
+        return {**numbers, **picture.about}
 
     @property
     def ranges(self) -> list[Markup]:
@@ -212,16 +191,16 @@ def _rounded(values: NDArray[np.float64]) -> list[float | None]:
     return finite_or_none(float(f"{value:.9g}") for value in values.tolist())
 
 
-def _maps_picture(tiles: Tiles, channels: Sequence[int]) -> Picture:
+def _maps_picture(tiles: Tiles, channels: Sequence[int]) -> SimpleNamespace:
     whole = len(channels) == len(tiles.levels)
     pixels, columns = _mosaic(tiles.levels if whole else tiles.levels[list(channels)], colours.BACKGROUND)
     image = Image.fromarray(pixels)
     image.putpalette(palette("viridis")[: colours.PHOTOGRAPH].tobytes())
     options = {"compress_level": 1, "compress_type": _RUN_LENGTHS, "transparency": colours.BACKGROUND}
-    return Picture.of(image, columns, tiles.levels.shape, **options)
+    return _picture(image, columns, tiles.levels.shape, **options)
 
 
-def _filters_picture(filters: NDArray[np.float32]) -> Picture:
+def _filters_picture(filters: NDArray[np.float32]) -> SimpleNamespace:
     filters = np.where(np.isfinite(filters), filters, 0)
     most = np.abs(filters).max(axis=tuple(range(1, filters.ndim)), keepdims=True)
     shares = filters / np.where(most > 0, most, 1) / 2 + 0.5
@@ -234,7 +213,18 @@ def _filters_picture(filters: NDArray[np.float32]) -> Picture:
         image = Image.fromarray(pixels)
         image.putpalette(palette("RdBu_r")[: colours.PHOTOGRAPH].tobytes())
         image.info["transparency"] = colours.BACKGROUND
-    return Picture.of(image, columns, filters.shape)
+    return _picture(image, columns, filters.shape)
+
+
+def _picture(image: Image.Image, columns: int, maps: tuple[int, ...], **options: Any) -> SimpleNamespace:
+    """A picture of ``maps`` ``(C, h, w, ...)``, ``columns`` in a row; ``options`` go to Pillow.
+
+    On a screen each pixel is ``zoom`` pixels wide; ``about`` is what the script knows of it.
+    """
+    zoom = max(1, min(_WIDEST // image.width, _HIGHEST // maps[1]))
+    about = {"height": maps[1], "width": maps[2], "columns": columns}
+    sizes = {"columns": columns, "width": image.width, "height": image.height, "zoom": zoom}
+    return SimpleNamespace(address=png_address(image, **options), about=about, **sizes)
 
 
 def _mosaic(maps: NDArray[np.uint8], background: int) -> tuple[NDArray[np.uint8], int]:

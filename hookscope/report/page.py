@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from itertools import accumulate, groupby
@@ -39,17 +39,8 @@ _UNFOLDED = 40  # rows of a list that are open at first, at most
 Rows = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Section:
-    """A table of a page: its title, a line of explanation, and the rows that a result has."""
-
-    title: str
-    hint: str
-    rows: Callable[[Any], Rows]
-
-
-SECTIONS: dict[type, list[Section]] = {}
-"""What `section` added to the page of each kind of result."""
+SECTIONS: dict[type, list[dict[str, Any]]] = {}
+"""What `section` added to the page of each kind of result: a title, a line of explanation, and what makes the rows."""
 
 
 def section(kind: type, title: str) -> Callable[[Callable[[Any], Rows]], Callable[[Any], Rows]]:
@@ -59,7 +50,7 @@ def section(kind: type, title: str) -> Callable[[Callable[[Any], Rows]], Callabl
     """
 
     def add(rows: Callable[[Any], Rows]) -> Callable[[Any], Rows]:
-        SECTIONS.setdefault(kind, []).append(Section(title, rows.__doc__ or "", rows))
+        SECTIONS.setdefault(kind, []).append({"title": title, "hint": rows.__doc__ or "", "rows": rows})
         return rows
 
     return add
@@ -80,9 +71,9 @@ def render(template: str, styles: Sequence[str], scripts: Sequence[str], **value
     return page.render(style=Markup(style), script=Markup(script), policy=policy, **{"added": (), **values})
 
 
-def added_sections(result: Any) -> list[tuple[Section, Rows]]:
+def added_sections(result: Any) -> list[tuple[dict[str, Any], Rows]]:
     """The sections that were added to the page of this kind of result, and their rows."""
-    return [(each, rows) for each in SECTIONS.get(type(result), ()) if (rows := each.rows(result))]
+    return [(each, rows) for each in SECTIONS.get(type(result), ()) if (rows := each["rows"](result))]
 
 
 def fit_page(draw: Callable[[float], tuple[str, int]], max_size: int | None, least: str, do: str) -> str:
@@ -117,7 +108,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_as_text,
+        finalize=lambda value: "" if value is None else printable(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -137,12 +128,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _as_text(value: Any) -> Any:
-    if value is None:
-        return ""
-    return printable(value) if type(value) is str else value
-
-
 @cache
 def _joined(names: tuple[str, ...]) -> str:
     return "\n" + "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
@@ -153,53 +138,30 @@ def _hash(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Distribution:
-    """Numbers of values in equal intervals from ``low`` to ``high``."""
-
-    low: float
-    mean: float
-    high: float
-    histogram: Sequence[int]
-
-
-@dataclass(frozen=True)
 class RowView:
     """A row of a table, and what its view shows beside its fields.
 
     Attributes:
         row: The fields, as the command prints them.
         key: What findings on it name.
-        values: Its values in equal intervals.
+        values: Their ``histogram`` in equal intervals from ``low`` to ``high``, and the ``mean``.
         charts: Curves of its channels, or over the steps of a run.
     """
 
     row: Mapping[str, Any]
     key: str
-    values: Distribution | None = None
+    values: Mapping[str, Any] | None = None
     charts: Sequence[Chart] = ()
 
 
-@dataclass(frozen=True)
-class ResultTable:
-    """A table of the page: ``columns`` are fields of the rows that it shows, and ``noun`` names many rows."""
+def result_table(title: str, noun: str, columns: Sequence[str], rows: Sequence[RowView]) -> dict[str, Any]:
+    """A table of the page; ``columns`` are fields of the rows, shown if a row says something, ``noun`` names many rows.
 
-    title: str
-    noun: str
-    columns: Sequence[str]
-    rows: Sequence[RowView]
-
-    @property
-    def shown(self) -> list[str]:
-        """The columns in which a row says something, without those that are for every table."""
-        said = {name for view in self.rows for name, value in view.row.items() if words(value)}
-        return [name for name in self.columns if name in said and name not in ("name", "type", "findings")]
-
-    @property
-    def has_values(self) -> bool:
-        return any(view.values for view in self.rows)
-
-    def rows_with(self, findings: Container[str]) -> bool:
-        return any(view.key in findings for view in self.rows)
+    Some columns are for every table.
+    """
+    said = {name for view in rows for name, value in view.row.items() if words(value)} - {"name", "type", "findings"}
+    shown = [name for name in columns if name in said]
+    return {"title": title, "noun": noun, "shown": shown, "rows": rows, "has_values": any(view.values for view in rows)}
 
 
 @dataclass(frozen=True)
@@ -210,7 +172,7 @@ class ResultPage:
         kind: The question, such as ``Statistics of activations``.
         summary: Facts in the head, by name; ``weights`` that are random are named in red at the top.
         findings: What is wrong.
-        tables: The tables.
+        tables: What `result_table` returns.
         charts: Curves of all rows.
         plot: All rows on one page, as the figure draws it.
         title: The first line, and ``lines`` under the verdict, unless the caller has others.
@@ -219,7 +181,7 @@ class ResultPage:
     kind: str
     summary: Mapping[str, Any]
     findings: Sequence[Finding]
-    tables: Sequence[ResultTable]
+    tables: Sequence[Mapping[str, Any]]
     charts: Sequence[Chart] = ()
     plot: RowPlot | None = None
     title: str = ""
@@ -242,7 +204,7 @@ def draws_page(build: Callable[..., ResultPage]) -> Callable[..., str]:
         **options: Any,
     ) -> str:
         page = build(result, *args, **options)
-        views = [view for table in page.tables for view in table.rows]
+        views = [view for table in page.tables for view in table["rows"]]
         about: dict[str, list[Finding]] = {}
         for finding in single(page.findings):
             about.setdefault(finding.layer, []).append(finding)
@@ -256,7 +218,7 @@ def draws_page(build: Callable[..., ResultPage]) -> Callable[..., str]:
             is_random=is_random(page.summary.get("weights", "")),
             provenance=provenance or {},
             views=views,
-            offsets=[0, *accumulate(len(table.rows) for table in page.tables)],
+            offsets=[0, *accumulate(len(table["rows"]) for table in page.tables)],
             places={view.key: number for number, view in reversed(list(enumerate(views)))},
             about=about,
         )

@@ -41,7 +41,7 @@ from hookscope.planning import Plan, plan_plot
 from hookscope.report.comparison import draw_comparison_page
 from hookscope.report.exemplars import draw_exemplars_page
 from hookscope.report.inspection import draw_page
-from hookscope.report.page import Distribution, ResultPage, ResultTable, RowView, draws_page
+from hookscope.report.page import ResultPage, RowView, draws_page, result_table
 from hookscope.statistics import (
     STATISTICS,
     LayerStatistics,
@@ -91,7 +91,7 @@ def draw_statistics_page(
         for row, layer in zip(rows, layers, strict=True)
     ]
     summary = {"weights": weights, "calls": len(layers), "images": max((layer.items for layer in layers), default=0)}
-    tables = [ResultTable("Layers", "calls", STATISTICS.page, views)]
+    tables = [result_table("Layers", "calls", STATISTICS.page, views)]
     return ResultPage("Statistics of activations", summary, findings, tables, plot=statistics_plot(layers, findings))
 
 
@@ -110,7 +110,7 @@ def draw_weights_page(
     views = [RowView(cells, row.name, _of_parameter(row)) for cells, row in told]
     own = [row for row in rows if not row.buffer]
     summary = {"weights": weights, "parameters": len(own), "values": sum(row.count for row in own)}
-    tables = [ResultTable("Parameters", "parameters", WEIGHTS.page, views)]
+    tables = [result_table("Parameters", "parameters", WEIGHTS.page, views)]
     return ResultPage("Weights", summary, findings, tables, plot=weights_plot(rows, findings))
 
 
@@ -128,8 +128,8 @@ def draw_gradients_page(
     calls = [RowView(row, key) for row, key in zip(layers, keys, strict=True)]
     own = [RowView(row, row["name"]) for row in parameters]
     tables = [
-        ResultTable("Layers", "calls", GRADIENTS.page, calls),
-        ResultTable("Parameters", "parameters", PARAMETER_GRADIENTS.page, own),
+        result_table("Layers", "calls", GRADIENTS.page, calls),
+        result_table("Parameters", "parameters", PARAMETER_GRADIENTS.page, own),
     ]
     summary = {"weights": weights, "loss": f"{report.loss} {report.value:.4g}", "total norm": report.total_norm}
     return ResultPage("Gradients", summary, findings, tables, plot=gradients_plot(report, findings, thresholds))
@@ -147,7 +147,8 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
         raise InputError("there is no run to draw")
     run = drawn[-1]
     findings = findings_over_time(run) if findings is None else findings
-    names = [_run_name(number, each, len(drawn)) for number, each in enumerate(drawn)]
+    begun = [f", {each.header['started']}" if each.header.get("started") else "" for each in drawn]
+    names = [f"run {n}{' (the last)' if n == len(drawn) else ''}{words}" for n, words in enumerate(begun, 1)]
     series = [series_of(each) for each in drawn]
     layers = [{(layer.model, layer.name, layer.call): layer for layer in each.layers} for each in series]
     views = []
@@ -163,7 +164,7 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
         views.append(RowView(named, call_key(str(row.get("layer")), row.get("call") or 0), charts=shown))
     columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))
     facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
-    tables = [ResultTable("Layers at the last step", "calls", columns, views)]
+    tables = [result_table("Layers at the last step", "calls", columns, views)]
     plot = run_plot(run, findings)
     losses = [(name, loss) for name, each in zip(names, series, strict=True) for loss in each.losses]
     charts = [loss_chart(losses, findings) if len(drawn) > 1 else plot.loss, plot.rates, *plot.metrics]
@@ -172,14 +173,14 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
     return ResultPage("Training", facts, findings, tables, charts, cells, "a training run", [str(summary(run))])
 
 
-def _of_bins(layer: LayerStatistics) -> Distribution | None:
+def _of_bins(layer: LayerStatistics) -> dict[str, Any] | None:
     """The histogram of a layer in equal intervals; a bin, which is narrow, counts where its middle is."""
     lower, upper, counts = layer.histogram.bins()
     if layer.min is None or layer.max is None or layer.mean is None or not len(counts):
         return None
     middle = ((lower + upper) / 2).clip(layer.min, layer.max)
     histogram = in_intervals(middle, counts, layer.min, layer.max, _INTERVALS if layer.max > layer.min else 1)
-    return Distribution(layer.min, layer.mean, layer.max, histogram.tolist())
+    return {"low": layer.min, "mean": layer.mean, "high": layer.max, "histogram": histogram.tolist()}
 
 
 def _channel_charts(layer: LayerStatistics) -> list[Chart]:
@@ -196,18 +197,10 @@ def _channel_charts(layer: LayerStatistics) -> list[Chart]:
     return [Chart("Channels", lines, axis="linear", x="channel")]
 
 
-def _of_parameter(row: ParameterStatistics) -> Distribution | None:
+def _of_parameter(row: ParameterStatistics) -> dict[str, Any] | None:
     if row.min is None or row.max is None or row.mean is None or not row.histogram:
         return None
-    return Distribution(row.min, row.mean, row.max, row.histogram)
-
-
-def _run_name(number: int, run: Run, count: int) -> str:
-    return (
-        f"run {number + 1}"
-        + (" (the last)" if number == count - 1 else "")
-        + (f", {run.header['started']}" if run.header.get("started") else "")
-    )
+    return {"low": row.min, "mean": row.mean, "high": row.max, "histogram": row.histogram}
 
 
 def _curve(name: str, layer: LayerSeries, metric: str, colour: int) -> Curve:

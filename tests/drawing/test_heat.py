@@ -100,11 +100,6 @@ def test_a_vivid_photograph_is_nearly_grey_under_heat() -> None:
     assert np.abs(lightness - np.asarray(vivid.convert("L"), int)).max() <= 1
 
 
-def test_a_photograph_without_heat_does_not_change() -> None:
-    photograph = noise(350, 60)
-    assert np.array_equal(panel_pixels(photograph, None), np.asarray(photograph))
-
-
 @pytest.mark.parametrize(("ground", "grey"), [(DARK, 38), (LIGHT, 174)])  # half of 76, the grey of red; 0.45 of it
 def test_a_fine_map_lies_over_a_grey_photograph(ground: Any, grey: int) -> None:
     photograph = Image.new("RGB", (330, 20), (255, 0, 0))

@@ -156,7 +156,7 @@ def test_every_name_of_matplotlib_is_known_and_others_have_near_misses() -> None
 def test_a_photograph_in_few_colours_looks_like_itself() -> None:
     with Image.open(Path(__file__).parents[2] / "samples" / "coffee.jpg") as opened:
         picture = opened.convert("RGB").resize((200, 150))
-    indices, table = colours.in_few_colours(picture)
+    indices, table = colours.in_few_colours(picture.tobytes(), picture.size)
     assert (indices.min() >= colours.PHOTOGRAPH, len(table)) == (True, 256 - colours.PHOTOGRAPH)
     few = Image.fromarray(table[indices - colours.PHOTOGRAPH])
     blurred = [np.asarray(image.resize((50, 37), Image.Resampling.BOX), float) for image in (few, picture)]

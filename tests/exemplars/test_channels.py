@@ -66,16 +66,16 @@ def test_copies_are_near_duplicates(copy: str) -> None:
     assert [name for name, image in PICTURES.items() if not near(image, COPIES[copy](image))] == []
 
 
-def test_different_pictures_are_none() -> None:
-    prints = np.concatenate([prints_of(tensor(image, 128)[None]) for image in PICTURES.values()])
-    one, other = np.triu_indices(len(prints), 1)
-    assert not Duplicates(prints)(one, other).any()
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_two_objects_on_one_background_are_none(number: int) -> None:
-    drawings = [draw(0, number, label).image for label in range(10)]
-    prints = np.concatenate([prints_of(tensor(image, 128)[None]) for image in drawings])
+@pytest.mark.parametrize(
+    ("images", "side"),
+    [
+        ([*PICTURES.values()], 128),
+        *(([draw(0, number, label).image for label in range(10)], 128) for number in range(4)),  # on one background
+        ([Image.new("RGB", (8, 8), colour) for colour in ("black", "white", "red", "orange")], 32),
+    ],
+)
+def test_different_pictures_are_none(images: list[Image.Image], side: int) -> None:
+    prints = np.concatenate([prints_of(tensor(image, side)[None]) for image in images])
     one, other = np.triu_indices(len(prints), 1)
     assert not Duplicates(prints)(one, other).any()
 
@@ -90,11 +90,7 @@ def test_one_shape_drawn_at_two_places_of_a_background_is_none() -> None:
     assert not near(drawn[0], drawn[2])
 
 
-def test_plain_colours_differ_and_images_with_nan_are_near_duplicates_of_themselves_only() -> None:
-    plain = [Image.new("RGB", (8, 8), colour) for colour in ("black", "white", "red", "orange")]
-    prints = np.concatenate([prints_of(tensor(image, 32)[None]) for image in plain])
-    one, other = np.triu_indices(4, 1)
-    assert not Duplicates(prints)(one, other).any()
+def test_images_with_nan_are_near_duplicates_of_themselves_only() -> None:
     lost = prints_of(torch.full((2, 3, 8, 8), torch.nan))
     assert Duplicates(lost)(np.array([0, 0]), np.array([0, 1])).tolist() == [True, False]
 
@@ -171,16 +167,6 @@ def test_any_batches_in_any_order_merged_in_any_way_give_the_sorted_best(seed: i
         assert found(parts[0]) == expected
         state = parts[0].state_dict(prints)
         assert found(BestImages.from_state(state, CHANNELS, TOP, least)) == expected
-
-
-def test_thirty_copies_of_the_best_image_leave_room_for_others() -> None:
-    values, best = some_values(0), BestImages(CHANNELS, TOP)
-    for at in range(IMAGES):
-        update(best, values[at : at + 1], np.array([at]))
-    first = found(best)[0]
-    assert first[0] == (106, 16)
-    assert len(first) == TOP
-    assert all(not 10 <= image < 40 for _, image in first[1:])
 
 
 def test_a_value_that_cannot_be_among_the_best_is_no_candidate() -> None:

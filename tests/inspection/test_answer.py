@@ -1,4 +1,4 @@
-"""The channels that carry the answer, compared with numbers on paper, `ablate_each` and captum."""
+"""The channels that carry the answer, compared with numbers on paper, `intervene` and captum."""
 
 import copy
 import itertools
@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope import ablate_each, capture, intervene, load_model
+from hookscope import capture, intervene, load_model
 from hookscope.cli.main import cli
 from hookscope.errors import spelling_for_shell
 from hookscope.inspection import places as places_module
@@ -241,16 +241,6 @@ def test_the_channel_that_drives_a_wrong_answer_comes_first_and_is_reported_once
         74.2, 0.01
     )
     assert sum(place.layer == "features.6.squeeze" for place in told) == 1
-
-
-def test_the_numbers_are_those_of_ablate_each(told: list[Place], driven: LoadedModel) -> None:
-    [inputs] = [driven.inputs(driven.prepare(Image.open(STAR)))]
-    rows = ablate_each(driven.model, inputs, "features.6.squeeze", categories=driven.categories).channels
-    [row] = [row for row in rows if row.channel == 11]
-    numbers = told[0].numbers
-    assert numbers["score_after"] == pytest.approx(row.score_after, rel=1e-5)
-    assert numbers["probability_after"] == pytest.approx(row.probability_after, rel=1e-4)
-    assert (numbers["class_after"], numbers["score"]) == (row.top_after, pytest.approx(row.score, rel=1e-6))
 
 
 def test_the_numbers_are_those_of_captum(told: list[Place], driven: LoadedModel) -> None:

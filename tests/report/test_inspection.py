@@ -15,35 +15,23 @@ from hookscope.report import draw_overview, draw_page
 from tests.report.example import HOSTILE, example
 
 
+def lacking(**facts):
+    """The page of an inspection of one image, with other facts of the image or of the inspection."""
+    found = example()
+    of_image = {name: facts.pop(name) for name in ("name", "predictions", "cam", "without_cam") if name in facts}
+    return draw_page(replace(found, images=(replace(found.images[0], **of_image),), **facts))
+
+
 def test_what_an_inspection_lacks_is_said():
-    found = example()
-    image = replace(found.images[0], predictions=(), cam=None, without_cam="The model gives boxes.")
-    page = draw_page(replace(found, images=(image,), places=(), findings=(), layers=(), calls=(), provenance={}))
-    for words in (
-        "No place stands out.",
-        "The model gives no scores of classes.",
-        "No Grad-CAM: The model gives boxes.",
-    ):
-        assert words in page
-
-
-def test_scores_of_nan_have_no_classes():
-    found = example()
-    unknown = replace(found.images[0].predictions[0], probability=float("nan"))
-    page = draw_page(replace(found, images=(replace(found.images[0], predictions=(unknown,)),)))
+    image = {"predictions": (), "cam": None, "without_cam": "The model gives boxes."}
+    page = lacking(**image, places=(), findings=(), layers=(), calls=(), provenance={})
+    assert "No place stands out." in page and "The model gives no scores of classes." in page
+    assert "No Grad-CAM: The model gives boxes." in page
+    page = lacking(predictions=(replace(example().images[0].predictions[0], probability=float("nan")),))
     assert "The scores are NaN." in page and "nan %" not in page
-
-
-def test_places_are_counted_by_severity():
-    words = "1 error, 1 warning, 1 note. The first is the most important."
-    assert words in draw_page(example())
-
-
-def test_an_image_without_a_name_is_told_by_its_position():
-    found = example()
-    page = draw_page(replace(found, images=(replace(found.images[0], name=""),)))
-    assert "shapes on image 1" in page
-    assert 'alt="image 1, as the network saw it"' in page
+    assert "1 error, 1 warning, 1 note. The first is the most important." in page
+    page = lacking(name="")
+    assert "shapes on image 1" in page and 'alt="image 1, as the network saw it"' in page
 
 
 def test_a_row_has_the_image_its_cam_and_the_maps_of_the_first_places() -> None:
@@ -335,15 +323,6 @@ def test_on_paper_there_are_no_controls(opened):
     page = opened(drawn(), media="print")
     assert not is_seen(page, ".tools") and not is_seen(page, "nav")
     assert page.locator("button:visible").count() == page.locator("#calls thead button:visible").count()
-
-
-@pytest.mark.parametrize("hash", ["", "#layer=0&channel=1"])
-def test_the_judge_of_accessibility_finds_nothing(opened, hash):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    page = opened(drawn(images=2, weights="random (seed 0)"), hash)
-    found = axe.run(page).response
-    assert len(found["passes"]) > 30
-    assert [(rule["id"], node["html"]) for rule in found["violations"] for node in rule["nodes"]] == []
 
 
 def test_a_screen_reader_finds_names_and_headings(opened):

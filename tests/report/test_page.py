@@ -157,10 +157,10 @@ def test_a_page_fits_a_telephone_and_the_dark(draw: Draw, scripts: bool, opened:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
 
 
-@pytest.mark.parametrize("draw", PAGES)
-def test_the_judge_of_accessibility_finds_nothing(draw: Draw, opened: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("draw", "hash"), [*((draw, "") for draw in PAGES), (inspection, "#layer=0&channel=1")])
+def test_the_judge_of_accessibility_finds_nothing(draw: Draw, hash: str, opened: Any, tmp_path: Path) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    page = opened(draw(tmp_path, "star"))
+    page = opened(draw(tmp_path, "star"), hash)
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     found = axe.run(page).response
     assert len(found["passes"]) > 20
