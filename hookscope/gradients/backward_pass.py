@@ -392,16 +392,8 @@ def _of_parameters(
     types = {name: type(module).__name__ for name, module in model.named_modules()}
     gradients = []
     for name, parameter in model.named_parameters():
-        layer = holder_of(name)
-        gradient = ParameterGradient(
-            name,
-            layer,
-            types[layer],
-            tuple(parameter.shape),
-            size_of([before[name]]) if name in before else None,
-            total_norm([parameter]),
-            not parameter.requires_grad,
-            size_of([after[name]]) if after is not None and name in after else None,
-        )
-        gradients.append(gradient)
+        layer, shape, frozen = holder_of(name), tuple(parameter.shape), not parameter.requires_grad
+        size, changed = (size_of([of[name]] if name in of else []) for of in (before, after or {}))
+        norm = total_norm([parameter])
+        gradients.append(ParameterGradient(name, layer, types[layer], shape, size, norm, frozen, changed))
     return tuple(gradients)

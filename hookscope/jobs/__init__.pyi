@@ -6,7 +6,6 @@ from .run import (
     RunIdentity as RunIdentity,
     RunSettings as RunSettings,
     SavedRun as SavedRun,
-    SaveTimer as SaveTimer,
     fingerprint_of as fingerprint_of,
     hash_of_names as hash_of_names,
     layers_in_words as layers_in_words,

@@ -148,7 +148,7 @@ def _worker_class() -> type:
             self.do: Any = None
             try:
                 worker = importlib.import_module("hookscope.jobs.engines")
-                self.do = worker.RayWorker(ray.get(packed[0]), versions, folder, device)
+                self.do = worker.ray_worker(ray.get(packed[0]), versions, folder, device)
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error} (on {socket.gethostname()})"
 
@@ -280,21 +280,12 @@ def _is_own_code(name: str, module: ModuleType) -> bool:
     return not (file.startswith(library + os.sep) or {"site-packages", "dist-packages"} & set(file.split(os.sep)))
 
 
-class RayWorker:
-    """Does packed blocks with the packed job and model; an error of the beginning is the answer to each block."""
-
-    def __init__(self, packed: bytes, versions: Mapping[str, str], folder: str, device: str) -> None:
-        self._error = b""
-        self._do: Callable[[bytes], bytes] = lambda block: self._error
-        try:
-            check_versions(versions)
-            with contextlib.suppress(OSError):  # another machine may not have it
-                os.chdir(folder)  # names of files may be relative
-            self._open(packed, device)
-        except Exception as error:
-            self._error = packed_error(error)
-
-    def _open(self, packed: bytes, device: str) -> None:
+def ray_worker(packed: bytes, versions: Mapping[str, str], folder: str, device: str) -> Callable[[bytes], bytes]:
+    """What does packed blocks with the packed job and model; an error of the beginning is its answer to each block."""
+    try:
+        check_versions(versions)
+        with contextlib.suppress(OSError):  # another machine may not have it
+            os.chdir(folder)  # names of files may be relative
         try:
             job, net = pickle.loads(packed)
         except Exception as error:
@@ -302,12 +293,16 @@ class RayWorker:
             raise ModelError(asked, do="install what it imports on every machine") from error
         preprocess = replace(net.preprocess, device=device)
         net = replace(net, model=net.model.to(device), device=device, preprocess=preprocess)
-        self._opened: Any = job.open(net)  # until the process ends
-        measure = self._opened.__enter__()
-        self._do = lambda block: done_packed(job, net, pickle.loads(block), measure)
+        opened = contextlib.ExitStack()
+        measure = opened.enter_context(job.open(net))
+    except Exception as error:
+        failed = packed_error(error)
+        return lambda block: failed
 
-    def __call__(self, block: bytes) -> bytes:
-        return self._do(block)
+    def do(block: bytes, opened: object = opened) -> bytes:  # which stays open until the process ends
+        return done_packed(job, net, pickle.loads(block), measure)
+
+    return do
 
 
 def check_versions(expected: Mapping[str, str]) -> None:

@@ -37,13 +37,6 @@ class Part(Generic[Value]):
     skipped: tuple[SkippedImage, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()  # names of images, each with a note on it
 
-    def report(self, listener: Listener) -> None:
-        """Tell the notes and the skipped images."""
-        for name, text in self.notes:
-            listener.note(name, text)
-        for image in self.skipped:
-            listener.skipped(image.position, image.name, image.error)
-
 
 class Job(Protocol[Value]):
     """What to do with each batch of images. It can be pickled, and so can the values that it gives."""

@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
@@ -139,24 +139,6 @@ _SAVE_SHARE = 20.0  # save at most this share of the time: the covariance of eve
 Value = TypeVar("Value")
 
 
-class SaveTimer:
-    """When to save: every ten seconds, or less often if a save takes long."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _SAVE_EVERY
-
-    @property
-    def is_due(self) -> bool:
-        return time.monotonic() > self._next
-
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        now = time.monotonic()
-        self._next = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
-
-
 def hash_of_names(names: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
@@ -197,7 +179,7 @@ class SavedRun(ABC, Generic[Value]):
     skipped: int = field(default=0, init=False)
     saved: int = field(default=0, init=False)  # images that are done in the file
     earlier: int = field(default=0, init=False)  # images that an earlier run has done
-    timer: SaveTimer = field(default_factory=SaveTimer, init=False)
+    next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY, init=False)
 
     @property
     @abstractmethod
@@ -249,7 +231,8 @@ class SavedRun(ABC, Generic[Value]):
 
     @property
     def is_save_due(self) -> bool:
-        return self.timer.is_due
+        """Whether to save: every ten seconds, or less often if a save takes long."""
+        return time.monotonic() > self.next_save
 
     def _add(self, part: Part[Value]) -> None:
         self.report(part)
@@ -260,7 +243,11 @@ class SavedRun(ABC, Generic[Value]):
             self.done = part.done
 
     def report(self, part: Part[Value]) -> None:
-        part.report(self.settings.listener)
+        """Tell the notes and the skipped images."""
+        for name, text in part.notes:
+            self.settings.listener.note(name, text)
+        for image in part.skipped:
+            self.settings.listener.skipped(image.position, image.name, image.error)
 
     @property
     def progress(self) -> Progress:
@@ -269,6 +256,7 @@ class SavedRun(ABC, Generic[Value]):
     def save(self) -> None:
         """Write the file; a run that found nothing does not overwrite the file of an earlier run."""
         if self.file is not None and self.images:
-            with self.timer.saving():
-                self.write(self.file)
-            self.saved = self.done
+            began = time.monotonic()
+            self.write(self.file)
+            now, self.saved = time.monotonic(), self.done
+            self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))

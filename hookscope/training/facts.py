@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from hookscope.hooks import as_float, class_names
 from hookscope.training.loss_graph import loss_facts
-from hookscope.training.loss_tap import ClippingTap, LossTap
+from hookscope.training.loss_tap import LossTap
 from hookscope.training.optimizers import (
     BackwardSteps,
     Optimizers,
@@ -60,7 +60,6 @@ class StepFacts:
 
     def __init__(self, run: RunProgress, models: ModelTracker, optimizers: Optimizers, tap: LossTap) -> None:
         self._run, self._models, self._optimizers, self._tap = run, models, optimizers, tap
-        self.clipping = ClippingTap(tap.is_scaled)
         self._segments: list[SegmentFacts] = []
         self._with_input: Pass | None = None
         self._unlabelled: list[weakref.ref[Tensor]] = []  # outputs of models in train mode, without gradients
@@ -248,7 +247,7 @@ class StepFacts:
             "gradients_after_backward": None if after is None else after[0],
             "zero_after_backward": None if after is None else all(scalars[size] == 0 for size in after[1]),
             "stale_gradients": None if stale is None else len(stale),
-            **self.clipping.last,
+            **self._tap.clipping,
             **self._scaling(),
             **({} if isinstance(tracked, BackwardSteps) else _settings(tracked.optimizer())),
             **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
@@ -256,7 +255,7 @@ class StepFacts:
 
     def step_is_done(self, tracked: TrackedOptimizer) -> None:
         self._stale.pop(tracked.number, None)
-        self.clipping.last = {}
+        self._tap.clipping = {}
 
     def _of_passes(
         self, begun: Sequence[SegmentFacts], models: Sequence[int], loss: Mapping[str, Any]

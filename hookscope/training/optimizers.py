@@ -69,9 +69,6 @@ class BackwardSteps(TrackedOptimizer):
         roots = (root for root in self._models() if root is not None)
         yield from {id(p): p for root in roots for p in root.parameters() if p.requires_grad}.values()
 
-    def learning_rates(self) -> tuple[None, dict[int, float | None]]:
-        return None, {}
-
     def is_due(self, every: int) -> bool:
         return self.steps % every == 0
 

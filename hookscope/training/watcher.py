@@ -121,7 +121,6 @@ class TrainingWatcher:
             (self._step_hooks.hide if compiled_code_runs else self._step_hooks.show)()
             if self._hooks_are_on:
                 (self._module_hooks.hide if compiled_code_runs else self._module_hooks.show)()
-                (self._facts.clipping.off if compiled_code_runs else self._facts.clipping.on)()
             if self._hooks_are_on or self._own_steps is not None:
                 (self._loss_tap.off if compiled_code_runs else self._loss_tap.on)()
         except Exception:
@@ -379,14 +378,12 @@ class TrainingWatcher:
         self._module_hooks.every_forward(self._after_module)
         self._hidden.on()
         self._loss_tap.on()
-        self._facts.clipping.on()
-        self._hooks_are_on = True
+        self._hooks_are_on = self._loss_tap.notes_clipping = True
 
     def _remove_module_hooks(self) -> None:
         self._module_hooks.close()
-        self._hooks_are_on = False
+        self._hooks_are_on = self._loss_tap.notes_clipping = False
         self._hidden.off()
-        self._facts.clipping.off()
         if self._own_steps is None or self.is_off:
             self._loss_tap.off()
 
