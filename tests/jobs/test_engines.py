@@ -21,7 +21,7 @@ from PIL import Image
 from hookscope import extract, find_exemplars, load_model
 from hookscope.errors import HookscopeError, InstallationError, LayerError, ModelError, UsageError
 from hookscope.jobs import LocalEngine, RayEngine, TorchrunEngine, engines
-from hookscope.jobs.job import unpacked
+from hookscope.jobs.engines import unpacked
 from hookscope.models import package_versions
 from hookscope.statistics import SavedStatistics, StatisticsJob, load_statistics, measure_images
 from tests.helpers import ignore, settings

@@ -13,7 +13,7 @@ from PIL import Image
 from hookscope import load_model
 from hookscope.errors import HookscopeError, InputError, InstallationError, LayerError, UsageError
 from hookscope.jobs import LocalEngine, Progress, RunSettings, SavedRun, run
-from hookscope.jobs.job import Block, blocks_of, done_packed, packed_error, refuse_own_files, unpacked
+from hookscope.jobs.engines import Block, blocks_of, done_packed, packed_error, refuse_own_files, unpacked
 from hookscope.models import Batch, LoadedModel
 from tests.helpers import ignore, refused
 
