@@ -17,12 +17,7 @@ from torch.optim import Optimizer
 from hookscope.hooks import as_float, class_names
 from hookscope.training.loss_graph import loss_facts
 from hookscope.training.loss_tap import LossTap
-from hookscope.training.optimizers import (
-    BackwardSteps,
-    Optimizers,
-    TrackedOptimizer,
-    parameters_of,
-)
+from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer, parameters_of
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
 from hookscope.training.reductions import FetchedScalars, differs, local, norm, values_of
@@ -103,11 +98,9 @@ class StepFacts:
             batches = facts.batches.setdefault(number, {})
             batches[layer.name] = min(batch, batches.get(layer.name, batch))
 
-    def without_gradients(self, module: nn.Module) -> None:
-        self._now().no_grad[id(module)] = weakref.ref(module)
-
-    def after_without_gradients(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def without_gradients(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A module has returned under no_grad: see whether a loss is measured of a model in train mode."""
+        self._now().no_grad[id(module)] = weakref.ref(module)
         if isinstance(module, nn.modules.loss._Loss):
             if args and any(output() is args[0] for output in self._unlabelled):
                 self._now().validation = type(module).__name__

@@ -25,14 +25,7 @@ from hookscope.training.loss_tap import (
     outside_modes,
     scalar_of,
 )
-from hookscope.training.optimizers import (
-    BackwardSteps,
-    Optimizers,
-    TrackedOptimizer,
-    gradient_scale,
-    has_closure,
-    skips_step,
-)
+from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer, gradient_scale, skips_step
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
 from hookscope.training.reductions import StepWeights
@@ -174,8 +167,6 @@ class TrainingWatcher:
     @_guarded
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not self._is_watched_pass() or is_compiled_wrapper(module):
-            if self._is_pass_without_gradients():
-                self._facts.without_gradients(module)
             return
         layer, begins = self._models.enter(module)
         now = self._models.current
@@ -198,8 +189,8 @@ class TrainingWatcher:
     @_guarded
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._is_watched_pass() or is_compiled_wrapper(module):
-            if self._is_pass_without_gradients():
-                self._facts.after_without_gradients(module, args, output)
+            if self._samples and not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+                self._facts.without_gradients(module, args, output)
             return
         left = self._models.leave(module)
         with torch.no_grad():
@@ -276,7 +267,8 @@ class TrainingWatcher:
         tracked = self._optimizers.of(optimizer)
         if tracked is None:
             return
-        step = OptimizerStep(tracked, has_closure(args, kwargs), self._recorder.losses_since(tracked))
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        step = OptimizerStep(tracked, closure is not None, self._recorder.losses_since(tracked))
         samples = tracked.steps % self._optimizers.every == 0
         if not samples and self._stop is None:
             self._open = step
@@ -352,9 +344,6 @@ class TrainingWatcher:
             and torch._C._functorch.peek_interpreter_stack() is None
             and not torch._C._is_tracing()
         )
-
-    def _is_pass_without_gradients(self) -> bool:
-        return self._samples and not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
 
     @_guarded
     def _write_facts(self, at_end: bool = False) -> None:
