@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -168,13 +167,9 @@ def _makes_non_finite(node: Any) -> bool:
     function = _REPEATABLE.get(_operation_of_node(node.name()))
     if function is None:
         return False
-    arguments = []
-    for name in ("_saved_self", "_saved_other", "_saved_exponent"):
-        if not _is_saved_finite(node, name):
-            return False
-        with contextlib.suppress(RuntimeError, AttributeError):
-            arguments.append(getattr(node, name))
-    if not arguments or not isinstance(arguments[0], torch.Tensor):
+    saved = [_saved(node, name) for name in ("_saved_self", "_saved_other", "_saved_exponent")]
+    arguments = [argument for argument in saved if argument is not None]
+    if not arguments or not isinstance(arguments[0], torch.Tensor) or not _is_finite(arguments):
         return False
     try:
         with torch.no_grad():
@@ -189,8 +184,8 @@ def _non_finite_parent(node: Any, name: str, is_nan: bool) -> Any:
     only = parents[0] if len(parents) == 1 and not _is_leaf_node(parents[0]) else None
     if name in _MOVES:
         return only
-    for (parent, _), saved in zip(node.next_functions, ("_saved_self", "_saved_other"), strict=False):
-        if not _is_saved_finite(node, saved):
+    for (parent, _), argument in zip(node.next_functions, ("_saved_self", "_saved_other"), strict=False):
+        if not _is_finite(_saved(node, argument)):
             return None if parent is None or _is_leaf_node(parent) else parent
     return only if is_nan and name in _NO_NAN else None
 
@@ -199,12 +194,11 @@ def _is_leaf_node(node: Any) -> bool:
     return bool(node.name().endswith("AccumulateGrad"))
 
 
-def _is_saved_finite(node: Any, name: str) -> bool:
+def _saved(node: Any, name: str) -> Any:
     try:
-        saved = getattr(node, name, None)
+        return getattr(node, name, None)
     except RuntimeError:  # overwritten since, or freed
-        return True
-    return _is_finite(saved)
+        return None
 
 
 def _operation_of_node(node: str) -> str:

@@ -45,12 +45,8 @@ from hookscope.hooks import (
 from hookscope.scores import AnyLoss, LossLike, OwnLoss, Prediction, as_loss
 
 
-def _of_output(name: str, **more: Any) -> Column:
-    return Column(name, lambda layer: getattr(layer.grad_output, name, None), **more)
-
-
-def _of_gradient(name: str, **more: Any) -> Column:
-    return Column(name, lambda parameter: getattr(parameter.gradient, name, None), **more)
+def _of(gradient: str, name: str, **more: Any) -> Column:
+    return Column(name, lambda row: getattr(getattr(row, gradient), name, None), **more)
 
 
 def _norm_after(parameter: ParameterGradient) -> float | None:
@@ -65,10 +61,10 @@ GRADIENTS = Columns(
     Column("grad_output_norm", lambda layer: layer.grad_output and layer.grad_output.norm),
     Column("grad_input", lambda layer: layer.input_shape, where="wide"),
     Column("grad_input_norm", lambda layer: layer.grad_input and layer.grad_input.norm, need=5),
-    _of_output("mean_abs", need=1),
-    _of_output("zeros", need=6),
-    _of_output("nan", hide="zero"),
-    _of_output("inf", hide="zero"),
+    _of("grad_output", "mean_abs", need=1),
+    _of("grad_output", "zeros", need=6),
+    _of("grad_output", "nan", hide="zero"),
+    _of("grad_output", "inf", hide="zero"),
     Column("ratio"),
     Column("findings", hide="zero"),
     Column("weights", where="rows"),
@@ -79,12 +75,12 @@ PARAMETER_GRADIENTS = Columns(
     Column("name"),
     Column("type", where="wide"),
     Column("shape", need=4),
-    _of_gradient("norm"),
-    _of_gradient("mean_abs", where="wide"),
-    _of_gradient("max_abs", need=2),
-    _of_gradient("zeros", need=6),
-    _of_gradient("nan", hide="zero"),
-    _of_gradient("inf", hide="zero"),
+    _of("gradient", "norm"),
+    _of("gradient", "mean_abs", where="wide"),
+    _of("gradient", "max_abs", need=2),
+    _of("gradient", "zeros", need=6),
+    _of("gradient", "nan", hide="zero"),
+    _of("gradient", "inf", hide="zero"),
     Column("ratio"),
     Column("norm_after", _norm_after, hide="unknown"),
     Column("frozen", hide="zero"),
@@ -390,16 +386,8 @@ def _of_parameters(
     types = {name: type(module).__name__ for name, module in model.named_modules()}
     gradients = []
     for name, parameter in model.named_parameters():
-        layer = holder_of(name)
-        gradient = ParameterGradient(
-            name,
-            layer,
-            types[layer],
-            tuple(parameter.shape),
-            size_of([before[name]]) if name in before else None,
-            total_norm([parameter]),
-            not parameter.requires_grad,
-            size_of([after[name]]) if after is not None and name in after else None,
-        )
-        gradients.append(gradient)
+        layer, shape, frozen = holder_of(name), tuple(parameter.shape), not parameter.requires_grad
+        size, changed = (size_of([of[name]] if name in of else []) for of in (before, after or {}))
+        norm = total_norm([parameter])
+        gradients.append(ParameterGradient(name, layer, types[layer], shape, size, norm, frozen, changed))
     return tuple(gradients)

@@ -195,7 +195,7 @@ def shape_of(value: Any) -> Shape:
 
 
 def graph_nodes(roots: Iterable[Any]) -> Iterator[Any]:
-    """The nodes of the autograd graph that gradients of ``roots`` reach, these first, breadth first; None is none."""
+    """The nodes of the autograd graph that gradients of ``roots`` reach, breadth first from the roots; without None."""
     waiting, visited = deque(roots), set[Any]()
     while waiting:
         node = waiting.popleft()

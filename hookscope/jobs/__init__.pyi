@@ -1,12 +1,15 @@
 from .engines import RayEngine as RayEngine, TorchrunEngine as TorchrunEngine
-from .job import Engine as Engine, Job as Job, LocalEngine as LocalEngine, Part as Part, SkippedImage as SkippedImage
 from .run import (
     AGAIN as AGAIN,
+    Engine as Engine,
+    Job as Job,
+    LocalEngine as LocalEngine,
+    Part as Part,
     Progress as Progress,
     RunIdentity as RunIdentity,
     RunSettings as RunSettings,
     SavedRun as SavedRun,
-    SaveTimer as SaveTimer,
+    SkippedImage as SkippedImage,
     fingerprint_of as fingerprint_of,
     hash_of_names as hash_of_names,
     layers_in_words as layers_in_words,

@@ -16,26 +16,85 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed
 
-from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError
-from hookscope.jobs.job import (
-    BATCHES,
-    Block,
-    Job,
-    Part,
-    blocks_of,
-    done_packed,
-    packed_error,
-    refuse_own_files,
-    unpacked,
-)
-from hookscope.models import LoadedModel, describe_error, package_versions
+from hookscope.errors import HookscopeError, InstallationError, ModelError, UsageError, is_out_of_memory
+from hookscope.jobs.run import Job, Part, parts_of
+from hookscope.models import Batch, LoadedModel, describe_error, package_versions
+
+BATCHES = 4
+"""Batches in a block: a part travels for each block, and a worker that dies loses one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Images that follow each other in the list, from position ``first`` on."""
+
+    first: int
+    paths: tuple[str, ...]
+
+
+def blocks_of(paths: Sequence[str], first: int, size: int) -> Iterator[Block]:
+    """The images from position ``first`` on; blocks end at multiples of ``size``, wherever a run goes on."""
+    while first < len(paths):
+        end = first - first % size + size
+        yield Block(first, tuple(paths[first:end]))
+        first = end
+
+
+def refuse_own_files(paths: Sequence[str]) -> None:
+    """Raise the error of a path that another process cannot read."""
+    own = next((path for path in paths if path == "-" or path.startswith(("/dev/", "/proc/"))), None)
+    if own is not None:
+        asked = f"{'standard input' if own == '-' else own} cannot be read by other processes"
+        raise UsageError(asked, do="name files, or use ‹LocalEngine()|--engine local›")
+
+
+def done_packed(job: Job[Any], net: LoadedModel, block: Block, measure: Callable[[Batch], Any]) -> bytes:
+    """The part of ``block`` for `unpacked`; an error is packed too, because other processes lose the type of one."""
+    try:
+        parts = list(parts_of(job, net, block.paths, block.first, measure))
+        return pickle.dumps(_joined(job, parts))
+    except Exception as error:
+        return packed_error(error)
+
+
+def _joined(job: Job[Any], parts: Sequence[Part[Any]]) -> Part[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    values = [part.value for part in parts if part.value is not None]
+    lists = "positions", "names", "sha256", "skipped", "notes"
+    joined = (tuple(each for part in parts for each in getattr(part, name)) for name in lists)
+    return Part(job.merge(values) if values else None, parts[-1].done, *joined)
+
+
+def packed_error(error: Exception) -> bytes:
+    """``error`` without its traceback, for `unpacked`."""
+    if not isinstance(error, HookscopeError):
+        if is_out_of_memory(error):
+            error = HookscopeError(
+                "a worker is out of memory", do="use a smaller ‹batch_size|--batch-size›, or fewer workers"
+            )
+        else:
+            error = HookscopeError(f"a worker cannot continue: {describe_error(error)}")
+    return pickle.dumps(type(error)(*error.args))
+
+
+def unpacked(data: bytes) -> Part[Any]:
+    """The part in what `done_packed` returned."""
+    result = pickle.loads(data)
+    if isinstance(result, str):
+        raise InstallationError(f"a worker cannot import hookscope: {result}", do="install it on every machine")
+    if isinstance(result, HookscopeError):
+        raise result
+    assert isinstance(result, Part)
+    return result
+
 
 _SECONDS_TO_ANSWER = 10.0  # of a cluster
 _ASK = """
@@ -148,7 +207,7 @@ def _worker_class() -> type:
             self.do: Any = None
             try:
                 worker = importlib.import_module("hookscope.jobs.engines")
-                self.do = worker.RayWorker(ray.get(packed[0]), versions, folder, device)
+                self.do = worker.ray_worker(ray.get(packed[0]), versions, folder, device)
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error} (on {socket.gethostname()})"
 
@@ -280,21 +339,12 @@ def _is_own_code(name: str, module: ModuleType) -> bool:
     return not (file.startswith(library + os.sep) or {"site-packages", "dist-packages"} & set(file.split(os.sep)))
 
 
-class RayWorker:
-    """Does packed blocks with the packed job and model; an error of the beginning is the answer to each block."""
-
-    def __init__(self, packed: bytes, versions: Mapping[str, str], folder: str, device: str) -> None:
-        self._error = b""
-        self._do: Callable[[bytes], bytes] = lambda block: self._error
-        try:
-            check_versions(versions)
-            with contextlib.suppress(OSError):  # another machine may not have it
-                os.chdir(folder)  # names of files may be relative
-            self._open(packed, device)
-        except Exception as error:
-            self._error = packed_error(error)
-
-    def _open(self, packed: bytes, device: str) -> None:
+def ray_worker(packed: bytes, versions: Mapping[str, str], folder: str, device: str) -> Callable[[bytes], bytes]:
+    """What does packed blocks with the packed job and model; an error of the beginning is its answer to each block."""
+    try:
+        check_versions(versions)
+        with contextlib.suppress(OSError):  # another machine may not have it
+            os.chdir(folder)  # names of files may be relative
         try:
             job, net = pickle.loads(packed)
         except Exception as error:
@@ -302,12 +352,16 @@ class RayWorker:
             raise ModelError(asked, do="install what it imports on every machine") from error
         preprocess = replace(net.preprocess, device=device)
         net = replace(net, model=net.model.to(device), device=device, preprocess=preprocess)
-        self._opened: Any = job.open(net)  # until the process ends
-        measure = self._opened.__enter__()
-        self._do = lambda block: done_packed(job, net, pickle.loads(block), measure)
+        opened = contextlib.ExitStack()
+        measure = opened.enter_context(job.open(net))
+    except Exception as error:
+        failed = packed_error(error)
+        return lambda block: failed
 
-    def __call__(self, block: bytes) -> bytes:
-        return self._do(block)
+    def do(block: bytes, opened: object = opened) -> bytes:  # which stays open until the process ends
+        return done_packed(job, net, pickle.loads(block), measure)
+
+    return do
 
 
 def check_versions(expected: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""A run of a job over a list of images, which saves what it has and continues after an interruption."""
+"""A job on many images: the parts that it gives, and a run that saves what it has and continues when interrupted."""
 
 from __future__ import annotations
 
@@ -7,19 +7,109 @@ import hashlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import nn
 
-from hookscope.errors import InputError, UsageError, WriteError
+from hookscope.errors import HookscopeError, InputError, UsageError, WriteError
 from hookscope.hooks import Layers, Selection, tensors_in
 from hookscope.images import Listener
-from hookscope.jobs.job import Engine, Job, LocalEngine, Part
-from hookscope.models import LoadedModel
+from hookscope.models import Batch, LoadedModel, load_batches, model_errors_as_input_errors
 from hookscope.system import StrPath, signals_held
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedImage:
+    """An image that could not be used, by its position in the list of images."""
+
+    position: int
+    name: str
+    error: HookscopeError
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[Value]):
+    """What a job found on some images; the parts of a run cover the list without gap, in its order."""
+
+    value: Value | None  # the result; None if no image of the part could be used
+    done: int  # images from the beginning of the list that are used or skipped
+    positions: tuple[int, ...] = ()  # of the used images in the list, which have ``names`` and ``sha256``
+    names: tuple[str, ...] = ()
+    sha256: tuple[str, ...] = ()
+    skipped: tuple[SkippedImage, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()  # names of images, each with a note on it
+
+
+class Job(Protocol[Value]):
+    """What to do with each batch of images. It can be pickled, and so can the values that it gives."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images in one forward pass."""
+
+    @property
+    def workers(self) -> int:
+        """Processes that read and prepare images, 0 for none but the model's process."""
+
+    def open(self, net: LoadedModel) -> AbstractContextManager[Callable[[Batch], Value]]:
+        """A ``with`` block that gives the function of a batch, which runs the model and returns a value."""
+
+    def merge(self, values: Sequence[Value]) -> Value:
+        """One value for several that follow each other."""
+
+
+class Engine(Protocol):
+    """What runs a job on images: this process, or others."""
+
+    def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
+        """Do ``job`` on the images of ``paths`` from position ``first`` on; each part comes once, in order."""
+
+
+class LocalEngine:
+    def run(self, job: Job[Value], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Value]]:
+        with job.open(net) as measure:
+            yield from parts_of(job, net, paths[first:], first, measure)
+
+
+def parts_of(
+    job: Job[Value], net: LoadedModel, paths: Sequence[str], first: int, measure: Callable[[Batch], Value]
+) -> Iterator[Part[Value]]:
+    """A part for each batch of ``paths``, which begin at position ``first`` of the list; others are skipped."""
+    skipped: list[SkippedImage] = []
+    notes: list[tuple[str, str]] = []
+    listener = Listener(
+        skipped=lambda *image: skipped.append(SkippedImage(*image)), note=lambda *note: notes.append(note)
+    )
+    works = first > 0
+    batches = load_batches(net, paths, job.batch_size, job.workers, listener, first)
+    with contextlib.closing(batches):
+        for batch in batches:
+            done, value = batch.positions[-1] + 1, None
+            try:
+                with model_errors_as_input_errors(net.name, batch.inputs):
+                    value = measure(batch)
+                works = True
+            except InputError as error:
+                if not works and not net.preprocess.any_size:
+                    raise  # the model will refuse all other images too
+                for position, name in zip(batch.positions, batch.names, strict=True):
+                    of_image = InputError(f"{name}: {error.asked}", error.exists, error.do)
+                    skipped.append(SkippedImage(position, name, of_image))
+            used = (batch.positions, batch.names, batch.sha256) if value is not None else ((), (), ())
+            while any(image.position == done for image in skipped):
+                done += 1
+            before = tuple(image for image in skipped if image.position < done)  # others were read ahead
+            yield Part(value, done, *used, before, tuple(notes))
+            skipped[:] = [image for image in skipped if image.position >= done]
+            notes.clear()
+    if skipped or notes:
+        yield Part(None, first + len(paths), skipped=tuple(skipped), notes=tuple(notes))
 
 
 def fingerprint_of(model: nn.Module) -> str:
@@ -136,26 +226,6 @@ def _in_words(value: Any) -> str:
 _SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
 _SAVE_SHARE = 20.0  # save at most this share of the time: the covariance of every layer is large
 
-Value = TypeVar("Value")
-
-
-class SaveTimer:
-    """When to save: every ten seconds, or less often if a save takes long."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _SAVE_EVERY
-
-    @property
-    def is_due(self) -> bool:
-        return time.monotonic() > self._next
-
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        now = time.monotonic()
-        self._next = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
-
 
 def hash_of_names(names: Sequence[str]) -> str:
     digest = hashlib.sha256()
@@ -197,7 +267,7 @@ class SavedRun(ABC, Generic[Value]):
     skipped: int = field(default=0, init=False)
     saved: int = field(default=0, init=False)  # images that are done in the file
     earlier: int = field(default=0, init=False)  # images that an earlier run has done
-    timer: SaveTimer = field(default_factory=SaveTimer, init=False)
+    next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY, init=False)
 
     @property
     @abstractmethod
@@ -249,7 +319,8 @@ class SavedRun(ABC, Generic[Value]):
 
     @property
     def is_save_due(self) -> bool:
-        return self.timer.is_due
+        """Whether to save: every ten seconds, or less often if a save takes long."""
+        return time.monotonic() > self.next_save
 
     def _add(self, part: Part[Value]) -> None:
         self.report(part)
@@ -260,7 +331,11 @@ class SavedRun(ABC, Generic[Value]):
             self.done = part.done
 
     def report(self, part: Part[Value]) -> None:
-        part.report(self.settings.listener)
+        """Tell the notes and the skipped images."""
+        for name, text in part.notes:
+            self.settings.listener.note(name, text)
+        for image in part.skipped:
+            self.settings.listener.skipped(image.position, image.name, image.error)
 
     @property
     def progress(self) -> Progress:
@@ -269,6 +344,7 @@ class SavedRun(ABC, Generic[Value]):
     def save(self) -> None:
         """Write the file; a run that found nothing does not overwrite the file of an earlier run."""
         if self.file is not None and self.images:
-            with self.timer.saving():
-                self.write(self.file)
-            self.saved = self.done
+            began = time.monotonic()
+            self.write(self.file)
+            now, self.saved = time.monotonic(), self.done
+            self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))

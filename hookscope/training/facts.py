@@ -16,13 +16,8 @@ from torch.optim import Optimizer
 
 from hookscope.hooks import as_float, class_names
 from hookscope.training.loss_graph import loss_facts
-from hookscope.training.loss_tap import ClippingTap, LossTap
-from hookscope.training.optimizers import (
-    BackwardSteps,
-    Optimizers,
-    TrackedOptimizer,
-    parameters_of,
-)
+from hookscope.training.loss_tap import LossTap
+from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer, parameters_of
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
 from hookscope.training.reductions import FetchedScalars, differs, local, norm, values_of
@@ -60,7 +55,6 @@ class StepFacts:
 
     def __init__(self, run: RunProgress, models: ModelTracker, optimizers: Optimizers, tap: LossTap) -> None:
         self._run, self._models, self._optimizers, self._tap = run, models, optimizers, tap
-        self.clipping = ClippingTap(tap.is_scaled)
         self._segments: list[SegmentFacts] = []
         self._with_input: Pass | None = None
         self._unlabelled: list[weakref.ref[Tensor]] = []  # outputs of models in train mode, without gradients
@@ -104,11 +98,9 @@ class StepFacts:
             batches = facts.batches.setdefault(number, {})
             batches[layer.name] = min(batch, batches.get(layer.name, batch))
 
-    def without_gradients(self, module: nn.Module) -> None:
-        self._now().no_grad[id(module)] = weakref.ref(module)
-
-    def after_without_gradients(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def without_gradients(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A module has returned under no_grad: see whether a loss is measured of a model in train mode."""
+        self._now().no_grad[id(module)] = weakref.ref(module)
         if isinstance(module, nn.modules.loss._Loss):
             if args and any(output() is args[0] for output in self._unlabelled):
                 self._now().validation = type(module).__name__
@@ -248,7 +240,7 @@ class StepFacts:
             "gradients_after_backward": None if after is None else after[0],
             "zero_after_backward": None if after is None else all(scalars[size] == 0 for size in after[1]),
             "stale_gradients": None if stale is None else len(stale),
-            **self.clipping.last,
+            **self._tap.clipping,
             **self._scaling(),
             **({} if isinstance(tracked, BackwardSteps) else _settings(tracked.optimizer())),
             **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
@@ -256,7 +248,7 @@ class StepFacts:
 
     def step_is_done(self, tracked: TrackedOptimizer) -> None:
         self._stale.pop(tracked.number, None)
-        self.clipping.last = {}
+        self._tap.clipping = {}
 
     def _of_passes(
         self, begun: Sequence[SegmentFacts], models: Sequence[int], loss: Mapping[str, Any]

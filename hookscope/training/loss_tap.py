@@ -95,32 +95,6 @@ class Tap:
             patch.off()
 
 
-class ClippingTap(Tap):
-    """Keeps the facts of the last clipping of gradients in ``last``, while on. Torch has no hook there.
-
-    They say too whether the gradients still had a loss scale.
-    """
-
-    def __init__(self, is_scaled: Callable[[], bool]) -> None:
-        self.last: dict[str, Any] = {}
-        self._is_scaled = is_scaled
-        self._patches = [
-            Patch(owner, name, self._clip)
-            for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
-            for name in ("clip_grad_norm_", "clip_grad_value_")
-        ]
-
-    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            with contextlib.suppress(Exception):
-                limit = next((kwargs[name] for name in ("max_norm", "clip_value") if name in kwargs), None)
-                limit = args[1] if limit is None else limit
-                number = float(limit) if isinstance(limit, (int, float)) else None
-                facts = {"clip_function": original.__name__, "clip_limit": number}
-                self.last = facts | {"clip_scaled": self._is_scaled()}
-        return original(*args, **kwargs)
-
-
 class LossTap(Tap):
     """Calls ``on_loss(value, roots)`` before each backward pass that starts at scalars, and ``on_done()`` after it.
 
@@ -128,7 +102,8 @@ class LossTap(Tap):
     backward pass, and miss copies that a script imported by name. So a small function is wrapped that it calls first,
     and that returns before anything can fail. ``value`` is the sum of the scalars, detached and divided by the scale
     of a ``GradScaler``: ``GradScaler.scale`` is wrapped to note the scale in the autograd node of its result. What
-    ``on_loss`` raises is raised in the script, in place of the backward pass.
+    ``on_loss`` raises is raised in the script, in place of the backward pass. With ``notes_clipping``, the facts of the
+    last clipping of gradients are in ``clipping``, and whether the gradients still had a loss scale.
     """
 
     def __init__(
@@ -137,14 +112,21 @@ class LossTap(Tap):
         self._on_loss, self._on_done = on_loss, on_done
         self._scaler: weakref.ref[Any] | None = None
         self._last_scale: Tensor | None = None  # changed in place by the scaler
-        self._has_scales = self._waits_for_end = False
+        self._has_scales = self._waits_for_end = self.notes_clipping = False
+        self.clipping: dict[str, Any] = {}
+        self._clips = [
+            Patch(owner, name, self._clip)
+            for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
+            for name in ("clip_grad_norm_", "clip_grad_value_")
+        ]
 
     def on(self) -> None:
         if self._patches:
             return
         scalers = {torch.amp.GradScaler, *_subclasses(torch.amp.GradScaler)}
         patches = [Patch(scaler, "scale", self._scale) for scaler in scalers if "scale" in vars(scaler)]
-        self._patches = [*patches, Patch(torch.autograd, "_tensor_or_tensors_to_tuple", self._backward)]
+        patches.append(Patch(torch.autograd, "_tensor_or_tensors_to_tuple", self._backward))
+        self._patches = [*patches, *self._clips]
         super().on()
 
     def off(self) -> None:
@@ -155,7 +137,17 @@ class LossTap(Tap):
         """The scale of the ``GradScaler`` that was used last, read back from its device; None without one."""
         return None if self._last_scale is None else float(self._last_scale)
 
-    def is_scaled(self) -> bool:
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.notes_clipping and not torch.compiler.is_compiling():
+            with contextlib.suppress(Exception):
+                limit = next((kwargs[name] for name in ("max_norm", "clip_value") if name in kwargs), None)
+                limit = args[1] if limit is None else limit
+                number = float(limit) if isinstance(limit, (int, float)) else None
+                facts = {"clip_function": original.__name__, "clip_limit": number}
+                self.clipping = facts | {"clip_scaled": self._is_scaled()}
+        return original(*args, **kwargs)
+
+    def _is_scaled(self) -> bool:
         """Whether the gradients still have the scale of a ``GradScaler``."""
         scaler = None if self._scaler is None else self._scaler()
         if scaler is None:

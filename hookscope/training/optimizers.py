@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -69,9 +69,6 @@ class BackwardSteps(TrackedOptimizer):
         roots = (root for root in self._models() if root is not None)
         yield from {id(p): p for root in roots for p in root.parameters() if p.requires_grad}.values()
 
-    def learning_rates(self) -> tuple[None, dict[int, float | None]]:
-        return None, {}
-
     def is_due(self, every: int) -> bool:
         return self.steps % every == 0
 
@@ -136,10 +133,6 @@ class Optimizers:
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in getattr(optimizer, "param_groups", ()):
         yield from group["params"]
-
-
-def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
 
 
 def gradient_scale(optimizer: Optimizer | None) -> Tensor | None:

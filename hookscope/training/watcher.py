@@ -25,14 +25,7 @@ from hookscope.training.loss_tap import (
     outside_modes,
     scalar_of,
 )
-from hookscope.training.optimizers import (
-    BackwardSteps,
-    Optimizers,
-    TrackedOptimizer,
-    gradient_scale,
-    has_closure,
-    skips_step,
-)
+from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer, gradient_scale, skips_step
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
 from hookscope.training.reductions import StepWeights
@@ -121,7 +114,6 @@ class TrainingWatcher:
             (self._step_hooks.hide if compiled_code_runs else self._step_hooks.show)()
             if self._hooks_are_on:
                 (self._module_hooks.hide if compiled_code_runs else self._module_hooks.show)()
-                (self._facts.clipping.off if compiled_code_runs else self._facts.clipping.on)()
             if self._hooks_are_on or self._own_steps is not None:
                 (self._loss_tap.off if compiled_code_runs else self._loss_tap.on)()
         except Exception:
@@ -175,8 +167,6 @@ class TrainingWatcher:
     @_guarded
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not self._is_watched_pass() or is_compiled_wrapper(module):
-            if self._is_pass_without_gradients():
-                self._facts.without_gradients(module)
             return
         layer, begins = self._models.enter(module)
         now = self._models.current
@@ -199,8 +189,8 @@ class TrainingWatcher:
     @_guarded
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._is_watched_pass() or is_compiled_wrapper(module):
-            if self._is_pass_without_gradients():
-                self._facts.after_without_gradients(module, args, output)
+            if self._samples and not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+                self._facts.without_gradients(module, args, output)
             return
         left = self._models.leave(module)
         with torch.no_grad():
@@ -277,7 +267,8 @@ class TrainingWatcher:
         tracked = self._optimizers.of(optimizer)
         if tracked is None:
             return
-        step = OptimizerStep(tracked, has_closure(args, kwargs), self._recorder.losses_since(tracked))
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        step = OptimizerStep(tracked, closure is not None, self._recorder.losses_since(tracked))
         samples = tracked.steps % self._optimizers.every == 0
         if not samples and self._stop is None:
             self._open = step
@@ -354,9 +345,6 @@ class TrainingWatcher:
             and not torch._C._is_tracing()
         )
 
-    def _is_pass_without_gradients(self) -> bool:
-        return self._samples and not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-
     @_guarded
     def _write_facts(self, at_end: bool = False) -> None:
         """Write the facts of a run without steps, where it is time to."""
@@ -379,14 +367,12 @@ class TrainingWatcher:
         self._module_hooks.every_forward(self._after_module)
         self._hidden.on()
         self._loss_tap.on()
-        self._facts.clipping.on()
-        self._hooks_are_on = True
+        self._hooks_are_on = self._loss_tap.notes_clipping = True
 
     def _remove_module_hooks(self) -> None:
         self._module_hooks.close()
-        self._hooks_are_on = False
+        self._hooks_are_on = self._loss_tap.notes_clipping = False
         self._hidden.off()
-        self._facts.clipping.off()
         if self._own_steps is None or self.is_off:
             self._loss_tap.off()
 

@@ -21,7 +21,7 @@ from PIL import Image
 from hookscope import extract, find_exemplars, load_model
 from hookscope.errors import HookscopeError, InstallationError, LayerError, ModelError, UsageError
 from hookscope.jobs import LocalEngine, RayEngine, TorchrunEngine, engines
-from hookscope.jobs.job import unpacked
+from hookscope.jobs.engines import unpacked
 from hookscope.models import package_versions
 from hookscope.statistics import SavedStatistics, StatisticsJob, load_statistics, measure_images
 from tests.helpers import ignore, settings
@@ -112,7 +112,7 @@ def test_workers_measure_what_this_process_measures(
     pytest.importorskip("ray.cloudpickle")
 
     def rows(engine: Any, ray: Any, job: Any, packed: bytes, blocks: list[bytes]) -> Iterator[bytes]:
-        workers = [engines.RayWorker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
+        workers = [engines.ray_worker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
         return (workers[number % 2](block) for number, block in enumerate(blocks))
 
     monkeypatch.setattr(RayEngine, "_rows", rows)
@@ -211,7 +211,7 @@ class OnlyHere:
 
 def test_a_model_that_a_worker_cannot_load_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where a worker goes; the test comes back
-    worker = engines.RayWorker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
+    worker = engines.ray_worker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
     words = "a worker cannot load the model: ModuleNotFoundError: No module named 'onlyhere'; install what it imports"
     with pytest.raises(ModelError, match=words):
         unpacked(worker(b""))

@@ -4,16 +4,18 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from hookscope import load_model
-from hookscope.errors import HookscopeError, InputError, LayerError, UsageError
-from hookscope.jobs import LocalEngine, Progress, SaveTimer, run
-from hookscope.jobs.job import Block, blocks_of, done_packed, packed_error, refuse_own_files, unpacked
+from hookscope.errors import HookscopeError, InputError, InstallationError, LayerError, UsageError
+from hookscope.jobs import LocalEngine, Progress, RunSettings, SavedRun, run
+from hookscope.jobs.engines import Block, blocks_of, done_packed, packed_error, refuse_own_files, unpacked
 from hookscope.models import Batch, LoadedModel
+from tests.helpers import ignore, refused
 
 
 @pytest.mark.parametrize(("first", "size"), [(0, 3), (2, 4), (7, 1), (0, 100)])
@@ -25,23 +27,18 @@ def test_blocks_cover_the_list_from_its_first_image_on(first: int, size: int) ->
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "words"),
+    ("packed", "kind", "words"),
     [
-        (InputError("it is too small", do="crop it"), InputError, "it is too small; crop it"),
-        (LayerError("no layer 'a'", kind="layer", name="a"), LayerError, "no layer 'a'"),
-        (MemoryError(), HookscopeError, "a worker is out of memory; use a smaller batch_size, or fewer workers"),
-        (ZeroDivisionError("by zero"), HookscopeError, "a worker cannot continue: ZeroDivisionError: by zero"),
+        (packed_error(InputError("it is too small", do="crop it")), InputError, "it is too small; crop it"),
+        (packed_error(LayerError("no layer 'a'", kind="layer", name="a")), LayerError, "no layer 'a'"),
+        (packed_error(MemoryError()), HookscopeError, "a worker is out of memory; use a smaller batch_size, or fewer"),
+        (packed_error(ZeroDivisionError("by 0")), HookscopeError, "a worker cannot continue: ZeroDivisionError: by 0"),
+        (pickle.dumps("No module"), InstallationError, "a worker cannot import hookscope: No module; install it on"),
     ],
 )
-def test_an_error_comes_back_as_itself(error: Exception, kind: type[HookscopeError], words: str) -> None:
-    with pytest.raises(kind) as caught:
-        unpacked(packed_error(error))
-    assert str(caught.value) == words
-
-
-def test_a_machine_without_hookscope_is_one_line() -> None:
-    with pytest.raises(HookscopeError, match=r"a worker cannot import hookscope: No module.*; install it on every"):
-        unpacked(pickle.dumps("No module named 'hookscope' (on node7)"))
+def test_an_error_comes_back_as_itself(packed: bytes, kind: type[HookscopeError], words: str) -> None:
+    with refused(kind, words):
+        unpacked(packed)
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/fd/63", "/proc/self/fd/0"])
@@ -131,11 +128,19 @@ def test_progress_identifies_images_by_name() -> None:
 def test_a_save_is_due_after_ten_seconds_or_twenty_times_its_own_length(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(run.time, "monotonic", lambda: now)
-    timer, due = SaveTimer(), []
-    for seconds in (0.25, 2.0):
-        with timer.saving():
-            now += seconds
+
+    class Slow(SavedRun[int]):
+        images, merge = 1, ignore
+
+        def write(self, file: Any) -> None:
+            nonlocal now
+            now += float(file)
+
+    due = []
+    saving = Slow(None, (), None, RunSettings(), None)  # type: ignore[abstract, arg-type]
+    for saving.file in ("0.25", "2.0"):
+        saving.save()
         for wait in (9.0, 2.0, 28.0, 2.0):
             now += wait
-            due.append(timer.is_due)
+            due.append(saving.is_save_due)
     assert due == [False, True, True, True, False, False, False, True]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from hookscope.training import Monitor
 from tests.nets import Function
+from tests.training.watched import step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -140,8 +141,7 @@ def test_a_model_that_was_compiled_before_is_not_compiled_again() -> None:
     for watching in (nullcontext(), Monitor(every=2), Monitor(model, optimizer, every=2), nullcontext()):
         with watching:
             for _ in range(3):
-                compiled(torch.ones(2, 1, 6, 6)).sum().backward()
-                optimizer.step()
+                step(compiled, optimizer, torch.ones(2, 1, 6, 6))
     assert counter.frame_count == 1
 
 
@@ -152,8 +152,7 @@ def test_a_function_that_is_not_to_be_compiled_is_seen_within_one_that_is() -> N
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     forward = torch.compile(lambda x: eager(model.bn(model.conv(x))), backend="eager")
     with Monitor(every=1, on_trouble=lambda text: None) as monitor:
-        forward(torch.ones(2, 1, 6, 6)).sum().backward()
-        optimizer.step()
+        step(forward, optimizer, torch.ones(2, 1, 6, 6))
     seen = {row["layer"] for row in monitor.rows if row["activation_mean"] is not None}
     assert seen == {"block.0", "block.1", "block.2"}
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from hookscope.training import Monitor
 from hookscope.training.loss_graph import loss_facts
 from hookscope.training.reductions import BatchMoments, StepWeights, is_bias, is_finite, norm, output_sums, values_of
-from tests.training.watched import train
+from tests.training.watched import OwnOptimizer, train
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 4, 5), (2, 3, 2, 4, 5)])
@@ -82,10 +82,10 @@ def test_weights_around_a_step() -> None:
 Facts = dict[str, Any]
 
 
-def watched(run: Callable[[nn.Module, torch.optim.Optimizer], None], net: nn.Module | None = None) -> list[Facts]:
+def watched(run: Callable[[nn.Module, torch.optim.Optimizer], object]) -> list[Facts]:
     """The facts of every step of ``run``, which gets a model ``(N, 4)`` to ``(N, 3)`` and its optimizer."""
     torch.manual_seed(0)
-    net = net or nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with Monitor(every=1, on_trouble=lambda text: None) as monitor:
         run(net, optimizer)
@@ -182,12 +182,8 @@ def test_clipping_knows_whether_the_gradients_still_have_the_loss_scale(unscales
 
 def test_a_run_without_steps_differs_from_one_with_an_optimizer_of_its_own() -> None:
     def own(net: nn.Module, _: torch.optim.Optimizer, rate: float = 0.1) -> None:
-        for _step in range(12):
-            net.zero_grad()
-            net(torch.randn(6, 4)).square().mean().backward()
-            for parameter in net.parameters():
-                assert parameter.grad is not None
-                parameter.data -= rate * parameter.grad
+        data = ((torch.randn(6, 4), TARGETS) for _ in range(12))
+        train(net, OwnOptimizer(net, rate), data, leaves_out="zero_grad")
 
     steps = watched(own)
     assert [(facts["optimizer"], facts["backwards"], facts["parameters"]) for facts in steps] == [(0, 1, 6)] * 12

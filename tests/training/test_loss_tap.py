@@ -15,6 +15,7 @@ from hookscope.hooks.registration import HookHandles
 from hookscope.training import Monitor
 from hookscope.training.loss_graph import divisor_of
 from hookscope.training.loss_tap import LossTap, scalar_of
+from tests.training.watched import step
 
 
 class Halving(torch.amp.GradScaler):
@@ -149,8 +150,7 @@ def train_compiled(steps: int) -> None:
     net = nn.Linear(3, 2)
     compiled, optimizer = torch.compile(net, backend="eager"), torch.optim.SGD(net.parameters(), 0.01)
     for _ in range(steps):
-        compiled(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+        step(compiled, optimizer, torch.ones(2, 3))
 
 
 def test_the_divisor_of_a_loss() -> None:

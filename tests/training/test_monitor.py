@@ -142,7 +142,7 @@ def seeded_run(watching: Callable[[nn.Module, Any], Any], loop: Row) -> tuple[by
         ({"to": "tensorboard:events", "histograms": 1}, {}),
         ({"log": "log"}, {}),
         ({}, {"before_step": lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.1)}),
-        ({}, {"before_step": validate}),
+        ({}, {"before_step": validate, "loss_of": nn.CrossEntropyLoss()}),
         ({}, {"scaled": True}),
         ({}, {"leaves_out": "zero_grad"}),
     ],
@@ -298,6 +298,7 @@ class TestChoice:
             ({"model": Small(), "types": ("Conv3d",)}, LayerError, "no layer of type Conv3d"),
             ({"model": Small(), "optimizer": sgd(nn.Linear(1, 1))}, LayerError, "no parameter of the model"),
             *(({"every": every}, UsageError, "every must be an integer") for every in (0, -1, 1.5, True)),
+            *(({"histograms": each}, UsageError, "histograms must be an integer of at") for each in (-1, 1.5, True)),
             ({"stop_on": "nonfinite"}, UsageError, "nearest: non-finite"),
             ({"optimizer": 3}, UsageError, "optimizer must be .*, not int"),
             ({"model": "resnet18"}, ModelError, "model must be .*, not str"),
@@ -397,9 +398,9 @@ def test_the_log_has_its_header_lines_and_end(tmp_path: Path) -> None:
                 raise error
         assert monitor.rows == []
     first, second = read_runs(log)
-    header = {"command": ["a.py"], "layers": ["all"], "every": 2, "rank": 1, "pid": os.getpid()}
+    header = {"command": ["a.py"], "layers": ["all"], "every": 2, "rank": 1, "pid": os.getpid(), "histograms": 0}
     assert header == {name: first.header[name] for name in header}
-    assert len(first.rows) == len(second.rows) == 14
+    assert len(first.rows) == len(second.rows) == 14 and not any("histograms" in row for row in first.rows)
     ends = [{name: run.end[name] for name in ("step", "sampled", "reason", "status")} for run in (first, second)]
     assert ends[0] == {"step": 3, "sampled": 2, "reason": "done", "status": None}
     assert ends[1] == ends[0] | {"reason": "exit", "status": 5}
@@ -412,31 +413,22 @@ class TestModes:
 
         seen: list[str] = []
 
-        class Functions(TorchFunctionMode):
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                seen.append(str(func))
-                return func(*args, **(kwargs or {}))
-
-        class Operations(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                seen.append(str(func))
-                return func(*args, **(kwargs or {}))
+        def see(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
 
         def run(mode: Any, watching: Any) -> list[str]:
             net = small()
             seen.clear()
-            scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0), sgd(net)
-            with watching, mode:
-                for x, y in batches(3):
-                    scaler.scale(F.cross_entropy(net(x), y)).backward()
-                    scaler.step(optimizer)
-                    scaler.update()
+            with watching, mode():
+                train(net, sgd(net), batches(3), scaled=True)
             return list(seen)
 
-        for mode in (Functions, Operations):
-            plain = run(mode(), nullcontext())
-            assert run(mode(), Monitor(every=1)) == plain and len(plain) > 20
-            assert run(mode(), Monitor(every=1, stop_on="non-finite")) == plain
+        for base, method in ((TorchFunctionMode, "__torch_function__"), (TorchDispatchMode, "__torch_dispatch__")):
+            mode = type("Mode", (base,), {method: see})
+            plain = run(mode, nullcontext())
+            assert run(mode, Monitor(every=1)) == plain and len(plain) > 20
+            assert run(mode, Monitor(every=1, stop_on="non-finite")) == plain
 
     def test_a_pass_of_fake_tensors_is_no_pass(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode

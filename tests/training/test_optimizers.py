@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
 from hookscope.training import Monitor
-from tests.training.watched import LAYERS, ORDER, Small, batches, by_key, close, keys, sgd, small, step, train
+from tests.helpers import same_values
+from tests.training.watched import LAYERS, ORDER, OwnOptimizer, batches, by_key, close, keys, sgd, small, step, train
 
 
 class TestOptimizers:
@@ -195,63 +196,36 @@ class TestOptimizers:
         assert close(row["loss"], loss.item()) and row["type"] == "Linear"
 
 
-class OwnOptimizer:
-    """Plain gradient descent that knows nothing of torch.optim, and writes where no version is counted."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self.parameters = list(net.parameters())
-
-    def step(self) -> None:
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.data.add_(parameter.grad, alpha=-0.1)
-                parameter.grad = None
-
-
 class TestOptimizersOfOthers:
-    def run(self, watching: Any, every_other: bool = False) -> tuple[Small, list[float]]:
-        net, losses = small(), []
-        optimizer = OwnOptimizer(net)
-        with watching:
-            for at, (x, y) in enumerate(batches(7)):
-                loss = F.cross_entropy(net(x), y)
-                loss.backward()
-                losses.append(loss.item())
-                if at % 2 or not every_other:
-                    optimizer.step()
-        return net, losses
-
-    def test_each_backward_pass_counts_as_a_step(self) -> None:
+    @pytest.mark.parametrize("every", [1, 3])
+    def test_each_backward_pass_counts_as_a_step(self, every: int) -> None:
         notes: list[str] = []
-        monitor = Monitor(every=3, on_trouble=notes.append)
-        net, losses = self.run(monitor)
-        plain, _ = self.run(nullcontext())
-        assert all(
-            torch.equal(a, b) for a, b in zip(net.state_dict().values(), plain.state_dict().values(), strict=True)
-        )
-        assert len(notes) == 1 and "each backward pass counts as a step" in notes[0]
-        assert monitor.steps == 7 and monitor.sampled == 3 and {row["step"] for row in monitor.rows} == {0, 3, 6}
-        assert keys(monitor.rows, 0) == keys(monitor.rows, 3) == ORDER
-        for at in (0, 3, 6):
-            row = by_key(monitor.rows, at)["conv", 0]
-            assert close(row["loss"], losses[at])
-            assert (
-                close(row["update_to_weight"], 0.1 * row["gradient_norm"] / row["weight_norm"]) or row["gradient_norm"]
-            )
-        assert not modules._global_forward_hooks
+        losses: list[Tensor] = []
+        norms: list[tuple[float, float]] = []
 
-    def test_gradients_and_updates_are_those_of_the_step(self) -> None:
-        net = nn.Linear(2, 1, bias=False)
-        optimizer, monitor, hand = OwnOptimizer(net), Monitor(every=1, on_trouble=lambda text: None), []
-        with monitor:
-            for at in range(3):
-                net(torch.full((1, 2), at + 1.0)).square().sum().backward()
-                hand.append((float(net.weight.grad.norm()), float(net.weight.detach().norm())))
-                optimizer.step()
-        assert len(monitor.rows) == 3
-        for row, (gradient, weight) in zip(monitor.rows, hand, strict=True):
-            assert close(row["gradient_norm"], gradient) and close(row["weight_norm"], weight)
+        def loss_of(logits: Tensor, y: Tensor) -> Tensor:
+            losses.append(F.cross_entropy(logits, y))
+            return losses[-1]
+
+        def note(net: Any) -> None:
+            norms.append((float(net.conv.weight.grad.norm()), float(net.conv.weight.detach().norm())))
+
+        def run(watching: Any) -> nn.Module:
+            net = small()
+            with watching:
+                return train(net, OwnOptimizer(net), batches(7), loss_of, before_step=note, leaves_out="zero_grad")
+
+        monitor = Monitor(every=every, on_trouble=notes.append)
+        assert same_values(run(monitor), run(nullcontext()).state_dict())
+        assert len(notes) == 1 and "each backward pass counts as a step" in notes[0]
+        assert monitor.steps == 7 and {row["step"] for row in monitor.rows} == {*range(0, 7, every)}
+        for at in range(0, 7, every):
+            assert keys(monitor.rows, at) == ORDER
+            row, (gradient, weight) = by_key(monitor.rows, at)["conv", 0], norms[at]
+            assert close(row["loss"], losses[at].item())
+            assert close(row["weight_gradient_norm"], gradient) and close(row["weight_norm"], weight)
             assert close(row["update_to_weight"], 0.1 * gradient / weight)
+        assert not modules._global_forward_hooks
 
     def test_what_never_steps_or_steps_with_torch_later_has_no_such_steps(self) -> None:
         net, notes = nn.Linear(2, 1), []

@@ -101,8 +101,7 @@ class TestPasses:
         def lines(layers: Any, types: Any = ("all",)) -> list[tuple[str, Any, bool, bool]]:
             optimizer = sgd(net)
             with Monitor(every=1, layers=layers, types=types) as monitor:
-                net(torch.randn(3, 2)).sum().backward()
-                optimizer.step()
+                step(net, optimizer, torch.randn(3, 2))
                 optimizer.zero_grad()
             return [
                 (row["layer"], row["order"], row["activation_mean"] is not None, row["gradient_norm"] is not None)
@@ -141,8 +140,7 @@ class TestPasses:
 
         def calls(layers: str) -> list[tuple[str, int, str | None]]:
             with Monitor(every=1, layers=layers) as monitor:
-                net(torch.randn(2, 2)).sum().backward()
-                sgd(net).step()
+                step(net, sgd(net), torch.randn(2, 2))
             return [(row["layer"], row["call"], row["called_as"]) for row in monitor.rows if row["type"] == "ReLU"]
 
         places = [None, None, "1.act", "1.act", "2.act", "2.act", "3"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope import Monitor, read_runs
+from hookscope import Monitor
 from hookscope.errors import HookscopeError, InstallationError, UsageError, WriteError
 from hookscope.training.reductions import StepWeights, edges_and_counts, histogram_of
 from hookscope.training.sinks import SinkChoice, SinkProcess, TensorBoard
@@ -81,12 +81,6 @@ def test_buckets_of_constants_of_what_is_not_finite_and_without_the_scale_of_a_s
     assert histogram["edges"][0] == 1 and histogram["edges"][-1] == pytest.approx(8, rel=2**-6)
 
 
-def test_a_log_without_histograms_says_nothing_of_them(tmp_path: Path) -> None:
-    train(2, every=1, log=tmp_path / "run.ndjson")
-    [run] = read_runs(tmp_path / "run.ndjson")
-    assert run.header["histograms"] == 0 and not any("histograms" in row for row in run.rows)
-
-
 def test_tensorboard_gets_the_metrics_and_the_histograms(tmp_path: Path) -> None:
     from tests.statistics.test_figure import read
 
@@ -132,12 +126,6 @@ def test_a_sink_that_does_not_exist_is_refused(text: Any, says: str) -> None:
     with pytest.raises(UsageError) as raised:
         Monitor(to=text)
     assert str(raised.value) == says
-
-
-@pytest.mark.parametrize("histograms", [-1, True, 1.5])
-def test_histograms_are_a_number_of_steps(histograms: Any) -> None:
-    with pytest.raises(UsageError, match="histograms must be an integer of at least 0"):
-        Monitor(histograms=histograms)
 
 
 @pytest.mark.parametrize("package", ["wandb", "mlflow"])

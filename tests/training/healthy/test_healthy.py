@@ -16,13 +16,8 @@ FRAMEWORKS = {"trainer": "transformers", "lightning": "lightning", "accelerate":
 FRAMEWORKS["segmentation"] = "segmentation_models_pytorch"
 TRUE = {"fine_tuning": {"frozen"}, "masked_attention": {"non-finite"}, "convnext_with_sgd": {"update-too-large"}}
 """The notes that are right."""
-LONG = (
-    "fine_tuning",
-    "convnext",
-    "convnext_with_sgd",
-    "super_resolution",
-    "vae",
-)  # the others of their kind are shorter
+LONG = ("fine_tuning", "convnext", "convnext_with_sgd", "super_resolution", "vae")
+"""The others of their kind are shorter."""
 
 
 def trained(name: str) -> nn.Module:
