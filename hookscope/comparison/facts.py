@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from hookscope.columns import Column, Columns, Row
@@ -318,8 +317,10 @@ class Comparison(Shown):
 def _of(path: str, name: str = "", help: str = "", **more: Any) -> Column:
     """What ``path`` leads to, such as ``difference.largest.value``; None where a part of it is missing."""
 
-    def value(pair: PairedCall) -> Any:
-        return reduce(lambda fact, part: getattr(fact, part, None), path.split("."), pair)
+    def value(fact: Any) -> Any:
+        for part in path.split("."):
+            fact = getattr(fact, part, None)
+        return fact
 
     return Column(name or path.rpartition(".")[2], value, help, **more)
 

@@ -31,7 +31,7 @@ class Similarity:
 
 
 def _cka() -> PairSimilarity:
-    from hookscope.comparison.rows import PairCka
+    from hookscope.comparison.cka import PairCka
 
     return PairCka()
 
