@@ -1,7 +1,6 @@
 """Comparing two sides, judged by NumPy on captured tensors."""
 
 import copy
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from hookscope.interventions import Scale
 from hookscope.jobs import LocalEngine
 from hookscope.models import as_loaded
 from hookscope.models.transforms import Transforms, imagenet_transforms
-from tests.helpers import ignore, settings
+from tests.helpers import ignore, refused, settings
 
 
 def net() -> nn.Sequential:
@@ -252,9 +251,8 @@ def test_pil_images_and_other_images_for_b() -> None:
     ],
 )
 def test_bad_input_is_an_error_of_one_line(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(HookscopeError, match=re.escape(text)) as caught:
+    with refused(HookscopeError, text, begins=False):
         compare(net(), net(), **arguments)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("where", ["name:3", 1])
