@@ -72,11 +72,6 @@ class _AnswerFacts:
         return adds > usual or self.is_changed(pair.parameters) or self.is_changed(pair.buffers)
 
     @cached_property
-    def is_rounded_input(self) -> bool:
-        """Whether the inputs are the same, or differ by no more than rounding."""
-        return self.inputs is None or not self.inputs.differs or not self.is_more_than_rounding(self.inputs)
-
-    @cached_property
     def inputs(self) -> PairedCall | None:
         return next((pair for pair in self.calls if pair.a.name == INPUT), None)
 
@@ -148,7 +143,7 @@ def _not_finite(facts: _AnswerFacts) -> tuple[str, str, str] | None:
 
 def _input(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     pair = facts.inputs
-    if pair is None or facts.is_rounded_input:
+    if pair is None or not pair.differs or not facts.is_more_than_rounding(pair):
         return None
     more = ""
     if facts.changed:

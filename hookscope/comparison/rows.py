@@ -15,7 +15,7 @@ from hookscope.comparison.facts import INPUT, Difference, LargestDifference, Pai
 from hookscope.comparison.inputs import PairedBatch
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.side import Side
-from hookscope.comparison.similarities import SIMILARITIES, PairSimilarity
+from hookscope.comparison.similarities import SIMILARITIES
 from hookscope.hooks import MODEL, Call, Shape, as_plain, by_channel, tensors_in
 
 _PIECE = 1 << 16  # values that are added at a time: in double precision they stay in the processor's cache
@@ -165,7 +165,7 @@ class PartSums:
     noise: float | None = None
     dead_a: ConstantChannels = field(default_factory=ConstantChannels)
     dead_b: ConstantChannels = field(default_factory=ConstantChannels)
-    similarities: dict[str, PairSimilarity] = field(default_factory=dict)
+    similarities: dict[str, Any] = field(default_factory=dict)
 
     @property
     def alone_relative(self) -> float | None:
