@@ -1,4 +1,4 @@
-from .answer import ComparisonLimits as ComparisonLimits, check_comparison as check_comparison
+from .answer import check_comparison as check_comparison
 from .facts import (
     ANSWER as ANSWER,
     BROKEN_LIMITS as BROKEN_LIMITS,

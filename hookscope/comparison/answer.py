@@ -18,7 +18,7 @@ from hookscope.errors import spelled
 from hookscope.findings import counted, listed, percent
 from hookscope.hooks import MODEL, Call, Shape
 from hookscope.models import DTYPES
-from hookscope.statistics import BrokenLimit, LimitsResult, SetLimits
+from hookscope.statistics import BrokenLimit, LimitsResult
 
 _ROUNDING = 16  # times the precision of a data type: what rounding alone may do to the output of one layer
 _MOST = 0.8  # of the layers with parameters: other weights, not other parameters of some layers
@@ -70,11 +70,6 @@ class _AnswerFacts:
         adds = pair.isolated_l2 if pair.isolated_l2 is not None else _relative(pair)
         usual = self.rounding if pair.a.name == INPUT else _ROUNDING * self.rounding
         return adds > usual or self.is_changed(pair.parameters) or self.is_changed(pair.buffers)
-
-    @cached_property
-    def is_rounded_input(self) -> bool:
-        """Whether the inputs are the same, or differ by no more than rounding."""
-        return self.inputs is None or not self.inputs.differs or not self.is_more_than_rounding(self.inputs)
 
     @cached_property
     def inputs(self) -> PairedCall | None:
@@ -148,7 +143,7 @@ def _not_finite(facts: _AnswerFacts) -> tuple[str, str, str] | None:
 
 def _input(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     pair = facts.inputs
-    if pair is None or facts.is_rounded_input:
+    if pair is None or not pair.differs or not facts.is_more_than_rounding(pair):
         return None
     more = ""
     if facts.changed:
@@ -302,26 +297,21 @@ def _size(shape: Shape) -> str:
     return text_of(shape) or "a number"
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonLimits(SetLimits):
-    """Limits of a comparison, None for no limit.
+def check_comparison(
+    found: Comparison,
+    max_relative: float | None = None,
+    min_cosine: float | None = None,
+    min_agreement: float | None = None,
+) -> LimitsResult:
+    """Check every pair of calls, and the agreement; what was not measured has not passed.
 
-    Attributes:
-        max_relative: Largest allowed relative L2 difference of a pair of calls.
-        min_cosine: Smallest allowed cosine of a pair.
-        min_agreement: Smallest allowed share of images with the same best class.
+    The limits are the largest relative L2 difference of a pair of calls, the smallest cosine of a pair, and the
+    smallest share of images with the same best class; None for no limit.
     """
-
-    max_relative: float | None = None
-    min_cosine: float | None = None
-    min_agreement: float | None = None
-
-
-def check_comparison(found: Comparison, limits: ComparisonLimits) -> LimitsResult:
-    """Check every pair of calls, and the agreement; what was not measured has not passed."""
-    result = LimitsResult({name: {} for name in limits.names})
-    for limit in limits.names:
-        allowed = getattr(limits, limit.replace("-", "_"))
+    given = {"max-relative": max_relative, "min-cosine": min_cosine, "min-agreement": min_agreement}
+    limits = {limit: allowed for limit, allowed in given.items() if allowed is not None}
+    result = LimitsResult({limit: {} for limit in limits})
+    for limit, allowed in limits.items():
         of_classes = limit == "min-agreement"
         for pair in found.calls[-1:] if of_classes else found.calls:
             value, evidence = _agreement(found.agreement) if of_classes else _measured(pair, limit == "max-relative")

@@ -308,8 +308,7 @@ class Comparison(Shown):
 def _of(path: str, name: str = "", help: str = "", **more: Any) -> Column:
     """What ``path`` leads to, such as ``difference.largest.value``; None where a part of it is missing."""
 
-    def value(pair: PairedCall) -> Any:
-        fact: Any = pair
+    def value(fact: Any) -> Any:
         for part in path.split("."):
             fact = getattr(fact, part, None)
         return fact

@@ -13,10 +13,11 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from hookscope.comparison.cka import gram
 from hookscope.comparison.facts import INPUT
 from hookscope.comparison.inputs import PairedBatch, copied
 from hookscope.comparison.pairing import Pair, Pairing, SeenCall, nothing_pairs, pair_calls
-from hookscope.comparison.rows import RowSums, gram, shape_for_one
+from hookscope.comparison.rows import RowSums, shape_for_one
 from hookscope.comparison.side import FUNCTIONAL, Side, is_layer_type
 from hookscope.hooks import (
     EVERY_OPERATION,

@@ -1,4 +1,4 @@
-"""The rows of a comparison: what is added up for each pair of calls, and linear CKA, of one pair or of all layers."""
+"""The rows of a comparison: what is added up for each pair of calls, and each part of their outputs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.comparison.facts import INPUT, CkaMatrix, Difference, LargestDifference, PairedCall
+from hookscope.comparison.facts import INPUT, Difference, LargestDifference, PairedCall
 from hookscope.comparison.inputs import PairedBatch
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.side import Side
-from hookscope.comparison.similarities import SIMILARITIES, PairSimilarity
+from hookscope.comparison.similarities import SIMILARITIES
 from hookscope.hooks import MODEL, Call, Shape, as_plain, by_channel, tensors_in
 
 _PIECE = 1 << 16  # values that are added at a time: in double precision they stay in the processor's cache
-_SLICE = 1 << 17  # of a Gram matrix, values that are converted to double precision at a time
-_LEAST_IMAGES = 4  # fewer in a batch have no CKA: the unbiased estimate divides by n - 3
-_ROUNDING = 1e-12  # of the norm of a Gram matrix: what is left of a constant layer is below
 
 
 def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +165,7 @@ class PartSums:
     noise: float | None = None
     dead_a: ConstantChannels = field(default_factory=ConstantChannels)
     dead_b: ConstantChannels = field(default_factory=ConstantChannels)
-    similarities: dict[str, PairSimilarity] = field(default_factory=dict)
+    similarities: dict[str, Any] = field(default_factory=dict)
 
     @property
     def alone_relative(self) -> float | None:
@@ -295,79 +292,3 @@ def _change(pair: Pair, modules: tuple[Mapping[str, Any], Mapping[str, Any]], wh
     for name in a:
         sums.add(a[name], b[name], (0,))
     return sums.relative_l2 if sums.values else None
-
-
-def gram(output: Tensor) -> Tensor:
-    """``(n, n)`` scalar products in float64 of the images of ``output`` ``(n, ...)``, without their common offset."""
-    output = as_plain(output)
-    features = (torch.view_as_real(output) if output.is_complex() else output)[..., None].flatten(1)
-    products = torch.zeros(len(features), len(features), dtype=torch.float64, device=features.device)
-    for part in features.split(max(1, _SLICE // max(1, len(features))), 1):
-        part = part.double()
-        part = part - part[:1]  # exactly 0 where all images are equal
-        part = part - part.mean(0)
-        products += part @ part.T
-    return products.cpu()
-
-
-def _centred(gram: Tensor | None, images: int) -> Tensor:
-    """``(n * n,)``: the U-centred matrix, of which two have the scalar product ``n (n - 3) HSIC_1``.
-
-    Székely and Rizzo 2014, Partial distance correlation with methods for dissimilarities, proposition 1.
-    """
-    if gram is None or gram.shape != (images, images):
-        return torch.full((images * images,), torch.nan, dtype=torch.float64)
-    hollow = gram.clone().fill_diagonal_(0)
-    rows = hollow.sum(1) / (images - 2)
-    centred = (hollow - rows[:, None] - rows + rows.sum() / (images - 1)).fill_diagonal_(0)
-    if centred.norm() <= _ROUNDING * gram.norm():
-        centred.zero_()
-    return centred.flatten()
-
-
-class CkaSums:
-    """Minibatch linear CKA of every layer of A against every layer of B (Nguyen et al. 2020, arXiv:2010.15327).
-
-    The unbiased HSIC_1 of batches is added up, each with the weight ``n (n - 3)``: for batches of equal size this is
-    the paper's mean. Batches with fewer than four images do not count.
-    """
-
-    def __init__(self, names_a: Sequence[str], names_b: Sequence[str]) -> None:
-        self._names = tuple(names_a), tuple(names_b)
-        self._products = torch.zeros(len(names_a), len(names_b), dtype=torch.float64)
-        self._own_a = torch.zeros(len(names_a), dtype=torch.float64)
-        self._own_b = torch.zeros(len(names_b), dtype=torch.float64)
-
-    def add(self, grams_a: Sequence[Tensor | None], grams_b: Sequence[Tensor | None]) -> None:
-        """Add a batch: the `gram` of each layer in the order of the names; None where a layer has none.
-
-        The first gram says how many images the batch has; layers with another number have no CKA.
-        """
-        images = next((len(gram) for gram in (*grams_a, *grams_b) if gram is not None), 0)
-        if images < _LEAST_IMAGES:
-            return
-        a = torch.stack([_centred(gram, images) for gram in grams_a])
-        b = torch.stack([_centred(gram, images) for gram in grams_b])
-        self._products += a @ b.T
-        self._own_a += a.square().sum(1)
-        self._own_b += b.square().sum(1)
-
-    def matrix(self, images: int) -> CkaMatrix:
-        values = self._products / self._own_a.sqrt()[:, None] / self._own_b.sqrt()
-        return CkaMatrix(*self._names, np.asarray(values).round(12), images)  # so that 1 is 1
-
-
-class PairCka:
-    """Minibatch linear CKA of one pair of layers, as `CkaSums` computes it."""
-
-    def __init__(self) -> None:
-        self._sums = CkaSums(("a",), ("b",))
-
-    def add(self, features_a: Tensor, features_b: Tensor) -> None:
-        self._sums.add([gram(features_a)], [gram(features_b)])
-
-    @property
-    def value(self) -> float | None:
-        """The CKA; None where a layer is constant or not finite, and without a batch of at least four images."""
-        value = float(self._sums.matrix(0).values[0, 0])
-        return value if np.isfinite(value) else None

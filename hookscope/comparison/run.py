@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.comparison.answer import find_answer
-from hookscope.comparison.facts import INPUT, Agreement, ChangedImage, ComparedMaps, Comparison, how_different
+from hookscope.comparison.cka import CkaSums
+from hookscope.comparison.facts import (
+    INPUT,
+    Agreement,
+    ChangedImage,
+    CkaMatrix,
+    ComparedMaps,
+    Comparison,
+    how_different,
+)
 from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches, part_of
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.passes import (
@@ -26,7 +35,7 @@ from hookscope.comparison.passes import (
     meet_outputs,
     run_alone,
 )
-from hookscope.comparison.rows import CkaSums, RowSums, parts_of
+from hookscope.comparison.rows import RowSums, parts_of
 from hookscope.comparison.side import Side
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
 from hookscope.findings import counted
@@ -281,7 +290,7 @@ class ComparisonRun:
         self.calls = find_calls(self.a, self.b, part_of(batch, slice(least)), self.wanted)
         self.rows = RowSums(self.calls.pairing.pairs)
         if self.wanted.matrix:
-            self.matrix = CkaSums(tuple(self.calls.matrix_a), tuple(self.calls.matrix_b))
+            self.matrix = CkaSums(len(self.calls.matrix_a), len(self.calls.matrix_b))
 
     def add(self, batch: PairedBatch) -> None:
         first, done = not self.names, len(self.names)
@@ -335,7 +344,10 @@ class ComparisonRun:
         self.notes |= dict.fromkeys((*self.a.notes, *self.b.notes))
         if self.skipped:
             self.notes[f"{counted(self.skipped, 'image')} could not be used"] = None
-        matrix = None if self.matrix is None else self.matrix.matrix(len(self.names))
+        matrix = None
+        if self.matrix is not None:
+            names = tuple(self.calls.matrix_a), tuple(self.calls.matrix_b)
+            matrix = CkaMatrix(*names, self.matrix.matrix, len(self.names))
         provenance = {
             **package_versions(),
             "a": self.a.provenance,

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-class PairSimilarity(Protocol):
-    """Measures one pair of layers, batch by batch."""
-
-    def add(self, features_a: Tensor, features_b: Tensor) -> None:
-        """Add a batch of outputs ``(n, ...)``, of the same images on both sides; the shapes may differ."""
-
-    @property
-    def value(self) -> float | None:
-        """The similarity over all batches so far; None where it is not defined."""
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """A measure of similarity: what makes the measurement of one pair, and ``help`` and ``need`` of its `Column`."""
+    """A measure of similarity, with ``help`` and ``need`` of its `Column`.
 
-    make: Callable[[], PairSimilarity]
+    ``make`` makes the measurement of one pair of layers. Its ``add(features_a, features_b)`` gets a batch of outputs
+    ``(n, ...)`` of the same images on both sides, whose shapes may differ. Its ``value`` is the similarity over all
+    batches so far; None where it is not defined.
+    """
+
+    make: Callable[[], Any]
     help: str
     need: int = 8
 
 
-def _cka() -> PairSimilarity:
-    from hookscope.comparison.rows import PairCka
+def _cka() -> Any:
+    from hookscope.comparison.cka import PairCka
 
     return PairCka()
 

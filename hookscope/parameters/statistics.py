@@ -13,7 +13,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from hookscope.display import Rows
-from hookscope.drawing import Colour, Mark, Panel, RowPlot, finding_lines, layer_label, row_plot
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, row_plot
 from hookscope.errors import LayerError, ModelError, UsageError
 from hookscope.findings import Finding, counted, single
 from hookscope.hooks import (
@@ -382,6 +382,8 @@ WEIGHT_PANELS = [
 
 def weights_plot(rows: Sequence[ParameterStatistics], findings: Sequence[Finding] | None = None) -> RowPlot:
     """A row for each layer: its weights, norms of filters, zeros and running variances, with ``findings`` beside it."""
+    from hookscope.drawing import finding_lines  # loads matplotlib, which statistics alone do without
+
     page_rows = _page_rows(rows, findings or ())
     typical = sorted(row.weight.std for row in page_rows if row.weight is not None and row.weight.std)
     panels = [
@@ -393,6 +395,8 @@ def weights_plot(rows: Sequence[ParameterStatistics], findings: Sequence[Finding
 
 
 def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding]) -> list[WeightRow]:
+    from hookscope.drawing import layer_label
+
     page_rows: dict[str, WeightRow] = {}
     # if no BatchNorm was ever updated, as with random weights, only the lines below the heading mention it
     some_updated = any(row.updated for row in rows)

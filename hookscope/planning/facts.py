@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 
 from hookscope.display import Cells, Shown
-from hookscope.drawing import Colour, Mark, Panel, RowPlot, layer_label, row_plot
+from hookscope.drawing import Colour, Mark, Panel, RowPlot, row_plot
 from hookscope.hooks import MODEL, Call, Pixels, Shape
 
 
@@ -194,10 +194,6 @@ class PlanRow:
     so_far: int
 
     @property
-    def label(self) -> str:
-        return layer_label(self.call.call.key, self.call.call.type) or MODEL
-
-    @property
     def quartiles(self) -> list[tuple[float, float]]:
         """The first and third quartile of forward, and of backward on top of it."""
         forward, backward = self.call.forward, self.call.backward
@@ -248,6 +244,8 @@ PLAN_PANELS = [
 
 def plan_plot(plan: Plan) -> RowPlot:
     """A row for each call: memory so far by kind, bytes kept, multiply-accumulates, bytes moved, time."""
+    from hookscope.drawing import layer_label  # loads matplotlib, which a plan alone does without
+
     rows = [PlanRow(*row) for row in zip(plan.calls, accumulate(call.saved for call in plan.calls), strict=True)]
     marks, start = list[Mark](), 0
     for kind, (colour, name) in _HELD.items():
@@ -258,4 +256,5 @@ def plan_plot(plan: Plan) -> RowPlot:
     words = "activations kept by the forward pass green"
     kept = Mark("bar", lambda row: (start, start + row.so_far), _KEPT, words, 1)
     so_far = Panel("memory so far", 3.4, [*marks, kept] if marks or plan.memory.saved else [], "bytes")
-    return row_plot(rows, [so_far, *PLAN_PANELS], [row.label for row in rows], title=plan.model)
+    labels = [layer_label(row.call.call.key, row.call.call.type) or MODEL for row in rows]
+    return row_plot(rows, [so_far, *PLAN_PANELS], labels, title=plan.model)

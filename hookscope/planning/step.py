@@ -6,7 +6,7 @@ import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -297,10 +297,8 @@ def run_step(subject: Subject, batch: int, conditions: Conditions, *, fields: bo
     The model itself stays as it was: the step works on tensors without values in the place of its parameters and
     buffers, or on copies if it is ``real``. Under autocast these pretend to be on the CPU: the meta device has none.
     """
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        if conditions.autocast is not None and not conditions.real:
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+    fake = conditions.autocast is not None and not conditions.real
+    with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
         return _run_step(subject, batch, conditions, FieldTracker() if fields else None)
 
 

@@ -17,7 +17,6 @@ from .limits import (
     BrokenLimit as BrokenLimit,
     Limits as Limits,
     LimitsResult as LimitsResult,
-    SetLimits as SetLimits,
     check_limits as check_limits,
     checked_layers as checked_layers,
     junit_xml as junit_xml,

@@ -157,7 +157,8 @@ class StatisticsCollector:
         if not self.ops and not self._passes:
             self._counting.close()  # all passes do the same
             self.coverage.operations = self._modes.counts
-        self.coverage.count(self._watch.progress.did_not_run, first=not self._passes)
+        idle = self._watch.progress.did_not_run
+        self.coverage.idle = tuple(name for name in (self.coverage.idle if self._passes else idle) if name in idle)
         running = [self.model.get_submodule(layer.names[0]) for layer in self._watch.progress.layers if layer.calls]
         used = self._modes.used | {id(parameter) for module in running for parameter in module._parameters.values()}
         self.coverage.unused = tuple(name for name in self.coverage.idle if self._is_unused(name, used))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Self
 from xml.etree import ElementTree
 
@@ -16,21 +16,8 @@ from hookscope.statistics.moments import LayerStatistics
 from hookscope.statistics.totals import Coverage
 
 
-class SetLimits:
-    """A dataclass of limits, None for no limit."""
-
-    __slots__ = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The limits that are set, with dashes."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        names = [name for name, value in values.items() if value is not None and value is not False]
-        return tuple(dict.fromkeys(name.removesuffix("_share").replace("_", "-") for name in names))
-
-
-@dataclass(frozen=True, slots=True)
-class Limits(SetLimits):
+@dataclass(frozen=True)
+class Limits:
     """Limits of every layer, None for no limit; ``min_rank_share`` is a share of `LayerStatistics.highest_rank`."""
 
     max_dead: float | None = None
@@ -39,6 +26,12 @@ class Limits(SetLimits):
     max_abs: float | None = None
     min_rank: float | None = None
     min_rank_share: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The limits that are set, with dashes."""
+        names = [name for name, value in vars(self).items() if value is not None and value is not False]
+        return tuple(dict.fromkeys(name.removesuffix("_share").replace("_", "-") for name in names))
 
     def allowed(self, limit: str, layer: LayerStatistics) -> float:
         """The number that ``limit`` allows for ``layer``."""

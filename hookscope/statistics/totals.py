@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -123,9 +123,6 @@ class Coverage:
     unmeasured: dict[tuple[Call, str], str] = field(default_factory=dict)
     handed_on: set[str] = field(default_factory=set)
     is_empty: bool = True
-
-    def count(self, did_not_run: Collection[str], first: bool) -> None:
-        self.idle = tuple(name for name in (did_not_run if first else self.idle) if name in did_not_run)
 
     def merge(self, other: Coverage) -> None:
         """Add what another run of the same job did not measure; adding the same twice changes nothing."""

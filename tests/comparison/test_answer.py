@@ -11,7 +11,6 @@ from hookscope.comparison import (
     Answer,
     ChangedImage,
     Comparison,
-    ComparisonLimits,
     Difference,
     PairedCall,
     SideFacts,
@@ -290,21 +289,21 @@ LIMIT_CASES: list[tuple[dict[str, float], Difference | None, str, float | None]]
 
 @pytest.mark.parametrize(("limits", "difference", "evidence", "value"), LIMIT_CASES)
 def test_what_breaks_a_limit(limits: dict[str, Any], difference: Difference | None, evidence: str, value: Any) -> None:
-    result = check_comparison(found(difference), ComparisonLimits(**limits))
+    result = check_comparison(found(difference), **limits)
     assert [(each.evidence, each.value) for each in result.broken] == ([(evidence, value)] if evidence else [])
     assert len(result.calls) == (not evidence or value is not None)
 
 
 def test_agreement_is_checked_on_the_output() -> None:
     agreement = Agreement(4, 0.75, 1.0, (ChangedImage(1, "a.png", "cat", "dog", 0.9, 0.6),))
-    assert not check_comparison(found(None, agreement), ComparisonLimits(min_agreement=0.75)).broken
-    result = check_comparison(found(None, agreement), ComparisonLimits(min_agreement=0.8))
+    assert not check_comparison(found(None, agreement), min_agreement=0.75).broken
+    result = check_comparison(found(None, agreement), min_agreement=0.8)
     assert [each.evidence for each in result.broken] == ["1 of 4 images changed class: 75 % agree"]
     assert result.verdict() == "of 1 call, 1 breaks a limit"
 
 
 def test_junit_has_a_failure_for_what_was_not_measured() -> None:
-    result = check_comparison(found(None), ComparisonLimits(max_relative=0.1, min_cosine=0.5))
+    result = check_comparison(found(None), max_relative=0.1, min_cosine=0.5)
     text = junit_xml("hookscope compare net net", result).decode()
     assert 'tests="2" failures="2"' in text
     assert "not measured: the shapes differ: 3x8x8 in A and 5 in B" in text

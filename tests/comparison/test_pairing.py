@@ -9,6 +9,7 @@ from hookscope import HookscopeError, compare
 from hookscope.comparison.pairing import Pairing, SeenCall, nothing_pairs, pair_calls
 from hookscope.errors import LayerError, UsageError
 from hookscope.hooks import Call, Observer, is_single, tensors_in
+from tests.nets import named
 
 _OUT = {"Conv2d": (8, 4, 4), "Linear": (10,)}  # of other types as before
 _WEIGHTS = {"Conv2d": {"weight": (8, 8, 3, 3)}, "Linear": {"weight": (10, 8)}, "BatchNorm2d": {"weight": (8,)}}
@@ -192,11 +193,11 @@ def test_operations_that_the_comparison_needs_are_not_compared() -> None:
 
 
 def test_cka_needs_no_equal_shapes() -> None:
-    found = compare(nn.Sequential(nn.Linear(3, 8)), nn.Sequential(nn.Linear(3, 4)), torch.rand(6, 3), matrix=True)
-    row = found.calls[1]
-    assert row.difference is None
-    assert found.matrix is not None
-    assert row.cka == pytest.approx(found.matrix.values[0, 0])
+    found = compare(named(a=nn.Linear(3, 8)), named(b=nn.Linear(3, 4)), torch.rand(6, 3), matrix=True)
+    row, matrix = found.calls[1], found.matrix
+    assert row.difference is None and matrix is not None
+    assert (matrix.names_a, matrix.names_b, matrix.images) == (("a",), ("b",), 6)
+    assert row.cka == pytest.approx(matrix.values[0, 0])
 
 
 def torchvision_calls(name: str, device: str = "meta", **options: object) -> list[SeenCall]:

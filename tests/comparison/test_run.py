@@ -1,7 +1,6 @@
 """Comparing two sides, judged by NumPy on captured tensors."""
 
 import copy
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from hookscope.interventions import Scale
 from hookscope.jobs import LocalEngine
 from hookscope.models import as_loaded
 from hookscope.models.transforms import Transforms, imagenet_transforms
-from tests.helpers import ignore, settings
+from tests.helpers import ignore, refused, settings
 
 
 def net() -> nn.Sequential:
@@ -181,7 +180,6 @@ def test_dictionaries_and_tuples_have_a_row_for_each_part() -> None:
         def forward(self, x: Any) -> Any:
             return {"logits": self.layer(x), "aux": (x, x + 1)}
 
-    torch.manual_seed(0)
     a = Parts()
     found = compare(a, scaled(a, "layer.weight", 2.0), torch.ones(2, 3))
     parts = [(row.part, row.difference.is_same) for row in found.calls if row.a.name == "(model)"]
@@ -189,7 +187,6 @@ def test_dictionaries_and_tuples_have_a_row_for_each_part() -> None:
 
 
 def test_tokens_have_the_noise_of_rounding_their_embedding() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)).eval()
     noise = {row.key: row.noise for row in compare(model, model, torch.randint(10, (2, 5))).calls}
     assert noise["(input)"] == 0
@@ -254,9 +251,8 @@ def test_pil_images_and_other_images_for_b() -> None:
     ],
 )
 def test_bad_input_is_an_error_of_one_line(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(HookscopeError, match=re.escape(text)) as caught:
+    with refused(HookscopeError, text, begins=False):
         compare(net(), net(), **arguments)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("where", ["name:3", 1])
@@ -284,7 +280,6 @@ def test_a_block_runs_alone_only_if_its_layers_have_no_parameters(batch: Any) ->
         def forward(self, x: Any) -> Any:
             return self.scale * self.inner(x)
 
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 1), NormAct(8), Scaled()).eval()
     rows = rows_of(compare(model, scaled(model, "1.weight", 1.5), batch))
     assert rows["1"].isolated_l2 > 0.1 and rows["1.act"].isolated_l2 == 0
@@ -302,7 +297,6 @@ def test_kept_maps_are_those_of_the_channels_that_changed_most(batch: Any) -> No
 
 
 def test_a_single_layer_is_the_model() -> None:
-    torch.manual_seed(0)
     layer = nn.Linear(3, 2).eval()
     found = compare(layer, scaled(layer, "weight", 1.5), torch.ones(4, 3))
     assert [row.key for row in found.calls] == ["(input)", "(model)"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.comparison import Side, compare, make_side
+from hookscope.comparison import Comparison, Side, compare, make_side
 from hookscope.comparison.side import functions_of
 from hookscope.errors import ModelError, UsageError
 from hookscope.interventions import Zero
@@ -75,17 +75,19 @@ def outputs(net: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
     return found
 
 
+def check_differences(found: Comparison, a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    for row in found.calls[1:-1]:
+        assert row.difference is not None
+        assert row.difference.relative_l2 == pytest.approx(relative(a[row.key], b[row.key]), rel=1e-6, abs=1e-12)
+
+
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float64"])
 def test_a_data_type_runs_in_a_copy(net: nn.Module, batch: Tensor, name: str) -> None:
     dtype = getattr(torch, name)
     found = compare(net, make_side(net, name), batch)
     assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
-    a = outputs(net, lambda: net(batch))
     twin = make_side(net, dtype).net.model
-    b = outputs(twin, lambda: twin(batch.to(dtype)))
-    for row in found.calls[1:-1]:
-        assert row.difference is not None
-        assert row.difference.relative_l2 == pytest.approx(relative(a[row.key], b[row.key]), rel=1e-6, abs=1e-12)
+    check_differences(found, outputs(net, lambda: net(batch)), outputs(twin, lambda: twin(batch.to(dtype))))
     assert (found.a.dtype, found.b.dtype) == ("float32", name)
     assert found.answer.kind == ("noise" if name == "float64" else found.answer.kind) != "same"
 
@@ -93,12 +95,9 @@ def test_a_data_type_runs_in_a_copy(net: nn.Module, batch: Tensor, name: str) ->
 @pytest.mark.parametrize(("text", "dtype"), [("autocast", "bfloat16"), ("autocast:float16", "float16")])
 def test_autocast_surrounds_each_pass(net: nn.Module, batch: Tensor, text: str, dtype: str) -> None:
     found = compare(net, make_side(net, text), batch)
-    a = outputs(net, lambda: net(batch))
     with torch.autocast("cpu", getattr(torch, dtype)):
         b = outputs(net, lambda: net(batch))
-    for row in found.calls[1:-1]:
-        assert row.difference is not None
-        assert row.difference.relative_l2 == pytest.approx(relative(a[row.key], b[row.key]), rel=1e-6)
+    check_differences(found, outputs(net, lambda: net(batch)), b)
     assert found.b.special == f"autocast {dtype}"
     assert not torch.is_autocast_enabled("cpu")
 

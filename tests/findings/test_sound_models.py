@@ -136,7 +136,6 @@ def test_a_query_from_a_token_is_a_note(count: int) -> None:
         query = net.query(torch.ones(len(x), 16))
         return x + x * (x.mean((2, 3)) * query).softmax(1)[:, :, None, None]
 
-    torch.manual_seed(0)
     token = Function(attend, query=nn.Linear(16, 16))
     net = nn.Sequential(nn.Conv2d(3, 16, 3), token, nn.Conv2d(16, 4, 3)).eval()
     found = [(f.finding, f.layer, f.severity) for f in COMMANDS["stats"](net, pictures(count, 64))]
@@ -144,7 +143,6 @@ def test_a_query_from_a_token_is_a_note(count: int) -> None:
 
 
 def test_a_head_that_starts_near_0_is_a_note() -> None:
-    torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Conv2d(3, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)).eval()
     net[3].weight.data *= 1e-5
     (finding,) = [f for f in COMMANDS["gradients"](net, pictures(1, 64)) if f.finding == "exploding-gradient"]
@@ -160,7 +158,6 @@ def test_the_head_of_another_output_is_a_note() -> None:
         """A head for classes, and one for boxes that a loss on classes does not take."""
         return {"boxes": net.boxes(x), "logits": net.classes(x).mean((2, 3))}
 
-    torch.manual_seed(0)
     heads = Function(two_heads, boxes=nn.Conv2d(16, 4, 1), classes=nn.Conv2d(16, 5, 1))
     (finding,) = COMMANDS["gradients"](nn.Sequential(nn.Conv2d(3, 16, 3), heads).eval(), pictures(1, 64))
     assert (finding.finding, finding.layer, finding.severity) == ("no-gradient", "1.boxes", "note")
@@ -176,7 +173,6 @@ USUAL = {
 
 @pytest.mark.parametrize(("make", "name"), USUAL.values(), ids=USUAL)
 def test_what_is_usual_is_a_note(make: Any, name: str) -> None:
-    torch.manual_seed(0)
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(16, 5)]
     net = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), make(), nn.MaxPool2d(2), make(), *head).eval()
     if name == "no-gradient":

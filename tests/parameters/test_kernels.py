@@ -118,7 +118,6 @@ def test_depthwise_filters_are_maps_and_transposed_ones_have_their_own_axis() ->
 
 
 def test_moments_of_a_clip_stand_side_by_side() -> None:
-    torch.manual_seed(0)
     _, shown, weight = drawn(nn.Sequential(nn.Conv3d(3, 4, (2, 3, 3))).requires_grad_(False), "0")
     assert (shown == in_colour(np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=3))).all()
 

@@ -196,7 +196,6 @@ COMPUTED = {
 
 @pytest.mark.parametrize("how", COMPUTED)
 def test_weights_that_are_computed_have_a_row_before_the_parameters(how: str) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(COMPUTED[how](nn.Conv2d(3, 6, 3)))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -345,7 +344,6 @@ def findings(model: nn.Module) -> list[Finding]:
 
 
 def test_each_fault_has_its_finding() -> None:
-    torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), updated(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
     model.requires_grad_(False)
     model[0].weight[2] = 0

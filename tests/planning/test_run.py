@@ -154,8 +154,8 @@ def test_panels_of_training_and_bars_of_the_numbers() -> None:
     assert figure_bytes(draw_rows(plot, lines=["a line"]), ".png").startswith(b"\x89PNG")
 
 
-def test_inference_has_no_memory_panels_and_times_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.planning.timing.speed", lambda *where: (2e9, 1e9))
+@pytest.mark.usefixtures("speed")
+def test_inference_has_no_memory_panels_and_times_where_they_were_measured() -> None:
     found = plan(NET, 2, (9, 9), measure=True, repeats=2, warm_up=0)
     plot = plan_plot(found)
     *others, time = titles(plot)

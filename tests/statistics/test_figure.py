@@ -25,7 +25,7 @@ from hookscope.statistics import LayerStatistics, check_installed, write_events
 from hookscope.statistics.figure import buckets, statistics_plot
 from hookscope.statistics.moments import ValueHistogram
 from tests.drawing.rows import ends, panel_of, spans, texts, titles
-from tests.helpers import seeded
+from tests.helpers import refused, seeded
 from tests.statistics import judge
 
 
@@ -311,9 +311,8 @@ def test_files_stay_small(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below", "/proc/nothing", "a\0b"):
-        with pytest.raises(WriteError, match="cannot write") as raised:
+        with refused(WriteError, "cannot write"):
             write_events(folder, [layer_of([1.0])])
-        assert "\n" not in str(raised.value)
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,9 +328,9 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_without_tensorboard_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     for call in (check_installed, lambda: write_events(tmp_path / "new", [])):
-        with pytest.raises(InstallationError, match="package tensorboard is not installed") as raised:
+        text = "the package tensorboard is not installed; pip install 'hookscope[tensorboard]'"
+        with refused(InstallationError, text):
             call()
-        assert str(raised.value).endswith("; pip install 'hookscope[tensorboard]'")
     assert os.listdir(tmp_path) == []
 
 
@@ -345,9 +344,6 @@ def test_a_tensorboard_that_cannot_be_imported_is_an_error_of_one_line(
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InstallationError) as raised:
+    reason = "Descriptors cannot be created directly."
+    with refused(InstallationError, f"cannot import tensorboard: {reason}; pip install 'hookscope[tensorboard]'"):
         check_installed()
-    expected = (
-        "cannot import tensorboard: Descriptors cannot be created directly.; pip install 'hookscope[tensorboard]'"
-    )
-    assert str(raised.value) == expected

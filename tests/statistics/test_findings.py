@@ -207,7 +207,6 @@ def test_a_quiet_layer_ends_a_chain_and_a_gate_does_not() -> None:
 
 
 def test_a_layer_of_zeros_is_reported_and_later_layers_are_not() -> None:
-    torch.manual_seed(0)
     net: Any = plain(
         nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.GELU()
     )
@@ -232,7 +231,6 @@ def test_equal_images_are_one_finding_and_one_image_is_none() -> None:
 
 def one_layer(*dead: int) -> Any:
     """A convolution and a ReLU that is 0 in these of its 6 channels."""
-    torch.manual_seed(0)
     net: Any = plain(nn.Conv2d(3, 6, 1), nn.ReLU())
     net[0].bias.data[list(dead)] = -99.0
     return net
@@ -314,7 +312,6 @@ def below(value: float) -> float:
 
 
 def test_each_threshold_is_met_and_just_missed() -> None:
-    torch.manual_seed(0)
     net = plain(nn.Conv2d(3, 100, 1), nn.ReLU6())
     net[0].bias.data[:29] = -99.0  # type: ignore[union-attr,operator]
     net[0].weight.data *= 3

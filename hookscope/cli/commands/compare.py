@@ -223,8 +223,8 @@ class Compare(RowCommand, ImageList, BatchOptions):
         for text in dict.fromkeys(found.notes):
             if text not in (*side_a.net.notes, *side_b.net.notes):  # printed when they were loaded
                 note(f"Note: {text}")
-        limits = comparison.ComparisonLimits(self.max_relative, self.min_cosine, self.min_agreement)
-        result = comparison.check_comparison(found, limits) if limits.names else None
+        checked = comparison.check_comparison(found, self.max_relative, self.min_cosine, self.min_agreement)
+        result = checked if checked.checked else None
         found = replace(found, provenance={**found.provenance, "command": process.command_line()})
         with self.printed_after(comparison_report(found, self.top, self.sort, result)):
             self._write(found, result, run.skipped)
