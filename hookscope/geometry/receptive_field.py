@@ -23,7 +23,10 @@ from hookscope.hooks import (
     capture,
     channel_axis,
     key_of,
+    leaf_tensors,
+    leaves_of,
     map_tensors,
+    passed_on,
     random_states_kept,
     tensors_in,
     token_grid,
@@ -58,14 +61,6 @@ def effective_fields(
         The side in pixels of a square with as many pixels as have a gradient above 4.55 % of the largest, by
         ``name`` or ``name#call``, rounded to 0.01; 0 where no gradient arrives. Calls without positions are left out.
     """
-    leaves: list[Tensor] = []
-
-    def leaf(tensor: Tensor) -> Tensor:
-        if tensor.dim() < 3 or not tensor.is_floating_point():
-            return tensor
-        leaves.append(tensor.detach().clone().requires_grad_())
-        return leaves[-1] * 1  # an in-place layer may not write to a leaf
-
     generator = torch.Generator().manual_seed(0)
     found: dict[str, float] = {}
     modules = dict(net.model.named_modules(remove_duplicate=False))
@@ -75,19 +70,21 @@ def effective_fields(
         buffers_kept(net.model),
         torch.enable_grad(),
     ):
+        leaves = leaves_of(tuple(inputs))
+        images = [tensor for tensor in leaf_tensors(leaves) if tensor.dim() >= 3]
         with capture(net.model, layers, types) as activations:
-            net.model(*(map_tensors(value, leaf) for value in inputs))
-        shown = InputSize.of(leaves[0]) if leaves else InputSize(0, 0)
+            net.model(*passed_on(leaves))
+        shown = InputSize.of(images[0]) if images else InputSize(0, 0)
         for done, call in enumerate(activations.calls):
             output = activations[call.key]
-            counts = {len(leaves[0]), len(leaves)} if leaves else ()  # of images in one tensor, or one by one
+            counts = {len(images[0]), len(images)} if images else ()  # of images in one tensor, or one by one
             if isinstance(output, Tensor) and output.requires_grad and len(output) in counts:
                 values = by_channel(output, modules.get(call.name), shown)
                 if values.dim() == 3 and (grid := token_grid(values.shape[2], shown)) is not None:
                     extra, frames, *sides = grid
                     values = values[:, :, extra:].unflatten(2, (-1, *sides))[:, :, frames // 2]
                 if values.dim() == 4 and values.shape[-1] * values.shape[-2] > 1:
-                    found[key_of(call, "")] = _side(values, leaves[0], generator)
+                    found[key_of(call, "")] = _side(values, images[0], generator)
             if on_progress is not None:
                 on_progress(done + 1, len(activations.calls))
     return found
@@ -102,9 +99,6 @@ def _side(values: Tensor, image: Tensor, generator: torch.Generator) -> float:
     strength = gradient.abs().flatten(0, -3).sum(0)
     highest = float(strength.max())
     return round(math.sqrt(int((strength > _FAINT * highest).sum())), 2) if highest > 0 else 0.0
-
-
-_IMAGES = 2  # the image and noise like it: a ReLU that is 0 for one may let the gradient of the other through
 
 
 def receptive_fields(
@@ -226,18 +220,18 @@ def _measure(
     seen: dict[str, dict[tuple[int, int], Tensor]] = {key: {} for key in unknown}
     modules = dict(model.named_modules(remove_duplicate=False))
     sizes: dict[str, tuple[int, int]] = {}
-    for images in range(_IMAGES):
-        leaves: list[Tensor] = []
 
-        def leaf(tensor: Tensor, images: int = images, leaves: list[Tensor] = leaves) -> Tensor:
-            if tensor.dim() < 3 or not tensor.is_floating_point():
-                return tensor
-            noise = torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std() + tensor.mean()
-            leaves.append((noise if images else tensor.detach().clone()).requires_grad_())
-            return leaves[-1] * 1
+    def noise(tensor: Tensor) -> Tensor:
+        if tensor.dim() < 3 or not tensor.is_floating_point():
+            return tensor
+        return torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std() + tensor.mean()
 
+    for is_noise in (False, True):  # a ReLU that is 0 for one may let the gradient of the other through
+        noisy = map_tensors(tuple(inputs), noise)
+        leaves = leaves_of(noisy if is_noise else tuple(inputs))
+        image = next(tensor for tensor in leaf_tensors(leaves) if tensor.dim() >= 3)
         with torch.enable_grad(), capture(model, Selection.of_calls(set(unknown.values()))) as activations:
-            model(*(map_tensors(value, leaf) for value in inputs))
+            model(*passed_on(leaves))
             outputs = {
                 key_of(call, part): tensor
                 for call in activations.calls
@@ -245,7 +239,7 @@ def _measure(
             }
         for key in unknown:
             tensor = outputs.get(key)
-            if tensor is None or not tensor.requires_grad or len(tensor) != len(leaves[0]):
+            if tensor is None or not tensor.requires_grad or len(tensor) != len(image):
                 continue
             values = by_channel(tensor, modules.get(unknown[key].name), shown)[0]
             if values.dim() != 3:
@@ -257,7 +251,7 @@ def _measure(
             beside = min(middle[0] + 1, high - 1), min(middle[1] + 1, wide - 1)
             for place in dict.fromkeys([middle, beside, (0, 0), (high - 1, wide - 1)]):
                 score = (values[:, place[0], place[1]] * weights).sum()
-                gradient = torch.autograd.grad(score, leaves[0], retain_graph=True, allow_unused=True)[0]
+                gradient = torch.autograd.grad(score, image, retain_graph=True, allow_unused=True)[0]
                 if gradient is not None:
                     found = gradient.flatten(0, -3).ne(0).any(0)
                     seen[key][place] = found | seen[key].get(place, found)

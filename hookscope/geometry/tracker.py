@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,7 +59,6 @@ class FieldTracker(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._followed = WeakTensorKeyDictionary()
-        self._is_paused = False
         self._writes: Counter[int | None] = Counter()
         self.shown = InputSize(0, 0)
 
@@ -75,15 +72,6 @@ class FieldTracker(TorchDispatchMode):
             self._set(tensor, Followed((rows, columns)))
         if tensors:
             self.shown = InputSize.of(tensors[0])
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A ``with`` block whose operations are not part of the pass."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
 
     def of(self, tensor: Tensor) -> Followed | None:
         """What is known of ``tensor``; None for one that does not depend on the input."""
@@ -103,8 +91,6 @@ class FieldTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_paused:
-            return func(*args, **kwargs)
         operation = FieldOperation(func, args, kwargs, self.of)
         writes = func._schema.is_mutable and operation.tensors
         base = operation.tensors[0]._base if writes and not operation.tensors[0].is_inference() else None
