@@ -188,10 +188,6 @@ class FieldOperation:
         known: Followed = self.known[id(self.input)]
         return known
 
-    @property
-    def only_input(self) -> bool:
-        return set(self.known) == {id(self.input)}
-
     def per_axis(self, name: str, count: int, default: float | None = None) -> list[Any]:
         """An argument that has a number for each of ``count`` axes, or one for all."""
         value = self[name]
