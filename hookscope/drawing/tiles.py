@@ -344,7 +344,7 @@ def run_and_reduce(
         try:
             names = names_of_channels(net, call, module) if module in class_layers else ()
             chosen = choice or ChannelChoice(usual=True)
-            with tracker.paused():
+            with torch._C._DisableTorchDispatch():  # operations that are not part of the pass
                 summary = reduce_output(output, module, input_size, chosen, scale, names, keep)
             field, is_known = computed_field(tracker, output, module) if isinstance(output, Tensor) else (None, False)
             seen = replace(summary, field=field, input_size=tracker.shown) if is_known else summary

@@ -1,7 +1,7 @@
 from .facts import Box as Box, ReceptiveField as ReceptiveField
 from .receptive_field import (
+    FieldTracker as FieldTracker,
     computed_field as computed_field,
     effective_fields as effective_fields,
     receptive_fields as receptive_fields,
 )
-from .tracker import FieldTracker as FieldTracker

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -159,6 +160,7 @@ class FieldOperation:
     """One operation of a pass: its name, its arguments by name, its output, and what is known of its tensors."""
 
     def __init__(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], of: Callable[[Tensor], Any]) -> None:
+        self._function, self._args, self._kwargs = function, args, kwargs
         names = [argument.name for argument in function._schema.arguments]
         self.name = function.overloadpacket.__name__
         self.given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
@@ -170,6 +172,11 @@ class FieldOperation:
     def __getitem__(self, name: str) -> Any:
         return self.given.get(name)
 
+    def on(self, tensor: Tensor) -> Any:
+        """What the function makes of ``tensor`` in the place of its first; no other mode sees it."""
+        with torch._C._DisableTorchDispatch():
+            return self._function(tensor, *self._args[1:], **self._kwargs)
+
     @property
     def input(self) -> Tensor:
         """The first tensor."""
@@ -180,10 +187,6 @@ class FieldOperation:
         """What is known of the first tensor."""
         known: Followed = self.known[id(self.input)]
         return known
-
-    @property
-    def only_input(self) -> bool:
-        return set(self.known) == {id(self.input)}
 
     def per_axis(self, name: str, count: int, default: float | None = None) -> list[Any]:
         """An argument that has a number for each of ``count`` axes, or one for all."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hookscope.geometry.facts import ReceptiveField
-from hookscope.geometry.operation import AxisField, Field, Followed
-from hookscope.geometry.tracker import FieldTracker
+from hookscope.geometry.operation import RULES, AxisField, Field, FieldOperation, Followed, Rule, StrideTerm, union
+from hookscope.geometry.rules import attention, cat, constant, pointwise, product, reduction
 from hookscope.hooks import (
     Call,
     InputSize,
@@ -23,12 +26,155 @@ from hookscope.hooks import (
     capture,
     channel_axis,
     key_of,
+    leaf_tensors,
+    leaves_of,
     map_tensors,
+    passed_on,
     random_states_kept,
+    storage_key,
     tensors_in,
     token_grid,
 )
 from hookscope.models import LoadedModel, model_errors_as_input_errors
+
+_POINTWISE = (  # without torch's tag
+    "hardswish",
+    "log_sigmoid_forward",
+    "rrelu_with_noise",
+    "_prelu_kernel",
+    "prelu",
+    "polar",
+    "complex",
+    "real",
+    "fake_quantize_per_tensor_affine",
+)
+_REDUCTIONS = ("mean", "sum", "prod", "max", "min", "std", "var", "norm")
+
+
+def _rule_of(function: Any, operation: FieldOperation) -> Rule | None:
+    name = operation.name if operation.name.endswith("__") else operation.name.rstrip("_")
+    operation.name = name
+    if name in RULES:
+        return RULES[name]
+    packet = function.overloadpacket
+    if name in _REDUCTIONS and len(operation.tensors) == 1:  # `max` of two tensors works on each position alone
+        return reduction
+    if name in _POINTWISE or any(torch.Tag.pointwise in getattr(packet, each).tags for each in packet.overloads()):
+        return pointwise
+    if "attention" in name or "transformer" in name:
+        return attention
+    if "keepdim" in operation.takes:
+        return reduction
+    return None
+
+
+_OF_SEVERAL: tuple[Rule | None, ...] = (pointwise, cat, product, constant, attention)
+"""The rules for several tensors that depend on the input; others know what to do with the first alone."""
+
+
+class FieldTracker(TorchDispatchMode):
+    """Follows which pixels of the input the values of each tensor depend on, while operations run inside the block.
+
+    Attributes:
+        shown: The size of the input.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._followed = WeakTensorKeyDictionary()
+        self._writes: Counter[int | None] = Counter()
+        self.shown = InputSize(0, 0)
+
+    def follow(self, inputs: Any) -> None:
+        """Follow the images among the inputs of a pass; call it before the pass begins."""
+        tensors = [each for each in tensors_in(inputs).values() if each.dim() > 2 and each.is_floating_point()]
+        for tensor in tensors:
+            dims = tensor.dim()
+            terms = (StrideTerm(dim, 1, tensor.shape[dim], 1.0) for dim in (dims - 2, dims - 1))
+            rows, columns = (AxisField((term,), 0, 1) for term in terms)
+            self._set(tensor, Followed((rows, columns)))
+        if tensors:
+            self.shown = InputSize.of(tensors[0])
+
+    def of(self, tensor: Tensor) -> Followed | None:
+        """What is known of ``tensor``; None for one that does not depend on the input."""
+        known: tuple[Followed, int] | None = self._followed.get(tensor)
+        if known is None:
+            return None
+        followed, writes = known
+        if writes != self._writes[storage_key(tensor)]:  # written to through another tensor
+            return followed.each(lambda reach: reach.unknown("a write to a part"))
+        return followed
+
+    def _set(self, tensor: Tensor, followed: Followed | None) -> None:
+        if followed is None:
+            self._followed.pop(tensor, None)
+        else:
+            self._followed[tensor] = followed, self._writes[storage_key(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operation = FieldOperation(func, args, kwargs, self.of)
+        writes = func._schema.is_mutable and operation.tensors
+        base = operation.tensors[0]._base if writes and not operation.tensors[0].is_inference() else None
+        before = self.of(base) if base is not None else None
+        output = operation.output = func(*args, **kwargs)
+        if not operation.known and not writes:
+            return output
+        results = self._results(func, operation) if operation.known else []
+        if writes:
+            self._writes[storage_key(operation.tensors[0])] += 1
+        made = operation.tensors[:1] if writes else tensors_in(output).values()
+        made = [tensor for tensor in made if tensor.is_floating_point() or tensor.is_complex()]
+        for at, tensor in enumerate(made):
+            self._set(tensor, results[min(at, len(results) - 1)] if results else None)
+        if base is not None:
+            self._set(base, _written(base, operation.tensors[0], before, results[0] if results else None))
+        return output
+
+    def _results(self, func: Any, operation: FieldOperation) -> list[Followed]:
+        follow = _rule_of(func, operation)
+        if operation.known.keys() != {id(operation.input)} and follow not in _OF_SEVERAL:
+            follow = None
+        found = follow(operation) if follow is not None else None
+        if found is None:
+            why = f"{operation.name}, which is not followed"
+            found = next(iter(operation.known.values())).each(lambda reach: reach.unknown(why))
+        return [found] if isinstance(found, Followed) else found
+
+
+def _written(base: Tensor, view: Tensor, before: Followed | None, written: Followed | None) -> Followed | None:
+    """What is known of ``base`` after a write to ``view``, a part of it."""
+    if written is None:
+        return before
+    offset = int(view.storage_offset() - base.storage_offset())
+    at: dict[int, int] = {}
+    strides = [int(stride) for stride in base.stride()]
+    for dim in sorted(range(base.dim()), key=lambda dim: -strides[dim]):
+        at[dim], offset = divmod(offset, strides[dim]) if strides[dim] else (0, offset)
+
+    def place(dim: int) -> int | None:
+        long_enough = (to for to in range(base.dim()) if base.shape[to] >= view.shape[dim] > 1)
+        fits = [to for to in long_enough if base.stride(to) == view.stride(dim)]
+        return fits[0] if len(fits) == 1 else None
+
+    def put(reach: AxisField) -> AxisField:
+        if any(place(part.dim) is None for part in reach.parts if part.count > 1):
+            return reach.unknown("a write to a part")
+        for part in reach.parts:
+            reach = reach.as_single_stride(part.dim, view.shape[part.dim])
+        placed = reach.permuted(place, "")
+        for part in placed.parts:
+            placed = placed.resampled(part.dim, part.count, 1, -at[part.dim], -at[part.dim], base.shape[part.dim])
+        return placed
+
+    field = written.each(put)
+    if before is None:
+        return field
+    both = zip(before.field, field.field, strict=True)
+    rows, columns = (union(old, new, base.shape, "a write to a part") for old, new in both)
+    return Followed((rows, columns))
+
 
 _FAINT = 1 - 0.9545  # of the largest gradient; what is fainter is two standard deviations away in a Gaussian
 
@@ -58,14 +204,6 @@ def effective_fields(
         The side in pixels of a square with as many pixels as have a gradient above 4.55 % of the largest, by
         ``name`` or ``name#call``, rounded to 0.01; 0 where no gradient arrives. Calls without positions are left out.
     """
-    leaves: list[Tensor] = []
-
-    def leaf(tensor: Tensor) -> Tensor:
-        if tensor.dim() < 3 or not tensor.is_floating_point():
-            return tensor
-        leaves.append(tensor.detach().clone().requires_grad_())
-        return leaves[-1] * 1  # an in-place layer may not write to a leaf
-
     generator = torch.Generator().manual_seed(0)
     found: dict[str, float] = {}
     modules = dict(net.model.named_modules(remove_duplicate=False))
@@ -75,19 +213,21 @@ def effective_fields(
         buffers_kept(net.model),
         torch.enable_grad(),
     ):
+        leaves = leaves_of(tuple(inputs))
+        images = [tensor for tensor in leaf_tensors(leaves) if tensor.dim() >= 3]
         with capture(net.model, layers, types) as activations:
-            net.model(*(map_tensors(value, leaf) for value in inputs))
-        shown = InputSize.of(leaves[0]) if leaves else InputSize(0, 0)
+            net.model(*passed_on(leaves))
+        shown = InputSize.of(images[0]) if images else InputSize(0, 0)
         for done, call in enumerate(activations.calls):
             output = activations[call.key]
-            counts = {len(leaves[0]), len(leaves)} if leaves else ()  # of images in one tensor, or one by one
+            counts = {len(images[0]), len(images)} if images else ()  # of images in one tensor, or one by one
             if isinstance(output, Tensor) and output.requires_grad and len(output) in counts:
                 values = by_channel(output, modules.get(call.name), shown)
                 if values.dim() == 3 and (grid := token_grid(values.shape[2], shown)) is not None:
                     extra, frames, *sides = grid
                     values = values[:, :, extra:].unflatten(2, (-1, *sides))[:, :, frames // 2]
                 if values.dim() == 4 and values.shape[-1] * values.shape[-2] > 1:
-                    found[key_of(call, "")] = _side(values, leaves[0], generator)
+                    found[key_of(call, "")] = _side(values, images[0], generator)
             if on_progress is not None:
                 on_progress(done + 1, len(activations.calls))
     return found
@@ -102,9 +242,6 @@ def _side(values: Tensor, image: Tensor, generator: torch.Generator) -> float:
     strength = gradient.abs().flatten(0, -3).sum(0)
     highest = float(strength.max())
     return round(math.sqrt(int((strength > _FAINT * highest).sum())), 2) if highest > 0 else 0.0
-
-
-_IMAGES = 2  # the image and noise like it: a ReLU that is 0 for one may let the gradient of the other through
 
 
 def receptive_fields(
@@ -226,18 +363,18 @@ def _measure(
     seen: dict[str, dict[tuple[int, int], Tensor]] = {key: {} for key in unknown}
     modules = dict(model.named_modules(remove_duplicate=False))
     sizes: dict[str, tuple[int, int]] = {}
-    for images in range(_IMAGES):
-        leaves: list[Tensor] = []
 
-        def leaf(tensor: Tensor, images: int = images, leaves: list[Tensor] = leaves) -> Tensor:
-            if tensor.dim() < 3 or not tensor.is_floating_point():
-                return tensor
-            noise = torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std() + tensor.mean()
-            leaves.append((noise if images else tensor.detach().clone()).requires_grad_())
-            return leaves[-1] * 1
+    def noise(tensor: Tensor) -> Tensor:
+        if tensor.dim() < 3 or not tensor.is_floating_point():
+            return tensor
+        return torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std() + tensor.mean()
 
+    for is_noise in (False, True):  # a ReLU that is 0 for one may let the gradient of the other through
+        noisy = map_tensors(tuple(inputs), noise)
+        leaves = leaves_of(noisy if is_noise else tuple(inputs))
+        image = next(tensor for tensor in leaf_tensors(leaves) if tensor.dim() >= 3)
         with torch.enable_grad(), capture(model, Selection.of_calls(set(unknown.values()))) as activations:
-            model(*(map_tensors(value, leaf) for value in inputs))
+            model(*passed_on(leaves))
             outputs = {
                 key_of(call, part): tensor
                 for call in activations.calls
@@ -245,7 +382,7 @@ def _measure(
             }
         for key in unknown:
             tensor = outputs.get(key)
-            if tensor is None or not tensor.requires_grad or len(tensor) != len(leaves[0]):
+            if tensor is None or not tensor.requires_grad or len(tensor) != len(image):
                 continue
             values = by_channel(tensor, modules.get(unknown[key].name), shown)[0]
             if values.dim() != 3:
@@ -257,7 +394,7 @@ def _measure(
             beside = min(middle[0] + 1, high - 1), min(middle[1] + 1, wide - 1)
             for place in dict.fromkeys([middle, beside, (0, 0), (high - 1, wide - 1)]):
                 score = (values[:, place[0], place[1]] * weights).sum()
-                gradient = torch.autograd.grad(score, leaves[0], retain_graph=True, allow_unused=True)[0]
+                gradient = torch.autograd.grad(score, image, retain_graph=True, allow_unused=True)[0]
                 if gradient is not None:
                     found = gradient.flatten(0, -3).ne(0).any(0)
                     seen[key][place] = found | seen[key].get(place, found)

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hookscope.geometry.operation import RULES, AxisField, Field, FieldOperation, Followed, Indices, rule, union
@@ -22,16 +23,26 @@ def shifted(known: Followed, dim: int, length: int, by: int, count: int, every: 
     return known.each(lambda reach: reach.resampled(dim, length, every, by, by, count), known.flat)
 
 
-@rule("permute", "transpose", "t", "swapaxes", "movedim", "numpy_T", "mT", "adjoint")
-def _permute(operation: FieldOperation) -> Followed:
-    dims = operation["dims"]
-    if dims is None:
-        dims = list(range(operation.input.dim()))
-        a, b = (operation["dim0"], operation["dim1"]) if operation.name.startswith("transpose") else (0, -1)
-        dims[a], dims[b] = dims[b], dims[a]
-    dims = [dim % len(dims) for dim in dims]
-    known = operation.followed
-    return known.each(lambda reach: reach.permuted(dims.index, ""), (dims.index(dim) for dim in known.flat))
+@rule("permute", "transpose", "t", "swapaxes", "movedim", "numpy_T", "mT", "adjoint", "squeeze", "slice", "select")
+@rule("split", "split_with_sizes", "unbind", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
+def _moved_or_cut(operation: FieldOperation) -> list[Followed]:
+    """Axes change places, end or are cut: each is found again by its stride in a tensor where no two are alike."""
+    shape = operation.input.shape
+    strides = [math.prod(length + 1 for length in shape[dim + 1 :]) for dim in range(len(shape))]
+    views = tensors_in(operation.on(torch.empty_strided(shape, strides, device="meta"))).values()
+    return [_cut(operation.followed, shape, strides, view) if view.numel() else operation.followed for view in views]
+
+
+def _cut(known: Followed, shape: Sequence[int], strides: Sequence[int], view: Tensor) -> Followed:
+    begin, places, steps = int(view.storage_offset()), dict[int, int](), dict[int, int]()
+    for to, step in enumerate(view.stride()):
+        dim = next(dim for dim, stride in enumerate(strides) if stride <= step)
+        places[dim], steps[dim] = to, step // strides[dim]
+    for dim, length in enumerate(shape):
+        count = view.shape[places[dim]] if dim in places else 1
+        first, begin = divmod(begin, strides[dim])
+        known = shifted(known, dim, length, first, count, steps.get(dim, 1))
+    return known.each(lambda reach: reach.permuted(places.get, ""), {places[dim] for dim in known.flat & places.keys()})
 
 
 def inserted(known: Followed, at: int) -> Followed:
@@ -54,47 +65,11 @@ def _unsqueeze(operation: FieldOperation) -> Followed:
     return inserted(operation.followed, operation["dim"] % operation.output.dim())
 
 
-@rule("squeeze")
-def _squeeze(operation: FieldOperation) -> Followed:
-    shape = operation.input.shape
-    chosen = operation["dim"]
-    chosen = [chosen] if isinstance(chosen, int) else chosen
-    dims = range(len(shape)) if chosen is None else [dim % len(shape) for dim in chosen]
-    return removed(operation.followed, [dim for dim in dims if shape[dim] == 1], "")
-
-
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy")
 def _view(operation: FieldOperation) -> Followed:
     before, after = operation.input.shape, operation.output.shape
     same = operation.followed.flat if tuple(before) == tuple(after) else ()
     return operation.followed.each(lambda reach: reach.reshaped(before, after), same)
-
-
-@rule("slice")
-def _slice(operation: FieldOperation) -> Followed:
-    dim = (operation["dim"] or 0) % operation.input.dim()
-    length, count = operation.input.shape[dim], operation.output.shape[dim]
-    begin, _, every = slice(operation["start"], operation["end"], operation["step"]).indices(length)
-    return shifted(operation.followed, dim, length, begin, count, every) if count else operation.followed
-
-
-@rule("select")
-def _select(operation: FieldOperation) -> Followed:
-    dim = operation["dim"] % operation.input.dim()
-    length = operation.input.shape[dim]
-    return removed(shifted(operation.followed, dim, length, operation["index"] % length, 1), {dim}, "")
-
-
-@rule("split", "split_with_sizes", "unbind", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
-def _split(operation: FieldOperation) -> list[Followed]:
-    dim = (operation["dim"] or 0) % operation.input.dim()
-    length, at, pieces = operation.input.shape[dim], 0, []
-    for output in operation.output:
-        count = 1 if operation.name == "unbind" else output.shape[dim]
-        piece = shifted(operation.followed, dim, length, at, count)
-        pieces.append(removed(piece, {dim}, "") if operation.name == "unbind" else piece)
-        at += count
-    return pieces
 
 
 @rule("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
@@ -118,6 +93,7 @@ def _moved(operation: FieldOperation) -> Followed:
 
 
 @rule("clone", "detach", "alias", "contiguous", "_to_copy", "lift_fresh", "native_dropout", "native_channel_shuffle")
+@rule("_native_batch_norm_legit_no_training", "batch_norm")
 def _same(operation: FieldOperation) -> Followed:
     return operation.followed
 
@@ -131,16 +107,7 @@ def constant(operation: FieldOperation) -> list[Followed]:
 def pointwise(operation: FieldOperation) -> Followed | list[Followed]:
     """Values at the same position come together; sizes of 1 are repeated."""
     shape = operation.output.shape if isinstance(operation.output, Tensor) else operation.input.shape
-    tensors = operation.tensors
-    if operation.name.rstrip("_") == "copy":
-        shape, tensors = operation.input.shape, tensors[1:2]
-    return _together(operation, tensors, shape)
-
-
-RULES["copy"] = pointwise
-
-
-def _together(operation: FieldOperation, tensors: Sequence[Tensor], shape: Sequence[int]) -> Followed | list[Followed]:
+    tensors = operation.tensors[1:2] if operation.name == "copy" else operation.tensors
     members, flat = [], set(range(len(shape)))
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         more = len(shape) - tensor.dim()
@@ -151,6 +118,9 @@ def _together(operation: FieldOperation, tensors: Sequence[Tensor], shape: Seque
             members.append((_raised(known, more, same - {dim + more for dim in known.flat}), same))
         flat &= same
     return all_met(members, shape, operation.name, flat)
+
+
+RULES["copy"] = RULES["expand"] = pointwise
 
 
 def all_met(
@@ -200,16 +170,6 @@ def cat(operation: FieldOperation) -> Followed | list[Followed]:
             members.append((shifted(known, dim, length, -at, shape[dim]).field, known.flat))
         at += length
     return all_met(members, shape, operation.name)
-
-
-@rule("expand")
-def _expand(operation: FieldOperation) -> Followed | list[Followed]:
-    return _together(operation, [operation.input], operation.output.shape)
-
-
-@rule("_native_batch_norm_legit_no_training", "batch_norm")
-def _batch_norm_in_eval(operation: FieldOperation) -> Followed:
-    return operation.followed
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "group_norm")

@@ -48,7 +48,6 @@ class PassProgress:
     total: int = 0
     ordered: int = 0
     complete: bool = False
-    stopped: bool = False
     layers: tuple[_Watched, ...] = ()
 
     @property
@@ -57,7 +56,7 @@ class PassProgress:
         return tuple(layer.names[0] for layer in self.layers if not layer.calls and (layer.counted or layer.by_name))
 
     def restart(self) -> None:
-        self.total, self.ordered, self.complete, self.stopped = 0, 0, False, False
+        self.total, self.ordered, self.complete = 0, 0, False
         for layer in self.layers:
             layer.calls = 0
             layer.open_inputs.clear()
@@ -352,7 +351,6 @@ class Observer(HookOwner):
         assert self._waiting is not None
         self._waiting -= {call} if index is None else {call, index}
         if not self._waiting:
-            self.progress.stopped = True
             self._stop = StopForward()
             raise self._stop
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from hookscope import models
 from hookscope.errors import InputError
 from hookscope.geometry import ReceptiveField
-from hookscope.hooks import Shape
 from hookscope.system import cache
 from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
 
@@ -93,31 +92,24 @@ def _packed(size: tuple[int, ...], traced: Trace) -> dict[str, Any]:
 
 
 def _unpacked(stored: dict[str, Any]) -> Listing:
-    layers = tuple(
-        TracedLayer(name, tuple(types), leaf, tuple(parameters), shared)
-        for name, types, leaf, parameters, shared in stored["layers"]
-    )
+    stored = _as_tuples(stored)
+    layers = tuple(TracedLayer(*layer) for layer in stored["layers"])
     calls = tuple(
-        TracedCall(
-            layer, depth, _shape(i), _shape(o), macs, by, None if field is None else _field(*field), tuple(reads)
-        )
-        for layer, depth, i, o, macs, by, field, reads in stored["calls"]
+        TracedCall(layer, depth, read, made, macs, by, field and ReceptiveField(*field), reads)
+        for layer, depth, read, made, macs, by, field, reads in stored["calls"]
     )
-    traced = Trace(layers, calls, tuple(stored["sizes"]), stored["real"], answer=tuple(stored["answer"]))
+    traced = Trace(layers, calls, stored["sizes"], stored["real"], answer=stored["answer"])
     if not all(0 <= call.layer < len(layers) for call in calls):
         raise IndexError("a call of no layer")
     if traced.params != traced.params_of(range(len(layers))):
         raise ValueError("a parameter of no layer")
     if len(stored["size"]) not in (2, 3):
         raise ValueError(f"no size: {stored['size']}")
-    return tuple(stored["size"]), traced
+    return stored["size"], traced
 
 
-def _field(source: str, size: Any, stride: Any, start: Any, reason: str, frame: int) -> ReceptiveField:
-    return ReceptiveField(source, tuple(size), tuple(stride), tuple(start), reason, frame)
-
-
-def _shape(stored: Any) -> Shape:
-    if isinstance(stored, dict):
-        return {str(part): tuple(shape) for part, shape in stored.items()}
-    return None if stored is None else tuple(stored)
+def _as_tuples(value: Any) -> Any:
+    """``value`` with tuples in the place of lists, as they were before they were stored."""
+    if isinstance(value, dict):
+        return {name: _as_tuples(part) for name, part in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

@@ -126,15 +126,6 @@ class OpenCall:
         self.macs, self.moved, self.saved = self.macs + other.macs, self.moved + other.moved, self.saved + other.saved
 
 
-@dataclass(slots=True)
-class _WatchedOutput:
-    """An output of a call: an alias with the same version counter, and the version when it was returned."""
-
-    call: int
-    alias: Tensor
-    version: int
-
-
 class CallRecorder:
     """Hooks of modules and operations, `before`, `after` and `around`; calls in the order in which they returned.
 
@@ -159,7 +150,8 @@ class CallRecorder:
         self._begun = 0
         self.sources = SourceTracker(self._reading) if sources else None
         self._open: list[OpenCall] = []
-        self._watched: list[_WatchedOutput] = []
+        # outputs: the call, an alias with the same version counter, and the version when it was returned
+        self._watched: list[tuple[int, Tensor, int]] = []
         self.calls: list[TracedCall] = []
         self.counted: list[OpenCall] = []  # what was counted in each of `calls`
         self.operations: dict[str, int] = {}
@@ -263,7 +255,7 @@ class CallRecorder:
             if tensor.is_inference():  # it has no version
                 continue
             alias = tensor.detach()
-            self._watched.append(_WatchedOutput(len(self.calls), alias, alias._version))
+            self._watched.append((len(self.calls), alias, alias._version))
         shapes = opened.input_shape, shape_of(output)
         self.calls.append(
             TracedCall(opened.layer, len(self._open), *shapes, opened.macs, None, self._field(output, module))
@@ -283,11 +275,12 @@ class CallRecorder:
         """Record the layer that runs now as the writer of every output that changed since the last call."""
         running = self._names[self._open[-1].layer] if self._open else ""
         unchanged = []
-        for output in self._watched:
-            if output.alias._version == output.version:
-                unchanged.append(output)
+        for watched in self._watched:
+            call, alias, version = watched
+            if alias._version == version:
+                unchanged.append(watched)
             else:
-                self.calls[output.call] = replace(self.calls[output.call], overwritten_by=running or "the model")
+                self.calls[call] = replace(self.calls[call], overwritten_by=running or "the model")
         self._watched = unchanged
 
 

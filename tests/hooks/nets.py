@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -152,6 +153,41 @@ def remembers() -> nn.Module:
     return Function(forward, own=own, workspace=Function(lambda x: space.copy_(x.detach())))
 
 
+class TwoBranches(nn.Module):  # fx takes no function of any arguments
+    """One module for two inputs, and a loop over it, with the next layer working in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.act(self.conv(x))
+        return x + self.act(self.conv(y))
+
+
+@dataclass
+class Output:
+    logits: Tensor
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        return self.logits.softmax(-1)
+
+
+def gives_output(net: Any, x: Tensor, y: Tensor) -> Tensor:
+    """A dataclass whose cached property is read before the logits are overwritten."""
+    output = net.inner(x + y)
+    before = output.probabilities
+    output.logits.mul_(0)
+    return before
+
+
+class Labelled(Tensor):
+    """A tensor of a class of its own, as fastai's."""
+
+
+PAIR = {"x": torch.linspace(-1, 1, 108).reshape(1, 3, 6, 6), "y": torch.linspace(1, -2, 108).reshape(1, 3, 6, 6)}
 ZOO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "in-place layers": (chain, {"input": X}),
     "pyramid": (Pyramid, {"x": X}),
@@ -171,6 +207,15 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8).train(), {"src": torch.ones(3, 1, 4)}),
     "recurrent": (lambda: nn.LSTM(2, 3), {"input": torch.ones(2, 1, 2)}),
     "containers": (lambda: overwrites(containers()), {"x": X}),
+    "two branches and a loop": (TwoBranches, PAIR),
+    "tensors of a class of their own": (TwoBranches, map_tensors(PAIR, lambda x: x.as_subclass(Labelled))),
+    "data parallel": (lambda: nn.DataParallel(TwoBranches()), PAIR),
+    "moving average": (lambda: torch.optim.swa_utils.AveragedModel(TwoBranches()), PAIR),
+    "fx": (lambda: torch.fx.symbolic_trace(TwoBranches()), PAIR),
+    "a dataclass with a cached property": (
+        lambda: Function(gives_output, inner=Function(lambda x: Output(x.mean((2, 3))))),
+        PAIR,
+    ),
 }
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -34,13 +33,6 @@ def test_the_model_is_as_it_was(name: str, mode: str) -> None:
     assert [c for c in before.changes() if not c.what.startswith(("buffer", "random state"))] == []
     assert [list(vars(module)) for module in model.modules()] == attributes
     assert all(map(torch.equal, model.buffers(), twin.buffers())) and torch.equal(random, torch.get_rng_state())
-
-
-def test_a_model_can_be_pickled_after_a_capture() -> None:
-    net = chain()
-    with hookscope.capture(net, "*", types=("all",), inputs=True, gradients=True):
-        net(X)
-    assert numbers(pickle.loads(pickle.dumps(net))(X)) == numbers(net(X))
 
 
 def oddly_set() -> nn.Sequential:

@@ -67,17 +67,11 @@ def test_token_grids() -> None:
     assert token_grid(197) == (1, 1, 14, 14)
     assert token_grid(198) == (2, 1, 14, 14)
     assert token_grid(12 * 20 + 1, InputSize(120, 200)) == (1, 1, 12, 20)
-    assert token_grid(8 * 7 * 7, InputSize(224, 224, 16)) == (0, 8, 7, 7)
+    clip = InputSize(224, 224, 16)  # of mvit and swin3d
+    assert token_grid(8 * 7 * 7, clip) == (0, 8, 7, 7) and token_grid(8 * 14 * 14, clip) == (0, 8, 14, 14)
+    assert token_grid(1 + 8 * 7 * 7, clip) == (1, 8, 7, 7) and token_grid(1 + 8 * 56 * 56, clip) == (1, 8, 56, 56)
     for length in (1, 2, 3, 7, 91, 1000):
         assert token_grid(length) is None
-
-
-@pytest.mark.parametrize("side", [56, 28, 14, 7])
-def test_the_clips_of_mvit_and_swin3d_fold_to_eight_frames(side: int) -> None:
-    shown = InputSize(224, 224, 16)
-    assert token_grid(1 + 8 * side * side, shown) == (1, 8, side, side)
-    if side > 7:
-        assert token_grid(8 * side * side, shown) == (0, 8, side, side)
 
 
 def test_a_picture_without_a_batch() -> None:

@@ -423,15 +423,6 @@ def test_nothing_is_left_when_another_hook_raises_in_backward() -> None:
     assert state.changes() == []
 
 
-@pytest.mark.parametrize("surround", [torch.no_grad, torch.inference_mode])
-def test_surrounding_no_grad_and_inference_mode_have_no_effect(surround: Callable[[], Any]) -> None:
-    net = chain()
-    with surround():
-        record = trace_events(net, X, backward=True)
-    assert not record.unreached
-    assert not torch.is_inference_mode_enabled()
-
-
 def test_frozen_models_have_gradients_too_and_inputs_may_be_a_tuple() -> None:
     assert not trace_events(chain().requires_grad_(False), X, backward=True).unreached
     net = Function(lambda net, x, y: net.last(x + y), last=nn.Flatten())
