@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from collections import Counter
 from typing import Any
 
@@ -169,6 +170,30 @@ def test_attention_is_seen_inside() -> None:
     assert (types["linear"], types["softmax"], types["bmm"] + types["baddbmm"]) == (2, 1, 2)
     fast = observed(Function(lambda net, x: net.a(x, x, x, need_weights=False)[0], a=net), x)
     assert "a::scaled_dot_product_attention" in fast and "a::linear#1" in fast
+
+
+def plain(name: str) -> str:
+    """The name of a function without its marks of being special, reflected or in place."""
+    special = re.fullmatch(r"__(\w+?)__", name)
+    return re.sub(r"^[ri](?=add|sub|mul|truediv)", "", special[1] if special else name).strip("_")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "densenet121", "shufflenet_v2_x0_5", "convnext_tiny"])
+def test_torchlens_sees_the_same(name: str) -> None:
+    torchlens = pytest.importorskip("torchlens")
+    net, x = seeded(lambda: torchvision.models.get_model(name, weights=None)), torch.rand(1, 3, 64, 64)
+    ours = Counter(plain(operation.type) for operation, _ in observed(net, x).values())
+    with torch.no_grad():
+        logged = {op.func_call_id: op for op in torchlens.trace(net, x).compute_ops}
+    modules = dict(net.named_modules())
+    theirs = Counter(
+        plain(op.func_name)
+        for op in logged.values()
+        if not (op.modules and type(modules[str(op.modules[-1]).split(":")[0]]).__module__.startswith("torch.nn"))
+    )
+    theirs.pop("identity", None)  # its name for a module that returns its input
+    assert ours == theirs
 
 
 def test_operations_are_selected_by_name() -> None:

@@ -1,10 +1,12 @@
-"""The trace, judged by torch's FLOP counter, plain hooks on a real pass and by comparing values."""
+"""The trace, judged by torchinfo, torch's FLOP counter, plain hooks on a real pass and by comparing values."""
 
+import warnings
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+import torchinfo
 import torchvision
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,6 +23,31 @@ from hookscope.tracing.facts import Trace, rows_of_type
 from hookscope.tracing.summary import layer_totals, list_layers, trace
 from tests.helpers import hooked
 from tests.nets import Function, PaddedConv
+
+
+def judged_by_torchinfo(model: nn.Module, size: tuple[int, int], summary: Trace) -> None:
+    summary = summary.without_operations()
+    inputs = example_inputs(model, size)
+    device = "meta" if next(model.parameters()).is_meta else "cpu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        judge = torchinfo.summary(
+            model, input_data=[tensor.to(device) for tensor in inputs], device=device, verbose=0, depth=99
+        )
+    torchinfo.torchinfo.clear_cached_forward_pass()  # which keeps a model of each class
+    expected = Counter(
+        (layer.class_name, tuple(layer.output_size), layer.macs if "Conv" in layer.class_name else None)
+        for layer in judge.summary_list
+        if layer.is_leaf_layer and layer.output_size  # those that ran
+    )
+    calls = [(summary.layers[call.layer], call) for call in summary.calls]
+    blocks = {layer.name.rpartition(".")[0] for layer in summary.layers if layer.name}
+    ours = Counter(
+        (layer.types[0], first(call.output_shape), call.macs if "Conv" in layer.types[0] else None)
+        for layer, call in calls
+        if layer.name not in blocks
+    )
+    assert ours == expected
 
 
 def judged_by_the_flop_counter(model: nn.Module, inputs: tuple[Any, ...], summary: Trace) -> None:
@@ -46,6 +73,10 @@ def judged_by_the_flop_counter(model: nn.Module, inputs: tuple[Any, ...], summar
             inside = name.partition(".")[2]
             calls = [call for call in summary.calls if f"{summary.layers[call.layer].name}.".startswith(f"{inside}.")]
             assert sum(call.macs for call in calls) == sum(flops.values()) // 2 + biases[inside], inside
+
+
+def first(shape: Any) -> tuple[int, ...]:
+    return next(iter(shape.values())) if isinstance(shape, dict) else shape
 
 
 def judged_by_plain_hooks(model: nn.Module, inputs: tuple[Any, ...], summary: Trace) -> int:
@@ -78,6 +109,7 @@ def test_shapes_macs_and_writes_are_those_of_a_real_pass(name: str, side: int, o
     model = load_model(name, weights="none", device="cpu").model
     summary = trace(build_skeleton(name).model, example_inputs(model, (side, side)))
     assert not summary.real
+    judged_by_torchinfo(model, (side, side), summary)
     judged_by_the_flop_counter(model, example_inputs(model, (side, side)), summary)
     assert judged_by_plain_hooks(model, (torch.rand(1, 3, side, side),), summary) == overwritten
 
@@ -95,6 +127,7 @@ def test_totals_of_larger_families(name: str, params: int, gmacs: float) -> None
     skeleton = build_skeleton(name)
     inputs = example_inputs(skeleton.model, skeleton.size)
     summary = trace(skeleton.model, inputs)
+    judged_by_torchinfo(skeleton.model, skeleton.size, summary)
     judged_by_the_flop_counter(skeleton.model, inputs, summary)
     assert summary.params == params
     assert summary.macs / 1e9 == pytest.approx(gmacs, abs=0.006)
@@ -109,6 +142,7 @@ def test_macs_of_every_classification_model(name: str) -> None:
     skeleton = build_skeleton(name)
     summary = trace(skeleton.model, example_inputs(skeleton.model, skeleton.size))
     assert not summary.real
+    judged_by_torchinfo(skeleton.model, skeleton.size, summary)
     judged_by_the_flop_counter(skeleton.model, example_inputs(skeleton.model, skeleton.size), summary)
 
 
