@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
 from torch.nn import functional as F
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -256,6 +256,17 @@ class StepRecord:
     memory: MemoryPlan
 
 
+class _SwappedModel(nn.Module):
+    """Runs a function while the parameters and buffers of ``model`` are others, until its backward pass is over."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
 @dataclass
 class _PlannedStep:
     """The step that runs now: its phase, and which call made the nodes of autograd up to each sequence number."""
@@ -327,13 +338,7 @@ def _run_step(subject: Subject, batch: int, conditions: Conditions, tracker: Fie
         raise ModelError(f"{subject.name} has no parameter that is trained", do="plan its inference")
     autocast = nullcontext() if conditions.autocast is None else torch.autocast("cpu", conditions.autocast)
 
-    with (
-        everything_as_before(model, training),
-        torch.set_grad_enabled(training),
-        DeviceKernels(conditions.device),
-        _reparametrize_module(model, parameters | buffers, tie_weights=True),  # until the backward pass is over
-    ):
-        checkpoint_blocks(model, conditions.blocks)
+    def whole() -> dict[str, int]:
         optimizer = None
         if conditions.optimizer is not None:
             optimizer = build_optimizer(conditions.optimizer, trained, conditions.device)
@@ -354,6 +359,12 @@ def _run_step(subject: Subject, batch: int, conditions: Conditions, tracker: Fie
                 grads = [parameter.grad for parameter in trained if parameter.grad is not None]
                 parts["gradients"] = follower.mark(grads, "gradients")
                 step(optimizer)
+        return parts
+
+    with everything_as_before(model, training), torch.set_grad_enabled(training), DeviceKernels(conditions.device):
+        checkpoint_blocks(model, conditions.blocks)
+        replaced = {f"model.{name}": value for name, value in (parameters | buffers).items()}
+        parts: dict[str, int] = functional_call(_SwappedModel(model), replaced, (whole,))
     trace = recorder.trace(conditions.real)
     calls = calls_of(trace)
     peak, at_peak, place = follower.peak()
