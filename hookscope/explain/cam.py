@@ -361,18 +361,10 @@ class Rerun:
         if id(layer) not in self._scores:
             tensor, maps = layer.tensor.detach(), layer.maps
             tokens = tensor.shape[1] - maps.values[0].numel() if maps.axes == "N L C" else 0
-            self._scores[id(layer)] = channel_scores(
-                self.model,
-                self.inputs,
-                layer.call,
-                layer.part,
-                tensor,
-                tensor.dim() - 1 if maps.axes.endswith("C") else 1,
-                ((tokens, tensor.shape[1] - 1),) if tokens else None,
-                self.batch_size,
-                self.advance,
-                self.read,
-            ).float()
+            axis = tensor.dim() - 1 if maps.axes.endswith("C") else 1
+            changed = layer.call, layer.part, tensor, axis, ((tokens, tensor.shape[1] - 1),) if tokens else None
+            scores = channel_scores(self.model, self.inputs, *changed, self.batch_size, self.advance, self.read)
+            self._scores[id(layer)] = scores.float()
         return self._scores[id(layer)]
 
     def _masked(self, channels: Tensor) -> Tensor:
