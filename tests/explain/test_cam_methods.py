@@ -224,22 +224,6 @@ def test_grad_cams_score_cam_agrees(layer: str, apart: nn.Module, monkeypatch: p
 
 
 @pytest.mark.parametrize("method", ["scorecam", "ablationcam"])
-def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str, apart: nn.Module) -> None:
-    maps = {}
-    for size in (1, 2, 7, 100):
-        steps: list[tuple[int, int]] = []
-        maps[size] = class_activation_maps(
-            apart, picture(), ["first", "second"], "top:2", method, batch_size=size,
-            on_progress=lambda *at, to=steps: to.append(at),
-        )  # fmt: skip
-        # 7 and 9 channels; one round has the scores of both classes
-        assert steps[-1] == (16, 16) and {total for _, total in steps} == {16}
-        assert len(steps) == math.ceil(7 / size) + math.ceil(9 / size) and steps == sorted(steps)
-    for cams in zip(*maps.values(), strict=True):
-        assert all(off(cam.values, cams[0].values) < 1e-5 for cam in cams)
-
-
-@pytest.mark.parametrize("method", ["scorecam", "ablationcam"])
 def test_the_model_runs_once_for_a_layer_whatever_the_number_of_classes(method: str, apart: nn.Module) -> None:
     x, pictures = picture(), []
     apart.get_submodule("first").register_forward_hook(lambda module, args, output: pictures.append(len(args[0])))
