@@ -139,18 +139,15 @@ def class_activation_maps(
         for goal in goals:
             check_finite_score(goal.score)
         scores = [goal.of(output)[0] for goal in goals]
+        pick: Callable[[list[MapLayer], Tensor], MapLayer] = with_gradient
         if layers is None:
-            found = before_head(model, activations, output, size)
+            groups = [before_head(model, activations, output, size)]
+            pick = partial(default_layer, model, size, how.gradient)
         else:
-            some = layers_with_maps(model, activations, layers, size, on_skip)
-
-        def choose(score: Tensor) -> list[MapLayer]:
-            if layers is None:
-                return [default_layer(model, found, score, size, how.gradient)]
-            return [with_gradient(parts, score) for parts in some]
-
-        # boxes of one image depend on different levels of a pyramid
-        chosen = [choose(score) for score in scores] if gives_boxes(output) else [choose(scores[0])] * len(scores)
+            groups = layers_with_maps(model, activations, layers, size, on_skip)
+        several = gives_boxes(output)  # boxes of one image depend on different levels of a pyramid
+        chosen = [[pick(parts, score) for parts in groups] for score in (scores if several else scores[:1])]
+        chosen *= 1 if several else len(scores)
         each = {id(layer): layer for own in chosen for layer in own}
         total = sum(len(layer.maps.values) for layer in each.values())
         read = lambda output: torch.stack([goal.of(output) for goal in goals], 1)  # noqa: E731
@@ -361,18 +358,10 @@ class Rerun:
         if id(layer) not in self._scores:
             tensor, maps = layer.tensor.detach(), layer.maps
             tokens = tensor.shape[1] - maps.values[0].numel() if maps.axes == "N L C" else 0
-            self._scores[id(layer)] = channel_scores(
-                self.model,
-                self.inputs,
-                layer.call,
-                layer.part,
-                tensor,
-                tensor.dim() - 1 if maps.axes.endswith("C") else 1,
-                ((tokens, tensor.shape[1] - 1),) if tokens else None,
-                self.batch_size,
-                self.advance,
-                self.read,
-            ).float()
+            axis = tensor.dim() - 1 if maps.axes.endswith("C") else 1
+            changed = layer.call, layer.part, tensor, axis, ((tokens, tensor.shape[1] - 1),) if tokens else None
+            scores = channel_scores(self.model, self.inputs, *changed, self.batch_size, self.advance, self.read)
+            self._scores[id(layer)] = scores.float()
         return self._scores[id(layer)]
 
     def _masked(self, channels: Tensor) -> Tensor:

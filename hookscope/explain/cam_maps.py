@@ -255,7 +255,7 @@ def with_gradient(parts: list[MapLayer], score: Tensor) -> MapLayer:
 
 
 def default_layer(
-    model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize, needs_gradient: bool
+    model: nn.Module, shown: InputSize, needs_gradient: bool, layers: Sequence[MapLayer], score: Tensor
 ) -> MapLayer:
     """The first of ``layers`` whose map has a non-zero gradient, else the first that is connected to the score."""
     connected = None

@@ -253,9 +253,9 @@ def measure_faithfulness(
             raise UsageError(f"a map explains one score, and the target names {len(goals)}", do="name one class")
         check_finite_score(goals[0].score)
         fills = {"mean": partial(_mean, image), "blur": partial(_blurred, image)}
-        hidden = fills[fill or "mean"](), fills[fill or "blur"]()
+        both = fills[fill or "mean"](), fills[fill or "blur"]()
         run = lambda images: model(*in_place_of(inputs, images))  # noqa: E731
-        return MapTest(image, *hidden, steps, goals[0], boxes, seed, batch_size, run).measured(named, on_progress)
+        return MapTest(image, *both, steps, goals[0], boxes, seed, batch_size, run).measured(named, on_progress)
 
 
 def named_maps(maps: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
@@ -319,20 +319,18 @@ class Freeze(ParameterIntervention):
             parameter.requires_grad_(required)
 
 
-@contextmanager
-def parameter_changed(name: str, parameter: nn.Parameter, change: Change | ParameterIntervention) -> Iterator[None]:
+def parameter_changed(
+    name: str, parameter: nn.Parameter, change: Change | ParameterIntervention
+) -> AbstractContextManager[None]:
     """Run the block with ``parameter`` changed; its own values, in its own memory, come back afterwards.
 
     What a training loop inside the block adds to the changed values is added to the old ones. Pruned values come back
     as they were. Here the channels of an intervention are positions on the first axis of the parameter.
     """
     if isinstance(change, ParameterIntervention):
-        context = change.applied(name, parameter)
-    else:
-        _check_values(name, parameter)
-        context = _swapped(parameter, _of_parameter(name, parameter, change))
-    with context:
-        yield
+        return change.applied(name, parameter)
+    _check_values(name, parameter)
+    return _swapped(parameter, _of_parameter(name, parameter, change))
 
 
 def _check_values(name: str, parameter: Tensor) -> None:

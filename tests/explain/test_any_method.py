@@ -167,3 +167,26 @@ def test_nothing_of_the_model_changes_when_a_layer_or_a_hook_fails(method: str) 
         with pytest.raises(RuntimeError, match="as planned"):
             EXPLAIN[method](net, picture(), target=0, on_progress=fail)
         assert state.changes() == []
+
+
+# channels of two layers, and images for two classes
+RUNS = dict.fromkeys(("scorecam", "ablationcam"), (6, 8)) | dict.fromkeys(("smoothgrad", "rise"), (7, 7))
+RUNS["integrated-gradients"] = (7, 7)
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str) -> None:
+    found = {}
+    for size in (1, 3, 7, 50):
+        options: dict[str, Any] = {"layers": "first,second", "batch_size": size}
+        if method in SALIENCY_METHODS:
+            options = {"settings": Settings(samples=7, steps=7, most_steps=7, batch_size=size)}
+        steps: list[tuple[int, int]] = []
+        options["on_progress"] = lambda *at, to=steps: to.append(at)
+        found[size] = EXPLAIN[method](small(), picture(), target="top:2", **options)
+        assert steps[-1] == (14, 14) and steps == sorted(steps) and {total for _, total in steps} == {14}
+        assert len(steps) == sum(-(-number // size) for number in RUNS[method])
+    for several in zip(*found.values(), strict=True):
+        first, *others = (np.asarray(answer.values) for answer in several)
+        within = 1e-4 if method == "rise" else 1e-5  # rise subtracts the mean of scores that differ little
+        assert all(np.abs(values - first).max() <= within * np.abs(first).max() for values in others)

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -44,13 +45,21 @@ def share_inside(values: Any, target: BoxTarget) -> float:
     return float(positive[PLACES[target]].sum() / positive.sum())
 
 
+FEW = Settings(samples=4, noise=0.05, steps=8, most_steps=8)
+OF_GRADIENTS = "gradient", "gradient-input", "smoothgrad", "integrated-gradients", "guided-backprop"
+EXPLAIN: dict[str, Callable[..., list[Any]]] = {
+    **{name: partial(class_activation_maps, layers="relu", method=name) for name in ("hirescam", "layercam")},
+    **{name: partial(saliency_maps, method=name, settings=FEW) for name in OF_GRADIENTS},
+}
+
+
 @pytest.mark.parametrize("target", PLACES)
-@pytest.mark.parametrize("method", ["hirescam", "layercam"])
-def test_maps_of_each_position_lie_in_the_box(target: BoxTarget, method: str) -> None:
+@pytest.mark.parametrize("method", EXPLAIN)
+def test_maps_of_each_position_and_saliency_lie_in_the_box(target: BoxTarget, method: str) -> None:
     net = FindsCells()
-    [cam] = class_activation_maps(net, [street()], "relu", target, method)
-    assert cam.prediction.box is not None and hooks_on(net) == 0
-    assert share_inside(cam.values, target) == pytest.approx(1, abs=1e-6)
+    [found] = EXPLAIN[method](net, [street()], target=target)
+    assert found.prediction.box is not None and found.seen == (24, 32) and hooks_on(net) == 0
+    assert share_inside(found.still, target) == pytest.approx(1, abs=1e-6)
 
 
 def test_channels_weigh_as_much_as_the_box_loses_without_them() -> None:
@@ -66,17 +75,6 @@ def test_masks_weigh_by_how_well_they_still_show_the_box() -> None:
     red, green = torch.tensor([torch.tensor(8 * 0.64 - 4).sigmoid(), 0]).softmax(0).tolist()
     assert cam.values[PLACES[RIGHT]] == pytest.approx(0.8 * red, rel=1e-5)
     assert cam.values[PLACES[GREEN]] == pytest.approx(0.9 * green, rel=1e-5)
-
-
-@pytest.mark.parametrize("target", PLACES)
-@pytest.mark.parametrize(
-    "method", ["gradient", "gradient-input", "smoothgrad", "integrated-gradients", "guided-backprop"]
-)
-def test_saliency_lies_in_the_box(target: BoxTarget, method: str) -> None:
-    settings = Settings(samples=4, noise=0.05, steps=8, most_steps=8)
-    [saliency] = saliency_maps(FindsCells(), [street()], target, method, settings=settings)
-    assert saliency.values.shape == (3, 24, 32)
-    assert share_inside(saliency.map, target) == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("target", PLACES)

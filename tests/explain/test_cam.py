@@ -62,28 +62,6 @@ def torchvisions(name: str, **options: Any) -> Callable[[], nn.Module]:
     return lambda: seeded(build)
 
 
-DEFAULTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, tuple[int, ...]]] = {
-    "a mean": (small, (16, 16), "again", (8, 8)),
-    "resnet18": (torchvisions("resnet18"), (64, 64), "layer4", (2, 2)),
-    "squeezenet1_1": (torchvisions("squeezenet1_1"), (64, 64), "classifier.2", (3, 3)),
-    "mobilenet_v2": (torchvisions("mobilenet_v2"), (64, 64), "features", (2, 2)),
-    "shufflenet_v2_x0_5": (torchvisions("shufflenet_v2_x0_5"), (64, 96), "conv5", (2, 3)),
-    "vit": (vit, (32, 32), "encoder.layers.encoder_layer_1.ln_1", (4, 4)),
-    "swin": (swin, (64, 64), "permute", (8, 8)),
-    "lraspp_mobilenet_v3_large": (
-        torchvisions("lraspp_mobilenet_v3_large", weights_backbone=None), (64, 64), "backbone", (4, 4)
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("family", DEFAULTS)
-def test_the_default_is_the_last_layer_with_a_map_that_the_score_depends_on(family: str) -> None:
-    build, size, name, shape = DEFAULTS[family]
-    cam = only(build(), picture(*size))
-    assert (cam.call.name, cam.values.shape, cam.seen, cam.unreached) == (name, shape, size, False)
-    assert np.isfinite(cam.values).all()
-
-
 def test_the_default_of_a_segmentation_without_a_backbone_is_the_last_layer_of_the_lowest_resolution() -> None:
     up, down = nn.Upsample(scale_factor=2), nn.Conv2d(4, 4, 3, stride=2, padding=1)
     layers = nn.Conv2d(3, 4, 1), down, nn.GELU(), up, nn.Conv2d(4, 3, 1)
@@ -158,29 +136,39 @@ def one_way() -> nn.Module:
     return chain(first=first, second=second, third=third, mean=Function(lambda x: x.mean((2, 3))))
 
 
-@pytest.mark.parametrize(
-    ("build", "name", "shape"), [(attends_with_positions, "norm", (7, 7)), (one_way, "third", (7, 14))]
-)
-def test_the_default_has_the_proportions_of_the_picture_or_a_stride_in_one_direction(
-    build: Callable[[], nn.Module], name: str, shape: tuple[int, int]
-) -> None:
-    cam = only(build(), picture(28, 28))
-    assert (cam.call.name, cam.values.shape) == (name, shape)
+def unpadded() -> nn.Module:
+    layers = {"a": nn.Conv2d(3, 4, 4), "b": nn.Conv2d(4, 4, 3), "mean": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten()}
+    return seeded(lambda: chain(**layers))
 
 
-@pytest.mark.parametrize("size", [(16, 16), (32, 32), (32, 48)])
-def test_layers_inside_attention_are_skipped(size: tuple[int, int]) -> None:
-    cam = only(seeded(attends), picture(*size))
-    assert (cam.call.name, cam.values.shape) == ("norm", (size[0] // 4, size[1] // 4))
+DEFAULTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, tuple[int, ...]]] = {
+    "a mean": (small, (16, 16), "again", (8, 8)),
+    "resnet18": (torchvisions("resnet18"), (64, 64), "layer4", (2, 2)),
+    "squeezenet1_1": (torchvisions("squeezenet1_1"), (64, 64), "classifier.2", (3, 3)),
+    "mobilenet_v2": (torchvisions("mobilenet_v2"), (64, 64), "features", (2, 2)),
+    "shufflenet_v2_x0_5": (torchvisions("shufflenet_v2_x0_5"), (64, 96), "conv5", (2, 3)),
+    "vit": (vit, (32, 32), "encoder.layers.encoder_layer_1.ln_1", (4, 4)),
+    "swin": (swin, (64, 64), "permute", (8, 8)),
+    "lraspp_mobilenet_v3_large": (
+        torchvisions("lraspp_mobilenet_v3_large", weights_backbone=None), (64, 64), "backbone", (4, 4)
+    ),
+    **{
+        f"attention, {high}x{wide}": (lambda: seeded(attends), (high, wide), "norm", (high // 4, wide // 4))
+        for high, wide in ((16, 16), (32, 32), (32, 48))
+    },
+    "attention with positions": (lambda: seeded(attends_with_positions), (28, 28), "norm", (7, 7)),
+    "strides in one direction": (lambda: seeded(one_way), (28, 28), "third", (7, 14)),
+    "a wide picture": (unpadded, (8, 64), "b", (3, 59)),
+    "a high picture": (unpadded, (64, 8), "b", (59, 3)),
+}  # fmt: skip
 
 
-def test_long_pictures_through_convolutions_without_padding_have_a_map() -> None:
-    net = seeded(
-        lambda: chain(a=nn.Conv2d(3, 4, 4), b=nn.Conv2d(4, 4, 3), mean=nn.AdaptiveAvgPool2d(1), f=nn.Flatten())
-    )
-    for size, shape in (((8, 64), (3, 59)), ((64, 8), (59, 3))):
-        cam = only(net, picture(*size))
-        assert (cam.call.name, cam.values.shape) == ("b", shape)
+@pytest.mark.parametrize("family", DEFAULTS)
+def test_the_default_is_the_last_layer_with_a_map_that_the_score_depends_on(family: str) -> None:
+    build, size, name, shape = DEFAULTS[family]
+    cam = only(build(), picture(*size))
+    assert (cam.call.name, cam.values.shape, cam.seen, cam.unreached) == (name, shape, size, False)
+    assert np.isfinite(cam.values).all()
 
 
 def aside(scored: bool = True) -> nn.Module:

@@ -198,24 +198,6 @@ def test_each_class_is_as_if_asked_alone_and_progress_is_complete(method: str) -
         assert saliency.expected == (None if expected is None else pytest.approx(expected, abs=1e-6))
 
 
-@pytest.mark.parametrize("method", ["smoothgrad", "integrated-gradients", "rise"])
-def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str) -> None:
-    net, x = small(), picture()
-    found = {}
-    for size in (1, 3, 7, 50):
-        steps: list[tuple[int, int]] = []
-        settings = Settings(samples=7, steps=7, most_steps=7, batch_size=size)
-        found[size] = saliency_maps(
-            net, x, "top:2", method, settings=settings, on_progress=lambda *at, to=steps: to.append(at)
-        )
-        assert steps[-1] == (14, 14) and steps == sorted(steps) and {total for _, total in steps} == {14}
-        assert len(steps) == 2 * -(-7 // size)
-    for several in zip(*found.values(), strict=True):
-        for one in several[1:]:
-            # rise subtracts the mean of scores that differ little
-            close(one.values, several[0].values[None], 1e-4 if method == "rise" else 1e-5)
-
-
 def guided_by_hand(forward: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor], x: Tensor, at: int) -> Tensor:
     class Guided(torch.autograd.Function):
         @staticmethod

@@ -19,6 +19,7 @@ from hookscope.faithfulness import BASELINES
 from hookscope.faithfulness.measure import imputed
 from hookscope.scores import BoxTarget, RegionTarget
 from tests.cli.helpers import ROOT
+from tests.explain.nets import picture, small
 from tests.helpers import hooks_on, same_values, seeded
 from tests.nets import Function
 
@@ -83,16 +84,6 @@ def total(output: Tensor) -> Tensor:
     return output
 
 
-def small() -> nn.Module:
-    """A classifier with scores of ordinary size."""
-    net = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
-    return seeded(lambda: nn.Sequential(*net, nn.Flatten(), nn.Linear(24, 4)))
-
-
-def photo(size: int = 24) -> Tensor:
-    return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
-
-
 def test_the_curves_and_the_drop_of_a_linear_net_are_those_on_paper() -> None:
     values = WEIGHTS.flip(0).numpy()[::-1]  # with a stride below 0, which torch does not take
     [found] = measure_faithfulness(LINEAR, PICTURE, values, total, fill="mean", steps=8, baselines=False)
@@ -116,7 +107,7 @@ def test_the_curves_and_the_drop_of_a_linear_net_are_those_on_paper() -> None:
 
 
 def test_road_and_drop_are_those_of_grad_cam() -> None:
-    net, x = small(), photo()
+    net, x = small(), picture(24, 24)
     index = int(net(x)[0].argmax())
     cells = torch.rand(24, 24, generator=torch.Generator().manual_seed(3)).numpy()
     [found] = measure_faithfulness(net, x, cells, index, baselines=False)
@@ -130,7 +121,7 @@ def test_road_and_drop_are_those_of_grad_cam() -> None:
 
 
 def test_the_score_of_a_class_is_its_probability() -> None:
-    net, x = small(), photo()
+    net, x = small(), picture(24, 24)
     with torch.no_grad():
         expected = float(net(x).softmax(1)[0, 2])
     found = measure_faithfulness(net, x, np.ones((3, 3)), 2)
@@ -141,7 +132,7 @@ def test_the_score_of_a_class_is_its_probability() -> None:
 
 @pytest.mark.parametrize("wrap", [lambda maps: maps, lambda maps: {"out": maps}])
 def test_the_score_of_a_region_is_the_mean_probability_of_the_class_in_it(wrap: Callable[[Tensor], Any]) -> None:
-    net, x = seeded(lambda: nn.Conv2d(3, 4, 5, padding=2)), photo()
+    net, x = seeded(lambda: nn.Conv2d(3, 4, 5, padding=2)), picture(24, 24)
     region = torch.zeros(24, 24)
     region[3:9, 4:20] = 1
     cells = torch.rand(24, 24, generator=torch.Generator().manual_seed(3))
@@ -161,7 +152,7 @@ def test_the_score_of_a_region_is_the_mean_probability_of_the_class_in_it(wrap: 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 300.0])
 def test_the_scale_of_a_map_changes_nothing_and_costs_nothing(scale: float) -> None:
-    net, x = small(), photo()
+    net, x = small(), picture(24, 24)
     values = np.random.default_rng(0).random((5, 5))
     first, second = measure_faithfulness(net, x, [values, values * scale], baselines=False)
     assert (first.road, first.deletion) == (second.road, second.deletion)
@@ -169,7 +160,7 @@ def test_the_scale_of_a_map_changes_nothing_and_costs_nothing(scale: float) -> N
 
 
 def test_a_constant_map_is_as_good_as_any_random_one() -> None:
-    found = {each.name: each for each in measure_faithfulness(small(), photo(), {"flat": np.zeros((7, 7))}, 1)}
+    found = {each.name: each for each in measure_faithfulness(small(), picture(24, 24), {"flat": np.zeros((7, 7))}, 1)}
     assert list(found) == ["flat", *BASELINES]
     assert found["flat"].curves["most"].tolist() == found["random"].curves["most"].tolist()
 
@@ -178,7 +169,7 @@ def test_progress_counts_every_image_once() -> None:
     seen: list[tuple[int, int]] = []
     maps = {"a": np.eye(4), "b": np.eye(5), "the same as a": 2 * np.eye(4)}
     found = measure_faithfulness(
-        small(), photo(), maps, 0, steps=3, batch_size=4, on_progress=lambda *at: seen.append(at)
+        small(), picture(24, 24), maps, 0, steps=3, batch_size=4, on_progress=lambda *at: seen.append(at)
     )
     assert seen[-1] == (4 + sum(each.passes for each in found),) * 2
 
@@ -252,21 +243,21 @@ def test_boxes_are_in_pixels_of_the_input() -> None:
 
 
 def test_the_model_the_image_and_the_random_state_stay_as_they_are() -> None:
-    net, x = small().train(), photo()
+    net, x = small().train(), picture(24, 24)
     state, before = {name: tensor.clone() for name, tensor in net.state_dict().items()}, torch.get_rng_state()
     first = measure_faithfulness(net, x, np.eye(5), 1)
     again = measure_faithfulness(net, x, np.eye(5), 1)
     assert [each.road for each in first] == [each.road for each in again]
     assert net.training and not hooks_on(net) and same_values(net, state)
-    assert torch.equal(torch.get_rng_state(), before) and torch.equal(x, photo())
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(x, picture(24, 24))
 
 
 def test_maps_of_the_library_have_their_names() -> None:
-    net, x = small(), photo()
+    net, x = small(), picture(24, 24)
     cams = hookscope.class_activation_maps(net, x, "0,1", 1)
     named = measure_faithfulness(net, x, [*cams, *hookscope.saliency_maps(net, x, 1)], 1, steps=1, baselines=False)
-    assert [each.name for each in named] == ["gradcam", "gradcam 2", "gradient"]
-    assert "gradcam 2" in repr(named) and "<img" in named._repr_html_()
+    assert [each.name for each in named] == ["gradcam", "gradcam second", "gradient"]
+    assert "gradcam second" in repr(named) and "<img" in named._repr_html_()
 
 
 BAD: list[tuple[dict[str, Any], type[HookscopeError], str]] = [
@@ -284,7 +275,7 @@ BAD: list[tuple[dict[str, Any], type[HookscopeError], str]] = [
 
 @pytest.mark.parametrize(("given", "error", "words"), BAD)
 def test_what_cannot_be_measured_is_refused(given: dict[str, Any], error: type[HookscopeError], words: str) -> None:
-    usual = {"inputs": photo(), "maps": np.eye(3), "target": 0}
+    usual = {"inputs": picture(24, 24), "maps": np.eye(3), "target": 0}
     with pytest.raises(error, match=words):
         measure_faithfulness(small(), **{**usual, **given})
 
