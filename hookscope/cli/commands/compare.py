@@ -336,12 +336,10 @@ def _caption(found: comparison.Comparison) -> Mapping[str, Any]:
         for side, facts in (("A", a), ("B", b))
         if len(same) < len(a)
     }
-    prepare = {found.a.preprocess: "preprocess", found.b.preprocess: "preprocess"}
-    if len(prepare) > 1:
-        prepare = {found.a.preprocess: "preprocess of A", found.b.preprocess: "of B"}
-    images = found.names[0] if len(found.names) == 1 else len(found.names)
-    about = {name: text for text, name in prepare.items()}
-    return {**same, **sides, **about, "image" if len(found.names) == 1 else "images": images}
+    of_a, of_b = found.a.preprocess, found.b.preprocess
+    about = {"preprocess": of_a} if of_a == of_b else {"preprocess of A": of_a, "of B": of_b}
+    images = {"image": found.names[0]} if len(found.names) == 1 else {"images": len(found.names)}
+    return {**same, **sides, **about, **images}
 
 
 def _runs(side: comparison.SideFacts) -> str:

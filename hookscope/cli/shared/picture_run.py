@@ -9,9 +9,8 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from types import TracebackType
 from typing import Any, ClassVar
 
 from hookscope import drawing, explain, images, models, scores, system
@@ -38,19 +37,19 @@ from hookscope.system import replacement, write_atomically
 _SUFFIXES = (".npy", ".npz", ".safetensors")
 
 
-@dataclass
-class ArrayFile:
+class ArrayFile(contextlib.ExitStack):
     """A ``.npy`` file for one array, a ``.npz`` or ``.safetensors`` file for any number; no file without a path.
 
     The file is complete at the end of a ``with`` block, and does not exist if the block raises. Arrays for ``.npz`` go
     to the disk at once, others stay in memory until then.
     """
 
-    path: str | None
-    arrays: dict[str, Any] = field(default_factory=dict)
-    _keys: set[str] = field(default_factory=set)
-    _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _archive: zipfile.ZipFile | None = None
+    def __init__(self, path: str | None) -> None:
+        super().__init__()
+        self.path = path
+        self.arrays: dict[str, Any] = {}
+        self._keys: set[str] = set()
+        self._archive: zipfile.ZipFile | None = None
 
     def expect(self, count: int) -> None:
         """Refuse more than one array for a ``.npy`` file, before the first is drawn."""
@@ -74,8 +73,7 @@ class ArrayFile:
 
         if self._archive is None:
             assert self.path is not None
-            self._archive = zipfile.ZipFile(self._open.enter_context(replacement(self.path)), "w")
-            self._open.enter_context(self._archive)
+            self._archive = self.enter_context(zipfile.ZipFile(self.enter_context(replacement(self.path)), "w"))
         with self._archive.open(f"{key}.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
 
@@ -86,18 +84,13 @@ class ArrayFile:
         except OSError as error:
             raise WriteError(f"cannot write {self.path}: {error.strerror or error}") from error
 
-    def __enter__(self) -> ArrayFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if error is not None:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None:
             with contextlib.suppress(OSError):  # the disk that was full before; the first error says which file
-                self._open.__exit__(kind, error, where)
+                super().__exit__(*error)
             return
         with self._write_errors():
-            self._open.close()
+            super().__exit__(*error)
         if self.path is not None and self.arrays:
             write_atomically(self.path, _content(self.path, self.arrays))
         if self._keys and self.path is not None:
