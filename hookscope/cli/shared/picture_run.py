@@ -17,16 +17,7 @@ from hookscope import drawing, explain, images, models, scores, system
 from hookscope.cli import process
 from hookscope.cli.fields import kept_rows, option
 from hookscope.cli.output.formats import Report, Section, note
-from hookscope.cli.shared.options import (
-    categories_of,
-    categories_option,
-    colour_map_option,
-    complete_classes,
-    in_file,
-    out_file,
-    output_option,
-    target_option,
-)
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import OutputPath, file_word, is_device, model_word, refuse_input, write_picture
 from hookscope.cli.shared.subject import ImageFiles, OfImages, caption_of, with_one_stdin
 from hookscope.cli.shared.written import wrote_arrays
@@ -243,7 +234,7 @@ class ExplainCommand(PictureCommand):
 
     suffixes = (".png", *drawing.ANIMATIONS)
 
-    target: scores.Target | scores.Boxes | str | None = target_option(
+    target: scores.Target | scores.Boxes | str | None = shared.target_option(
         "What to explain. A class",
         parse=scores.parse_target,
         more=" box:K explains the K-th best detection, from 0; box:K:class explains its class only, not its"
@@ -254,25 +245,25 @@ class ExplainCommand(PictureCommand):
         "Subtract the score of this class: explain why --target and not this class.",
         metavar="CLASS",
         parse=scores.Target,
-        shell_complete=complete_classes,
+        shell_complete=shared.complete_classes,
     )
-    region: scores.Region | None = in_file(
+    region: scores.Region | None = shared.in_file(
         "Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or the pixel X,Y."
         "  [default: where the class has the highest score]",
         metavar="FILE|X,Y",
         parse=scores.Region.parse,
     )
-    similar_to: ImageFiles | None = in_file(
+    similar_to: ImageFiles | None = shared.in_file(
         "Explain the similarity to IMAGE: the cosine of both outputs, instead of the score of a class.",
         metavar="IMAGE",
         parse=_reference,
     )
-    categories: tuple[str, ...] | None = categories_option()
-    output: str | None = output_option("picture")
-    raw: str | None = out_file(
+    categories: tuple[str, ...] | None = shared.categories_option()
+    output: str | None = shared.output_option("picture")
+    raw: str | None = shared.out_file(
         "Keep the numbers of the maps too: .npy, or several in one .npz or .safetensors.", writes=check_arrays
     )
-    cmap: str | None = colour_map_option("Any matplotlib colour map.", default="inferno")
+    cmap: str | None = shared.colour_map_option("Any matplotlib colour map.", default="inferno")
 
     @property
     def choice(self) -> scores.TargetChoice:
@@ -296,7 +287,7 @@ class ExplainCommand(PictureCommand):
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
-        return categories_of(self.net, self.categories)
+        return shared.categories_of(self.net, self.categories)
 
     @cached_property
     def target_of(self) -> Callable[..., Any]:
