@@ -84,17 +84,6 @@ def broken(out: str) -> list[tuple[str, str, float | None]]:
 HEADER = "\t".join(COLUMNS.flat) + "\n"
 
 
-def test_all_is_well(run: Run) -> None:
-    words = ["--max-dead", "10%", "--max-saturated", "5%", "--no-nan", "--max-abs", "1e4", "--min-rank", "1"]
-    status, out, note = run(*words)
-    assert (status, out) == (0, HEADER)
-    assert note.startswith("Note: nets.py:net on 4 images: all 8 calls are within the limits: max-dead: 6 calls (2 ")
-    assert run(*words, "--format", "json") == (0, "[]\n", "")
-    assert run(*words, "--format", "ndjson")[:2] == (0, "")
-    out = run(*words, "--format", "table")[1]
-    assert out.endswith("  min-rank: 6 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 Linear)\n")
-
-
 def test_nan_and_what_was_not_measured_have_not_passed(run: Run) -> None:
     status, out, errors = run("--no-nan", "--format", "json", model="nets.py:sick")
     after = ["head", "twice", "twice#1", "fc.0", "fc.1", "fc.2"]
