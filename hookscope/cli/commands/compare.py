@@ -94,11 +94,6 @@ class Sides(Options):
         """The options of A and of B from the ``values`` that click has read."""
         return cls(**{side: SideOptions.of(side, values) for side in _SIDES})
 
-    @classmethod
-    def metadata(cls) -> dict[str, Mapping[str, Any]]:
-        """Nothing: no option of a side needs another."""
-        return {}
-
 
 def load_sides(a: SideOptions, b: SideOptions) -> tuple[comparison.Side, comparison.Side]:
     """Load both sides. A model that does not state its preprocessing gets the other's, unless an option sets it."""
