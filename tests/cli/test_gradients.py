@@ -1,11 +1,7 @@
 """The command gradients on small models: its rows, findings, changes and refusals."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from hookscope.gradients import GRADIENTS, PARAMETER_GRADIENTS
 from tests.cli.conftest import NETS as COMMON
 from tests.cli.helpers import Run, as_json, one_error
 
@@ -48,30 +44,6 @@ OWN = ["conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias", "fc.weight", 
 
 def command_line(*words: str, model: str = "Small", images: tuple[str, ...] = ("cat.png",)) -> list[str]:
     return ["gradients", f"nets.py:{model}", *images, "--input-size", "32", "--device", "cpu", *words]
-
-
-def test_json_is_one_object(run: Run, here: Path) -> None:
-    (here / "names.txt").write_text("cat\ndog\nfox\nowl\n")
-    report = as_json(run, "--categories", "names.txt", "--target", "fox")
-    assert (report["model"], report["loss"]["name"], report["findings"]) == ("nets.py:Small", "score", [])
-    assert (report["targets"][0]["class"], report["targets"][0]["label"]) == (2, "fox")
-    assert report["loss"]["value"] == pytest.approx(report["targets"][0]["score"])
-    assert [(row["name"], row["index"]) for row in report["layers"]] == [("conv1", 0), ("conv2", 1), ("fc", None)]
-    assert [row["name"] for row in report["parameters"]] == OWN
-    assert tuple(report["layers"][0]) == GRADIENTS.flat
-    assert tuple(report["parameters"][0]) == PARAMETER_GRADIENTS.flat
-    # the score of class 2 is a sum with its bias: gradient 1 there, 0 in the others
-    bias = report["parameters"][-1]
-    assert (bias["norm"], bias["max_abs"], bias["zeros"], bias["norm_after"]) == (1.0, 1.0, 0.75, None)
-    squares = sum(row["norm"] ** 2 for row in report["parameters"])
-    assert report["total_norm"] == pytest.approx(squares**0.5) and report["total_norm_after"] is None
-
-
-def test_ndjson_has_the_kind_of_each_row(run: Run) -> None:
-    rows = [json.loads(line) for line in run("--format", "ndjson", model="Detached")[1].splitlines()]
-    assert [row.pop("row") for row in rows] == ["layer"] * 3 + ["parameter"] * 6 + ["finding"]
-    assert (rows[0]["grad_output_norm"], rows[0]["ratio"], rows[0]["findings"]) == (None, None, ["no-gradient"])
-    assert rows[-1]["numbers"]["reason"] == "detached"
 
 
 def test_layers_are_chosen_and_changes_go_together(run: Run) -> None:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -81,15 +80,6 @@ def test_interventions_are_done_in_order_and_bring_other_answers(run: Run, net: 
     words = ["--at", "conv1", "dropblock:p=0.3,block_size=3"]
     first, again, other = (as_json(run, *words, "--seed", seed)["classes"] for seed in ("1", "1", "2"))
     assert first == again != other
-
-
-@pytest.mark.parametrize("name", ["direction.npy", "direction.pt"])
-def test_a_direction_is_added(run: Run, net: LoadedModel, here: Path, name: str) -> None:
-    direction = torch.arange(4.0)
-    np.save(here / "direction.npy", direction.numpy())
-    torch.save(direction, here / "direction.pt")
-    report = as_json(run, "--at", "fc", f"steer:from={name},scale=0.5")
-    assert torch.allclose(scores_after(report), scores(net) + 0.5 * direction, atol=1e-5)
 
 
 def test_chosen_layers_are_compared_also_without_classes(run: Run) -> None:

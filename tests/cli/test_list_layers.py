@@ -104,16 +104,15 @@ def test_every_kind_of_model(run: Run, model: str, words: list[str], field: str,
     assert value in [row[field] for row in json.loads(printed(run, *words, model=model))]
 
 
+@pytest.mark.parametrize("command", ["list-layers", "graph"])
 def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_torch(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setattr("hookscope.models.names.package_folder", lambda: "/nowhere/hookscope")
-    first = printed(run, model="shapes", format="table")
-    lines = first.splitlines()
-    assert lines[-1] == "shapes at 128x128: 727,626 parameters, 81,102,378 MACs"
-    assert " ".join(lines[26].split()) == "25 classifier.1 1x512x7x7 1x10x7x7 5130 251,370 207x207 16x16"
+    first = printed(run, command=command, model="shapes", format="table")
+    assert "shapes at 128x128: 727,626 parameters, 81,102,378 MACs" in first
     monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
-    assert printed(run, model="shapes", format="table") == first
+    assert printed(run, command=command, model="shapes", format="table") == first
 
 
 def test_the_factory_that_was_taken_is_named_and_what_it_prints_is_no_row(run: Run, here: Path) -> None:
@@ -128,13 +127,6 @@ def test_the_factory_that_was_taken_is_named_and_what_it_prints_is_no_row(run: R
     status, out, errors = run(model="one.py")
     assert (status, errors) == (0, "Note: one.py has one factory: one.py:only is taken\n") and json.loads(out)
     assert run(model="one.py:only") == (0, out, "")
-
-
-def test_a_second_tree_needs_no_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = printed(run, command="graph", model="shapes", format="table")
-    assert "(2 calls)" not in first and "727,626 parameters" in first
-    monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
-    assert printed(run, command="graph", model="shapes", format="table") == first
 
 
 def test_a_graph_is_drawn_beside_the_tree(run: Run, tmp_path: Path) -> None:

@@ -71,29 +71,6 @@ def images_in(out: str) -> int:
     return int(rows(out)[0]["images"])
 
 
-def test_ndjson_has_the_kind_of_each_row_and_json_is_one_object_of_them(run: Run) -> None:
-    status, out, errors = run("pics")
-    assert (status, errors) == (0, "")
-    layers = [row for row in rows(out) if row["row"] == "layer"]
-    assert [(row["index"], row["name"], row["call"], row["calls"]) for row in layers] == [
-        (0, "conv1", 0, 1),
-        (None, "relu", 0, 2),
-        (1, "conv2", 0, 1),
-        (None, "relu", 1, 2),
-        (2, "conv3", 0, 1),
-        (None, "act", 0, 1),
-    ]
-    assert [(row["finding"], row["layer"], row.get("channels")) for row in rows(out) if row["row"] == "finding"] == [
-        ("duplicate-channels", "conv2", [5, 7]),
-        ("few-images", "", None),
-    ]
-    assert (layers[1]["dead_channels"], layers[2]["duplicate_channels"]) == ([2], [[5, 7]])
-    assert layers[0]["min_at"]["image"] in NAMES
-    tables = json.loads(run("pics", format="json")[1], parse_constant=pytest.fail)
-    assert list(tables) == ["layers", "findings", "verdict"]
-    assert rows(out) == [{"row": kind[:-1], **row} for kind in ("layers", "findings") for row in tables[kind]]
-
-
 def test_channels_have_rows_of_their_own(run: Run) -> None:
     channels = [row for row in rows(run("pics", "--per-channel")[1]) if row["row"] == "channel"]
     assert len(channels) == 6 + 6 + 12 + 12 + 5 + 5

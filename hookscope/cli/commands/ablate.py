@@ -16,11 +16,10 @@ from hookscope.cli.shared.written import open_option, show_option
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
-from hookscope.hooks import CALL
 
 COLUMNS = Columns(
     Column("place", need=5),
-    *CALL.but(index={"need": 1}, type={"need": 1}),
+    *hooks.CALL.but(index={"need": 1}, type={"need": 1}),
     Column("channel"),
     Column("score_drop"),
     Column("score", where="rows"),

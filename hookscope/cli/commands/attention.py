@@ -16,11 +16,10 @@ from hookscope.cli.shared.picture_run import PEAK, PictureCommand, check_arrays
 from hookscope.cli.shared.subject import running
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
-from hookscope.hooks import CALL
 
 COLUMNS = Columns(
     Column("image"),
-    *CALL.but("order", type={"need": 2}),
+    *hooks.CALL.but("order", type={"need": 2}),
     Column("head"),
     Column("shape", need=5),
     Column("query"),

@@ -94,11 +94,6 @@ class Sides(Options):
         """The options of A and of B from the ``values`` that click has read."""
         return cls(**{side: SideOptions.of(side, values) for side in _SIDES})
 
-    @classmethod
-    def metadata(cls) -> dict[str, Mapping[str, Any]]:
-        """Nothing: no option of a side needs another."""
-        return {}
-
 
 def load_sides(a: SideOptions, b: SideOptions) -> tuple[comparison.Side, comparison.Side]:
     """Load both sides. A model that does not state its preprocessing gets the other's, unless an option sets it."""
@@ -336,12 +331,10 @@ def _caption(found: comparison.Comparison) -> Mapping[str, Any]:
         for side, facts in (("A", a), ("B", b))
         if len(same) < len(a)
     }
-    prepare = {found.a.preprocess: "preprocess", found.b.preprocess: "preprocess"}
-    if len(prepare) > 1:
-        prepare = {found.a.preprocess: "preprocess of A", found.b.preprocess: "of B"}
-    images = found.names[0] if len(found.names) == 1 else len(found.names)
-    about = {name: text for text, name in prepare.items()}
-    return {**same, **sides, **about, "image" if len(found.names) == 1 else "images": images}
+    of_a, of_b = found.a.preprocess, found.b.preprocess
+    about = {"preprocess": of_a} if of_a == of_b else {"preprocess of A": of_a, "of B": of_b}
+    images = {"image": found.names[0]} if len(found.names) == 1 else {"images": len(found.names)}
+    return {**same, **sides, **about, **images}
 
 
 def _runs(side: comparison.SideFacts) -> str:

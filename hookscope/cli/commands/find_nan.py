@@ -14,11 +14,10 @@ from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns
 from hookscope.errors import printable
 from hookscope.findings import counted, listed
-from hookscope.hooks import CALL
 
 COLUMNS = Columns(
     Column("kind"),
-    *CALL.but("index"),
+    *hooks.CALL.but("index"),
     *("operation", "place", "cause", "source", "deliberate", "nonfinite"),
     Column("inputs", lambda call: _plain(call.inputs), as_json=True),
     Column("output", lambda call: _plain(call.output), as_json=True),

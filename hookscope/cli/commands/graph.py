@@ -15,22 +15,15 @@ from hookscope.columns import Column, Columns, Row
 from hookscope.display import engineering
 from hookscope.findings import listed
 from hookscope.hooks import MODEL, Shape
-from hookscope.structure import TreeRow, folded_name
 
 TREE = Columns(
     Column("layer", where="table"),
     Column("depth", where="rows"),
     Column("name", where="rows"),
     Column("type", need=1),
-    Column("repeats", where="rows"),
-    Column("last", where="rows"),
-    Column("calls", where="rows"),
-    Column("input_shape", where="rows"),
-    Column("output_shape", where="rows"),
+    *(Column(name, where="rows") for name in ("repeats", "last", "calls", "input_shape", "output_shape")),
     Column("output", where="table", need=2),
-    Column("params"),
-    Column("macs"),
-    Column("values"),
+    *("params", "macs", "values"),
 )
 _TEXTS, _NUMBERS = ("layer", "type", "output"), ("params", "macs", "values")  # columns of a table
 _BAR = 5  # characters of a bar of 100 %
@@ -83,7 +76,7 @@ class Graph(RowCommand):
         self.print(_report(tree, [*lines, f"{whole}: {numbers}{' (by a real pass)' if trace.real else ''}"]))
 
 
-def _report(tree: Sequence[TreeRow], totals: Sequence[str]) -> Report:
+def _report(tree: Sequence[structure.TreeRow], totals: Sequence[str]) -> Report:
     """The rows of a tree; a table leaves a model with layers to the ``totals``, and adds bars of shares in it."""
     rows = TREE.rows(tree)
     below = rows[1:] or rows
@@ -92,7 +85,7 @@ def _report(tree: Sequence[TreeRow], totals: Sequence[str]) -> Report:
     return Report([section], totals=totals)
 
 
-def _in_table(tree: Sequence[TreeRow]) -> Iterator[Row]:
+def _in_table(tree: Sequence[structure.TreeRow]) -> Iterator[Row]:
     """What a table shows of the rows below the model itself, or of the model without layers."""
     whole, rows = tree[0], tree[1:] or tree
     parents = [whole]
@@ -106,14 +99,14 @@ def _in_table(tree: Sequence[TreeRow]) -> Iterator[Row]:
         yield dict(zip((*_TEXTS, *_NUMBERS), cells, strict=True))
 
 
-def _label(row: TreeRow, outer: TreeRow) -> str:
+def _label(row: structure.TreeRow, outer: structure.TreeRow) -> str:
     """Its name without the name of the module around it, and its repeats."""
     inside = f"{outer.name}." if outer.name else ""
     begin = inside if row.name.startswith(inside) else ""
     last = row.last if row.repeats > outer.repeats else row.name
     times = f" ×{row.repeats // outer.repeats}" if row.repeats > outer.repeats else ""
     calls = f" ({row.calls} calls)" if row.calls > 1 else ""
-    return f"{'  ' * (row.depth - 1)}{folded_name(row.name, last).removeprefix(begin) or MODEL}{times}{calls}"
+    return f"{'  ' * (row.depth - 1)}{structure.folded_name(row.name, last).removeprefix(begin) or MODEL}{times}{calls}"
 
 
 def _short(number: int) -> str:

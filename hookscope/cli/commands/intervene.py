@@ -21,10 +21,9 @@ from hookscope.cli.shared.written import show_option
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
-from hookscope.hooks import CALL
 
 LAYERS = Columns(
-    *CALL.but(type={"need": 6}),
+    *hooks.CALL.but(type={"need": 6}),
     Column("shape", need=7),
     Column("changed"),
     Column("relative_l2"),

@@ -19,7 +19,6 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.columns import Column, Columns
 from hookscope.errors import InputError, near_misses
-from hookscope.training import Run, duration_words, findings_over_time, read_runs, summary
 
 COLUMNS = Columns(
     Column("step"),
@@ -60,13 +59,13 @@ class ShowRun(RowCommand):
         log = self.log
         if not os.path.exists(log):
             raise InputError(f"no log '{log}': No such file or directory", _near(log))
-        runs = read_runs(log)
+        runs = training.read_runs(log)
         if not runs:
             raise InputError(f"'{log}' holds no run yet", do="wait for the first sampled step, or start a run")
         run = runs[-1]
-        findings = findings_over_time(run)
-        written = f"; last written to {duration_words(max(0.0, time.time() - os.stat(log).st_mtime))} ago"
-        lines = [_what_ran(run, len(runs)), f"{summary(run)}{written if run.end is None else ''}"]
+        findings = training.findings_over_time(run)
+        written = f"; last written to {training.duration_words(max(0.0, time.time() - os.stat(log).st_mtime))} ago"
+        lines = [_what_ran(run, len(runs)), f"{training.summary(run)}{written if run.end is None else ''}"]
         if self.plot is not None:
             facts = {"run": _run_row(run), "findings": [finding.as_row() for finding in findings]}
             provenance = {name: plain_json(fact) for name, fact in facts.items()}
@@ -91,7 +90,7 @@ def _near(log: str) -> str:
     return "there is " + ", ".join(os.path.join(folder, entry) for entry in near) if near else ""
 
 
-def _what_ran(run: Run, runs: int) -> str:
+def _what_ran(run: training.Run, runs: int) -> str:
     header = run.header
     command, every, size = header.get("command"), header.get("every"), header.get("world_size") or 1
     parts = [" ".join(map(str, command)) if command else "a training loop", f"started {header.get('started')}"]
@@ -101,7 +100,7 @@ def _what_ran(run: Run, runs: int) -> str:
     return ", ".join(parts)
 
 
-def _run_row(run: Run) -> dict[str, Any]:
+def _run_row(run: training.Run) -> dict[str, Any]:
     header = {name: value for name, value in run.header.items() if name not in ("row", "layers", "types")}
     chosen = {"chosen_layers": run.header.get("layers"), "chosen_types": run.header.get("types")}
-    return {**header, **chosen, **dataclasses.asdict(summary(run)), "notes": run.notes}
+    return {**header, **chosen, **dataclasses.asdict(training.summary(run)), "notes": run.notes}

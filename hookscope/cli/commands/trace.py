@@ -13,9 +13,8 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import counted, listed, operations_in_words
-from hookscope.hooks import CALL
 
-_BASE = CALL.but(call={"where": "rows", "hide": ""}, order={"hide": "unknown"})
+_BASE = hooks.CALL.but(call={"where": "rows", "hide": ""}, order={"hide": "unknown"})
 CALLS = Columns(
     *_BASE.but(type={"need": 2}),
     Column("input_shape", need=4),

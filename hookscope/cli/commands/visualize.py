@@ -15,10 +15,9 @@ from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureCommand, as_array, check_arrays
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import listed
-from hookscope.hooks import CALL
 
 COLUMNS = Columns(
-    *CALL.but(type={"need": 2}),
+    *hooks.CALL.but(type={"need": 2}),
     Column("shape", need=5),
     Column("min", lambda summary: summary.low, need=7),
     Column("mean", need=4),
@@ -115,7 +114,7 @@ class Visualize(PictureCommand):
             self.write(sheet.image, file)
             for part, values in summary.values.items():
                 self.arrays.keep("/".join(filter(None, (self.files.words[image], call.key, part))), as_array(values))
-            yield COLUMNS.row(summary, **CALL.row(call), weights=net.weights, file=file)
+            yield COLUMNS.row(summary, **hooks.CALL.row(call), weights=net.weights, file=file)
 
 
 def _is_beyond(summary: Any, choice: drawing.ChannelChoice | None) -> bool:

@@ -9,25 +9,15 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from types import TracebackType
 from typing import Any, ClassVar
 
 from hookscope import drawing, explain, images, models, scores, system
 from hookscope.cli import process
 from hookscope.cli.fields import kept_rows, option
 from hookscope.cli.output.formats import Report, Section, note
-from hookscope.cli.shared.options import (
-    categories_of,
-    categories_option,
-    colour_map_option,
-    complete_classes,
-    in_file,
-    out_file,
-    output_option,
-    target_option,
-)
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import OutputPath, file_word, is_device, model_word, refuse_input, write_picture
 from hookscope.cli.shared.subject import ImageFiles, OfImages, caption_of, with_one_stdin
 from hookscope.cli.shared.written import wrote_arrays
@@ -38,19 +28,19 @@ from hookscope.system import replacement, write_atomically
 _SUFFIXES = (".npy", ".npz", ".safetensors")
 
 
-@dataclass
-class ArrayFile:
+class ArrayFile(contextlib.ExitStack):
     """A ``.npy`` file for one array, a ``.npz`` or ``.safetensors`` file for any number; no file without a path.
 
     The file is complete at the end of a ``with`` block, and does not exist if the block raises. Arrays for ``.npz`` go
     to the disk at once, others stay in memory until then.
     """
 
-    path: str | None
-    arrays: dict[str, Any] = field(default_factory=dict)
-    _keys: set[str] = field(default_factory=set)
-    _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _archive: zipfile.ZipFile | None = None
+    def __init__(self, path: str | None) -> None:
+        super().__init__()
+        self.path = path
+        self.arrays: dict[str, Any] = {}
+        self._keys: set[str] = set()
+        self._archive: zipfile.ZipFile | None = None
 
     def expect(self, count: int) -> None:
         """Refuse more than one array for a ``.npy`` file, before the first is drawn."""
@@ -74,8 +64,7 @@ class ArrayFile:
 
         if self._archive is None:
             assert self.path is not None
-            self._archive = zipfile.ZipFile(self._open.enter_context(replacement(self.path)), "w")
-            self._open.enter_context(self._archive)
+            self._archive = self.enter_context(zipfile.ZipFile(self.enter_context(replacement(self.path)), "w"))
         with self._archive.open(f"{key}.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
 
@@ -86,18 +75,13 @@ class ArrayFile:
         except OSError as error:
             raise WriteError(f"cannot write {self.path}: {error.strerror or error}") from error
 
-    def __enter__(self) -> ArrayFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if error is not None:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None:
             with contextlib.suppress(OSError):  # the disk that was full before; the first error says which file
-                self._open.__exit__(kind, error, where)
+                super().__exit__(*error)
             return
         with self._write_errors():
-            self._open.close()
+            super().__exit__(*error)
         if self.path is not None and self.arrays:
             write_atomically(self.path, _content(self.path, self.arrays))
         if self._keys and self.path is not None:
@@ -250,7 +234,7 @@ class ExplainCommand(PictureCommand):
 
     suffixes = (".png", *drawing.ANIMATIONS)
 
-    target: scores.Target | scores.Boxes | str | None = target_option(
+    target: scores.Target | scores.Boxes | str | None = shared.target_option(
         "What to explain. A class",
         parse=scores.parse_target,
         more=" box:K explains the K-th best detection, from 0; box:K:class explains its class only, not its"
@@ -261,25 +245,25 @@ class ExplainCommand(PictureCommand):
         "Subtract the score of this class: explain why --target and not this class.",
         metavar="CLASS",
         parse=scores.Target,
-        shell_complete=complete_classes,
+        shell_complete=shared.complete_classes,
     )
-    region: scores.Region | None = in_file(
+    region: scores.Region | None = shared.in_file(
         "Pixels of a segmentation to explain: a mask of the image's size, non-zero inside, or the pixel X,Y."
         "  [default: where the class has the highest score]",
         metavar="FILE|X,Y",
         parse=scores.Region.parse,
     )
-    similar_to: ImageFiles | None = in_file(
+    similar_to: ImageFiles | None = shared.in_file(
         "Explain the similarity to IMAGE: the cosine of both outputs, instead of the score of a class.",
         metavar="IMAGE",
         parse=_reference,
     )
-    categories: tuple[str, ...] | None = categories_option()
-    output: str | None = output_option("picture")
-    raw: str | None = out_file(
+    categories: tuple[str, ...] | None = shared.categories_option()
+    output: str | None = shared.output_option("picture")
+    raw: str | None = shared.out_file(
         "Keep the numbers of the maps too: .npy, or several in one .npz or .safetensors.", writes=check_arrays
     )
-    cmap: str | None = colour_map_option("Any matplotlib colour map.", default="inferno")
+    cmap: str | None = shared.colour_map_option("Any matplotlib colour map.", default="inferno")
 
     @property
     def choice(self) -> scores.TargetChoice:
@@ -303,7 +287,7 @@ class ExplainCommand(PictureCommand):
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
-        return categories_of(self.net, self.categories)
+        return shared.categories_of(self.net, self.categories)
 
     @cached_property
     def target_of(self) -> Callable[..., Any]:
