@@ -124,7 +124,7 @@ LIGHT_FILES = [
     "hooks/selection.py",
     "scores/target.py",
     "parameters/findings.py",
-    "statistics/columns.py",
+    "statistics/facts.py",
     "statistics/findings.py",
     "structure/tree.py",
     "structure/graph.py",

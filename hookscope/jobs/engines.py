@@ -274,7 +274,7 @@ def _silent_core() -> Iterator[None]:
 def _check_answer(address: str) -> None:
     """Refuse a cluster that does not answer; Ray itself would try for two minutes and then end the process."""
     host, _, port = address.rpartition(":")
-    if address != "auto" and not (host and port.isdigit() and int(port) < 1 << 16):
+    if address != "auto" and not (host and port.isdecimal() and int(port) < 1 << 16):
         raise UsageError(f"'{address}' is not an address", do="give auto, or HOST:PORT such as head:6379")
     do = "start one with `ray start --head`, or leave ‹address|--address› out to start Ray here"
     asked = "no Ray cluster " + ("is running on this machine" if address == "auto" else f"answers at {address}")

@@ -1,8 +1,10 @@
 from .collector import StatisticsCollector as StatisticsCollector
-from .columns import (
+from .facts import (
     CHANNELS as CHANNELS,
     QUANTILES as QUANTILES,
     STATISTICS as STATISTICS,
+    LayerStatistics as LayerStatistics,
+    ValuePosition as ValuePosition,
     channel_rows as channel_rows,
     statistics_rows as statistics_rows,
 )
@@ -23,9 +25,7 @@ from .limits import (
 )
 from .moments import (
     Floats as Floats,
-    LayerStatistics as LayerStatistics,
     ValueHistogram as ValueHistogram,
-    ValuePosition as ValuePosition,
     in_intervals as in_intervals,
 )
 from .run import (

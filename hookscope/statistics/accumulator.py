@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks import OPERATION, Call, Operation, activation_class, class_names, key_of, merge_moments
-from hookscope.statistics.columns import QUANTILES
+from hookscope.statistics.facts import QUANTILES, LayerStatistics, ValuePosition
 from hookscope.statistics.moments import (
     Accumulator,
     ChannelMoments,
     Floats,
-    LayerStatistics,
     MapSums,
     ValueHistogram,
-    ValuePosition,
     sums_of_maps,
 )
 

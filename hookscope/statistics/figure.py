@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hookscope.drawing import Colour, Mark, Panel, RowPlot, row_plot, with_types
 from hookscope.errors import InstallationError, printable
 from hookscope.findings import Finding, default, nonfinite_words, single
-from hookscope.statistics.moments import LayerStatistics
+from hookscope.statistics.facts import LayerStatistics
 from hookscope.system import StrPath, make_folder, write_atomically
 
 _MOST_LINES = 10

@@ -32,7 +32,7 @@ from hookscope.findings import (
 from hookscope.hooks import ACTIVATION_FUNCTIONS
 
 if TYPE_CHECKING:
-    from hookscope.statistics.moments import LayerStatistics, ValuePosition
+    from hookscope.statistics.facts import LayerStatistics, ValuePosition
     from hookscope.statistics.totals import BatchNormDrift, RunningStatistics
 
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from hookscope.errors import printable
 from hookscope.findings import counted, listed, nonfinite_words, percent
 from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection, key_of
-from hookscope.statistics.moments import LayerStatistics
+from hookscope.statistics.facts import LayerStatistics
 from hookscope.statistics.totals import Coverage
 
 

@@ -17,7 +17,8 @@ from hookscope.errors import InputError
 from hookscope.findings import counted, listed
 from hookscope.hooks import Call, as_float, was_trained, was_updated
 from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
-from hookscope.statistics.moments import Accumulator, ChannelMoments, Floats, LayerStatistics, sums_of_maps
+from hookscope.statistics.facts import LayerStatistics
+from hookscope.statistics.moments import Accumulator, ChannelMoments, Floats, sums_of_maps
 
 BATCH_NORMS = ("_BatchNorm", "FrozenBatchNorm2d")
 """Classes of layers with running statistics."""

@@ -94,7 +94,7 @@ def torchrun_rank() -> int | None:
 
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 _NOTES_SHOWN = 3

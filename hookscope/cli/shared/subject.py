@@ -142,7 +142,7 @@ class ImageList(Options):
     files0_from: str | None = shared.in_file(
         "Read names of images and folders from FILE (- for standard input), separated by NUL as by `find -print0`."
     )
-    limit: int | None = option("Use only the first N image_reader.")
+    limit: int | None = option("Use only the first N images.")
 
     @cached_property
     def images(self) -> list[str]:
