@@ -14,7 +14,8 @@ HOUSE = ROOT / "hookscope"
 # A package imports only from the rows above its own.
 ROWS = [
     "errors _version",
-    "columns display",
+    "columns",
+    "display",
     "findings",
     "hooks images system",
     "models",
