@@ -17,7 +17,9 @@ def test_command_line_does_what_it_did(group, case):
 
     moved = []
     for kind in golden_files.KINDS:
-        moved += [f"{kind}{line}" for line in differences(golden_files.read(kind, group)[case], now[kind])]
+        golden = golden_files.read(kind, group)
+        assert case in golden, f"new: run python -m tests.golden '{group}/*' --write"
+        moved += [f"{kind}{line}" for line in differences(golden[case], now[kind])]
     assert not moved, "\n".join([CASES[group][case], *moved[:30]])
 
 
