@@ -258,7 +258,7 @@ class OwnTransforms:
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """The last step: ``values``, or the normalisation of torchvision's transforms and their like; None if unknown."""
+        """The last step: ``values``, or the normalisation of transforms that torchvision has; None if unknown."""
         if self.values is not None:
             return self.values
         steps: Iterable[Any] = getattr(self.function, "transforms", None) or (
