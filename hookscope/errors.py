@@ -158,6 +158,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
+def first_line(error: BaseException, longest: int = 200) -> str:
+    """The first line of what an error says, safe to show; the name of its class if it says nothing."""
+    return printable(next(iter(str(error).strip().splitlines()), type(error).__name__))[:longest]
+
+
 def near_misses(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """The ``names`` nearest to ``name``, at most ``count``, best first; case is ignored."""
     by_lower: dict[str, str] = {}

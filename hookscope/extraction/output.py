@@ -9,7 +9,7 @@ import shutil
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hookscope.errors import InputError, UsageError, WriteError, printable
+from hookscope.errors import InputError, UsageError, WriteError, first_line
 from hookscope.extraction.formats import FOLDER, FORMATS, Column, FeatureFormat, FeatureTable, format_of, shards_in
 from hookscope.findings import counted
 from hookscope.jobs import StateKind, read_state, write_state
@@ -220,5 +220,5 @@ def metadata_of(output: Output) -> dict[str, Any]:
         metadata = output.format.metadata(output.target)
         return {"shard": 0, "columns": metadata["columns"], **metadata}
     except Exception as error:  # whatever the reader of the format raises
-        exists = printable(str(error).partition("\n")[0])
+        exists = first_line(error)
         raise InputError(f"'{output.path}' holds no features of hookscope, or is damaged", exists) from error

@@ -23,7 +23,7 @@ from typing import Any
 
 from PIL import Image
 
-from hookscope.errors import HookscopeError, ImageError, UsageError, nearest, printable
+from hookscope.errors import HookscopeError, ImageError, UsageError, first_line, nearest, printable
 from hookscope.findings import counted
 
 
@@ -416,5 +416,5 @@ def _errors(path: str) -> Iterator[None]:
         do = "pip install pyarrow, or the package that fsspec names"
         raise ImageError(f"'{path}' cannot be read: {printable(str(error))}", do=do) from error
     except Exception as error:  # each file system has errors of its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        reason = first_line(error, 300)
         raise ImageError(f"'{path}' cannot be read: {reason}", do="check the address and the permissions") from error

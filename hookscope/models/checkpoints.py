@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import WeightsError, nearest
+from hookscope.errors import WeightsError, first_line, nearest
 from hookscope.findings import counted, listed
 
 # Names of state dicts in a checkpoint, those that are looked for first. Others are taken where none of these is there.
@@ -217,11 +217,6 @@ def _danger(text: str, head: bytes) -> str:
     if "TorchScript" in text:
         return "would run code (TorchScript)"
     return "could run code" if "weights_only" in text and head[:1] == b"\x80" else ""  # a pickle begins with 0x80
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
 
 
 # Buffers of a BatchNorm that keep their values where a checkpoint lacks them; old files lack the first.

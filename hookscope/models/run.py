@@ -83,7 +83,7 @@ def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if isinstance(error, HookscopeError) or _is_not_of_the_model(error):
+        if isinstance(error, HookscopeError) or is_not_of_users(error):
             raise
         if isinstance(error, SystemExit):
             raise InputError(f"{model} ends the program in its forward pass, by sys.exit({error.code!r})") from error
@@ -163,12 +163,12 @@ def build_errors_as_model_errors(asked: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if isinstance(error, HookscopeError) or _is_not_of_the_model(error):
+        if isinstance(error, HookscopeError) or is_not_of_users(error):
             raise
         raise ModelError(f"{asked}: {describe_error(error)}", do=_all_of_it(error)) from error
 
 
-def _is_not_of_the_model(error: BaseException) -> bool:
+def is_not_of_users(error: BaseException) -> bool:
     """Whether the memory is full, for which another input is not the first cure, or a signal ends the command."""
     return is_out_of_memory(error) or (isinstance(error, SystemExit) and error.code in _SIGNAL_EXITS)
 

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hookscope.errors import ModelError, WeightsError, nearest
+from hookscope.errors import ModelError, WeightsError, first_line, nearest
 from hookscope.models.metadata import read_description
 from hookscope.models.model_source import (
     Detections,
@@ -173,7 +173,7 @@ class TimmSource(MadeSource):
         except Exception as error:
             if not pretrained:
                 raise
-            self.missing = (str(error).splitlines() or [type(error).__name__])[0][:120].strip(" .")
+            self.missing = first_line(error, 120).strip(" .")
             return None
         if pretrained:
             self.label = "timm pretrained"

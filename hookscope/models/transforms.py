@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, _presets as presets, functional as F
 
-from hookscope.errors import InputError, is_out_of_memory
-from hookscope.models.run import describe_error
+from hookscope.errors import InputError
+from hookscope.models.run import describe_error, is_not_of_users
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -234,7 +234,7 @@ class OwnTransforms:
         try:
             tensor = self.function(image)
         except (Exception, SystemExit) as error:
-            if is_out_of_memory(error):
+            if is_not_of_users(error):
                 raise
             raise InputError(f"{self.name} failed on a picture: {describe_error(error)}") from error
         if not isinstance(tensor, Tensor) or tensor.dim() not in (3, 4):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookscope.errors import HookscopeError, UsageError, nearest
+from hookscope.errors import HookscopeError, UsageError, first_line, nearest
 from hookscope.hooks import tensors_in
 from hookscope.models import (
     LoadedModel,
@@ -66,10 +66,8 @@ def step(optimizer: Optimizer) -> None:
         with _AnyNumber():  # type: ignore[no-untyped-call]
             optimizer.step()
     except (TypeError, RuntimeError, ValueError) as error:
-        said = (str(error).splitlines() or [""])[0]
-        raise HookscopeError(
-            f"{type(optimizer).__name__} cannot be planned: {said}", do="use another optimizer"
-        ) from error
+        asked = f"{type(optimizer).__name__} cannot be planned: {first_line(error)}"
+        raise HookscopeError(asked, do="use another optimizer") from error
 
 
 class _AnyNumber(TorchDispatchMode):

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookscope.errors import NonFiniteError, printable
+from hookscope.errors import NonFiniteError, first_line, printable
 from hookscope.hooks import MODEL, call_key
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.log.series import METRICS
-from hookscope.training.sinks import Sink, SinkChoice, first_line
+from hookscope.training.sinks import Sink, SinkChoice
 
 
 @dataclass(eq=False)

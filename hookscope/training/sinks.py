@@ -19,12 +19,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from hookscope.errors import InstallationError, UsageError, WriteError, nearest, printable
+from hookscope.errors import InstallationError, UsageError, WriteError, first_line, nearest
 from hookscope.system import check_folder, make_folder
 
 _MOST_IN_A_BATCH = 1000  # metrics in a request of MLflow
 _LONGEST_PARAMETER = 500  # characters, of MLflow
-_LONGEST_REASON = 200  # characters
 Histogram = Mapping[str, Sequence[float]]
 """``edges`` ``(B + 1,)`` in ascending order and ``counts`` ``(B,)``."""
 Scalars = Mapping[str, float]  # by their tags
@@ -167,10 +166,6 @@ def _imported(module: str, package: str) -> Any:
 
 def not_installed(package: str) -> InstallationError:
     return InstallationError(f"the package {package} is not installed", do=f"pip install 'hookscope[{package}]'")
-
-
-def first_line(error: Exception) -> str:
-    return printable(next(iter(str(error).splitlines()), type(error).__name__))[:_LONGEST_REASON]
 
 
 def _with_width(histogram: Histogram) -> tuple[Sequence[float], list[float]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torchvision.models import feature_extraction
 
-from hookscope.errors import ModelError, is_out_of_memory
+from hookscope.errors import ModelError, first_line, is_out_of_memory
 from hookscope.hooks import (
     Call,
     ModelSnapshot,
@@ -72,7 +72,7 @@ def attempted(action: Callable[[], Any]) -> tuple[Any, str]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return None, first_line(error)
 
 
 def _traced(model: nn.Module) -> fx.GraphModule:

@@ -1,6 +1,7 @@
 """Photograph to tensor, judged by torchvision's own transforms and by Pillow."""
 
 import dataclasses
+import signal
 from typing import Any
 
 import numpy as np
@@ -369,3 +370,11 @@ def test_a_region_of_an_own_function_has_the_size_of_the_input() -> None:
     mask = Image.new("L", (8, 8))
     mask.putpixel((2, 5), 1)
     assert own.region(mask).nonzero().tolist() == [[5, 2]]
+
+
+def test_a_signal_during_a_function_of_the_user_ends_the_run() -> None:
+    def stopped(picture: Image.Image) -> torch.Tensor:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    with pytest.raises(SystemExit, match="143"):
+        OwnTransforms(stopped, "mine")(Image.new("RGB", (4, 4)))
