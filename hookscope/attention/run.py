@@ -162,9 +162,9 @@ def attention_maps(
     shown = InputSize.of(picture)
     with differentiable(model), torch.no_grad():
         reduce = partial(map_of, query=usual_query(model) if query is None else query, shown=shown, weights=weights)
-        _, found = follow_attention(model, passed_on(inputs), "0:" if layers is None else layers, reduce)
-    maps = [value for _, value in found if isinstance(value, AttentionMap)]
-    errors = [value for _, value in found if isinstance(value, NoMapError)]
+        _, pairs = follow_attention(model, passed_on(inputs), "0:" if layers is None else layers, reduce)
+    maps = [value for _, value in pairs if isinstance(value, AttentionMap)]
+    errors = [value for _, value in pairs if isinstance(value, NoMapError)]
     if errors and (layers is not None or not maps):
         raise errors[-1]
     return Rows(maps)
@@ -363,21 +363,21 @@ def draw_attention(
     if not maps:
         raise UsageError("no map of attention to draw")
     (whole, box), origin, cmap = seen_part(photograph, net), Origin.of(net, photograph), cmap or "inferno"
-    seen = (
+    region = (
         max(0, round(box[0])),
         max(0, round(box[1])),
         min(whole.width, round(box[2])),
         min(whole.height, round(box[3])),
     )
-    picture = whole.crop(seen)
+    picture = whole.crop(region)
     factor = (cell or _CELL) / min(picture.size)
     size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
     small = picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST)
     left, top, right, bottom = (
-        (side - seen[at % 2]) * size[at % 2] / picture.size[at % 2] for at, side in enumerate(box)
+        (side - region[at % 2]) * size[at % 2] / picture.size[at % 2] for at, side in enumerate(box)
     )
-    rows = [row for each in maps for row in _rows_of(each, (left, top, right, bottom), columns)]
-    queries = list(dict.fromkeys(each.query for each in maps))
+    rows = [row for grid in maps for row in _rows_of(grid, (left, top, right, bottom), columns)]
+    queries = list(dict.fromkeys(grid.query for grid in maps))
     query = queries[0] if len(queries) == 1 else "the position at the cross" if maps[0].at else "mean of all queries"
     title = f"attention of {counted(len(maps), 'call')}: {query}"
     words = [title, ", ".join(filter(None, [origin.model, *origin.words])), _LEGEND]
@@ -386,24 +386,24 @@ def draw_attention(
     return with_provenance(page, _provenance(maps, origin, box, cmap, page))
 
 
-def _rows_of(each: AttentionMap, box: tuple[float, float, float, float], columns: int | None) -> list[HeatRow]:
+def _rows_of(grid: AttentionMap, box: tuple[float, float, float, float], columns: int | None) -> list[HeatRow]:
     """The heads of one call, in rows of about the same length."""
     left, top, right, bottom = box
-    at = each.at and (left + each.at[1] * (right - left), top + each.at[0] * (bottom - top))
+    at = grid.at and (left + grid.at[1] * (right - left), top + grid.at[0] * (bottom - top))
     panels = []
-    for head, (values, positions) in enumerate(zip(each.stills, each.effective_positions, strict=True)):
+    for head, (values, positions) in enumerate(zip(grid.stills, grid.effective_positions, strict=True)):
         highest = float(values.max())
         words = [f"head {head}", f"up to {highest:.3g}", f"{positions:.0f} positions"]
         alarm = "" if math.isfinite(highest) else "NaN or Inf"
         panels.append(HeatPanel(Heat(values if not alarm else values * 0, box, highest, at), words, alarm))
-    *frames, height, width = each.values.shape[1:]
-    words = [each.call.type, f"{counted(each.heads, 'head')} of {height}×{width}", each.query]
+    *frames, height, width = grid.values.shape[1:]
+    words = [grid.call.type, f"{counted(grid.heads, 'head')} of {height}×{width}", grid.query]
     words += [f"sum of {counted(frames[0], 'frame')}"] if frames else []
-    words += [f"in {each.windows:,} windows"] if each.windows > 1 else []
-    words += [f"{percent(float(each.non_patch_weight.mean()))} on no position"] if each.non_patch_weight.any() else []
-    index = "" if each.call.index is None else f"{each.call.index}  "
-    above = [f"{index}{each.call.key or MODEL}", ", ".join(words)]
-    most = columns or math.ceil(each.heads / math.ceil(each.heads / _COLUMNS))
+    words += [f"in {grid.windows:,} windows"] if grid.windows > 1 else []
+    words += [f"{percent(float(grid.non_patch_weight.mean()))} on no position"] if grid.non_patch_weight.any() else []
+    index = "" if grid.call.index is None else f"{grid.call.index}  "
+    above = [f"{index}{grid.call.key or MODEL}", ", ".join(words)]
+    most = columns or math.ceil(grid.heads / math.ceil(grid.heads / _COLUMNS))
     return [HeatRow(panels[at : at + most], () if at else above) for at in range(0, len(panels), most)]
 
 
@@ -412,17 +412,17 @@ def _provenance(
 ) -> dict[str, Any]:
     facts = [
         {
-            "index": each.call.index,
-            "layer": each.call.name,
-            "call": each.call.call,
-            "type": each.call.type,
-            "query": each.query,
-            "at": each.at and list(each.at),
-            "windows": each.windows,
-            "shape": list(each.values.shape),
-            "high": [float(high) if math.isfinite(high) else None for high in each.stills.max((1, 2))],
+            "index": grid.call.index,
+            "layer": grid.call.name,
+            "call": grid.call.call,
+            "type": grid.call.type,
+            "query": grid.query,
+            "at": grid.at and list(grid.at),
+            "windows": grid.windows,
+            "shape": list(grid.values.shape),
+            "high": [float(high) if math.isfinite(high) else None for high in grid.stills.max((1, 2))],
         }
-        for each in maps
+        for grid in maps
     ]
-    seen = [round(side, 3) for side in box]
-    return {**origin.facts(), "seen": seen, "cmap": cmap, "size": list(page.size), "attention": facts}
+    corners = [round(side, 3) for side in box]
+    return {**origin.facts(), "seen": corners, "cmap": cmap, "size": list(page.size), "attention": facts}

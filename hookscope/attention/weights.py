@@ -54,17 +54,17 @@ class Positions:
 
     def of(self, tensor: Tensor) -> Coordinates:
         """The coordinates of ``tensor``; empty if it has none."""
-        found: Coordinates = self._of.get(tensor, ())
-        return found
+        coordinates: Coordinates = self._of.get(tensor, ())
+        return coordinates
 
     def of_queries(self, logits: Tensor) -> Coordinates:
         """The coordinates of the queries, ``(..., L)``, of the logits or weights ``(..., L, S)`` of attention."""
-        found = self.of(logits)
-        return tuple(each[..., 0] for each in found[: self.axes]) if len(found) > self.axes else ()
+        coordinates = self.of(logits)
+        return tuple(tensor[..., 0] for tensor in coordinates[: self.axes]) if len(coordinates) > self.axes else ()
 
     def of_keys(self, logits: Tensor) -> Coordinates:
         """The coordinates of the keys, ``(..., S)``, of the logits or weights ``(..., L, S)`` of attention."""
-        return tuple(each[..., 0, :] for each in self.of(logits)[self.axes :])
+        return tuple(coordinate[..., 0, :] for coordinate in self.of(logits)[self.axes :])
 
     @torch.no_grad()
     def follow(self, name: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -82,7 +82,7 @@ class Positions:
             for at, moved in enumerate(zip(*self._moved(name, function, args, kwargs), strict=True)):
                 self._set(tensors[at], moved)
         elif name == "scaled_dot_product_attention":
-            self._set(output, tuple(each[..., :1].expand(output.shape) for each in self.of(args[0])))
+            self._set(output, tuple(coordinate[..., :1].expand(output.shape) for coordinate in self.of(args[0])))
         else:
             self._set(tensors[0], self._passed_on(name, given, tensors[0]))
 
@@ -114,13 +114,13 @@ class Positions:
         if _RESAMPLES.search(name):
             own = self.of(given[0])
             fits = given[0].dim() == output.dim() == self.axes + 2 and len(own) == self.axes
-            return tuple(_resampled(each[:, :1], output, axis) for axis, each in enumerate(own)) if fits else ()
+            return tuple(_resampled(values[:, :1], output, axis) for axis, values in enumerate(own)) if fits else ()
         for tensor in given:
             if tensor.shape == output.shape:
                 return self.of(tensor)
         first = self.of(given[0])
         if name in ("linear", "layer_norm") and given[0].shape[:-1] == output.shape[:-1]:
-            return tuple(_of_rows(each, output) for each in first)
+            return tuple(_of_rows(coordinate, output) for coordinate in first)
         return ()
 
     def _product(self, name: str, args: Any) -> Coordinates:
@@ -134,23 +134,23 @@ class Positions:
         a, b = self.of(left), self.of(right)
         multiply = partial(_multiplied, args[0] if name == "einsum" else None, left, right)
         if len(a) > self.axes:
-            return tuple(multiply(each, None) for each in a[: self.axes])
+            return tuple(multiply(coordinate, None) for coordinate in a[: self.axes])
         if len(b) > self.axes:
-            return tuple(multiply(None, each) for each in b[: self.axes])
+            return tuple(multiply(None, coordinate) for coordinate in b[: self.axes])
         if not b:
-            return tuple(multiply(each, None) for each in a)
-        queries = [multiply(each, None) for each in a or [_nowhere(left)] * self.axes]
-        return (*queries, *(multiply(None, each) for each in b))
+            return tuple(multiply(coordinate, None) for coordinate in a)
+        queries = [multiply(coordinate, None) for coordinate in a or [_nowhere(left)] * self.axes]
+        return (*queries, *(multiply(None, coordinate) for coordinate in b))
 
 
 def _even(picture: Tensor, axes: int) -> Coordinates:
     """The coordinates of a picture ``(..., H, W)`` or a clip ``(..., T, H, W)``: the centres of its pixels."""
-    found = []
+    coordinates = []
     for axis in range(-axes, 0):
         size = picture.shape[axis]
         centres = (torch.arange(size, device=picture.device, dtype=torch.float32) + 0.5) / size
-        found.append(centres.reshape([-1 if at == axis else 1 for at in range(-axes, 0)]).expand(picture.shape))
-    return tuple(found)
+        coordinates.append(centres.reshape([-1 if at == axis else 1 for at in range(-axes, 0)]).expand(picture.shape))
+    return tuple(coordinates)
 
 
 def _nowhere(tensor: Tensor) -> Tensor:
@@ -201,8 +201,8 @@ def _multiplied(equation: str | None, a: Tensor, b: Tensor, of_a: Tensor | None,
         of_left, of_right = terms.split(",")
         summed = set(of_left) & set(of_right) - set(result)
         axes = {of_left.index(x) - len(of_left) for x in summed}, {of_right.index(x) - len(of_right) for x in summed}
-    one = _only(left, axes[0] if left.dim() > 1 else set()), _only(right, axes[1] if right.dim() > 1 else {-1})
-    product: Tensor = torch.matmul(*one) if equation is None else torch.einsum(equation, *one)
+    operands = _only(left, axes[0] if left.dim() > 1 else set()), _only(right, axes[1] if right.dim() > 1 else {-1})
+    product: Tensor = torch.matmul(*operands) if equation is None else torch.einsum(equation, *operands)
     return product
 
 
@@ -265,15 +265,15 @@ def follow_attention(
     """
     selection = Selection.of(layers)
     selection.check_names([name for name, _ in model.named_modules()], type(model).__name__)
-    seen = _Seen(model, inputs, selection, reduce)
+    record = _Seen(model, inputs, selection, reduce)
     with HookHandles() as handles:
-        seen.operations.modules.watch(handles)
+        record.operations.modules.watch(handles)
         output = model(*inputs)
-    if not seen.calls:
+    if not record.calls:
         exists = "in its pass no softmax weighs values, and no scaled_dot_product_attention runs"
         raise NoMapError(f"{type(model).__name__} has no attention", exists, "visualize and cam show feature maps")
-    chosen = selected_attention(seen.calls, selection)
-    return output, [(call, value) for call, value in seen.kept if call in chosen]
+    chosen = selected_attention(record.calls, selection)
+    return output, [(call, value) for call, value in record.kept if call in chosen]
 
 
 def selected_attention(calls: Sequence[Call], selection: Selection) -> list[Call]:
@@ -359,10 +359,10 @@ class _Seen:
 
     def _keep(self, call: Call, weights: Tensor, queries: Coordinates, keys: Coordinates) -> None:
         lead = weights.shape[:-2]
-        queries, keys = (tuple(each.expand(*lead, -1) for each in of) for of in (queries, keys))
+        queries, keys = (tuple(coordinate.expand(*lead, -1) for coordinate in of) for of in (queries, keys))
         axis, heads = self._heads(call.name, weights, keys)
         of_queries, of_keys = (
-            tuple(each.movedim(axis, -2).reshape(-1, heads, each.shape[-1])[:, 0].cpu() for each in of)
+            tuple(tensor.movedim(axis, -2).reshape(-1, heads, tensor.shape[-1])[:, 0].cpu() for tensor in of)
             for of in (queries, keys)
         )
         shaped = weights.movedim(axis, -3).reshape(-1, heads, *weights.shape[-2:])
@@ -385,7 +385,7 @@ class _Seen:
 
 
 def _are_alike(coordinates: Coordinates, axis: int) -> bool:
-    return all(torch.allclose(each, each.narrow(axis, 0, 1), atol=1e-5, equal_nan=True) for each in coordinates)
+    return all(torch.allclose(tensor, tensor.narrow(axis, 0, 1), atol=1e-5, equal_nan=True) for tensor in coordinates)
 
 
 def _weights_of(

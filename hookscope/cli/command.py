@@ -96,7 +96,7 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
         shared = shared_options(self.get_params(ctx))
         with formatter.section("Shared options, explained by `hookscope help TOPIC`"):
-            words = {topic: " ".join(filter(None, map(_in_list, each))) for topic, each in shared.items()}
+            words = {topic: " ".join(filter(None, map(_in_list, group))) for topic, group in shared.items()}
             formatter.write_dl([*words.items()])
 
 
@@ -117,8 +117,8 @@ def own_options(command: click.Command) -> list[click.Option]:
 def shared_options(params: Iterable[click.Parameter]) -> dict[str, list[click.Option]]:
     """The options that belong to a topic, by topic."""
     options = [option for option in params if isinstance(option, click.Option)]
-    found = {topic: [option for option in options if _topic(option) == topic] for topic in TOPICS}
-    return {topic: options for topic, options in found.items() if options}
+    by_topic = {topic: [option for option in options if _topic(option) == topic] for topic in TOPICS}
+    return {topic: options for topic, options in by_topic.items() if options}
 
 
 def _in_list(option: click.Option) -> str | None:
@@ -193,7 +193,7 @@ class Command(Options):
             lines = "\n  ".join([f"{cls.fields_title}:", *cls.fields_told.help_lines()])
             help += f"\n\n\b\n{lines}"
         params = {parameter.name: parameter for parameter in cls.click_parameters()}
-        ordered = sorted(params.values(), key=lambda each: (isinstance(each, click.Option), each.name != "model"))
+        ordered = sorted(params.values(), key=lambda param: (isinstance(param, click.Option), param.name != "model"))
         return cls.made_of(name, callback=call, params=ordered, help=help, table=cls.table)
 
 
@@ -224,7 +224,7 @@ class RowCommand(Command):
 
 def _word(name: str) -> str:
     """How the command line spells a field."""
-    return next(each.opts[0] for each in click.get_current_context().command.params if each.name == name)
+    return next(param.opts[0] for param in click.get_current_context().command.params if param.name == name)
 
 
 def _is_set(value: Any) -> bool:

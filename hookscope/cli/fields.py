@@ -202,10 +202,10 @@ class Options:
     @classmethod
     def metadata(cls) -> dict[str, Mapping[str, Any]]:
         """What `option` was told of each field, fields of groups too."""
-        found: dict[str, Mapping[str, Any]] = {}
+        metadata: dict[str, Mapping[str, Any]] = {}
         for field in dataclasses.fields(cls):
             if "group" in field.metadata:
-                found |= field.metadata["group"].metadata()
+                metadata |= field.metadata["group"].metadata()
             elif "needs" in field.metadata:
-                found[field.name] = field.metadata
-        return found
+                metadata[field.name] = field.metadata
+        return metadata

@@ -100,7 +100,7 @@ def find_answer(
     if facts.rounding and not _nonfinite(first):  # rounding hides no other cause
         more = next((pair for pair in differing if facts.is_more_than_rounding(pair)), first)
         facts = replace(facts, first=more)
-    kind, sentence, advice = next(found for cause in _CAUSES if (found := cause(facts)))
+    kind, sentence, advice = next(answer for cause in _CAUSES if (answer := cause(facts)))
     before = [pair for pair in calls[: calls.index(first)] if pair.difference and pair.difference.is_same]
     inputs = INPUT if facts.inputs is not None and facts.inputs.differs else ""
     most = facts.alone.key if facts.alone is not None else inputs
@@ -150,7 +150,7 @@ def _input(facts: _AnswerFacts) -> tuple[str, str, str] | None:
         more = f"; the parameters of {_share(facts.changed, facts.trained)} differ too"
     elif facts.alone is not None and not facts.rounding:
         more = f"; {_name(facts.alone)} alone differs too, by {facts.alone.isolated_l2:.2g}"
-    elif any(each.isolated_l2 is not None for each in facts.calls) and facts.alone is None:
+    elif any(call.isolated_l2 is not None for call in facts.calls) and facts.alone is None:
         more = "; no layer alone differs"
     if pair.difference is None:
         sizes = f"A gets {_size(pair.shape_a)} and B gets {_size(pair.shape_b)}"

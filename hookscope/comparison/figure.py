@@ -92,11 +92,11 @@ class DifferenceRow:
     def state(self) -> str:
         """What no point on a logarithmic scale says: ``same``, ``spoiled`` or ``shapes``."""
         known = [pair.difference for pair in self.pairs if pair.difference is not None]
-        if any(each.nonfinite_a or each.nonfinite_b or each.relative_l2 == math.inf for each in known):
+        if any(change.nonfinite_a or change.nonfinite_b or change.relative_l2 == math.inf for change in known):
             return "spoiled"
         if not known:
             return "shapes"
-        return "same" if all(each.is_same for each in known) else ""
+        return "same" if all(change.is_same for change in known) else ""
 
 
 def _span(values: Sequence[float]) -> tuple[float, float] | None:
@@ -251,7 +251,7 @@ def map_difference(maps: ComparedMaps) -> MapDifference:
     a, b = (Maps("", torch.from_numpy(np.ascontiguousarray(values)), "N C H W") for values in (maps.a, maps.b))
     difference = compare_maps(a, b, ("A", "B", "difference"), len(maps.channels))
     numbers = [maps.channels[at] for at in difference.channels]
-    tiles = difference.tiles and tuple(replace(each, channels=numbers) for each in difference.tiles)
+    tiles = difference.tiles and tuple(replace(tile, channels=numbers) for tile in difference.tiles)
     return replace(difference, channels=tuple(numbers), tiles=tiles)
 
 

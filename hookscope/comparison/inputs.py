@@ -85,12 +85,12 @@ def _words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
 
 def _known(factors: Floats, offsets: Floats) -> str:
     mean, std = _IMAGENET if len(factors) == 3 else _IMAGENET.mean(1, keepdims=True)
-    for one, other, forth, back in (("B", "A", factors, offsets), ("A", "B", 1 / factors, -offsets / factors)):
+    for side, other, forth, back in (("B", "A", factors, offsets), ("A", "B", 1 / factors, -offsets / factors)):
         for scale, end in ((1, ""), (255, ", and has colours 0..255")):
             if _are(forth / scale, std) and _are(back / scale, mean):
-                return f": {one} lacks the ImageNet mean and std of {other}{end}"
+                return f": {side} lacks the ImageNet mean and std of {other}{end}"
         if _are(forth / 255, 1.0) and _are(back / 255, 0.0):
-            return f": {one} has colours 0..255 where {other} has 0..1"
+            return f": {side} has colours 0..255 where {other} has 0..1"
     return ""
 
 
@@ -130,7 +130,7 @@ def part_of(batch: AnyBatch, part: slice) -> AnyBatch:
     if len(batch.names[part]) == batch.count:
         return batch
     parts = {
-        name: tuple(each[part] for each in value) if name in ("inputs", "b") else value[part]
+        name: tuple(item[part] for item in value) if name in ("inputs", "b") else value[part]
         for name, value in vars(batch).items()
     }
     return replace(batch, **parts)
@@ -207,7 +207,7 @@ def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, listener: Li
                 usable.append((position, image, net.prepare(image).to(net.device)))
             except InputError as error:
                 listener.skipped(position, _name(image, position), error)
-        for _, run in itertools.groupby(usable, lambda each: each[2].shape if stacks else None):
+        for _, run in itertools.groupby(usable, lambda entry: entry[2].shape if stacks else None):
             members = list(run)
             yield Batch(
                 tuple(_name(image, position) for position, image, _ in members),

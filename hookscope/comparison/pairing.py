@@ -62,25 +62,25 @@ _NEIGHBOURS = 0.5  # of two pairs that follow each other on both sides; less tha
 class _PairingSide:
     """The calls of one side, and what is known of each, by position."""
 
-    def __init__(self, seen: Sequence[SeenCall], names: Sequence[str]) -> None:
-        self.calls = [each.call for each in seen]
-        self.shapes = [_only_part(each.shape) for each in seen]
+    def __init__(self, side: Sequence[SeenCall], names: Sequence[str]) -> None:
+        self.calls = [call.call for call in side]
+        self.shapes = [_only_part(call.shape) for call in side]
         self.names = names  # keys, without the prefix of this side
-        self.functions = [functions_of(each.call.type) for each in seen]
+        self.functions = [functions_of(call.call.type) for call in side]
         # of matrices and kernels; frameworks order the axes differently
         self.weights = [
-            tuple(sorted(tuple(sorted(shape)) for shape in each.parameters.values() if len(shape) > 1)) for each in seen
+            tuple(sorted(tuple(sorted(shape)) for shape in call.parameters.values() if len(shape) > 1)) for call in side
         ]
         outer = [_outer_names(call.name) for call in self.calls]
         blocks = {name for names_, weights in zip(outer, self.weights, strict=True) if weights for name in names_}
         self.kinds = [
-            _BLOCK if each.call.name in blocks else "bias" if words == ("add",) and each.parameters else words[0]
-            for words, each in zip(self.functions, seen, strict=True)
+            _BLOCK if call.call.name in blocks else "bias" if words == ("add",) and call.parameters else words[0]
+            for words, call in zip(self.functions, side, strict=True)
         ]
         # calls inside a layer that is not a block, such as the activation in a BatchNormAct2d
         layers = {call.name for call in self.calls}.difference(blocks)
         self.inside = {at: names_ & layers for at, names_ in enumerate(outer) if names_ & layers}
-        self.free = set(range(len(seen)))
+        self.free = set(range(len(side)))
 
     def free_between(self, start: int, stop: int) -> list[int]:
         return [at for at in range(start, stop) if at in self.free and self.kinds[at] not in _HANDS_ON]
@@ -155,43 +155,43 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
         LayerError: ``names`` has a layer that did not run.
         UsageError: ``names`` has a ``*`` on one side only, or gives a call of B two partners.
     """
-    one, other = (_PairingSide(seen, keys) for seen, keys in zip((a, b), _without_prefixes(a, b), strict=True))
-    mapped = _mapped(one.calls, other.calls, names or {})
+    base, other = (_PairingSide(side, keys) for side, keys in zip((a, b), _without_prefixes(a, b), strict=True))
+    mapped = _mapped(base.calls, other.calls, names or {})
     matches: list[_Match] = []
 
     def match(i: int, j: int) -> None:
-        if i in one.free and j in other.free:
-            how = "map" if i in mapped else "name" if one.names[i] == other.names[j] else "order"
+        if i in base.free and j in other.free:
+            how = "map" if i in mapped else "name" if base.names[i] == other.names[j] else "order"
             matches.append(_Match(i, i, j, j, how))
-            one.free.remove(i)
+            base.free.remove(i)
             other.free.remove(j)
 
-    aligned = list(_aligned(one, other, mapped))
+    aligned = list(_aligned(base, other, mapped))
     for i, j in mapped.items():
         match(i, j)
     for i, j in aligned:
         match(i, j)
     positions = {name: j for j, name in enumerate(other.names)}
-    for i, name in enumerate(one.names):
+    for i, name in enumerate(base.names):
         j = positions.get(name, -1)
-        if j in other.free and one.functions[i][0] == other.functions[j][0]:
+        if j in other.free and base.functions[i][0] == other.functions[j][0]:
             match(i, j)
-    matches.sort(key=lambda each: each.a)
-    matches = list(_folded(one, other, matches))
+    matches.sort(key=lambda pair: pair.a)
+    matches = list(_folded(base, other, matches))
     if matches:
-        matches += _between(one, other, matches)
-    matches.sort(key=lambda each: each.a)
+        matches += _between(base, other, matches)
+    matches.sort(key=lambda pair: pair.a)
     pairs = tuple(
         Pair(
-            one.calls[each.a],
-            other.calls[each.b],
-            each.paired_by,
-            one.calls[each.first_a] if each.first_a != each.a else None,
-            other.calls[each.first_b] if each.first_b != each.b else None,
+            base.calls[pair.a],
+            other.calls[pair.b],
+            pair.paired_by,
+            base.calls[pair.first_a] if pair.first_a != pair.a else None,
+            other.calls[pair.first_b] if pair.first_b != pair.b else None,
         )
-        for each in matches
+        for pair in matches
     )
-    return Pairing(pairs, one.left(), other.left())
+    return Pairing(pairs, base.left(), other.left())
 
 
 def _only_part(shape: Shape) -> Shape:
@@ -210,7 +210,7 @@ _UNNAMED = re.compile(r"_orig_mod\.")  # what torch.compile puts into names
 
 def _without_prefixes(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> tuple[list[str], list[str]]:
     """The keys of both sides without the prefixes that keep most of them from being equal, such as ``module.``."""
-    keys_a, keys_b = ([_UNNAMED.sub("", each.call.key) for each in side] for side in (a, b))
+    keys_a, keys_b = ([_UNNAMED.sub("", record.call.key) for record in side] for side in (a, b))
     choices = [
         (_without(keys_a, prefix_a), _without(keys_b, prefix_b))
         for prefix_a in _prefixes(keys_a)
@@ -234,17 +234,17 @@ def _mapped(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, str]) -> d
     """The positions in B of the calls of A that ``names`` gives a partner."""
     positions = {call.key: j for j, call in enumerate(b)}
     pairs: dict[int, int] = {}
-    for name_a, name_b in sorted(names.items(), key=lambda each: "*" in each[0]):  # exact names win
+    for name_a, name_b in sorted(names.items(), key=lambda item: "*" in item[0]):  # exact names win
         if name_a.count("*") != name_b.count("*") or "*" in name_a.replace("*", "", 1):
             raise UsageError(f"'{name_a}' does not map to '{name_b}'", do="write one * in both names, or in neither")
         start, star, end = name_a.partition("*")
         pattern = re.compile(re.escape(start) + ("(.*)" if star else "()") + re.escape(end), re.DOTALL)
         fits = [(i, pattern.fullmatch(call.key), pattern.fullmatch(call.name)) for i, call in enumerate(a)]
-        found = [(i, key, name) for i, key, name in fits if key or name]
-        if not found:
+        matches = [(i, key, name) for i, key, name in fits if key or name]
+        if not matches:
             raise _did_not_run(name_a, "A", a)
         partners = []
-        for i, key, name in found:
+        for i, key, name in matches:
             middle = (name or key)[1]  # type: ignore[index]
             target = name_b.replace("*", middle)
             partners.append((i, positions.get(call_key(target, a[i].call) if name else target)))
@@ -272,14 +272,14 @@ def _did_not_run(name: str, side: str, calls: Sequence[Call]) -> LayerError:
     )
 
 
-def _aligned(one: _PairingSide, other: _PairingSide, mapped: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+def _aligned(base: _PairingSide, other: _PairingSide, mapped: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     """The pairs with the highest sum of scores that keep the order of both sides (Needleman and Wunsch 1970)."""
-    start = 0 if mapped else _same_start(one, other)
+    start = 0 if mapped else _same_start(base, other)
     yield from ((at, at) for at in range(start))
     rows, columns = (
-        [at for at in side.free_between(start, len(side.calls)) if at not in side.inside] for side in (one, other)
+        [at for at in side.free_between(start, len(side.calls)) if at not in side.inside] for side in (base, other)
     )
-    scores = _scores(one, other, rows, columns, mapped)
+    scores = _scores(base, other, rows, columns, mapped)
     # the best sums of the first i and j calls: with a pair of the last two, and without
     paired = np.full((len(rows) + 1, len(columns) + 1), -np.inf, np.float32)
     apart = np.zeros_like(paired)
@@ -302,17 +302,17 @@ def _aligned(one: _PairingSide, other: _PairingSide, mapped: Mapping[int, int]) 
             as_pair = paired[i, j] > apart[i, j]
 
 
-def _same_start(one: _PairingSide, other: _PairingSide) -> int:
+def _same_start(base: _PairingSide, other: _PairingSide) -> int:
     """Number of first calls that are the same in everything that scores: mostly all calls, and no table is needed."""
     calls = zip(
-        *(zip(side.names, side.functions, side.shapes, side.weights, strict=True) for side in (one, other)),
+        *(zip(side.names, side.functions, side.shapes, side.weights, strict=True) for side in (base, other)),
         strict=False,
     )
-    return next((at for at, (a, b) in enumerate(calls) if a != b), min(len(one.calls), len(other.calls)))
+    return next((at for at, (a, b) in enumerate(calls) if a != b), min(len(base.calls), len(other.calls)))
 
 
 def _scores(
-    one: _PairingSide, other: _PairingSide, rows: Sequence[int], columns: Sequence[int], mapped: Mapping[int, int]
+    base: _PairingSide, other: _PairingSide, rows: Sequence[int], columns: Sequence[int], mapped: Mapping[int, int]
 ) -> Iterator[NDArray[np.float64]]:
     """For each row how well the calls of the columns agree with it; 0 for calls without a partner."""
 
@@ -321,10 +321,10 @@ def _scores(
         numbers = [table.setdefault(str(value), len(table)) for value in (*of_a, *of_b)]
         return [numbers[i] for i in rows], np.array([numbers[len(of_a) + j] for j in columns], int)
 
-    kind, kinds = codes(one.kinds, other.kinds)
-    name, names = codes(one.names, other.names)
-    shape, shapes = codes(one.shapes, other.shapes)
-    weight, weights = codes(one.weights, other.weights)
+    kind, kinds = codes(base.kinds, other.kinds)
+    name, names = codes(base.names, other.names)
+    shape, shapes = codes(base.shapes, other.shapes)
+    weight, weights = codes(base.weights, other.weights)
     has_weights = np.array([bool(other.weights[j]) for j in columns], bool)
     activations = np.array([is_activation(other.kinds[j]) for j in columns], bool)
     is_mapped = np.isin(columns, list(mapped.values()))
@@ -333,95 +333,95 @@ def _scores(
             yield np.where(np.array(columns) == mapped[i], _MAPPED, 0.0)
             continue
         same_kind, same_name, same_shape = kinds == kind[row], names == name[row], shapes == shape[row]
-        comparable = has_weights & bool(one.weights[i])
+        comparable = has_weights & bool(base.weights[i])
         same_weights = comparable & (weights == weight[row])
         score = 4 * same_name + 2 * same_shape + 3 * same_weights
         score = np.where(comparable & ~same_weights, score - 1, score)
-        other_activation = activations & is_activation(one.kinds[i])
+        other_activation = activations & is_activation(base.kinds[i])
         score = np.where(other_activation & ~same_kind, np.minimum(score, 1.5), score)
         score = np.where(same_kind | other_activation, score, same_name & same_shape)
         yield np.where(is_mapped, 0.0, score)
 
 
-def _folded(one: _PairingSide, other: _PairingSide, matches: Sequence[_Match]) -> Iterator[_Match]:
+def _folded(base: _PairingSide, other: _PairingSide, matches: Sequence[_Match]) -> Iterator[_Match]:
     """The pairs, extended to calls that follow on one side and whose work the layer of the other side does.
 
     Without those whose layer computes an activation too that no call of the other side shows.
     """
     for pair in matches:
         if pair.paired_by == "map":  # what the caller wrote; the run that ends there
-            pair.first_a = one.start_of_run(pair.a, other.kinds[pair.b])
-            pair.first_b = other.start_of_run(pair.b, one.kinds[pair.a])
-            one.free.difference_update(range(pair.first_a, pair.a))
+            pair.first_a = base.start_of_run(pair.a, other.kinds[pair.b])
+            pair.first_b = other.start_of_run(pair.b, base.kinds[pair.a])
+            base.free.difference_update(range(pair.first_a, pair.a))
             other.free.difference_update(range(pair.first_b, pair.b))
         else:
-            run_a = one.run_after(pair.a, other.functions[pair.b])
-            run_b = other.run_after(pair.b, one.functions[pair.a])
+            run_a = base.run_after(pair.a, other.functions[pair.b])
+            run_b = other.run_after(pair.b, base.functions[pair.a])
             active_a, active_b = (
-                any(map(is_activation, (*side.functions[at][1:], *(side.kinds[each] for each in run))))
-                for side, at, run in ((one, pair.a, run_a), (other, pair.b, run_b))
+                any(map(is_activation, (*side.functions[at][1:], *(side.kinds[number] for number in run))))
+                for side, at, run in ((base, pair.a, run_a), (other, pair.b, run_b))
             )
-            if active_a != active_b and "act" not in (*one.functions[pair.a], *other.functions[pair.b]):
-                one.free.add(pair.a)
+            if active_a != active_b and "act" not in (*base.functions[pair.a], *other.functions[pair.b]):
+                base.free.add(pair.a)
                 other.free.add(pair.b)
                 continue
             if bool(run_a) != bool(run_b):  # else another layer follows on both sides
-                one.free.difference_update(run_a)
+                base.free.difference_update(run_a)
                 other.free.difference_update(run_b)
                 pair.a, pair.b, pair.paired_by = (run_a or [pair.a])[-1], (run_b or [pair.b])[-1], "folded"
         yield pair
 
 
-def _between(one: _PairingSide, other: _PairingSide, matches: Sequence[_Match]) -> Iterator[_Match]:
+def _between(base: _PairingSide, other: _PairingSide, matches: Sequence[_Match]) -> Iterator[_Match]:
     """Pairs of what is left between two pairs: one call of a side, and a run of the other that ends in its shape.
 
     Else the calls that are the only ones of their kind there.
     """
     ends = [(-1, -1), *((pair.a, pair.b) for pair in matches)]
-    starts = [*((pair.first_a, pair.first_b) for pair in matches), (len(one.calls), len(other.calls))]
+    starts = [*((pair.first_a, pair.first_b) for pair in matches), (len(base.calls), len(other.calls))]
     for (end_a, end_b), (start_a, start_b) in zip(ends, starts, strict=True):
         a, b = (
             [at for at in side.free_between(end + 1, start) if at not in side.inside and side.computes_one(at)]
-            for side, end, start in ((one, end_a, start_a), (other, end_b, start_b))
+            for side, end, start in ((base, end_a, start_a), (other, end_b, start_b))
         )
-        for side, run in ((one, a), (other, b)):
+        for side, run in ((base, a), (other, b)):
             while len(run) > 1 and side.kinds[run[-1]] == "add":  # past a residual connection, that the other may hide
                 run.pop()
-        if a and b and 1 in (len(a), len(b)) and one.shapes[a[-1]] == other.shapes[b[-1]]:
-            one.free.difference_update(a)
+        if a and b and 1 in (len(a), len(b)) and base.shapes[a[-1]] == other.shapes[b[-1]]:
+            base.free.difference_update(a)
             other.free.difference_update(b)
             how = "order" if len(a) == len(b) else "folded"
-            last_a, last_b = (side.end_of_run(run) for side, run in ((one, a), (other, b)))
+            last_a, last_b = (side.end_of_run(run) for side, run in ((base, a), (other, b)))
             yield _Match(a[0], last_a, b[0], last_b, how)
             continue
-        kinds_a, kinds_b = ([side.kinds[at] for at in found] for side, found in ((one, a), (other, b)))
+        kinds_a, kinds_b = ([side.kinds[at] for at in rest] for side, rest in ((base, a), (other, b)))
         for kind in {*kinds_a} & {*kinds_b}:
             if kinds_a.count(kind) == kinds_b.count(kind) == 1:
                 i, j = a[kinds_a.index(kind)], b[kinds_b.index(kind)]
-                one.free.remove(i)
+                base.free.remove(i)
                 other.free.remove(j)
                 yield _Match(i, i, j, j, "order")
 
 
 def nothing_pairs(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> LayerError:
-    one, other = (_PairingSide(side, [each.call.key for each in side]) for side in (a, b))
+    base, other = (_PairingSide(side, [record.call.key for record in side]) for side in (a, b))
     sizes = [
         (abs(log(prod(x) + 1) - log(prod(y) + 1)), i, j)
-        for i, x in enumerate(one.shapes)
+        for i, x in enumerate(base.shapes)
         for j, y in enumerate(other.shapes)
-        if one.kinds[i] == other.kinds[j] and isinstance(x, tuple) and isinstance(y, tuple)
+        if base.kinds[i] == other.kinds[j] and isinstance(x, tuple) and isinstance(y, tuple)
     ]
     if sizes:
         _, i, j = min(sizes)
         near = f"nearest: {_described(a[i])} and {_described(b[j])}"
     else:
         near = "; ".join(
-            f"{name} has {', '.join(dict.fromkeys(each.call.type for each in side)) or 'no calls'}"
+            f"{name} has {', '.join(dict.fromkeys(record.call.type for record in side)) or 'no calls'}"
             for name, side in (("A", a), ("B", b))
         )
     return LayerError("no layer of A pairs with one of B", near, "name the pairs with ‹layer_map|--map FILE›")
 
 
-def _described(seen: SeenCall) -> str:
-    shape = _only_part(seen.shape)
-    return f"{seen.call.key} ({seen.call.type}, {'x'.join(map(str, shape or ()))})"
+def _described(record: SeenCall) -> str:
+    shape = _only_part(record.shape)
+    return f"{record.call.key} ({record.call.type}, {'x'.join(map(str, shape or ()))})"

@@ -285,19 +285,19 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
     chosen = Selection([wanted.layers or usual, *([] if wanted.keep is None else [wanted.keep])])
     look_a = _look(a, batch.inputs, images, wanted, chosen)
     look_b = _look(b, batch.b, images, wanted)
-    singles = {seen.call.key for look in (look_a, look_b) for seen in look.seen if seen.call.order is not None}
+    singles = {record.call.key for look in (look_a, look_b) for record in look.seen if record.call.order is not None}
     keys = singles | look_a.chosen
-    of_a = [seen for seen in look_a.seen if seen.call.key in keys or seen.call.name in named_a]
-    of_b = [seen for seen in look_b.seen if seen.call.key in keys or seen.call.name in named_b]
-    chosen_a = [seen for seen in of_a if seen.call.key in look_a.chosen]
-    found = pair_calls(of_a, of_b, wanted.names)
-    pairs = tuple(pair for pair in found.pairs if pair.a.key in look_a.chosen)
+    of_a = [record for record in look_a.seen if record.call.key in keys or record.call.name in named_a]
+    of_b = [record for record in look_b.seen if record.call.key in keys or record.call.name in named_b]
+    chosen_a = [record for record in of_a if record.call.key in look_a.chosen]
+    pairing = pair_calls(of_a, of_b, wanted.names)
+    pairs = tuple(pair for pair in pairing.pairs if pair.a.key in look_a.chosen)
     if not (pairs or wanted.matrix) and (of_a or of_b):  # models of one layer have an input and an output
         raise nothing_pairs(chosen_a, of_b)
     every = wanted.ops or a.is_onnx == b.is_onnx  # else one side shows no operations, and the other no blocks
     only_a, only_b = (
         tuple(call for call in calls if every or is_layer_type(call.type))
-        for calls in (found.only_a, found.only_b if wanted.layers is None else ())
+        for calls in (pairing.only_a, pairing.only_b if wanted.layers is None else ())
     )
     holders = {name for pair in pairs for name in itertools.islice(enclosing(pair.a.name), 1, None)}
     modules_b = dict(b.net.model.named_modules())
@@ -305,8 +305,8 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
         Pairing(pairs, tuple(call for call in only_a if call.key in look_a.chosen), only_b),
         {pair.a.key for pair in pairs if wanted.alone and may_run_alone(pair, modules_b.get(pair.b.name), holders)},
         look_a.with_maps,
-        {seen.call.key: seen.call for seen in chosen_a if wanted.matrix},
-        {seen.call.key: seen.call for seen in of_b if wanted.matrix},
+        {record.call.key: record.call for record in chosen_a if wanted.matrix},
+        {record.call.key: record.call for record in of_b if wanted.matrix},
         look_a.bytes / images,
         wanted.ops,
     )

@@ -35,10 +35,10 @@ def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def shape_for_one(tensor: Tensor, images: int) -> tuple[int, ...]:
     """The shape for one image: without the batch axis, and of windows or proposals as many as one image has."""
     shape = tuple(int(size) for size in tensor.shape)
-    each, rest = divmod(shape[0], images) if shape else (0, 1)
-    if rest or not each:
+    count, rest = divmod(shape[0], images) if shape else (0, 1)
+    if rest or not count:
         return shape
-    return shape[1:] if each == 1 else (each, *shape[1:])
+    return shape[1:] if count == 1 else (count, *shape[1:])
 
 
 @dataclass
@@ -118,11 +118,11 @@ def _largest(
 ) -> LargestDifference:
     place = tuple(int(at) for at in np.unravel_index(flat, shape))
     values = float(a[flat]), float(b[flat])
-    each, rest = divmod(shape[0], len(images)) if place else (0, 1)
+    count, rest = divmod(shape[0], len(images)) if place else (0, 1)
     if rest:  # such as the proposals of a detector
         return LargestDifference(value, images[0] if len(images) == 1 else None, place, *values)
-    item = (place[0] % each,) if each > 1 else ()
-    return LargestDifference(value, images[place[0] // each], item + place[1:], *values)
+    item = (place[0] % count,) if count > 1 else ()
+    return LargestDifference(value, images[place[0] // count], item + place[1:], *values)
 
 
 @dataclass
@@ -216,17 +216,17 @@ class RowSums:
                 self._sums[key][part].alone.add(a, b, images)
 
     def add_noise(self, key: str, output: Any, again: Any, batch: PairedBatch, listed: bool = False) -> None:
-        found: dict[str, DifferenceSums] = {}
+        by_part: dict[str, DifferenceSums] = {}
         rounding: dict[str, float] = {}
         for part, a, b, images in parts_of(output, again, batch.positions, listed):
-            sums = found.setdefault(part, DifferenceSums())
+            sums = by_part.setdefault(part, DifferenceSums())
             if a.shape == b.shape:
                 sums.add(a, b, images)
             else:
                 sums.moved = np.inf  # as many boxes as rounding decides
             if a.is_floating_point() and key != INPUT:  # one rounding of another kernel, whatever the input
                 rounding[part] = torch.finfo(a.dtype).eps / 2
-        for part, sums in found.items():
+        for part, sums in by_part.items():
             row = self._sums[key].setdefault(part, PartSums())
             measured = np.inf if sums.moved == np.inf else sums.relative_l2 or 0.0
             row.noise = max(row.noise or 0.0, measured, rounding.get(part, 0.0))

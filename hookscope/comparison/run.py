@@ -232,8 +232,8 @@ def compare(
                 done = len(sums.names) + sums.skipped
     if not sums.names:
         raise InputError("no image could be used", f"{sums.skipped} were tried", "see the errors above")
-    found = sums.comparison()
-    if keep is True and (calls := calls_to_draw(found)):
+    comparison = sums.comparison()
+    if keep is True and (calls := calls_to_draw(comparison)):
         chosen, first = Selection.of_calls(calls), slice(sums.first, sums.first + 1)
         found_of_one = compare(
             *sides,
@@ -247,8 +247,8 @@ def compare(
             keep=chosen,
             run=RunSettings(listener=Listener(note=lambda name, text: None)),
         )
-        found = replace(found, maps=found_of_one.maps)
-    return found
+        comparison = replace(comparison, maps=found_of_one.maps)
+    return comparison
 
 
 class ComparisonRun:

@@ -97,8 +97,8 @@ def compare_maps(before: Maps, after: Maps, names: tuple[str, str, str], most_ch
     extremes = [finite_extremes(values) for values in three] if channels else []
     ranges = tuple(tuple(zip(low.tolist(), high.tolist(), strict=True)) for low, high, _ in extremes)
     largest = max(map(_magnitude, ranges[2:]), default=0.0)
-    one = SymmetricScale(max(map(_magnitude, ranges[:2]), default=0.0) or 1.0)
-    scales = [one, one, SymmetricScale(largest or 1.0)]
+    side_scale = SymmetricScale(max(map(_magnitude, ranges[:2]), default=0.0) or 1.0)
+    scales = [side_scale, side_scale, SymmetricScale(largest or 1.0)]
     tiles = (
         replace(reduce_maps(values, scale=scale), channels=channels, strength=_root_mean_square(values).cpu().numpy())
         for values, scale in zip(three, scales, strict=True)

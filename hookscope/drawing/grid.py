@@ -293,14 +293,14 @@ def photograph_cells(
 
     ``frames`` are what the network saw of each item.
     """
-    seen = [_seen(frames[item], side, box) for item, side in shown.values()]
-    strip = Image.new("RGB", (max(picture.width for picture, _ in seen), sum(picture.height for picture, _ in seen)))
-    starts = [0, *accumulate(picture.height for picture, _ in seen)]
-    for (picture, _), top in zip(seen, starts, strict=False):
+    cuts = [_seen(frames[item], side, box) for item, side in shown.values()]
+    strip = Image.new("RGB", (max(picture.width for picture, _ in cuts), sum(picture.height for picture, _ in cuts)))
+    starts = [0, *accumulate(picture.height for picture, _ in cuts)]
+    for (picture, _), top in zip(cuts, starts, strict=False):
         strip.paste(picture, (0, top))
     indices, table = colours.in_few_colours(strip.tobytes(), strip.size)
     cells: dict[int, Pixels] = {}
-    for at, (picture, words), top in zip(shown, seen, starts, strict=False):
+    for at, (picture, words), top in zip(shown, cuts, starts, strict=False):
         label = text_pixels(words)[:LABEL_HEIGHT]
         shape = LABEL_HEIGHT + picture.height, max(picture.width, label.shape[1])
         cells[at] = np.full(shape, colours.BACKGROUND, np.uint8)

@@ -85,12 +85,12 @@ class Mark:
         spans = []
         for at, row in enumerate(rows):
             value = self.of(row)
-            for one in value if isinstance(value, list) else [value]:
+            for number in value if isinstance(value, list) else [value]:
                 if self.kind in _AT_EDGE:
-                    spans += [(at + self.shift, 0.0, 0.0)] if one else []
-                elif one is not None and self.kind not in ("text", "cells"):
-                    from_zero = 0.0 if self.kind in ("line", "bar") else one
-                    low, high = one if isinstance(one, tuple) else (from_zero, one)
+                    spans += [(at + self.shift, 0.0, 0.0)] if number else []
+                elif number is not None and self.kind not in ("text", "cells"):
+                    from_zero = 0.0 if self.kind in ("line", "bar") else number
+                    low, high = number if isinstance(number, tuple) else (from_zero, number)
                     spans += [(at + self.shift, low, high)] if math.isfinite(low) and math.isfinite(high) else []
         return spans
 
@@ -246,7 +246,7 @@ def draw_panels(rows: Sequence[Any], panels: Sequence[Panel]) -> list[DrawnPanel
         values = any(mark.kind != "bar" or low or high for mark, spans in marks for _, low, high in spans)
         return values or any(mark.kind == "cells" or mark.texts(rows) for mark in panel.marks)
 
-    return [_on_axis(rows, *each) for each in [each for each in filled if shows(*each)] or filled[:1]]
+    return [_on_axis(rows, *part) for part in [part for part in filled if shows(*part)] or filled[:1]]
 
 
 def _on_axis(rows: Sequence[Any], panel: Panel, marks: list[tuple[Mark, list[Span]]]) -> DrawnPanel:

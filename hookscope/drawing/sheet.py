@@ -210,17 +210,17 @@ def draw_sheet(
     else:
         choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
     if image is not None:
-        seen = image.convert("RGB")
-        image = net.preprocess.denormalise(net.preprocess(seen)) if isinstance(net, LoadedModel) else seen
+        picture = image.convert("RGB")
+        image = net.preprocess.denormalise(net.preprocess(picture)) if isinstance(net, LoadedModel) else picture
     size = InputSize(image.height, image.width) if image else None
     if isinstance(activation, (torch.Tensor, np.ndarray)):
         activation = torch.as_tensor(activation)
         if activation.dim() == 0 or not activation.numel():
             raise NoMapError(f"an activation of {tuple(activation.shape)} has no maps")
         if layer is None:  # one map (H, W), or maps (C, H, W), or values (C,) of one image
-            one = activation.dim() in (1, 3) or (activation.dim() == 2 and len(activation) > 1 and not names)
-            activation, layer = activation[None] if one else activation, _CHANNELS_FIRST
-            activation = activation[None] if one and activation.dim() == 3 else activation
+            single = activation.dim() in (1, 3) or (activation.dim() == 2 and len(activation) > 1 and not names)
+            activation, layer = activation[None] if single else activation, _CHANNELS_FIRST
+            activation = activation[None] if single and activation.dim() == 3 else activation
     summary = reduce_output(activation, layer, size, choice, parsed, names)
     if names and not any(part.names for part in summary.parts):
         raise UsageError(f"there are {len(names)} names for {summary.parts[0].tiles.total} channels")

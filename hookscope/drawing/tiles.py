@@ -347,8 +347,8 @@ def run_and_reduce(
             with torch._C._DisableTorchDispatch():  # operations that are not part of the pass
                 summary = reduce_output(output, module, input_size, chosen, scale, names, keep)
             field, is_known = computed_field(tracker, output, module) if isinstance(output, Tensor) else (None, False)
-            seen = replace(summary, field=field, input_size=tracker.shown) if is_known else summary
-            summaries.append((call, seen))
+            with_field = replace(summary, field=field, input_size=tracker.shown) if is_known else summary
+            summaries.append((call, with_field))
         except UsageError:
             raise
         except HookscopeError as error:  # no map, or no chosen channel: other layers can still be drawn

@@ -76,9 +76,9 @@ class Duplicates:
         pairs, at = np.unique(images[perhaps] * len(self._mean) + others[perhaps], return_inverse=True)
         same = np.zeros(len(pairs), bool)
         for first in range(0, len(pairs), _PAIRS):
-            one, other = np.divmod(pairs[first : first + _PAIRS], len(self._mean))
-            apart = np.abs(self._prints[one] - self._prints[other]).max(1, initial=0)
-            same[first : first + _PAIRS] = apart <= np.maximum(self._most[one], self._most[other])
+            row, other = np.divmod(pairs[first : first + _PAIRS], len(self._mean))
+            apart = np.abs(self._prints[row] - self._prints[other]).max(1, initial=0)
+            same[first : first + _PAIRS] = apart <= np.maximum(self._most[row], self._most[other])
         near[perhaps] = same[at]
         return near
 
@@ -96,8 +96,8 @@ Candidates = NDArray[Any]
 
 def candidates(*fields: Any) -> Candidates:
     """Arrays of channels, values, images, rows and columns as one structured array."""
-    found: Candidates = np.rec.fromarrays(fields, _CANDIDATE)
-    return found
+    rows: Candidates = np.rec.fromarrays(fields, _CANDIDATE)
+    return rows
 
 
 class BestImages:
@@ -126,8 +126,8 @@ class BestImages:
 
     def merge(self, other: BestImages, prints_of: PrintsOf) -> None:
         """Add what another has found; sorted when as many wait as may be kept, which is seldom in a long run."""
-        for found in (other._kept, *other._waiting):
-            self.add(found)
+        for rows in (other._kept, *other._waiting):
+            self.add(rows)
         if sum(map(len, self._waiting)) >= self.channels * self.top:
             self.best(prints_of)
 
@@ -142,21 +142,21 @@ class BestImages:
             self._bounds[0][full], self._bounds[1][full] = self._kept["value"][last], self._kept["image"][last]
         return self._kept
 
-    def _without_worse(self, found: Candidates, prints_of: PrintsOf) -> Candidates:
-        value = found["value"] if self.least else -found["value"]
-        found = found[np.lexsort((found["image"], value, found["channel"]))]
-        kept, left = np.zeros(len(found), bool), np.arange(len(found))
-        images, image = np.unique(found["image"], return_inverse=True)
+    def _without_worse(self, rows: Candidates, prints_of: PrintsOf) -> Candidates:
+        value = rows["value"] if self.least else -rows["value"]
+        rows = rows[np.lexsort((rows["image"], value, rows["channel"]))]
+        kept, left = np.zeros(len(rows), bool), np.arange(len(rows))
+        images, image = np.unique(rows["image"], return_inverse=True)
         are_near = Duplicates(prints_of(images))
         for _ in range(self.top):  # each time the best of each channel that is left, and not its near-duplicates
             if not left.size:
                 break
-            channel = found["channel"][left]
+            channel = rows["channel"][left]
             first = np.concatenate([[True], channel[1:] != channel[:-1]])
             best = left[first]
             kept[best] = True
             left = left[~are_near(image[left], image[best][np.cumsum(first) - 1])]
-        return found[kept]
+        return rows[kept]
 
     @property
     def images(self) -> Ints:
@@ -169,10 +169,10 @@ class BestImages:
     @classmethod
     def from_state(cls, state: Mapping[str, Any], channels: int, top: int, least: bool = False) -> Self:
         restored = cls(channels, top, least)
-        found = candidates(*(np.array(state[name]) for name in _CANDIDATE.names or ()))
-        if len(found) and not 0 <= found["channel"].min() <= found["channel"].max() < channels:
+        rows = candidates(*(np.array(state[name]) for name in _CANDIDATE.names or ()))
+        if len(rows) and not 0 <= rows["channel"].min() <= rows["channel"].max() < channels:
             raise ValueError("a channel that the layer does not have")
-        restored.add(found)
+        restored.add(rows)
         return restored
 
 
@@ -218,8 +218,8 @@ class ClassMeans:
             others = (means.sum(0) - best) / (len(labels) - 1)
             index = (best - others) / (best + others)
         valid = (means >= 0).all(0) & np.isfinite(index)
-        each = zip(at, index, valid, strict=True)
-        return [(labels[where], float(value)) if known else ("", None) for where, value, known in each]
+        rows = zip(at, index, valid, strict=True)
+        return [(labels[where], float(value)) if known else ("", None) for where, value, known in rows]
 
     def state_dict(self) -> dict[str, Any]:
         sums = np.array(list(self._sums.values())).reshape(-1, self.channels + 1)

@@ -214,24 +214,24 @@ class _Reader:
 
     def _start(self, batch: Batch) -> None:
         first = batch.inputs[0]  # read before the model can overwrite it
-        sizes = [(int(each.shape[-2]), int(each.shape[-1])) if each.dim() > 1 else (1, 1) for each in first]
+        sizes = [(int(tensor.shape[-2]), int(tensor.shape[-1])) if tensor.dim() > 1 else (1, 1) for tensor in first]
         self.size = input_size_of(first[0]) if first[0].dim() > 2 else InputSize(1, 1)
         self.now, self.positions = FoundExemplars(images=batch.count), np.array(batch.positions)
-        each = zip(batch.names, batch.sha256, sizes, prints_of(first), strict=True)
-        self.images = [SeenImage(name, sha256, label_of(name, self.job.folders), *rest) for name, sha256, *rest in each]
+        rows = zip(batch.names, batch.sha256, sizes, prints_of(first), strict=True)
+        self.images = [SeenImage(name, sha256, label_of(name, self.job.folders), *rest) for name, sha256, *rest in rows]
 
     def _found(self) -> FoundExemplars:
         """What the pass has found, which is known from now on."""
-        found = self.now
-        used, images = found.used(), zip(self.positions.tolist(), self.images, strict=True)
-        found.seen = {position: image for position, image in images if position in used}
-        self.before.seen |= found.seen
-        for key, layer in found.layers.items():
+        exemplars = self.now
+        used, images = exemplars.used(), zip(self.positions.tolist(), self.images, strict=True)
+        exemplars.seen = {position: image for position, image in images if position in used}
+        self.before.seen |= exemplars.seen
+        for key, layer in exemplars.layers.items():
             known = self.before.layers.setdefault(key, layer.emptied())
             for mine, new in zip(known.bests, layer.bests, strict=True):
                 mine.merge(new, self.before.prints_of)
         self.before.prune()
-        return found
+        return exemplars
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensors = {part: tensor for part, tensor in tensors_in(output).items() if tensor.numel()}
@@ -310,9 +310,9 @@ def _places(
     if grid is None:
         return np.full(len(image), -1), np.full(len(image), -1)
     step = max(1, _PIECE // math.prod(grid))
-    found = [np.zeros(0, np.int64)]
+    places = [np.zeros(0, np.int64)]
     for first in range(0, len(image), step):
         maps = values[torch.from_numpy(image[first : first + step]), torch.from_numpy(channel[first : first + step])]
-        found.append((maps.abs() if absolute else maps).argmax(1).cpu().numpy())
-    frame, row, column = np.unravel_index(np.concatenate(found), grid)
+        places.append((maps.abs() if absolute else maps).argmax(1).cpu().numpy())
+    frame, row, column = np.unravel_index(np.concatenate(places), grid)
     return row.astype(np.int64), (frame * grid[2] + column).astype(np.int64)

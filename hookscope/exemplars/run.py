@@ -72,47 +72,47 @@ class SavedExemplars:
         return Rows(self._layer(layer) for layer in self.found.layers.values())
 
     def _layer(self, layer: FoundInLayer) -> LayerExemplars:
-        seen = self.receptive_fields.get(layer.key, _WHOLE)
-        bests = [self._by_channel(best.best(self.found.prints_of), len(layer.channels), seen) for best in layer.bests]
+        window = self.receptive_fields.get(layer.key, _WHOLE)
+        bests = [self._by_channel(best.best(self.found.prints_of), len(layer.channels), window) for best in layer.bests]
         least = bests[1] if layer.least else [()] * len(layer.channels)
         facts = layer.histograms.shown(), layer.means.selectivity(), layer.nonfinite.tolist()
         made_of, channels = self.synthesized.get(layer.key, {}), []
-        each: Iterator[Any] = zip(layer.channels, bests[0], least, *facts, strict=True)
-        for channel, most, fewest, (counts, edges), (best_class, selectivity), nonfinite in each:
+        rows: Iterator[Any] = zip(layer.channels, bests[0], least, *facts, strict=True)
+        for channel, most, fewest, (counts, edges), (best_class, selectivity), nonfinite in rows:
             classes = tuple(Counter(exemplar.label for exemplar in most if exemplar.label).most_common())
             highest = most[0].value if most else None
             made = tuple(image for image in made_of.get(channel, ()) if image.best == highest)
             rest = selectivity, best_class, nonfinite, made, made_of.get(channel) == ()
             channels.append(ChannelExemplars(channel, most, fewest, counts, edges, classes, *rest))
-        return LayerExemplars(layer.call, layer.part, self.source.measure, layer.images, seen, tuple(channels))
+        return LayerExemplars(layer.call, layer.part, self.source.measure, layer.images, window, tuple(channels))
 
-    def _by_channel(self, best: Candidates, channels: int, seen: ReceptiveField) -> list[tuple[Exemplar, ...]]:
-        found: list[list[Exemplar]] = [[] for _ in range(channels)]
+    def _by_channel(self, best: Candidates, channels: int, window: ReceptiveField) -> list[tuple[Exemplar, ...]]:
+        by_channel: list[list[Exemplar]] = [[] for _ in range(channels)]
         for channel, value, position, row, column in best.tolist():
             image = self.found.seen[position]
             place = None if row < 0 else (row, column)
-            box = (0, 0, image.size[1], image.size[0]) if place is None else seen.box(place, image.size)
+            box = (0, 0, image.size[1], image.size[0]) if place is None else window.box(place, image.size)
             seen_in = position, image.name, image.sha256, image.label
-            found[channel].append(Exemplar(value, *seen_in, place, box, image.size))
-        return [tuple(exemplars) for exemplars in found]
+            by_channel[channel].append(Exemplar(value, *seen_in, place, box, image.size))
+        return [tuple(exemplars) for exemplars in by_channel]
 
 
 def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
     """Write ``saved`` to ``path`` as JSON, whole or not at all."""
-    found = saved.found
-    layers = [layer.state_dict(found.prints_of) for layer in found.layers.values()]
-    used = sorted(found.used())
-    seen = [found.seen[position] for position in used]
-    prints = np.stack([image.print for image in seen]) if seen else np.zeros((0, 0), np.float16)
+    exemplars = saved.found
+    layers = [layer.state_dict(exemplars.prints_of) for layer in exemplars.layers.values()]
+    used = sorted(exemplars.used())
+    used_images = [exemplars.seen[position] for position in used]
+    prints = np.stack([image.print for image in used_images]) if used_images else np.zeros((0, 0), np.float16)
     padded = np.pad(prints, ((0, 0), (0, -prints.shape[1] % 4)))
     images = {
         "position": used,
-        "facts": [[image.name, image.sha256, image.label, list(image.size)] for image in seen],
+        "facts": [[image.name, image.sha256, image.label, list(image.size)] for image in used_images],
         "print": padded.view(np.int64),
         "print_size": prints.shape[1],
     }
-    about = {"source": asdict(saved.source), "progress": saved.progress.state_dict(), "count": found.images}
-    fields = {key: asdict(seen) for key, seen in saved.receptive_fields.items()}
+    about = {"source": asdict(saved.source), "progress": saved.progress.state_dict(), "count": exemplars.images}
+    fields = {key: asdict(window) for key, window in saved.receptive_fields.items()}
     made = {
         key: {channel: [_packed(image) for image in images] for channel, images in by_channel.items()}
         for key, by_channel in saved.synthesized.items()
@@ -123,7 +123,7 @@ def save_exemplars(path: StrPath, saved: SavedExemplars) -> None:
 def save_synthesized(path: StrPath, layers: Iterable[LayerExemplars]) -> None:
     """Put the synthesized images of ``layers`` into the file of `save_exemplars` from which they come."""
     made = {
-        layer.key: {each.channel: each.synthesized for each in layer.channels if each.synthesized or each.unreached}
+        layer.key: {unit.channel: unit.synthesized for unit in layer.channels if unit.synthesized or unit.unreached}
         for layer in layers
     }
     save_exemplars(path, replace(load_exemplars(path), synthesized=made))
@@ -149,23 +149,23 @@ def _restored(content: dict[str, Any]) -> SavedExemplars:
     images = content["images"]
     prints = np.ascontiguousarray(images["print"]).view(np.float16)[:, : int(images["print_size"])]
     rows = zip(images["position"], images["facts"], prints, strict=True)
-    seen = {
-        int(position): SeenImage(name, sha256, label, (int(size[0]), int(size[1])), each)
-        for position, (name, sha256, label, size), each in rows
+    by_position = {
+        int(position): SeenImage(name, sha256, label, (int(size[0]), int(size[1])), vector)
+        for position, (name, sha256, label, size), vector in rows
     }
     layers = {layer.key: layer for layer in map(FoundInLayer.from_state, content["layers"])}
-    found = FoundExemplars(layers, seen, int(content["count"]))
+    exemplars = FoundExemplars(layers, by_position, int(content["count"]))
     fields = {key: _field(parts) for key, parts in content["fields"].items()}
     made = {
         key: {int(channel): tuple(_unpacked(*image) for image in images) for channel, images in by_channel.items()}
         for key, by_channel in content.get("synthesized", {}).items()
     }
     progress = Progress.from_state(content["progress"])
-    return SavedExemplars(ExemplarsSource(**content["source"]), found, progress, fields, made)
+    return SavedExemplars(ExemplarsSource(**content["source"]), exemplars, progress, fields, made)
 
 
 def _field(parts: Mapping[str, Any]) -> ReceptiveField:
-    named: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in parts.items()}
+    named: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in parts.items()}
     return ReceptiveField(**named)
 
 

@@ -71,25 +71,25 @@ def cut_crops(
     wanted: dict[tuple[str, str], list[tuple[LayerExemplars, Exemplar]]] = {}
     longest: dict[str, int] = {}
     for layer in layers:
-        exemplars = dict.fromkeys(each for channel in layer.channels for each in (*channel.most, *channel.least))
+        exemplars = dict.fromkeys(image for channel in layer.channels for image in (*channel.most, *channel.least))
         for exemplar in exemplars:
             wanted.setdefault((exemplar.name, exemplar.sha256), []).append((layer, exemplar))
-        boxes = [each.box for each in exemplars if not _is_whole(layer.field, each)]
+        boxes = [image.box for image in exemplars if not _is_whole(layer.field, image)]
         sides = [side for left, top, right, bottom in boxes for side in (right - left, bottom - top)]
         longest[layer.key] = max([1, *sides])
     crops: Crops = {}
     for done, ((name, sha256), users) in enumerate(wanted.items()):
-        seen = _seen(net, name, sha256)
+        picture = _seen(net, name, sha256)
         parts: dict[tuple[Box, int], Image.Image] = {}  # the whole input may be a crop of many channels
         for layer, exemplar in users:
-            if isinstance(seen, str):
-                crops[layer.key, exemplar] = Crop(None, missing=seen)
+            if isinstance(picture, str):
+                crops[layer.key, exemplar] = Crop(None, missing=picture)
                 continue
             box, dot = _part(layer.field, exemplar)
             side = max(exemplar.size) if _is_whole(layer.field, exemplar) else longest[layer.key]
             reduced = min(1.0, CELL / side)
             if (box, side) not in parts:
-                parts[box, side] = _cut(seen, box, reduced)
+                parts[box, side] = _cut(picture, box, reduced)
             place = dot and (dot[0] * reduced, dot[1] * reduced)
             crops[layer.key, exemplar] = Crop(parts[box, side], max(1, CELL // side), place)
         on_progress(done + 1, len(wanted))
@@ -98,7 +98,7 @@ def cut_crops(
 
 def _is_whole(field: ReceptiveField, exemplar: Exemplar) -> bool:
     """Whether the whole input is shown: the unit sees most of it, or has no place."""
-    rows, columns = (min(seen, side) for seen, side in zip(field.size, exemplar.size, strict=True))
+    rows, columns = (min(length, side) for length, side in zip(field.size, exemplar.size, strict=True))
     height, width = exemplar.size
     return exemplar.place is None or field.source == "whole" or rows * columns >= _WHOLE * height * width
 
@@ -120,9 +120,9 @@ def _part(field: ReceptiveField, exemplar: Exemplar) -> tuple[Box, tuple[float, 
     return box, (x, y)
 
 
-def _cut(seen: Image.Image, box: Box, reduced: float) -> Image.Image:
+def _cut(picture: Image.Image, box: Box, reduced: float) -> Image.Image:
     left, top, right, bottom = box
-    part = seen.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+    part = picture.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
     if reduced == 1:
         return part
     return _reduced(part, reduced)
@@ -239,7 +239,7 @@ class ExemplarsSheet:
 
     def __init__(self, layer: LayerExemplars, origin: Origin, crops: Crops) -> None:
         self.layer, self.origin, self.crops = layer, origin, crops
-        counts = {name: max((len(getattr(each, name)) for each in layer.channels), default=0) for name in _GROUPS}
+        counts = {name: max((len(getattr(channel, name)) for channel in layer.channels), default=0) for name in _GROUPS}
         self.groups = [(name, _GROUPS[name], count) for name, count in counts.items() if count]
         cells = sum(_width(count) + _BETWEEN for *_, count in self.groups)
         self.width = max(_LEAST_WIDTH, 2 * MARGIN + _LEFT + cells + _HISTOGRAM)
@@ -269,10 +269,10 @@ class ExemplarsSheet:
         index = "" if layer.call.index is None else f"   index {layer.call.index}"
         span = f"   channels {channels[0].channel} to {channels[-1].channel}, page {at} of {count}" if count > 1 else ""
         words = [origin.model, *origin.words, f"{layer.images:,} images", measure_words(layer.measure)]
-        has_rings = any(self.crops[layer.key, each].dot for channel in channels for each in channel.most)
-        seen = field_words(layer.field) + (f"   {RING_WORDS}" if has_rings else "")
+        has_rings = any(self.crops[layer.key, exemplar].dot for channel in channels for exemplar in channel.most)
+        legend = field_words(layer.field) + (f"   {RING_WORDS}" if has_rings else "")
         texts = [(f"{layer.key or layer.call.type}   {layer.call.type}{index}{span}", _HEAD, True, INK)]
-        texts += [("   ".join(filter(None, words)), _TEXT, False, FAINT), (seen, _TEXT, False, FAINT)]
+        texts += [("   ".join(filter(None, words)), _TEXT, False, FAINT), (legend, _TEXT, False, FAINT)]
         texts += [(origin.alarm, _TEXT, True, ALARM)] if origin.alarm else []
         return [
             (line, size, bold, colour)
@@ -292,14 +292,14 @@ class ExemplarsSheet:
             _write(self.pen, text, (MARGIN, y + (at + 1) * (_LINE + 1)), _LEFT - 10, INK if at < 2 else FAINT)
         x = MARGIN + _LEFT
         for name, _, count in self.groups:
-            for at, each in enumerate(getattr(channel, name)):
+            for at, picture in enumerate(getattr(channel, name)):
                 left = x + at * (CELL + _GAP)
-                if isinstance(each, Exemplar):
-                    self._cell(self.crops[self.layer.key, each], (left, y))
-                    under = [f"{each.value:.4g}", each.label]
+                if isinstance(picture, Exemplar):
+                    self._cell(self.crops[self.layer.key, picture], (left, y))
+                    under = [f"{picture.value:.4g}", picture.label]
                 else:
-                    self._paste(fitted(each.image), (left, y))
-                    under = [f"{each.value:.4g}", times_best(each)]
+                    self._paste(fitted(picture.image), (left, y))
+                    under = [f"{picture.value:.4g}", times_best(picture)]
                 for line, text in enumerate(under):
                     place = left, y + CELL + 1 + line * _LINE
                     _write(self.pen, text, place, CELL + _GAP - 2, FAINT if line else INK)
@@ -378,9 +378,9 @@ def _channel_facts(channel: ChannelExemplars) -> dict[str, Any]:
         **_named(channel, *names),
         "classes": dict(channel.classes),
         "nonfinite": channel.nonfinite,
-        "most": [_named(each, *exemplar) for each in channel.most],
-        "least": [_named(each, *exemplar) for each in channel.least],
-        "synthesized": [_named(each, "value", "best", "seed") for each in channel.synthesized],
+        "most": [_named(image, *exemplar) for image in channel.most],
+        "least": [_named(image, *exemplar) for image in channel.least],
+        "synthesized": [_named(image, "value", "best", "seed") for image in channel.synthesized],
     }
 
 

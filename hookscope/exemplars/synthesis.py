@@ -102,19 +102,19 @@ def synthesize_images(
     images: dict[int, list[SynthesizedImage]] = {channel: [] for channel in wanted}
     with differentiable(net.model):
         for first in range(count):
-            found: dict[int, SynthesizedImage] = {}
+            made_images: dict[int, SynthesizedImage] = {}
             for attempt in range(tries):
                 own = seed + first + attempt * count
-                missing = [c for c in wanted if c not in found or not found[c].is_enough]
+                missing = [c for c in wanted if c not in made_images or not made_images[c].is_enough]
                 for at in range(0, len(missing), batch_size):
                     some = missing[at : at + batch_size]
                     for channel, image in _ascend(layer_of, some, own, steps * (attempt + 1), attempt == 0):
                         made = SynthesizedImage(image, layer_of.value(image, channel), best.get(channel), own)
-                        if channel not in found or made.value > found[channel].value:
-                            found[channel] = made
+                        if channel not in made_images or made.value > made_images[channel].value:
+                            made_images[channel] = made
                     last = attempt == tries - 1
-                    on_progress(sum(last or (c in found and found[c].is_enough) for c in some))
-            for channel, made in found.items():
+                    on_progress(sum(last or (c in made_images and made_images[c].is_enough) for c in some))
+            for channel, made in made_images.items():
                 images[channel].append(made)
     return {channel: tuple(made) for channel, made in images.items()}
 
@@ -127,9 +127,9 @@ def add_synthesized(
     **settings: Any,
 ) -> LayerExemplars:
     """``found`` with synthesized images of ``channels``, None for all; ``settings`` as of `synthesize_images`."""
-    chosen = {each.channel for each in found.channels} if channels is None else set(channels)
-    best = {each.channel: each.most[0].value for each in found.channels if each.channel in chosen and each.most}
-    wanted = [each.channel for each in found.channels if each.channel in chosen]
+    chosen = {unit.channel for unit in found.channels} if channels is None else set(channels)
+    best = {unit.channel: unit.most[0].value for unit in found.channels if unit.channel in chosen and unit.most}
+    wanted = [unit.channel for unit in found.channels if unit.channel in chosen]
     settings |= {"part": found.part, "measure": found.measure, "best": best, "on_progress": on_progress}
     images = synthesize_images(net, Selection.of_calls([found.call]), wanted, **settings)
 
@@ -250,13 +250,13 @@ def _first_coefficients(
 class _Spectrum:
     """Images as coefficients of their Fourier transform, scaled like the spectrum of natural images."""
 
-    def __init__(self, seen: Preprocess, device: str) -> None:
-        self.size = height, width = seen.input_shape[-2:]
+    def __init__(self, preprocess: Preprocess, device: str) -> None:
+        self.size = height, width = preprocess.input_shape[-2:]
         frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None])
         scale = math.sqrt(height * width) / 4 / frequency.clamp(min=1 / max(height, width)) ** _FALL
         self.scale = scale[..., None].to(device)
-        self.mix = torch.tensor(_COLOURS if seen.channels == 3 else [[1.0]], device=device)
-        self.shape = (seen.channels, *frequency.shape, 2)
+        self.mix = torch.tensor(_COLOURS if preprocess.channels == 3 else [[1.0]], device=device)
+        self.shape = (preprocess.channels, *frequency.shape, 2)
 
     def colours(self, coefficients: Tensor) -> Tensor:
         waves = torch.fft.irfft2(torch.view_as_complex(coefficients * self.scale), s=self.size)

@@ -148,8 +148,8 @@ def class_activation_maps(
         several = gives_boxes(output)  # boxes of one image depend on different levels of a pyramid
         chosen = [[pick(parts, score) for parts in groups] for score in (scores if several else scores[:1])]
         chosen *= 1 if several else len(scores)
-        each = {id(layer): layer for own in chosen for layer in own}
-        total = sum(len(layer.maps.values) for layer in each.values())
+        unique_layers = {id(layer): layer for own in chosen for layer in own}
+        total = sum(len(layer.maps.values) for layer in unique_layers.values())
         read = lambda output: torch.stack([goal.of(output) for goal in goals], 1)  # noqa: E731
         rerun = Rerun(model, inputs, read, batch_size, progress_counter(on_progress, total))
         maps = Rows[ClassActivationMap]()
@@ -305,11 +305,11 @@ def _maps_of_attention(
         for goal in goals:
             check_finite_score(goal.score)
         for goal in goals:
-            for found, heads in follow(goal.of(output)[0]):
-                values = found.values[0]
-                _check_finite(found.call, "attention", bool(np.isfinite(values).all()))
+            for attention, heads in follow(goal.of(output)[0]):
+                values = attention.values[0]
+                _check_finite(attention.call, "attention", bool(np.isfinite(values).all()))
                 unreached = how.gradient and not values.any()
-                yield ClassActivationMap(found.call, goal.score, method, values, heads, found.seen, unreached)
+                yield ClassActivationMap(attention.call, goal.score, method, values, heads, attention.seen, unreached)
 
 
 def _check_finite(call: Call, what: str, is_finite: bool) -> None:

@@ -329,7 +329,7 @@ def before_head(model: nn.Module, activations: Activations, output: Any, shown: 
         grids = {layer.resolution for layer in layers if layer.maps.frames == 1 and layer.maps.axes != "N L C"}
         layers = [layer for layer in layers if layer.call.name not in again and layer.resolution in grids] or layers
     names = {name: (name, *(kind.__name__ for kind in type(module).__mro__)) for name, module in model.named_modules()}
-    heads = tuple(f"{name}." for name in names if name and any(each.lower().endswith(_HEADS) for each in names[name]))
+    heads = tuple(f"{name}." for name in names if name and any(word.lower().endswith(_HEADS) for word in names[name]))
     outside = [layer for layer in layers if not f"{layer.call.name}.".startswith(heads)] or layers
     inside = [layer for layer in outside if not _BACKBONES.isdisjoint(layer.call.name.split("."))]
     lowest = 0 if is_detector else min(range(len(outside)), key=lambda at: math.prod(outside[at].resolution))

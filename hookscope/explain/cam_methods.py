@@ -250,15 +250,15 @@ def follow_relevance(
     """
     if layers is not None:
         Selection.of(layers).check_names([name for name, _ in model.named_modules()], type(model).__name__)
-    output, found = follow_attention(model, inputs, "0:", partial(_reduced, how))
-    calls = [call for call, _ in found]
+    output, pairs = follow_attention(model, inputs, "0:", partial(_reduced, how))
+    calls = [call for call, _ in pairs]
     last = calls[-1:] if layers is None else selected_attention(calls, Selection.of(layers))
-    steps = [step for call, step in found if (call.index or 0) <= (last[-1].index or 0)]
+    steps = [step for call, step in pairs if (call.index or 0) <= (last[-1].index or 0)]
     for attention, _ in steps:
         _check_joins(attention, steps[0][0])
 
     def follow(score: Tensor) -> Iterator[tuple[AttentionMap, int]]:
-        gradients = _gradients(score, [each for each, _ in steps]) if how.gradient else [None] * len(steps)
+        gradients = _gradients(score, [call for call, _ in steps]) if how.gradient else [None] * len(steps)
         matrices, heads = list[Tensor](), 0
         for (attention, count), gradient in zip(steps, gradients, strict=True):
             weights = attention.weights[0]
@@ -266,10 +266,10 @@ def follow_relevance(
             heads += count
             if attention.call in last:
                 with torch.no_grad():
-                    found = map_of(attention, usual_query(model), shown, looks=partial(_looks, how, matrices))
-                if isinstance(found, NoMapError):
-                    raise found
-                yield found, heads
+                    shown_map = map_of(attention, usual_query(model), shown, looks=partial(_looks, how, matrices))
+                if isinstance(shown_map, NoMapError):
+                    raise shown_map
+                yield shown_map, heads
 
     return output, follow
 
@@ -311,11 +311,11 @@ def _check_joins(attention: Attention, first: Attention) -> None:
 
 def _gradients(score: Tensor, calls: list[Attention]) -> list[Tensor]:
     """The gradients of ``score`` by the weights of each call, ``(heads, L, L)``; zeros where it does not depend."""
-    found = gradients_of(score, [attention.source for attention in calls])
-    if all(gradient is None for gradient in found):
+    gradients = gradients_of(score, [attention.source for attention in calls])
+    if all(gradient is None for gradient in gradients):
         exists = "no gradient reaches it: it is detached or computed under no_grad"
         raise LayerError("the score does not depend on any attention", exists, "use the method rollout")
-    pairs = zip(calls, found, strict=True)
+    pairs = zip(calls, gradients, strict=True)
     slopes = [torch.zeros_like(call.source) if gradient is None else gradient for call, gradient in pairs]
     return [_exact(slope.reshape(call.weights.shape)[0]) for call, slope in zip(calls, slopes, strict=True)]
 

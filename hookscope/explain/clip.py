@@ -155,8 +155,8 @@ def _clip_of(
     if count < 2:
         raise UsageError("the input has no frames", "a map of a clip has several", "use draw_cam or draw_saliency")
     pictures = _frames_of(photograph, count)
-    one = photograph if isinstance(photograph, InputImage) else pictures[0]
-    source = OverlaySource.of(one, net)
+    still = photograph if isinstance(photograph, InputImage) else pictures[0]
+    source = OverlaySource.of(still, net)
     if source.photograph.size != pictures[0].size or source.photograph.tobytes() != pictures[0].tobytes():
         pictures = [source.photograph] * count  # what the user's own preprocessing made of the first frame
     if isinstance(maps, Saliency):
@@ -201,7 +201,7 @@ def _frames_of(photograph: InputImage | Image.Image | Sequence[Image.Image], cou
 
 def _cam_track(cam: ClassActivationMap, others: Sequence[ClassActivationMap | Saliency]) -> _Track:
     same = [other for other in others if isinstance(other, ClassActivationMap) and other.call.key == cam.call.key]
-    top = max(float(each.values.max()) for each in (cam, *same))
+    top = max(float(item.values.max()) for item in (cam, *same))
     values = np.stack([cam.at_frame(at) for at in range(cam.frames)])
     own = len(cam.values) if cam.values.ndim == 3 else 1
     height, width = values.shape[1:]
@@ -217,7 +217,7 @@ def _saliency_track(saliency: Saliency, count: int, others: Sequence[Saliency]) 
     values = saliency.by_frame
     if len(values) != count:
         raise UsageError(f"a map of {len(values)} frames", f"the clip has {count}")
-    top = max(percentile(each.by_frame) for each in (saliency, *others))
+    top = max(percentile(item.by_frame) for item in (saliency, *others))
     about = f"{SALIENCY_METHODS[saliency.method].caption}; 99.5th percentile of all frames {top:.3g}"
     words = [[f"map {at + 1} of {count}", _highest(frame)] for at, frame in enumerate(values)]
     return _Track(saliency.method, about, values, top, words)

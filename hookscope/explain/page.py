@@ -119,8 +119,8 @@ class OverlaySource:
     ) -> Image.Image:
         """The page of ``rows``, which carries its origin and ``facts``."""
         page = draw_heat_page(self.photograph, heading, rows, cmap, width, ground)
-        seen = [round(side, 3) for side in self.box]
-        about = {**self.origin.facts(), "seen": seen, "method": method, "cmap": cmap, "size": list(page.size)}
+        corners = [round(side, 3) for side in self.box]
+        about = {**self.origin.facts(), "seen": corners, "method": method, "cmap": cmap, "size": list(page.size)}
         return with_provenance(page, {**about, **facts})
 
 

@@ -151,7 +151,7 @@ def rise(scores: Scores, picture: Tensor, settings: Settings) -> Tensor:
     for begin in range(0, samples, settings.batch_size):
         part = corners[begin : begin + settings.batch_size]
         grids = torch.rand(len(part), 1, *cells, generator=numbers, dtype=torch.float32, device="cpu") < _SHOWN
-        large = interpolate(grids.to(shown), [(each + 1) * side for each in cells], mode="bilinear")[:, 0]
+        large = interpolate(grids.to(shown), [(count + 1) * side for count in cells], mode="bilinear")[:, 0]
         masks = torch.stack([mask[y:, x:][: size[0], : size[1]] for mask, (y, x) in zip(large, part, strict=True)])
         spread = masks.to(picture.dtype).reshape(-1, *[1] * (picture.dim() - 3), *size)
         values = scores(picture * spread)

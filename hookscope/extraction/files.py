@@ -60,7 +60,7 @@ class FeatureRun(SavedRun[FeatureBatch]):
 
     def merge(self, part: Part[FeatureBatch], value: FeatureBatch) -> None:
         self.columns = self.columns or {name: _column(rows) for name, rows in value.features.items()}
-        check_alike({column: each.shape for column, each in self.columns.items()}, value.features, value.names[0])
+        check_alike({column: layout.shape for column, layout in self.columns.items()}, value.features, value.names[0])
         for column, rows in value.features.items():
             if (here := _column(rows).dtype) != (there := self.columns[column].dtype):
                 asked = f"{value.names[0]}: {column} is {here}, and {there} for earlier images"
@@ -110,7 +110,7 @@ class WritingRun(FeatureRun):
         metadata = metadata_of(output)
         self._check_same(metadata)
         rows, skipped = metadata["rows"], metadata["lost"]
-        columns = {name: Column(each["dtype"], tuple(each["shape"])) for name, each in metadata["columns"].items()}
+        columns = {name: Column(facts["dtype"], tuple(facts["shape"])) for name, facts in metadata["columns"].items()}
         return replace(_written(output, rows, skipped, columns, rows + skipped), was_complete=True)
 
     def load(self, file: StrPath) -> Progress:
@@ -143,7 +143,7 @@ class WritingRun(FeatureRun):
     def _check_same(self, saved: Mapping[str, Any]) -> None:
         """Refuse to resume the run of another source, list of images or size of files."""
         path, wanted = self.output.path, self.state.about
-        source = FeatureSource(**{each.name: saved.get(each.name, "") for each in fields(FeatureSource)})
+        source = FeatureSource(**{entry.name: saved.get(entry.name, "") for entry in fields(FeatureSource)})
         source.check_resumed_by(self.source, path)
         old, new = saved.get("images"), wanted["images"]
         if old != new or saved.get("images_sha256") != wanted["images_sha256"]:

@@ -222,8 +222,8 @@ def _parquet_metadata(path: str) -> Any:
 
 
 def _folder_metadata(path: str) -> Any:
-    each = [_parquet_metadata(os.path.join(path, name)) for name in shards_in(path)]
-    return {**each[0], "rows": sum(metadata["rows"] for metadata in each)}
+    shards = [_parquet_metadata(os.path.join(path, name)) for name in shards_in(path)]
+    return {**shards[0], "rows": sum(metadata["rows"] for metadata in shards)}
 
 
 def _write_zarr(path: str, table: FeatureTable) -> None:

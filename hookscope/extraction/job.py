@@ -202,10 +202,10 @@ class _Extractor:
                 for part, tensor in tensors_in(item).items():
                     key = key_of(call, part)
                     rows.setdefault(key, []).append(pooled_whole(self._wide(tensor), pool, None, shown, key))
-            for key, each in rows.items():
-                if (other := next((row for row in each if row.shape != each[0].shape), None)) is not None:
-                    raise different_shapes(key, each[0].shape[1:], other.shape[1:], "another image")
-            return {key: torch.cat(each) for key, each in rows.items()}
+            for key, tensors in rows.items():
+                if (other := next((row for row in tensors if row.shape != tensors[0].shape), None)) is not None:
+                    raise different_shapes(key, tensors[0].shape[1:], other.shape[1:], "another image")
+            return {key: torch.cat(values) for key, values in rows.items()}
         parts = {key_of(call, part): self._wide(tensor) for part, tensor in tensors_in(output).items()}
         if not parts:
             raise LayerError(f"{call.key or MODEL} returned no tensor", do="choose another layer", name=call.name)

@@ -141,7 +141,7 @@ def check_output(
 
 def check_columns(output: Output, columns: int, format: FeatureFormat) -> None:
     if format.one_column and columns > 1:
-        others = ", ".join(suffix for suffix, each in FORMATS.items() if not each.one_column)
+        others = ", ".join(suffix for suffix, other in FORMATS.items() if not other.one_column)
         asked = f"{output.suffix} holds the features of one layer, and the run gives {columns} columns"
         raise UsageError(asked, do=f"choose one layer, or one of {others}")
 

@@ -253,7 +253,7 @@ def _batches_of(items: Any, job: Job[Any], first: int) -> Iterator[tuple[int, An
                 yield done - len(images[begin:]), images[begin:], tuple(map(_label, labels[begin:]))
         return
     for item in _lists_of(items, job, first):
-        pairs = [_split(each) for each in item]
+        pairs = [_split(entry) for entry in item]
         for _, run in itertools.groupby(pairs, lambda pair: pair[0].shape):
             members = list(run)
             yield first, [image for image, _ in members], tuple(_label(label) for _, label in members)

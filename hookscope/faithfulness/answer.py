@@ -124,7 +124,7 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     """
     if by not in MEASURES:
         raise UsageError(f"maps are not compared by '{by}'", do=f"there are {', '.join(MEASURES)}")
-    images = [{each.name: each for each in image} for image in measured]
+    images = [{test.name: test for test in image} for image in measured]
     names = list(images[0]) if images else []
     if not names:
         raise UsageError("no map to compare", do="give what measure_faithfulness returns for each image")
@@ -171,28 +171,28 @@ def _intervals(low: NDArray[np.float64], high: NDArray[np.float64]) -> list[Inte
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
-def _scores(found: Sequence[Faithfulness], interval: Interval, behind: Interval, sign: int) -> MapScores:
+def _scores(tests: Sequence[Faithfulness], interval: Interval, behind: Interval, sign: int) -> MapScores:
     means = dict[str, Any]()
     for name in NUMBERS[:-1]:
-        known = [value for each in found if (value := getattr(each, name)) is not None]
+        known = [value for test in tests if (value := getattr(test, name)) is not None]
         means[name] = float(np.mean(known)) if known else None
     if interval is not None and sign < 0:
         interval = -interval[1], -interval[0]
-    passes = sum(each.passes for each in found)
-    return MapScores(found[0].name, **means, interval=interval, behind=behind, passes=passes)
+    passes = sum(test.passes for test in tests)
+    return MapScores(tests[0].name, **means, interval=interval, behind=behind, passes=passes)
 
 
 def _verdict(ranked: Sequence[MapScores], by: str, images: int) -> Iterator[str]:
     """Sentences on maps, the best first; baselines are never named as the best."""
-    maps = [each for each in ranked if each.name not in BASELINES]
-    baselines = [each for each in ranked if each.name in BASELINES]
+    maps = [scores for scores in ranked if scores.name not in BASELINES]
+    baselines = [scores for scores in ranked if scores.name in BASELINES]
     if maps:
         yield from (_of_few_images if images < FEWEST else _of_many_images)(maps, baselines, by, images)
 
 
 def _of_few_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by: str, images: int) -> Iterator[str]:
     best, *others = maps
-    equal = [each for each in others if abs(getattr(each, by) - getattr(best, by)) < _EQUAL]
+    equal = [scores for scores in others if abs(getattr(scores, by) - getattr(best, by)) < _EQUAL]
     place = "this image" if images == 1 else f"these {images} images"
     ahead = [BASELINES[base.name] for base in baselines if is_no_better(best, base, by)]
     if ahead:
@@ -202,7 +202,7 @@ def _of_few_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by
     few = "One image does not" if images == 1 else f"{images} images do not"
     yield f"{few} show which map suits the model: give {FEWEST} or more."
     for base in baselines:
-        behind = [each for each in maps if is_no_better(each, base, by)]
+        behind = [scores for scores in maps if is_no_better(scores, base, by)]
         if behind and len(behind) < len(maps):
             yield f"No better than {BASELINES[base.name]} here: {_names(behind)}."
 
@@ -214,10 +214,10 @@ def is_no_better(each: MapScores | Faithfulness, base: MapScores | Faithfulness,
 
 def _of_many_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by: str, images: int) -> Iterator[str]:
     best, over = maps[0], f"over {counted(images, 'image')}"
-    limit = max((MEASURES[by] * getattr(each, by) for each in baselines), default=-np.inf)
-    level = [each for each in maps if each.within_noise and _worst(each, by) > limit]
-    unsure = [each for each in maps if each.within_noise and each not in level]
-    close = [each for each in baselines if each.behind is None or each.within_noise]  # the best, or near it
+    limit = max((MEASURES[by] * getattr(scores, by) for scores in baselines), default=-np.inf)
+    level = [scores for scores in maps if scores.within_noise and _worst(scores, by) > limit]
+    unsure = [scores for scores in maps if scores.within_noise and scores not in level]
+    close = [scores for scores in baselines if scores.behind is None or scores.within_noise]  # the best, or near it
     if close:
         yield f"No map is better than {BASELINES[close[0].name]} by more than noise {over}, in {_WORDS[by]}."
         yield f"The best is {best.name}: {_value(best, by)}."
@@ -230,23 +230,23 @@ def _of_many_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], b
     if unsure and not close:
         yield f"Undecided, because images differ much: {_names(unsure)}."
     for other in (name for name in ("insertion", "deletion") if name != by):
-        first = max(maps, key=lambda each: MEASURES[other] * getattr(each, other))
+        first = max(maps, key=lambda scores: MEASURES[other] * getattr(scores, other))
         if first not in (best, *level):
             yield f"By {other} the first is {first.name}: {getattr(first, other):.3g}."
 
 
-def _value(each: MapScores, by: str) -> str:
-    return f"{_WORDS[by]} {getattr(each, by):.3g}"
+def _value(scores: MapScores, by: str) -> str:
+    return f"{_WORDS[by]} {getattr(scores, by):.3g}"
 
 
-def _worst(each: MapScores, by: str) -> float:
+def _worst(scores: MapScores, by: str) -> float:
     """The worse end of the interval of the mean, as a number of which more is better."""
-    low, high = each.interval or (-np.inf, np.inf)
+    low, high = scores.interval or (-np.inf, np.inf)
     return low if MEASURES[by] > 0 else -high
 
 
 def _names(maps: Sequence[MapScores]) -> str:
-    *others, last = [each.name for each in maps]
+    *others, last = [scores.name for scores in maps]
     return f"{', '.join(others)} and {last}" if others else last
 
 
@@ -284,36 +284,36 @@ def draw_faithfulness(
     if not measured:
         raise UsageError("no map to draw")
     cmap = cmap or "inferno"
-    found = compare_maps([measured])
+    comparison = compare_maps([measured])
     source, answer = OverlaySource.of(photograph, net), measured[0].prediction
-    best_first = [each.name for each in found.maps]
-    ordered = sorted(measured, key=lambda each: best_first.index(each.name))
-    baselines = [each for each in measured if each.name in BASELINES]
-    panels = [source.panel, *(_panel(source, each, baselines, found.by) for each in ordered)]
+    best_first = [scores.name for scores in comparison.maps]
+    ordered = sorted(measured, key=lambda test: best_first.index(test.name))
+    baselines = [test for test in measured if test.name in BASELINES]
+    panels = [source.panel, *(_panel(source, test, baselines, comparison.by) for test in ordered)]
     picture = source.photograph
     rows = max(1, round(math.sqrt(len(panels) * picture.width / (_SHAPE * picture.height))))
     columns = math.ceil(len(panels) / rows)
     own = picture.width * math.ceil(_NARROWEST / picture.width)  # magnified by a whole number
     width = min(_WIDEST, own) if width is None else width
     what = answer.name if answer.probability is None else f"{answer.name}, probability {percent(answer.probability)}"
-    heading = source.heading([*found.verdict, f"This image: {what}"], "one for each map", why_unseen(answer))
+    heading = source.heading([*comparison.verdict, f"This image: {what}"], "one for each map", why_unseen(answer))
     lines = [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
     facts = [
-        {"map": each.name, **{name: getattr(each, name) for name in NUMBERS}, "shape": list(each.values.shape)}
-        for each in ordered
+        {"map": test.name, **{name: getattr(test, name) for name in NUMBERS}, "shape": list(test.values.shape)}
+        for test in ordered
     ]
-    more = {"verdict": list(found.verdict), "maps": facts, **answer.cells()}
+    more = {"verdict": list(comparison.verdict), "maps": facts, **answer.cells()}
     return source.page(heading, lines, "comparison", cmap, more, width)
 
 
-def _panel(source: OverlaySource, each: Faithfulness, baselines: Sequence[Faithfulness], by: str) -> HeatPanel:
-    still = each.still
-    worse = [BASELINES[base.name] for base in baselines if each.name not in BASELINES and is_no_better(each, base, by)]
-    words = [each.name, f"ROAD {each.road:.3f}", f"insertion {each.insertion:.3f}, deletion {each.deletion:.3f}"]
-    words.append("score rises under the map" if each.increase else f"drop {percent(each.drop)}")
-    if each.in_box is not None:
-        words.append(f"{percent(each.in_box)} in the box, highest value {'inside' if each.points else 'outside'}")
-    if each.randomized is not None:
-        words.append(f"random weights: correlation {each.randomized:.2f}")
+def _panel(source: OverlaySource, test: Faithfulness, baselines: Sequence[Faithfulness], by: str) -> HeatPanel:
+    still = test.still
+    worse = [BASELINES[base.name] for base in baselines if test.name not in BASELINES and is_no_better(test, base, by)]
+    words = [test.name, f"ROAD {test.road:.3f}", f"insertion {test.insertion:.3f}, deletion {test.deletion:.3f}"]
+    words.append("score rises under the map" if test.increase else f"drop {percent(test.drop)}")
+    if test.in_box is not None:
+        words.append(f"{percent(test.in_box)} in the box, highest value {'inside' if test.points else 'outside'}")
+    if test.randomized is not None:
+        words.append(f"random weights: correlation {test.randomized:.2f}")
     alarm = f"no better than {' or '.join(worse)}" if worse else ""
     return HeatPanel(source.heat(still, max(float(still.max()), 0.0)), words, alarm)

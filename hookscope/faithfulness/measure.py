@@ -159,13 +159,13 @@ def _operator(values: Tensor, hole: Tensor) -> Tensor:
 def _coarse_to_fine(left: Tensor, hole: Tensor) -> Tensor:
     """What to add to the pixels of the hole, about, so that nothing is ``left``: one V-cycle."""
     height, width = left.shape[-2:]
-    found = _DAMPING * left
+    solution = _DAMPING * left
     if min(height, width) > 2:
-        still = F.pad(left - _operator(found, hole), (0, width % 2, 0, height % 2))
+        still = F.pad(left - _operator(solution, hole), (0, width % 2, 0, height % 2))
         inside = (F.avg_pool2d(F.pad(hole, (0, width % 2, 0, height % 2)), 2) == 1).to(hole)
         coarse = _coarse_to_fine(4 * F.avg_pool2d(still, 2) * inside, inside)
-        found.addcmul_(hole, F.interpolate(coarse, scale_factor=2.0, mode="nearest")[..., :height, :width])
-    return found.add_(left - _operator(found, hole), alpha=_DAMPING)
+        solution.addcmul_(hole, F.interpolate(coarse, scale_factor=2.0, mode="nearest")[..., :height, :width])
+    return solution.add_(left - _operator(solution, hole), alpha=_DAMPING)
 
 
 Box = Sequence[float]
@@ -266,11 +266,11 @@ def named_maps(maps: Any) -> dict[str, Any]:
     if isinstance(several, Mapping):
         return dict(several)
     named: dict[str, Any] = {}
-    for at, each in enumerate(several):
-        name = getattr(each, "method", f"map {at}" if len(several) > 1 else "map")
-        if name in named and isinstance(each, ClassActivationMap):
-            name = f"{name} {each.call.key}"
-        named[f"{name} {at}" if name in named else name] = each
+    for at, result in enumerate(several):
+        name = getattr(result, "method", f"map {at}" if len(several) > 1 else "map")
+        if name in named and isinstance(result, ClassActivationMap):
+            name = f"{name} {result.call.key}"
+        named[f"{name} {at}" if name in named else name] = result
     return named
 
 
@@ -333,19 +333,19 @@ class MapTest:
 
     def _values(self, images: Iterator[Tensor], advance: Callable[[int], None]) -> NDArray[np.float64]:
         """A number for each image."""
-        found, read = list[Tensor](), self.goal.probability or self.goal.of
+        numbers, read = list[Tensor](), self.goal.probability or self.goal.of
         while batch := list(islice(images, self.batch_size)):
-            found.append(read(self.run(torch.stack(batch))).detach().cpu().double())
-            if len(found[-1]) != len(batch):
-                asked = f"the target gives {len(found[-1])} numbers for {len(batch)} images"
+            numbers.append(read(self.run(torch.stack(batch))).detach().cpu().double())
+            if len(numbers[-1]) != len(batch):
+                asked = f"the target gives {len(numbers[-1])} numbers for {len(batch)} images"
                 raise UsageError(asked, do="give one for each")
             advance(len(batch))
-        values: NDArray[np.float64] = torch.cat(found).numpy()
+        values: NDArray[np.float64] = torch.cat(numbers).numpy()
         return values
 
     def measured(self, maps: Mapping[str, Map], on_progress: Progress | None) -> Rows[Faithfulness]:
         ends = [self.image, self.removed, self.hidden, _mean(self.image)]
-        each = 2 * (self.steps - 1) + 2 * len(_SHARES) + 1
+        passes = 2 * (self.steps - 1) + 2 * len(_SHARES) + 1
         spreads = dict[str, Tensor]()
         for name, values in maps.items():
             spread = over_picture(torch.from_numpy(values), self.image.shape[1:])
@@ -355,7 +355,7 @@ class MapTest:
             name: next(other for other in spreads if torch.allclose(spread, spreads[other], rtol=0, atol=_SAME))
             for name, spread in spreads.items()
         }
-        total = len(ends) + sum(name == other for name, other in first.items()) * each
+        total = len(ends) + sum(name == other for name, other in first.items()) * passes
         advance = progress_counter(on_progress, total)
         whole, removed, hidden, nothing = self._values(iter(ends), advance)
         scale = partial(_scaled, self.goal, whole, nothing)
@@ -366,9 +366,9 @@ class MapTest:
                 known[name] = self._values(self._images(spreads[name]), advance)
             else:
                 known[name] = known[first[name]]
-            spread, found = spreads[name], known[name]
+            spread, scores = spreads[name], known[name]
             deletion, insertion, most, least, [masked] = np.split(
-                found, np.cumsum([self.steps - 1, self.steps - 1, len(_SHARES), len(_SHARES)])
+                scores, np.cumsum([self.steps - 1, self.steps - 1, len(_SHARES), len(_SHARES)])
             )
             curves = {
                 "deletion": scale(np.array([whole, *deletion, removed])),
@@ -389,7 +389,7 @@ class MapTest:
                     kept > all_of_it,
                     *_in_boxes(spread, self.boxes),
                     curves,
-                    each if first[name] == name else 0,
+                    passes if first[name] == name else 0,
                 )
             )
         return rows

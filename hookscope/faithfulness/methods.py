@@ -79,8 +79,8 @@ def sanity_check(
         first = _values(explain())
     layers = [name for name, layer in model.named_modules() if any(True for _ in layer.parameters(recurse=False))]
     # a layer whose weights the one around it uses without calling it stands where that one does
-    around = {name: [each for each in enclosing(name) if each in ran and (each or not name)] for name in layers}
-    order = {name: ran[found[0]] for name, found in around.items() if found}
+    around = {name: [outer for outer in enclosing(name) if outer in ran and (outer or not name)] for name in layers}
+    order = {name: ran[names[0]] for name, names in around.items() if names}
     layers = sorted(order, key=lambda name: -order[name])
     if not layers:
         raise ModelError(f"{type(model).__name__} has no weights to randomise", do="give a model with parameters")
@@ -100,21 +100,21 @@ def _values(result: Any) -> NDArray[np.float32]:
 def random_weights(model: nn.Module, layers: Sequence[str] | None = None, seed: int = 0) -> Iterator[None]:
     """Random values of the same size in each parameter of ``layers``, by default all; afterwards as before."""
     chosen = [model] if layers is None else [model.get_submodule(name) for name in layers]
-    parameters = {id(each): each for layer in chosen for each in layer.parameters(recurse=layers is None)}
-    before = [(each, each.detach().clone()) for each in parameters.values()]
+    parameters = {id(tensor): tensor for layer in chosen for tensor in layer.parameters(recurse=layers is None)}
+    before = [(tensor, tensor.detach().clone()) for tensor in parameters.values()]
     try:
         with torch.no_grad(), random_states_kept():
             torch.manual_seed(seed)
-            for each, values in before:
+            for parameter, values in before:
                 if values.dim() > 1:
-                    each.normal_().mul_(values.float().square().mean().sqrt().to(values.dtype))
+                    parameter.normal_().mul_(values.float().square().mean().sqrt().to(values.dtype))
                 else:
-                    each.copy_(values[torch.randperm(values.numel())] if values.dim() else values)
+                    parameter.copy_(values[torch.randperm(values.numel())] if values.dim() else values)
         yield
     finally:
         with torch.no_grad():
-            for each, values in before:
-                each.copy_(values)
+            for parameter, values in before:
+                parameter.copy_(values)
 
 
 def rank_correlation(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
@@ -195,14 +195,14 @@ def cam_faithfulness(
                 on_skip(method, error)
     if errors and not cams:
         raise errors[0]
-    if any(len({cam.prediction.key for cam in found}) > 1 for found in cams.values()):
+    if any(len({cam.prediction.key for cam in of_image}) > 1 for of_image in cams.values()):
         raise UsageError("a map explains one score, and the target names several", do="name one class")
-    several = any(len(found) > 1 for found in cams.values())
+    several = any(len(of_image) > 1 for of_image in cams.values())
 
     def name_of(cam: ClassActivationMap) -> str:
         return f"{cam.method} {cam.call.key}" if several else cam.method
 
-    named: dict[str, Any] = {name_of(cam): cam for found in cams.values() for cam in found}
+    named: dict[str, Any] = {name_of(cam): cam for of_image in cams.values() for cam in of_image}
     if clash := [name for name in maps or {} if name in named or name in BASELINES]:
         raise UsageError(f"a map is named {clash[0]}", "a method has this name", "choose another name")
     explained = next((cam.prediction for cam in named.values()), None)
@@ -223,7 +223,7 @@ def cam_faithfulness(
         on_progress=on_progress,
         **options,
     )
-    return Rows(replace(each, randomized=correlations.get(each.name)) for each in measured)
+    return Rows(replace(test, randomized=correlations.get(test.name)) for test in measured)
 
 
 def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
@@ -235,9 +235,9 @@ def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
     name = os.path.splitext(os.path.basename(os.path.normpath(path)))[0]
     if os.path.isdir(path):
         files = [os.path.join(path, word + suffix) for suffix in MAP_SUFFIXES]
-        if not (found := [file for file in files if os.path.exists(file)]):
+        if not (paths := [file for file in files if os.path.exists(file)]):
             raise InputError(f"{path} has no map of {word}", do=f"name it {word}.npy, .npz or .png")
-        path = found[0]
+        path = paths[0]
     kind = os.path.splitext(path)[1].lower()
     try:
         if kind == ".png":
@@ -271,8 +271,8 @@ def over_input(values: NDArray[Any], photograph: tuple[int, int], box: PixelBox,
         return values
     whole = Image.fromarray(values.astype(np.float32))
     cut = whole.transform(size[::-1], Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
-    found: Map = np.asarray(cut)
-    return found
+    crop: Map = np.asarray(cut)
+    return crop
 
 
 def read_boxes(path: str) -> dict[str, list[Sequence[float]]]:
@@ -289,8 +289,8 @@ def read_boxes(path: str) -> dict[str, list[Sequence[float]]]:
         raise UsageError(f"the boxes {path} cannot be read: {reason}", do=do) from error
     boxes: dict[str, list[Sequence[float]]] = {}
     for image, given in content.items() if isinstance(content, dict) else ():
-        found = given.get("box", given.get("boxes")) if isinstance(given, dict) else given
-        several: list[Any] = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
+        box = given.get("box", given.get("boxes")) if isinstance(given, dict) else given
+        several: list[Any] = box if isinstance(box, list) and box and isinstance(box[0], list) else [box]
         if not all(map(_is_box, several)):
             raise UsageError(f"'{image}' in {path} has no box", do=do)
         boxes[image] = several

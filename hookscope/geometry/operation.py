@@ -98,7 +98,7 @@ class AxisField:
         if part is None:
             return self
         index = np.arange(count)
-        low, high = (each + index * ratio if isinstance(each, int | float) else each for each in (first, last))
+        low, high = (end + index * ratio if isinstance(end, int | float) else end for end in (first, last))
         return reach._fitted(dim, low * part.step, high * part.step, part.step * ratio)
 
     def permuted(self, dims: Callable[[int], int | None], why: str) -> AxisField:
@@ -115,10 +115,10 @@ class AxisField:
             low = part.inner * math.prod(before[part.dim + 1 :])
             pieces, count = [], 1
             for dim, length in enumerate(after):
-                each = math.prod(after[dim + 1 :])
-                bottom, top = max(low, each), min(low * part.count, each * length)
-                if bottom < top and not (bottom % each or top % bottom or bottom % low):
-                    pieces.append(StrideTerm(dim, bottom // each, top // bottom, part.step * (bottom // low)))
+                inner = math.prod(after[dim + 1 :])
+                bottom, top = max(low, inner), min(low * part.count, inner * length)
+                if bottom < top and not (bottom % inner or top % bottom or bottom % low):
+                    pieces.append(StrideTerm(dim, bottom // inner, top // bottom, part.step * (bottom // low)))
                     count *= top // bottom
             (lost if count != part.count else parts).extend(pieces if count == part.count else [part])
         reach = self.without({part.dim for part in lost}, "view") if lost else self
@@ -132,7 +132,7 @@ Field = tuple[AxisField, AxisField]
 def union(a: AxisField, b: AxisField, shape: Sequence[int], why: str) -> AxisField:
     """What values see that depend on one value of ``a`` and one of ``b``, tensors of one ``shape``."""
     common, why = set(a.parts) & set(b.parts), a.merged_by or b.merged_by or why
-    own = [set(each.parts) - common for each in (a, b)]
+    own = [set(field.parts) - common for field in (a, b)]
     if {part.dim for part in own[0]} & {part.dim for part in own[1]}:
         return a.unknown(why)
     a, b = a.without_parts(own[0], why), b.without_parts(own[1], why)

@@ -59,7 +59,7 @@ def _rule_of(function: Any, operation: FieldOperation) -> Rule | None:
     packet = function.overloadpacket
     if name in _REDUCTIONS and len(operation.tensors) == 1:  # `max` of two tensors works on each position alone
         return reduction
-    if name in _POINTWISE or any(torch.Tag.pointwise in getattr(packet, each).tags for each in packet.overloads()):
+    if name in _POINTWISE or any(torch.Tag.pointwise in getattr(packet, member).tags for member in packet.overloads()):
         return pointwise
     if "attention" in name or "transformer" in name:
         return attention
@@ -87,7 +87,7 @@ class FieldTracker(TorchDispatchMode):
 
     def follow(self, inputs: Any) -> None:
         """Follow the images among the inputs of a pass; call it before the pass begins."""
-        tensors = [each for each in tensors_in(inputs).values() if each.dim() > 2 and each.is_floating_point()]
+        tensors = [image for image in tensors_in(inputs).values() if image.dim() > 2 and image.is_floating_point()]
         for tensor in tensors:
             dims = tensor.dim()
             terms = (StrideTerm(dim, 1, tensor.shape[dim], 1.0) for dim in (dims - 2, dims - 1))
@@ -136,11 +136,11 @@ class FieldTracker(TorchDispatchMode):
         follow = _rule_of(func, operation)
         if operation.known.keys() != {id(operation.input)} and follow not in _OF_SEVERAL:
             follow = None
-        found = follow(operation) if follow is not None else None
-        if found is None:
+        results = follow(operation) if follow is not None else None
+        if results is None:
             why = f"{operation.name}, which is not followed"
-            found = next(iter(operation.known.values())).each(lambda reach: reach.unknown(why))
-        return [found] if isinstance(found, Followed) else found
+            results = next(iter(operation.known.values())).each(lambda reach: reach.unknown(why))
+        return [results] if isinstance(results, Followed) else results
 
 
 def _written(base: Tensor, view: Tensor, before: Followed | None, written: Followed | None) -> Followed | None:
@@ -205,7 +205,7 @@ def effective_fields(
         ``name`` or ``name#call``, rounded to 0.01; 0 where no gradient arrives. Calls without positions are left out.
     """
     generator = torch.Generator().manual_seed(0)
-    found: dict[str, float] = {}
+    lengths: dict[str, float] = {}
     modules = dict(net.model.named_modules(remove_duplicate=False))
     with (
         model_errors_as_input_errors(net.name, inputs),
@@ -227,10 +227,10 @@ def effective_fields(
                     extra, frames, *sides = grid
                     values = values[:, :, extra:].unflatten(2, (-1, *sides))[:, :, frames // 2]
                 if values.dim() == 4 and values.shape[-1] * values.shape[-2] > 1:
-                    found[key_of(call, "")] = _side(values, images[0], generator)
+                    lengths[key_of(call, "")] = _side(values, images[0], generator)
             if on_progress is not None:
                 on_progress(done + 1, len(activations.calls))
-    return found
+    return lengths
 
 
 def _side(values: Tensor, image: Tensor, generator: torch.Generator) -> float:
@@ -339,16 +339,16 @@ def _placed(field: Field, tensor: Tensor, channels: int, shown: InputSize) -> tu
         else:
             rows, columns = rows.reshaped(before, shape), columns.reshaped(before, shape)
             positions = [at, at + 1, at + 2]
-    found = []
+    strides = []
     for reach, at in zip((rows, columns), positions[-2:] if len(positions) > 1 else (-1, -1), strict=True):
         elsewhere = {part.dim for part in reach.parts if part.dim != at and part.count > 1}
         if any(part.dim not in positions for part in reach.parts if part.dim in elsewhere):
             reach = reach.without(set(range(dims + 1)), "windows along the batch axis")
         else:
             reach = reach.without({part.dim for part in reach.parts if part.dim != at}, "exchanged rows and columns")
-        found.append(reach.as_single_stride(at, shape[at]))
+        strides.append(reach.as_single_stride(at, shape[at]))
     frame = shape[positions[-1]] if len(positions) == 3 and shape[positions[0]] > 1 else 0
-    return found[0], found[1], frame
+    return strides[0], strides[1], frame
 
 
 def _measure(
@@ -360,7 +360,7 @@ def _measure(
 ) -> None:
     """Replace the fields of calls that depend on an operation which is not followed by fields with a gradient."""
     generator = torch.Generator().manual_seed(0)
-    seen: dict[str, dict[tuple[int, int], Tensor]] = {key: {} for key in unknown}
+    masks: dict[str, dict[tuple[int, int], Tensor]] = {key: {} for key in unknown}
     modules = dict(model.named_modules(remove_duplicate=False))
     sizes: dict[str, tuple[int, int]] = {}
 
@@ -396,11 +396,11 @@ def _measure(
                 score = (values[:, place[0], place[1]] * weights).sum()
                 gradient = torch.autograd.grad(score, image, retain_graph=True, allow_unused=True)[0]
                 if gradient is not None:
-                    found = gradient.flatten(0, -3).ne(0).any(0)
-                    seen[key][place] = found | seen[key].get(place, found)
-                    if found.all():
+                    mask = gradient.flatten(0, -3).ne(0).any(0)
+                    masks[key][place] = mask | masks[key].get(place, mask)
+                    if mask.all():
                         break
-    for key, places in seen.items():
+    for key, places in masks.items():
         if measured := _fitted(places, sizes.get(key), shown, fields[key].reason):
             fields[key] = measured
 
@@ -409,14 +409,14 @@ def _fitted(
     places: dict[tuple[int, int], Tensor], made: tuple[int, int] | None, shown: InputSize, reason: str
 ) -> ReceptiveField | None:
     """The smallest field with every pixel that has a gradient, None where it is everything or nothing."""
-    if made is None or not any(found.any() for found in places.values()):
+    if made is None or not any(mask.any() for mask in places.values()):
         return None
     size, stride, start = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
     for axis, length in enumerate((shown.height, shown.width)):
         spans = {
             place[axis]: (int(pixels.min()), int(pixels.max()) + 1)
-            for place, found in places.items()
-            if len(pixels := found.any(1 - axis).nonzero())
+            for place, mask in places.items()
+            if len(pixels := mask.any(1 - axis).nonzero())
         }
         fits = []
         for step in _steps(spans, length, made[axis]):

@@ -54,7 +54,7 @@ def inserted(known: Followed, at: int) -> Followed:
 
 def removed(known: Followed, gone: Collection[int], why: str) -> Followed:
     def earlier(dim: int) -> int | None:
-        return None if dim in gone else dim - sum(each < dim for each in gone)
+        return None if dim in gone else dim - sum(axis < dim for axis in gone)
 
     flat = (earlier(dim) for dim in known.flat)
     return known.each(lambda reach: reach.permuted(earlier, why), (dim for dim in flat if dim is not None))
@@ -245,11 +245,11 @@ def _behind_window(
     windows = {dim: window(dim - first, before[dim], after[dim]) for dim in range(first, len(before))}
 
     def move(reach: AxisField) -> AxisField:
-        for dim, found in windows.items():
-            if found is None:
+        for dim, bounds in windows.items():
+            if bounds is None:
                 reach = reach.without({dim}, f"{operation.name} over positions")
-            elif isinstance(found[0], np.ndarray) or found != (0, 0, 1):
-                low, high, ratio = found
+            elif isinstance(bounds[0], np.ndarray) or bounds != (0, 0, 1):
+                low, high, ratio = bounds
                 reach = reach.resampled(dim, before[dim], ratio, low, high, after[dim])
         return reach
 

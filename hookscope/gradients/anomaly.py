@@ -158,7 +158,7 @@ def made_by(tensor: Tensor) -> str:
         node = _non_finite_parent(node, name, is_nan)
         if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it: the nearest that made it
             behind = islice(graph_nodes([last]), 1, _MOST_BEHIND)
-            return next((_operation_of_node(each.name()) for each in behind if _makes_non_finite(each)), name)
+            return next((_operation_of_node(parent.name()) for parent in behind if _makes_non_finite(parent)), name)
     return name
 
 

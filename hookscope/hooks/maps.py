@@ -70,10 +70,10 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: InputSize 
     """
     tensors = tensors_in(output)
     maps = [
-        each
+        part_map
         for part, tensor in tensors.items()
         if tensor.numel()
-        for each in _maps_of(part, as_float(tensor), module, shown)
+        for part_map in _maps_of(part, as_float(tensor), module, shown)
     ]
     if not maps:
         shapes = ["x".join(map(str, tensor.shape)) or "a single number" for tensor in tensors.values()]

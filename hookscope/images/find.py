@@ -147,11 +147,11 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
         remote_pictures(path) if is_remote(path) else _walk(path, own) if os.path.isdir(path) else (path,)
         for path in named
     )
-    found = list(islice(pictures, limit if limit is None else min(limit, sys.maxsize)))
+    files = list(islice(pictures, limit if limit is None else min(limit, sys.maxsize)))
     if own:
         such = f"{own[0]} is" if len(own) == 1 else f"{len(own):,} pictures are"
         warnings.warn(f"{such} skipped: drawn by hookscope; name a file to use it", ImageWarning, stacklevel=2)
-    return found
+    return files
 
 
 def _expanded(path: str) -> Sequence[str]:
@@ -161,10 +161,10 @@ def _expanded(path: str) -> Sequence[str]:
     """
     if not glob.has_magic(path) or is_remote(path) or os.path.lexists(path):
         return [path]
-    found = sorted(glob.glob(path, recursive=True))
-    folders = {PurePath(each) for each in found if os.path.isdir(each)}
-    files = [each for each in found if PurePath(each) in folders or os.path.isfile(each) or os.path.islink(each)]
-    return [each for each in files if folders.isdisjoint(PurePath(each).parents)] or [path]
+    matches = sorted(glob.glob(path, recursive=True))
+    folders = {PurePath(match) for match in matches if os.path.isdir(match)}
+    files = [match for match in matches if PurePath(match) in folders or os.path.isfile(match) or os.path.islink(match)]
+    return [match for match in files if folders.isdisjoint(PurePath(match).parents)] or [path]
 
 
 def label_of(path: str, folders: Iterable[str]) -> str:
@@ -362,17 +362,17 @@ def remote_pictures(path: str) -> Iterator[str]:
         return
     inner, bare = inner.rstrip("/"), path.rstrip("/")
     start = bare.removesuffix(inner) if bare.endswith(inner) else path[: path.index("://") + 3]
-    found = False
+    has_any = False
     for name in _walk_remote(path, system, inner):
-        found = True
+        has_any = True
         yield start + name
-    if not found:
+    if not has_any:
         raise ImageError(f"no pictures in '{path}'", do="name a folder with JPEG, PNG or similar files")
 
 
 def _walk_remote(path: str, system: Any, folder: str) -> Iterator[str]:
     with _errors(path):
-        entries = sorted((each["name"].rstrip("/"), each["type"]) for each in system.ls(folder, detail=True))
+        entries = sorted((entry["name"].rstrip("/"), entry["type"]) for entry in system.ls(folder, detail=True))
     for name, kind in entries:
         last = name.rpartition("/")[2]
         if name == folder or last.startswith("."):

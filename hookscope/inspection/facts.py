@@ -216,11 +216,11 @@ class Inspection(Shown):
 
 def _seen_png(image: InspectedImage) -> bytes:
     """What the network saw in few colours, with the Grad-CAM over it if there is one."""
-    heat, seen = None, image.seen.convert("RGB")
+    heat, picture = None, image.seen.convert("RGB")
     if image.cam is not None:
         values = np.nan_to_num(image.cam.still, posinf=0.0, neginf=0.0)
-        heat = Heat(values, (0, 0, *seen.size), float(values.max()) or 1.0)
-    return image_bytes(draw_heat(seen, heat, min(224, seen.width), "inferno").quantize(128))
+        heat = Heat(values, (0, 0, *picture.size), float(values.max()) or 1.0)
+    return image_bytes(draw_heat(picture, heat, min(224, picture.width), "inferno").quantize(128))
 
 
 @dataclass(frozen=True)

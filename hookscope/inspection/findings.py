@@ -44,7 +44,7 @@ def _random(evidence: InspectionEvidence, initial: Sequence[Finding]) -> Iterato
     """One finding: by the label of the weights, by BatchNorms that were never updated, or by uniform weights."""
     label, kind = evidence.net.weights, CATALOGUE["random-weights"]
     every = CATALOGUE["never-updated"].text("all")
-    never = next((each for each in evidence.findings if each.meaning == every), None)
+    never = next((finding for finding in evidence.findings if finding.meaning == every), None)
     large = [row for row in evidence.parameters if len(row.shape) > 1 and row.count >= _FEW_WEIGHTS]
     if is_random(label):
         yield kind.finding("", f"the weights are {label}")
@@ -82,7 +82,7 @@ def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
     On few images all drift a little, later ones more: only a sudden step is a finding.
     """
     kind, largest = CATALOGUE["sudden-drift"], dict[str, float]()
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for layer, norm in norms.items():
         drift = norm.drift(layer)
         if not (drift.updated and drift.items >= _FEW_VALUES and np.isfinite([*drift.shift, *drift.ratio]).all()):
@@ -96,9 +96,9 @@ def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
             times["sudden_ratio"] = 0.0  # an image of little contrast
         most = max(times, key=lambda name: times[name])
         if times[most] > 1:
-            found.append(_sudden_finding(drift, running, now, most, times[most], largest))
+            findings.append(_sudden_finding(drift, running, now, most, times[most], largest))
         largest = {name: max(value, largest.get(name, 0.0)) for name, value in now.items()}
-    return found[:_DRIFTS]
+    return findings[:_DRIFTS]
 
 
 def _sudden_finding(
@@ -222,7 +222,7 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
     if (
         low < 0
         and max(-low, high) <= _LARGE_INPUT
-        and not {each.layer for each in drifts} & {norm.layer for norm in norms}
+        and not {drift.layer for drift in drifts} & {norm.layer for norm in norms}
     ):
         return
     first = [norm.layer for norm in norms]

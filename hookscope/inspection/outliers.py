@@ -98,11 +98,11 @@ def map_places(evidence: InspectionEvidence) -> Iterator[Place]:
 
 def _widest_channels(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
     """Of each layer the channel with values far beyond the other channels; the two largest."""
-    found: list[tuple[float, InspectedLayer, int, NDArray[np.float64]]] = []
+    outliers: list[tuple[float, InspectedLayer, int, NDArray[np.float64]]] = []
     for layer in layers:
         sizes = np.max([sizes_of(maps) for maps in layer.images if maps is not None], axis=0)
-        found += [(times, layer, channel, sizes) for channel, times in list(far_beyond(sizes).items())[:1]]
-    for times, layer, channel, sizes in sorted(found, key=lambda each: -each[0])[:2]:
+        outliers += [(times, layer, channel, sizes) for channel, times in list(far_beyond(sizes).items())[:1]]
+    for times, layer, channel, sizes in sorted(outliers, key=lambda outlier: -outlier[0])[:2]:
         usual = float(np.median(sizes[sizes > 0]))
         reaches = f"{sizes[channel]:.3g}, {times:.3g} times the layer's usual {usual:.3g}"
         reason = f"Channel {channel} of {layer.key} reaches {reaches}."
@@ -124,12 +124,12 @@ def _channels(facts: CallFacts) -> int | None:
 
 
 def _widest_call(calls: Sequence[CallFacts]) -> Iterator[Place]:
-    found: list[tuple[float, CallFacts, float, float]] = []
+    outliers: list[tuple[float, CallFacts, float, float]] = []
     for alike in _of_type(calls):
         sizes = np.array([max(abs(facts.low or 0.0), abs(facts.high or 0.0)) for facts in alike])
         usual = float(np.median(sizes[sizes > 0])) if sizes.any() else 0.0
-        found += [(times, alike[at], sizes[at], usual) for at, times in list(far_beyond(sizes).items())[:1]]
-    for times, facts, largest, usual in sorted(found, key=lambda each: -each[0])[:1]:
+        outliers += [(times, alike[at], sizes[at], usual) for at, times in list(far_beyond(sizes).items())[:1]]
+    for times, facts, largest, usual in sorted(outliers, key=lambda outlier: -outlier[0])[:1]:
         key, kind = facts.call.key, facts.call.type
         reason = f"{key} reaches {largest:.3g}, {times:.3g} times the {usual:.3g} that is usual for {kind} here."
         numbers = {"largest": float(largest), "usual": usual, "times": times}
@@ -141,20 +141,20 @@ def _emptiest(evidence: InspectionEvidence) -> Iterator[Place]:
 
     A layer with a finding is left out.
     """
-    reported = {each.layer for finding in evidence.findings for each in (finding, *finding.parts)}
-    found: list[tuple[float, str, float, str]] = []
+    reported = {part.layer for finding in evidence.findings for part in (finding, *finding.parts)}
+    emptiest: list[tuple[float, str, float, str]] = []
     for alike in _of_type(evidence.calls):
         zeros = np.array([facts.zeros or 0.0 for facts in alike])
         usual, at = float(np.median(zeros)), int(zeros.argmax())
         spread = max(1.4826 * float(np.median(abs(zeros - usual))), 0.05)
         empty = (zeros >= _EMPTY) & (zeros - usual >= _EMPTIER * spread)
         if 0 < empty.sum() <= max(1, len(alike) // 10) and alike[at].call.key not in reported:
-            found.append((float(zeros[at]), alike[at].call.key, usual, alike[at].call.type))
-    for share, key, usual, kind in sorted(found, reverse=True)[:1]:
+            emptiest.append((float(zeros[at]), alike[at].call.key, usual, alike[at].call.type))
+    for share, key, usual, kind in sorted(emptiest, reverse=True)[:1]:
         reason = f"{percent(share)} of the values of {key} are 0; {percent(usual)} is usual for {kind} here."
         numbers = {"zeros": share, "usual": usual}
         yield _note("emptiest-maps", key, reason, numbers)
-    if not found:
+    if not emptiest:
         yield from _most_constant([layer for layer in evidence.layers if layer.call.key not in reported])
 
 

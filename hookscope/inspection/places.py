@@ -93,13 +93,13 @@ class _Cause:
     @property
     def consequences(self) -> int:
         """Number of later calls that are affected; a finding counts the calls of its chain."""
-        own = [int(each.numbers.get("layers") or 1) - 1 for each in self.findings]
-        return max(own) + sum(int(each.numbers.get("layers") or 1) for each in self.after)
+        own = [int(finding.numbers.get("layers") or 1) - 1 for finding in self.findings]
+        return max(own) + sum(int(finding.numbers.get("layers") or 1) for finding in self.after)
 
     @property
     def severity(self) -> str:
         """The highest severity of its findings, here and later."""
-        return min((each.severity for each in (*self.findings, *self.after)), key=SEVERITIES.index)
+        return min((finding.severity for finding in (*self.findings, *self.after)), key=SEVERITIES.index)
 
 
 def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
@@ -109,24 +109,24 @@ def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     then in order of execution. What follows from a broken layer is reported with that layer.
     """
     findings = [*network_findings(evidence), *_unusual(evidence)]
-    random = [_place(_Cause(-1, "", [each], [])) for each in findings if each.finding == "random-weights"]
+    random = [_place(_Cause(-1, "", [finding], [])) for finding in findings if finding.finding == "random-weights"]
     causes = _causes(evidence, [finding for finding in findings if finding.finding != "random-weights"])
     causes.sort(key=lambda cause: (SEVERITIES.index(cause.severity), -_times(cause.main), cause.at))
     places = [_place(cause) for cause in causes]
     severe = [place for place in places if place.severity != "note"]
     notes = [place for place in places if place.severity == "note"][:_MOST_NOTES]
-    found = [*random, *severe, *notes]
-    reported = {(place.layer.removesuffix(".weight"), channel) for place in found for channel in place.channels or ()}
+    entries = [*random, *severe, *notes]
+    reported = {(place.layer.removesuffix(".weight"), channel) for place in entries for channel in place.channels or ()}
     # what explains an answer means nothing for random weights
     more = [] if random else answer_places(evidence)
     more = [
-        each for each in more if not each.channels or {(each.layer, channel) for channel in each.channels} - reported
+        spot for spot in more if not spot.channels or {(spot.layer, channel) for channel in spot.channels} - reported
     ]
     # what is wrong in a layer empties the maps of the calls after it
     at, order = min((cause.at for cause in causes if cause.spreads), default=math.inf), _order(evidence)
     after = {facts.call.key for facts in evidence.calls if order[facts.call.key] >= at}
     more = [place for place in more if not (place.kind == "emptiest-maps" and place.layer in after)]
-    return tuple([*found, *more][:MOST])
+    return tuple([*entries, *more][:MOST])
 
 
 def _order(evidence: InspectionEvidence) -> dict[str, int]:
@@ -148,9 +148,9 @@ def _unusual(evidence: InspectionEvidence) -> Iterator[Finding]:
 
     Sound networks have dead filters in many layers; dead and duplicate channels of few images are chance.
     """
-    found = list(single(evidence.findings))
-    dead = [finding for finding in found if finding.finding == "dead-filters"]
-    for finding in found:
+    findings = list(single(evidence.findings))
+    dead = [finding for finding in findings if finding.finding == "dead-filters"]
+    for finding in findings:
         unusual = finding.severity != "note" or finding.finding == "duplicate-filters"
         unusual |= finding in dead and len(dead) <= _FEW_DEAD
         if unusual or (finding.finding == "duplicate-channels" and _same_weights(evidence, finding)):
@@ -192,7 +192,7 @@ def _causes(evidence: InspectionEvidence, findings: Sequence[Finding]) -> list[_
     causes: list[_Cause] = []
     parameters = {row.name for row in evidence.parameters}
     # a weight comes before what it makes of an activation
-    for finding in sorted(findings, key=lambda each: (at(each), each.layer not in parameters)):
+    for finding in sorted(findings, key=lambda item: (at(item), item.layer not in parameters)):
         layer = names.get(finding.layer, finding.layer)
         own = next((cause for cause in causes if cause.layer in (layer, feeders.get(layer))), None)
         if own is not None:
@@ -254,9 +254,9 @@ REASONS: list[Callable[[InspectionEvidence], Iterable[Place]]] = [separating_pla
 def answer_places(evidence: InspectionEvidence) -> list[Place]:
     """The places that are not findings, the most important first; with random weights they would mean nothing."""
     rest = _rest(evidence.calls)
-    found = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest)]
+    places = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest)]
     carriers: dict[tuple[str, tuple[int, ...] | None], Place] = {}
-    for place in sorted(found, key=_rank):
+    for place in sorted(places, key=_rank):
         carriers.setdefault((place.layer, place.channels), place)  # for the image that needs it most
     others = (place for find in REASONS for place in find(evidence))
     return [*carriers.values(), *(place for place in others if (place.layer, place.channels) not in carriers)]
@@ -293,13 +293,13 @@ def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, floa
     if scores is None or not bool(scores.isfinite().all()):
         return []
     layers = list(_explained(evidence, number, scores.shape[1]))
-    late = [each for each in layers if rest[each[0].call.key] <= _LATE] or layers
+    late = [layer for layer in layers if rest[layer[0].call.key] <= _LATE] or layers
     outliers = [
         _Candidate(facts, (channel,), float(answer[channel]), len(answer), times)
         for facts, maps, answer in layers
         for channel, times in far_beyond(sizes_of(maps)).items()
     ]
-    outliers.sort(key=lambda each: -each.times)
+    outliers.sort(key=lambda outlier: -outlier.times)
     alone = [
         _Candidate(facts, (int(at),), float(answer[at]), len(answer))
         for facts, _, answer in late
@@ -307,7 +307,7 @@ def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, floa
         if answer[at] > 0
     ]
     together = ([group for layer in late for group in _groups(*layer, sizes)] for sizes in _TOGETHER)
-    tries = (_affordable(sorted(each, key=lambda each: -each.answer), rest) for each in (alone, *together))
+    tries = (_affordable(sorted(group, key=lambda candidate: -candidate.answer), rest) for group in (alone, *together))
     for candidates in (outliers[:_OUTLIERS], *tries):
         best: dict[str, Place] = {}
         for place in sorted(_confirmed(evidence, number, candidates, scores), key=_rank):
@@ -321,7 +321,7 @@ def _explained(
     evidence: InspectionEvidence, number: int, classes: int
 ) -> Iterator[tuple[CallFacts, ImageMaps, Floats]]:
     """The drawn calls with gradient × activation. Channels that are classes themselves explain nothing."""
-    facts = {each.call.key: each for each in evidence.calls}
+    facts = {call.call.key: call for call in evidence.calls}
     for layer in evidence.layers:
         maps = layer.images[number]
         if maps is not None and maps.answer is not None and layer.call.key in facts and len(maps.answer) != classes:
@@ -348,7 +348,7 @@ def _affordable(candidates: Iterable[_Candidate], rest: Mapping[str, float]) -> 
     """The first candidates of a few layers; all copies of the image begin at the first of these layers."""
     chosen: list[_Candidate] = []
     for candidate in candidates:
-        keys = {each.key for each in (*chosen, candidate)}
+        keys = {member.key for member in (*chosen, candidate)}
         if len(keys) <= _LAYERS and (len(chosen) + 1) * max(rest[key] for key in keys) <= _COST:
             chosen.append(candidate)
     return chosen
@@ -360,8 +360,8 @@ def _confirmed(evidence: InspectionEvidence, number: int, candidates: list[_Cand
         return []
     net = evidence.net
     order = {call.call.key: at for at, call in enumerate(evidence.calls)}
-    candidates = sorted(candidates, key=lambda each: order[each.key])
-    channels = [(each.facts.call, each.facts.shape, each.channels) for each in candidates]
+    candidates = sorted(candidates, key=lambda candidate: order[candidate.key])
+    channels = [(candidate.facts.call, candidate.facts.shape, candidate.channels) for candidate in candidates]
     with differentiable(net.model):  # in eval mode
         without = scores_without(net.model, net.inputs(*evidence.inputs[number]), scores, channels)
     places = (_without_channels(evidence, number, *pair) for pair in zip(candidates, without, strict=True))

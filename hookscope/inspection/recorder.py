@@ -252,17 +252,17 @@ class Recorder:
             (name, tensor, [DrawnPart(call, maps) for maps in _of_part(name, tensor, module, self._size)])
             for name, tensor in tensors_in(output).items()
         ]
-        found = [each for each in read if any(part.maps.axes != "N C" for part in each[2])]
-        found = found or [each for each in read if each[2]]
-        if not found:
+        results = [entry for entry in read if any(part.maps.axes != "N C" for part in entry[2])]
+        results = results or [entry for entry in read if entry[2]]
+        if not results:
             maps_or_vectors(output, module, self._size)  # raises, and says why
-        for name, tensor, parts in found:
+        for name, tensor, parts in results:
             if tensor.requires_grad:
                 number = next(self._numbers)
                 self._pending[number] = tensor
                 hook_tensor(tensor, partial(self._on_gradient, number, name, module, parts))
 
-        return [part for *_, parts in found for part in parts]
+        return [part for *_, parts in results for part in parts]
 
     def _on_gradient(self, number: int, name: str, module: nn.Module, parts: list[DrawnPart], gradient: Tensor) -> None:
         if self._pending.pop(number, None) is None:

@@ -341,7 +341,7 @@ class InspectionRun:
             statistics=measured,
             parameters=parameters,
             findings=tuple(ranked([*findings, *parameter_findings(parameters)])),
-            changes={key: np.array([each.changes.get(key, np.nan) for each in self.records]) for key in changed},
+            changes={key: np.array([record.changes.get(key, np.nan) for record in self.records]) for key in changed},
         )
         return Inspection(
             model=net.name,
@@ -385,7 +385,7 @@ class InspectionRun:
             "checkpoint": _checkpoint(net.checkpoint),
             "seed": None if net.checkpoint else net.seed,
             "preprocess": net.preprocess.describe(),
-            "images": [{"image": os.path.basename(each.name), "sha256": each.sha256} for each in self.input_images],
+            "images": [{"image": os.path.basename(image.name), "sha256": image.sha256} for image in self.input_images],
         }
 
     def _notes(self) -> Iterator[str]:

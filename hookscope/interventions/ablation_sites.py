@@ -122,11 +122,11 @@ class Baseline:
 
 def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Baseline:
     model, selection = passes.model, Selection.of(layers)
-    found, states = list[tuple[Call, tuple[Any, ...] | None, str]](), list[dict[str, Any]]()
+    calls, states = list[tuple[Call, tuple[Any, ...] | None, str]](), list[dict[str, Any]]()
     runs, input_bytes = Counter[str](), dict[str, int]()
 
     def on_chosen(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        found.append((call, _channels_in(output, module), str(shape_of(output) or "no tensor")))
+        calls.append((call, _channels_in(output, module), str(shape_of(output) or "no tensor")))
 
     def on_any(call: Call, *_: Any) -> None:
         runs[call.name] += 1
@@ -144,7 +144,7 @@ def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Bas
     )
     scores = passes.scores(chosen, every)
     sites, skipped = [], []
-    for call, facts, shape in found:
+    for call, facts, shape in calls:
         if not chosen.wanted(call):  # an index from the end is known only now
             continue
         if facts is not None:
@@ -186,7 +186,7 @@ def _bytes(value: Any) -> int:
 
 def channel_maps(passes: Passes, sites: Sequence[AblationSite]) -> dict[str, Maps]:
     """The maps of the channels of each site in a pass with all channels; vectors are left out."""
-    parts, found = {site.call.key: site.part for site in sites}, dict[str, Maps]()
+    parts, maps_of = {site.call.key: site.part for site in sites}, dict[str, Maps]()
     picture = next((tensor for tensor in tensors_in(passes.inputs).values() if tensor.dim() >= 4), None)
     shown = None if picture is None else InputSize.of(picture)
 
@@ -195,8 +195,8 @@ def channel_maps(passes: Passes, sites: Sequence[AblationSite]) -> dict[str, Map
             with suppress(NoMapError):
                 for maps in feature_maps(map_tensors(output, torch.clone), module, shown):
                     if maps.part == parts[call.key]:
-                        found.setdefault(call.key, maps)
+                        maps_of.setdefault(call.key, maps)
 
     names = Selection.of_names(sorted({site.call.name for site in sites}))
     passes.scores(Observer(passes.model, names, ("all",), on_call))
-    return found
+    return maps_of

@@ -69,7 +69,7 @@ def _joined(job: Job[Any], parts: Sequence[Part[Any]]) -> Part[Any]:
         return parts[0]
     values = [part.value for part in parts if part.value is not None]
     lists = "positions", "names", "sha256", "skipped", "notes"
-    joined = (tuple(each for part in parts for each in getattr(part, name)) for name in lists)
+    joined = (tuple(item for part in parts for item in getattr(part, name)) for name in lists)
     return Part(job.merge(values) if values else None, parts[-1].done, *joined)
 
 
@@ -416,7 +416,7 @@ class TorchrunEngine:
                     row = failed if measure is None else done_packed(job, net, blocks[at], measure)
                 rows: list[Any] | None = [None] * self.size if self.rank == 0 else None
                 torch.distributed.gather_object(row, rows)
-                yield from (each for each in rows or () if each)
+                yield from (result for result in rows or () if result)
 
     @contextlib.contextmanager
     def _group(self) -> Iterator[None]:

@@ -205,7 +205,7 @@ class RunIdentity:
         """The first difference in words, such as ``model a, not b``; empty if there is none."""
         here = asdict(other)
         for name, value in asdict(self).items():
-            old, new = (_in_words(each) for each in (value, here[name]))
+            old, new = (_in_words(setting) for setting in (value, here[name]))
             if old.replace(", ", ",") == new.replace(", ", ","):
                 continue  # version 0.1.0 wrote several selections with a space
             if name == "fingerprint":

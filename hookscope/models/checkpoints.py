@@ -290,9 +290,9 @@ def _fitting(own: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) ->
     return [key for key, value in state.items() if own.get(key) == tuple(value.shape)]
 
 
-def _common_end(one: str, other: str) -> str:
+def _common_end(name: str, other: str) -> str:
     """The last parts that two dotted names share: ``conv.weight`` of ``net.conv.weight`` and ``a.conv.weight``."""
-    pairs = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
+    pairs = zip(reversed(name.split(".")), reversed(other.split(".")), strict=False)
     return ".".join(reversed([part for part, same in takewhile(lambda pair: pair[0] == pair[1], pairs)]))
 
 

@@ -55,8 +55,8 @@ def load(path: str) -> nn.Module:
             base = _Exported if module is model else type(module)
             module.__class__ = type(kind, (base,), {})
     model.path, model.batch, model.input_shape, model.input_dtype = path, shape[0], shape[1:], dtype
-    found: nn.Module = model
-    return found
+    loaded: nn.Module = model
+    return loaded
 
 
 class _Exported(UnflattenedModule):
@@ -124,13 +124,13 @@ def _check(file: Any, path: str) -> None:
 def _suspicious(value: Any, key: str = "") -> Iterator[str]:
     """What in the description of a program could run code."""
     if isinstance(value, dict):
-        for name, each in value.items():
+        for name, item in value.items():
             if not _NAME.fullmatch(name):
                 yield f"the name {name[:80]!r}"
-            yield from _suspicious(each, key if key in _NEVER_READ else name)
+            yield from _suspicious(item, key if key in _NEVER_READ else name)
     elif isinstance(value, list):
-        for each in value:
-            yield from _suspicious(each, key)
+        for item in value:
+            yield from _suspicious(item, key)
     elif isinstance(value, str) and key not in (*_NEVER_READ, "as_string"):
         if key == "target":
             fine = _OPERATORS.fullmatch(value) is not None

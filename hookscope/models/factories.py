@@ -51,11 +51,11 @@ class FactoryText:
         """Read ``SOURCE``, ``SOURCE:NAME`` or ``SOURCE:NAME(ARGUMENTS)``; arguments are literals, and no code runs."""
         if text.endswith(".py") or ":" not in text:
             return cls(text)
-        found = _FACTORY.fullmatch(text)
-        if found is None:
+        match = _FACTORY.fullmatch(text)
+        if match is None:
             raise UsageError(f"cannot read '{text}'", do="write file.py:factory or 'file.py:factory(width=2)'")
-        args, kwargs = _literals(found["arguments"] or "()", text)
-        return cls(found["source"], found["name"], args, kwargs)
+        args, kwargs = _literals(match["arguments"] or "()", text)
+        return cls(match["source"], match["name"], args, kwargs)
 
 
 def _literals(arguments: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -195,13 +195,13 @@ def _only_factory(module: ModuleType, source: str) -> str:
     own = [name for name in names if _is_own(vars(module)[name], module)]
     needy = [name for name in own if isinstance(vars(module)[name], type) and name not in ready]
     asking = [name for name in own if inspect.isfunction(vars(module)[name]) and name not in ready]
-    for found in ([name for name in ready if name in own], needy, ready, asking):
-        if len(found) == 1:
-            return found[0]
-        if found:
-            others = f"; with arguments {listed(needy)}" if needy and found is not needy else ""
-            asked = f"{source} has {len(found)} factories"
-            raise ModelError(asked, f"they are {listed(found)}{others}", f"write {source}:{found[0]}")
+    for group in ([name for name in ready if name in own], needy, ready, asking):
+        if len(group) == 1:
+            return group[0]
+        if group:
+            others = f"; with arguments {listed(needy)}" if needy and group is not needy else ""
+            asked = f"{source} has {len(group)} factories"
+            raise ModelError(asked, f"they are {listed(group)}{others}", f"write {source}:{group[0]}")
     raise ModelError(f"no factory in {source}", do="write a function or class that makes an nn.Module")
 
 

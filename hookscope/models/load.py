@@ -118,11 +118,11 @@ def _with_function(choice: PreprocessChoice) -> PreprocessChoice:
     if isinstance(choice.base, str) and ":" not in choice.base:
         return choice
     function = find_in_source(choice.base) if isinstance(choice.base, str) else choice.base
-    found = preprocess_of(function, choice.name)
-    if not isinstance(found, PreprocessChoice):
-        return replace(choice, base=found)
+    preprocess = preprocess_of(function, choice.name)
+    if not isinstance(preprocess, PreprocessChoice):
+        return replace(choice, base=preprocess)
     parts = {name: getattr(choice, name) for name in ("mean", "std", "range", "resize")}
-    return replace(found, **{name: part for name, part in parts.items() if part is not None})
+    return replace(preprocess, **{name: part for name, part in parts.items() if part is not None})
 
 
 def pick_device(device: str) -> str:

@@ -280,16 +280,16 @@ def published_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transfo
     """
     for owner in [model, getattr(model, "config", None)]:
         for name in _PROCESSORS:
-            if (found := of_processor(getattr(owner, name, None), f"{name} of the model")) is not None:
-                return found
+            if (result := of_processor(getattr(owner, name, None), f"{name} of the model")) is not None:
+                return result
     for file in map(Path, files):
-        if (found := _in_folder(file if file.is_dir() else file.parent)) is not None:
-            return found
+        if (result := _in_folder(file if file.is_dir() else file.parent)) is not None:
+            return result
     if loaded_from := getattr(getattr(model, "config", None), "_name_or_path", None):
         # a folder, or a name whose files lie in the cache of transformers
-        found = _in_folder(Path(loaded_from)) or (None if Path(loaded_from).is_dir() else _of_installed(loaded_from))
-        if found is not None:
-            return found
+        result = _in_folder(Path(loaded_from)) or (None if Path(loaded_from).is_dir() else _of_installed(loaded_from))
+        if result is not None:
+            return result
     if type(model).__module__.startswith("ultralytics."):
         return _of_ultralytics(model)
     if (config := _timm_config(model)) is not None:

@@ -161,7 +161,7 @@ _ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "mean": ("three numbers", lambda value: _are(_is_number, value) and len(value) == 3),
     "std": (
         "three numbers above 0",
-        lambda value: _are(lambda each: _is_number(each) and each > 0, value) and len(value) == 3,
+        lambda value: _are(lambda number: _is_number(number) and number > 0, value) and len(value) == 3,
     ),
     "accuracy": ("a share between 0 and 1", lambda value: _is_number(value) and 0 <= value <= 1),
     "held_out": ("a number of pictures", _is_count),

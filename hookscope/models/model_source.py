@@ -314,8 +314,8 @@ class FileSource(ModelSource):
                 raise
             text = " ".join(str(error).split())
             for pattern, asked in reader.CAUSES.items():
-                if found := re.search(pattern, text):
-                    raise ModelError(f"{self.text}: {asked.format(*found.groups())}") from error
+                if match := re.search(pattern, text):
+                    raise ModelError(f"{self.text}: {asked.format(*match.groups())}") from error
             raise ModelError(f"cannot read {self.text}: {type(error).__name__}: {text[:200]}") from error
 
 

@@ -84,26 +84,26 @@ def _module_of(node: NodeProto) -> str | None:
 def _metadata(node: NodeProto, name: str) -> list[str]:
     """What the exporter of torch has written about the modules around ``node``, outermost first, then the operation."""
     text = [entry.value for entry in node.metadata_props if entry.key == f"pkg.torch.onnx.{name}"][0]  # noqa: RUF015
-    return [str(each) for each in ast.literal_eval(text)]
+    return [str(word) for word in ast.literal_eval(text)]
 
 
 def call_names(layers: Sequence[tuple[str, Sequence[NodeProto]]], constants: Container[str]) -> list[str]:
     """The names of layers, given with their nodes: different ones, unless they are calls of the same layer."""
-    seen: dict[str, str] = {}
+    contents: dict[str, str] = {}
     calls: Counter[str] = Counter()
     names = []
     for name, nodes in layers:
         content = _content(nodes, constants)
         base = re.sub(r"_\d+$", "", name)  # torch's older exporter calls the second call of relu relu_1
-        if base != name and seen.get(base) == content and name == f"{base}_{calls[base]}":
+        if base != name and contents.get(base) == content and name == f"{base}_{calls[base]}":
             name = base
-        if any(above in seen for above in enclosing(name.rpartition(".")[0])):
+        if any(above in contents for above in enclosing(name.rpartition(".")[0])):
             name = name.replace(".", "_")
         number, own = 0, name
-        while seen.get(name, content) != content or any(other.startswith(f"{name}.") for other in seen):
+        while contents.get(name, content) != content or any(other.startswith(f"{name}.") for other in contents):
             number += 1
             name = f"{own}_{number}"
-        seen[name] = content
+        contents[name] = content
         calls[name] += 1
         names.append(name)
     return names
@@ -114,7 +114,7 @@ def _content(nodes: Iterable[NodeProto], constants: Container[str]) -> str:
     lines = []
     for node in nodes:
         own = [name if name in constants else "" for name in node.input]
-        lines.append(repr((node.op_type, node.domain, own, [each.SerializeToString() for each in node.attribute])))
+        lines.append(repr((node.op_type, node.domain, own, [entry.SerializeToString() for entry in node.attribute])))
     return "\n".join(lines)
 
 
@@ -193,7 +193,7 @@ class OnnxGraph:
             if name in self._quantized:
                 scale = self._quantized[name]
                 nodes.insert(0, helper.make_node("QuantizeLinear", [as_float(name), *scale], [name]))
-                embedded |= {each: self.constants[each] for each in scale}
+                embedded |= {constant: self.constants[constant] for constant in scale}
                 name, kind = as_float(name), self.type_of(scale[0])
             else:
                 kind = self.type_of(name)
@@ -202,7 +202,7 @@ class OnnxGraph:
             if name in self._quantized:
                 scale = self._quantized[name]
                 nodes.append(helper.make_node("DequantizeLinear", [name, *scale], [as_float(name)]))
-                embedded |= {each: self.constants[each] for each in scale}
+                embedded |= {constant: self.constants[constant] for constant in scale}
                 name = as_float(name)
             outputs.append(helper.make_empty_tensor_value_info(name))
         return self._session(nodes, inputs, outputs, embedded)
@@ -339,7 +339,7 @@ class OnnxGraph:
             return None
         if node.op_type == "DequantizeLinear":
             return part if node.input[0] in self._quantized else None
-        rounds = any(each.op_type == "QuantizeLinear" for each in part.nodes)
+        rounds = any(member.op_type == "QuantizeLinear" for member in part.nodes)
         return part if node.op_type == "QuantizeLinear" and users[node.input[0]] == 1 and not rounds else None
 
     def _connect(self, parts: list[OnnxPart], by_value: set[str]) -> None:
@@ -365,11 +365,11 @@ class OnnxGraph:
 
     def _parameters_of(self, part: OnnxPart) -> dict[str, tuple[str, bool]]:
         """The constants with floating-point values that are parameters, named as in torch."""
-        found: dict[str, tuple[str, bool]] = {}
+        parameters: dict[str, tuple[str, bool]] = {}
         for node in part.nodes:
             for at, usual in _PARAMETERS.get(node.op_type, {}).items():
                 name = node.input[at] if at < len(node.input) else ""
-                if name not in self.constants or any(name == other for other, _ in found.values()):
+                if name not in self.constants or any(name == other for other, _ in parameters.values()):
                     continue
                 value = self.constants[name]
                 if value.dtype.kind != "f" or value.size == 1:
@@ -378,10 +378,10 @@ class OnnxGraph:
                 matrix = node.op_type == "MatMul" or (node.op_type == "Gemm" and not turned)
                 own = name.removeprefix(f"{part.name}.").replace(".", "_") if name.startswith(f"{part.name}.") else ""
                 label = own or usual
-                while label in found:
+                while label in parameters:
                     label = f"{label}_"
-                found[label] = (name, matrix and at == 1 and value.ndim == 2)
-        return found
+                parameters[label] = (name, matrix and at == 1 and value.ndim == 2)
+        return parameters
 
 
 class _Constants:

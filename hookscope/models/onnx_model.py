@@ -101,7 +101,7 @@ class OnnxModel(nn.Module):
         self._path, self._graph, self._session = path, graph, make_session(path, optimised=True)
         (value,) = graph.inputs
         shape = value.type.tensor_type.shape.dim
-        sizes = [each.dim_value if each.HasField("dim_value") else 0 for each in shape]
+        sizes = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in shape]
         self.channels_last = sizes[-1] in (1, 3) and sizes[1] not in (1, 3)
         self.batch = sizes[0]
         self.input_shape = (sizes[3], *sizes[1:3]) if self.channels_last else tuple(sizes[1:])
@@ -117,10 +117,10 @@ class OnnxModel(nn.Module):
         """The layer of ``part`` inside modules that do nothing; one that was there before is called again."""
         *above, name = part.name.split(".")
         place: nn.Module = self
-        for each in above:
-            if each not in place._modules:
-                place.add_module(each, nn.Module())
-            place = getattr(place, each)
+        for parent in above:
+            if parent not in place._modules:
+                place.add_module(parent, nn.Module())
+            place = getattr(place, parent)
         if name not in place._modules:
             dimensions = [self._graph.constants[constant].ndim for constant, _ in part.parameters.values()]
             place.add_module(name, _class_of(part.type, 4 in dimensions)(self._graph, part))
@@ -159,8 +159,8 @@ class OnnxModel(nn.Module):
         else:
             fed = [{self._graph.inputs[0].name: _array(chunk)} for chunk in taken.chunk(chunks)]
             results = _joined([self._session.run(names, feed) for feed in fed], [True] * len(names))
-            results = [_into(values[name], each) for name, each in zip(names, results, strict=True)]
-        results = [each.to(pictures.device) if isinstance(each, Tensor) else each for each in results]
+            results = [_into(values[name], result) for name, result in zip(names, results, strict=True)]
+        results = [result.to(pictures.device) if isinstance(result, Tensor) else result for result in results]
         return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
 
     def _taken(self, pictures: Tensor) -> Tensor:
@@ -226,12 +226,12 @@ def _array(value: Any) -> Any:
 
 def _joined(runs: list[list[Any]], varying: Sequence[bool]) -> list[Any]:
     """The outputs of one or more runs, those that vary one after the other along the first axis."""
-    outputs = [[torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in run] for run in runs]
+    outputs = [[torch.from_numpy(array) if isinstance(array, np.ndarray) else array for array in run] for run in runs]
     if len(outputs) == 1:
         return outputs[0]
     each_output = zip(zip(*outputs, strict=True), varying, strict=True)
     return [
-        torch.cat([each.reshape(each.shape or (1,)) for each in runs]) if vary else runs[0]
+        torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in runs]) if vary else runs[0]
         for runs, vary in each_output
     ]
 
@@ -255,5 +255,5 @@ def load(path: str) -> OnnxModel:
 
 def _describe(value: Any) -> str:
     tensor = value.type.tensor_type
-    sizes = [str(each.dim_value) if each.HasField("dim_value") else each.dim_param or "?" for each in tensor.shape.dim]
+    sizes = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
     return f"{value.name} ({onnx.TensorProto.DataType.Name(tensor.elem_type).lower()}, {'x'.join(sizes) or 'a number'})"

@@ -143,8 +143,8 @@ def _frame_of_the_user(error: BaseException) -> traceback.FrameSummary | None:
 def _likely_cause(error: Exception) -> str:
     """What a layer expects and what it got, where torch's message says both."""
     for pattern, cause in _CAUSES.items():
-        if found := re.search(pattern, str(error)):
-            return f"{_failed_layer(error) or 'a layer'} {cause.format(**found.groupdict())}"
+        if match := re.search(pattern, str(error)):
+            return f"{_failed_layer(error) or 'a layer'} {cause.format(**match.groupdict())}"
     return ""
 
 

@@ -146,11 +146,11 @@ def _checked_lite(path: str) -> str:
 
     try:
         with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise WeightsError(f"cannot read weights {path}: {error.strerror}", do=_REINSTALL) from error
-    if found != _LITE_SHA256:
-        exists = f"its SHA-256 is {found[:8]}..., not {_LITE_SHA256[:8]}..."
+    if digest != _LITE_SHA256:
+        exists = f"its SHA-256 is {digest[:8]}..., not {_LITE_SHA256[:8]}..."
         raise WeightsError(f"{path} is not the file of {LITE}", exists, _REINSTALL)
     return path
 
@@ -233,8 +233,8 @@ class UltralyticsSource(MadeSource):
 
         state, _ = fitted(net, read_checkpoint(path))
         sizes = [
-            {key: len(value) for key, value in each.items() if _LAST_BIAS.search(key)}
-            for each in (state, net.state_dict())
+            {key: len(value) for key, value in weights.items() if _LAST_BIAS.search(key)}
+            for weights in (state, net.state_dict())
         ]
         if sizes[0] and sizes[0] != sizes[1]:
             net = self.make(False, nc=next(iter(sizes[0].values()))) or net
@@ -266,12 +266,12 @@ class UltralyticsSource(MadeSource):
         return [_once(Detections(*image).chosen) for image in zip(boxes, labels, scores, strict=True)]
 
 
-def _once(found: Detections) -> Detections:
+def _once(image: Detections) -> Detections:
     """Without the boxes that overlap a better one of their class."""
     from torchvision.ops import batched_nms
 
-    kept = batched_nms(found.boxes.detach(), found.scores.detach(), found.labels, _SAME_BOX)
-    return Detections(found.boxes[kept], found.labels[kept], found.scores[kept])
+    kept = batched_nms(image.boxes.detach(), image.scores.detach(), image.labels, _SAME_BOX)
+    return Detections(image.boxes[kept], image.labels[kept], image.scores[kept])
 
 
 def _config(name: str, tasks: Any) -> Any:
@@ -434,4 +434,4 @@ def class_names_of(model: str) -> tuple[str, ...]:
 
 def detections_in(output: Any) -> list[Detections] | None:
     """The detections in each image of a detector's output, None for other outputs."""
-    return next((found for source in SOURCES if (found := source.detections(output)) is not None), None)
+    return next((detections for source in SOURCES if (detections := source.detections(output)) is not None), None)

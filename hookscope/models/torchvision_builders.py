@@ -294,7 +294,7 @@ def _build_with(architecture: Architecture, entry: Any, file: Path) -> nn.Module
 
 def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) -> LoadedModel:
     checkpoint = read_checkpoint(path)
-    state, found = fitted(architecture.skeleton(), checkpoint)
+    state, changes = fitted(architecture.skeleton(), checkpoint)
     kwargs = architecture.kwargs_for(state)
     if kwargs is None:
         raise fitting_error(
@@ -302,7 +302,7 @@ def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) ->
         )
     no_values = {"init_weights": False} if "init_weights" in architecture.kwargs else {}
     model = architecture.build(**no_values, **kwargs)
-    notes = found + load_into(model, state, path)
+    notes = changes + load_into(model, state, path)
     classes = {**architecture.kwargs, **kwargs}.get("num_classes") or len(usual.categories or ()) or None
     usual = replace(usual, categories=None if "num_classes" in kwargs else usual.categories)
     family = family_of(model)

@@ -130,9 +130,9 @@ def kernel_sheet(
     convolutions = _convolutions(model)
     selected = layers_named(model, layers)
     chosen = [
-        (number, *each)
-        for number, each in enumerate(convolutions)
-        if (each[0] in selected if selected is not None else layers is not None or number == 0)
+        (number, *pair)
+        for number, pair in enumerate(convolutions)
+        if (pair[0] in selected if selected is not None else layers is not None or number == 0)
     ]
     if not chosen:
         what = "no convolution among the chosen layers" if convolutions else "the model has no convolution"

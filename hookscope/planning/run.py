@@ -209,8 +209,8 @@ def _measured(
             warm_up=warm_up,
             on_progress=on_progress,
         )
-    one = subject.inputs(1, where, conditions.dtype)
-    return times, _effective_fields(model, subject.name, one, record.trace.calls, notes, on_progress)
+    image = subject.inputs(1, where, conditions.dtype)
+    return times, _effective_fields(model, subject.name, image, record.trace.calls, notes, on_progress)
 
 
 def _effective_fields(

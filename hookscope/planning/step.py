@@ -87,13 +87,13 @@ class DeviceKernels(TorchFunctionMode):
         if self._device == "cpu":  # it is here, and can be asked with the tensors of one image
             given = query, key, value, mask
             with torch._C._DisableTorchDispatch():
-                one: list[Any] = [
+                arguments: list[Any] = [
                     None if t is None else torch.empty_like(t[:1] if t.dim() == 4 else t, device="cpu") for t in given
                 ]
                 if mask is not None:
-                    one[3].requires_grad_(mask.requires_grad)
+                    arguments[3].requires_grad_(mask.requires_grad)
                 choice: Any = torch._fused_sdp_choice
-                return int(choice(*one, dropout, causal))
+                return int(choice(*arguments, dropout, causal))
         if self._device != "cuda" or query.dtype is torch.float64:
             return 0
         short = query.dtype in (torch.float16, torch.bfloat16)

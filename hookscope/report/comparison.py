@@ -168,8 +168,8 @@ def _maps_view(comparison: Comparison, maps: ComparedMaps) -> dict[str, Any]:
     channels = [
         {
             "channel": channel,
-            "addresses": [] if tiles[0].values else [_map_address(each.levels[at]) for each in tiles],
-            "numbers": [each.values[at] for each in tiles] if tiles[0].values else [],
+            "addresses": [] if tiles[0].values else [_map_address(tile.levels[at]) for tile in tiles],
+            "numbers": [tile.values[at] for tile in tiles] if tiles[0].values else [],
         }
         for at, channel in enumerate(difference.channels)
     ]

@@ -81,7 +81,7 @@ def exemplar_views(layers: Sequence[LayerExemplars], crops: Crops) -> list[View]
         {
             "layer": layer,
             "channels": [_channel_view(layer, channel, crops, addresses) for channel in layer.channels],
-            "has_rings": any(crops[layer.key, each].dot for channel in layer.channels for each in channel.most),
+            "has_rings": any(crops[layer.key, exemplar].dot for channel in layer.channels for exemplar in channel.most),
         }
         for layer in layers
     ]
@@ -118,7 +118,7 @@ def _channel_view(layer: LayerExemplars, channel: ChannelExemplars, crops: Crops
         mean = float(((edges[:-1] + edges[1:]) / 2 * counts).sum() / max(1, counts.sum()))
         ends = {"low": float(edges[0]), "mean": mean, "high": float(edges[-1])}
         distribution = {"histogram": counts.tolist(), **ends}
-    most, least = ([_cell(layer, each, crops, addresses) for each in best] for best in (channel.most, channel.least))
+    most, least = ([_cell(layer, image, crops, addresses) for image in best] for best in (channel.most, channel.least))
     groups = ("", most), ("excite it least", least), ("synthesized", list(map(_synthesized, channel.synthesized)))
     return {
         "channel": channel,

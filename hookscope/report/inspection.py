@@ -210,13 +210,13 @@ def _links(inspection: Inspection, rows: Sequence[SimpleNamespace], graph: Netwo
     views = {layer.call.name: number for number, layer in drawn}
     links = {row.name: f"#call={row.number}" for row in reversed(rows)}
     keys = {layer.call.key: f"#layer={number}" for number, layer in drawn}
-    found: dict[int, str] = {}
+    targets: dict[int, str] = {}
     for at, node in enumerate(graph.nodes):
         if node.layers and node.kind != "operation":
             inside = [number for name, number in views.items() if _is_in(name, node)]
             link = keys.get(node.key) or (f"#layer={max(inside)}" if inside else links.get(node.key))
-            found |= {at: link} if link else {}
-    return found
+            targets |= {at: link} if link else {}
+    return targets
 
 
 def _is_in(name: str, node: GraphNode) -> bool:

@@ -73,7 +73,7 @@ def render(template: str, styles: Sequence[str], scripts: Sequence[str], **value
 
 def added_sections(result: Any) -> list[tuple[dict[str, Any], Rows]]:
     """The sections that were added to the page of this kind of result, and their rows."""
-    return [(each, rows) for each in SECTIONS.get(type(result), ()) if (rows := each["rows"](result))]
+    return [(entry, rows) for entry in SECTIONS.get(type(result), ()) if (rows := entry["rows"](result))]
 
 
 def fit_page(draw: Callable[[float], tuple[str, int]], max_size: int | None, least: str, do: str) -> str:

@@ -147,10 +147,10 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
         raise InputError("there is no run to draw")
     run = drawn[-1]
     findings = findings_over_time(run) if findings is None else findings
-    begun = [f", {each.header['started']}" if each.header.get("started") else "" for each in drawn]
+    begun = [f", {log.header['started']}" if log.header.get("started") else "" for log in drawn]
     names = [f"run {n}{' (the last)' if n == len(drawn) else ''}{words}" for n, words in enumerate(begun, 1)]
-    series = [series_of(each) for each in drawn]
-    layers = [{(layer.model, layer.name, layer.call): layer for layer in each.layers} for each in series]
+    series = [series_of(log) for log in drawn]
+    layers = [{(layer.model, layer.name, layer.call): layer for layer in run_series.layers} for run_series in series]
     views = []
     for row in last_rows(run):
         key = row.get("model") or 0, row.get("layer") or "", row.get("call") or 0
@@ -166,7 +166,7 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
     facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
     tables = [result_table("Layers at the last step", "calls", columns, views)]
     plot = run_plot(run, findings)
-    losses = [(name, loss) for name, each in zip(names, series, strict=True) for loss in each.losses]
+    losses = [(name, loss) for name, run_series in zip(names, series, strict=True) for loss in run_series.losses]
     charts = [loss_chart(losses, findings) if len(drawn) > 1 else plot.loss, plot.rates, *plot.metrics]
     charts = [replace(chart, edges=None) for chart in charts if chart.values]
     cells = plot.cells if plot.cells.panels else None

@@ -88,10 +88,10 @@ def _own_objective(function: Callable[[Any], Any], output: Any) -> Objective:
         except Exception as error:  # a function of the user raises any kind of exception
             raise ModelError(f"{name} raised {describe_error(error)}") from error
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() > 1:
-            found = type(value).__name__
+            kind = type(value).__name__
             if isinstance(value, Tensor):
-                found = f"a tensor of {value.dtype} with shape {tuple(value.shape)}"
-            raise ModelError(f"{name} returns {found}", do=_ONE_EACH)
+                kind = f"a tensor of {value.dtype} with shape {tuple(value.shape)}"
+            raise ModelError(f"{name} returns {kind}", do=_ONE_EACH)
         value = value.reshape(-1)
         parts = [output] if is_a_list_of_records(output) else tensors_in(output).values()
         images = {len(part) for part in parts if isinstance(part, list) or part.dim()}
@@ -126,8 +126,8 @@ def class_objectives(
     target: Any, region: Tensor | None, output: Any, categories: ClassNames, what: str
 ) -> list[Objective]:
     """The scores of the classes that ``target`` names, see `class_regions`."""
-    found = class_regions(target, region, output, categories, what)
-    return [class_objective(at, place, output, categories, what) for at, place in found.items()]
+    regions = class_regions(target, region, output, categories, what)
+    return [class_objective(at, place, output, categories, what) for at, place in regions.items()]
 
 
 def class_regions(
@@ -160,7 +160,7 @@ def class_regions(
     for at in chosen:
         if not pixels[at]:
             present = Target("top:5").indices([count or None for count in pixels], None)
-            exists = "it has " + ", ".join(class_label(each, categories) or str(each) for each in present)
+            exists = "it has " + ", ".join(class_label(index, categories) or str(index) for index in present)
             asked = f"the segmentation has no pixel of {class_label(at, categories) or f'class {at}'}"
             raise AbsentTargetError(asked, exists if present else "", "choose one of these, or a region")
     return {at: is_best[at].float() for at in chosen}

@@ -65,16 +65,16 @@ class DifferenceTarget(ScoreTarget):
 
     def in_region(self, region: Tensor | None, output: Any, categories: ClassNames, what: str) -> list[Objective]:
         """The differences over the pixels of ``region`` ``(H, W)``."""
-        found = class_regions(self.target, region, output, categories, what)
+        regions = class_regions(self.target, region, output, categories, what)
         maps = class_maps(output, bare=True)
         classes = (class_scores(output, what) if maps is None else maps).shape[1]
         [other] = Target.of(self.against).indices([0.0] * classes, categories)
         pairs = [
-            [class_objective(each, place, output, categories, what) for each in (at, other)]
-            for at, place in found.items()
+            [class_objective(index, place, output, categories, what) for index in (at, other)]
+            for at, place in regions.items()
             if at != other
         ]
-        if not pairs or (other in found and not Target.of(self.target).has_top):
+        if not pairs or (other in regions and not Target.of(self.target).has_top):
             raise UsageError(f"'{self.against}' is subtracted from itself", do="give two classes")
         return [_difference(*pair) for pair in pairs]
 
@@ -125,7 +125,7 @@ class RegionTarget(ScoreTarget):
     def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         maps = class_maps(output, bare=True)
         if size and maps is not None and self.region.shape not in (size, maps.shape[-2:]):
-            shape, other = ("x".join(map(str, each)) for each in (self.region.shape, size))
+            shape, other = ("x".join(map(str, sides)) for sides in (self.region.shape, size))
             do = "give a mask of the network's input, such as preprocess.region makes"
             raise UsageError(f"the region is {shape}, and the input {other}", do=do)
         of = (
@@ -216,9 +216,9 @@ def detections(output: Any, what: str = "the model") -> list[Detections]:
     queries or anchors; of these, scores from 0.05 count, and of ultralytics' boxes of one class that overlap by more
     than 0.7 the best. A ModelError for other outputs calls the model ``what``.
     """
-    if (found := detections_in(output)) is None:
+    if (images := detections_in(output)) is None:
         raise ModelError(f"{what} gives {described(output)}, no boxes with classes and scores", do="explain a class")
-    return [image.by_score for image in found]
+    return [image.by_score for image in images]
 
 
 _MOST_NAMED = 5
@@ -266,23 +266,23 @@ class BoxTarget(ScoreTarget):
         images = detections(output, what)
         if len(images) != 1:
             raise UsageError(f"expected one picture, got {len(images)}", do="call it for each picture")
-        [found], indices = images, (self.index,) if isinstance(self.index, int) else self.index
+        [picture], indices = images, (self.index,) if isinstance(self.index, int) else self.index
         for index in indices:
-            if not 0 <= index < len(found.scores):
-                raise _no_box(index, found, categories, what)
-        return [self._objective(found, index, categories, what, size) for index in indices]
+            if not 0 <= index < len(picture.scores):
+                raise _no_box(index, picture, categories, what)
+        return [self._objective(picture, index, categories, what, size) for index in indices]
 
     def _objective(
-        self, found: Detections, index: int, categories: ClassNames, what: str, size: Size | None
+        self, picture: Detections, index: int, categories: ClassNames, what: str, size: Size | None
     ) -> Objective:
-        label = int(found.labels[index])
-        same = found.labels == label
-        others, at = found.boxes[same].detach(), int(same[:index].sum())
+        label = int(picture.labels[index])
+        same = picture.labels == label
+        others, at = picture.boxes[same].detach(), int(same[:index].sum())
 
         def shown(output: Any) -> Tensor:
             return torch.stack([self._shown(image, label, others, at) for image in detections(output, what)])
 
-        return Objective(_score(found, index, categories, size), shown)
+        return Objective(_score(picture, index, categories, size), shown)
 
     def _shown(self, found: Detections, label: int, others: Tensor, at: int) -> Tensor:
         """How well an image with the detections ``found`` shows box ``at`` of ``others``, all of class ``label``."""
@@ -294,24 +294,24 @@ class BoxTarget(ScoreTarget):
         return torch.cat([best, best.new_zeros(1)]).amax()
 
 
-def _score(found: Detections, index: int, categories: ClassNames, size: Size | None) -> Score:
-    label, box = int(found.labels[index]), found.boxes[index].tolist()
-    if found.shares:
+def _score(picture: Detections, index: int, categories: ClassNames, size: Size | None) -> Score:
+    label, box = int(picture.labels[index]), picture.boxes[index].tolist()
+    if picture.shares:
         sides = [1.0, 1.0] if size is None else [size[1], size[0]]
         box = [share * side for share, side in zip(box, 2 * sides, strict=True)]
     name = f"box {index}: {class_label(label, categories) or f'class {label}'}"
-    value = float(found.scores[index].detach())
-    place = None if found.shares and size is None else tuple(box)
+    value = float(picture.scores[index].detach())
+    place = None if picture.shares and size is None else tuple(box)
     return Score(label, class_label(label, categories), value, None, target=name, box=place)
 
 
-def _no_box(index: int, found: Detections, categories: ClassNames, what: str) -> AbsentTargetError:
-    count = len(found.scores)
+def _no_box(index: int, picture: Detections, categories: ClassNames, what: str) -> AbsentTargetError:
+    count = len(picture.scores)
     if not count:
         return AbsentTargetError(f"no box {index}", f"{what} finds no box in this image", "give another image")
     best = [
         f"box:{at} {class_label(label, categories) or f'class {label}'} ({score:.2g})"
-        for at, (label, score) in enumerate(zip(found.labels.tolist(), found.scores.tolist(), strict=True))
+        for at, (label, score) in enumerate(zip(picture.labels.tolist(), picture.scores.tolist(), strict=True))
     ][:_MOST_NAMED]
     more = ", ..." if count > _MOST_NAMED else ""
     boxes = "1 box" if count == 1 else f"{count} boxes"
@@ -329,10 +329,10 @@ def target_for(choice: TargetChoice, net: LoadedModel, categories: tuple[str, ..
         TargetError: no such class.
     """
     if isinstance(choice.target, str):
-        found = find_in_source(choice.target)
-        if not isinstance(found, ScoreTarget) and not callable(found):
-            raise ModelError(f"{choice.target} is not a function but {type(found).__name__}", do="name a function")
-        return _always(found)
+        function = find_in_source(choice.target)
+        if not isinstance(function, ScoreTarget) and not callable(function):
+            raise ModelError(f"{choice.target} is not a function but {type(function).__name__}", do="name a function")
+        return _always(function)
     if isinstance(choice.target, Boxes):
         return _always(BoxTarget(choice.target.indices, choice.target.fit))
     if choice.similar_to:

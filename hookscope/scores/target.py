@@ -235,14 +235,14 @@ class Boxes:
     def parse(cls, text: str) -> Boxes:
         """Read ``box:0`` or ``box:0:class``, or several of one of them."""
         terms = [(term, _BOX.fullmatch(term)) for term in text.split(",")]
-        found = [match for _, match in terms if match]
-        if len(found) < len(terms):
+        matches = [match for _, match in terms if match]
+        if len(matches) < len(terms):
             term = next(term for term, match in terms if not match)
             raise UsageError(f"bad target '{term.strip()}' for a box", do="write box:K with K from 0, or box:K:class")
-        of_class = {bool(match[2]) for match in found}
+        of_class = {bool(match[2]) for match in matches}
         if len(of_class) > 1:
             raise UsageError(f"the target {text} mixes box:K and box:K:class", do="write one of them for all boxes")
-        return cls(tuple(dict.fromkeys(int(match[1]) for match in found)), not of_class.pop())
+        return cls(tuple(dict.fromkeys(int(match[1]) for match in matches)), not of_class.pop())
 
     def __str__(self) -> str:
         return ",".join(f"box:{index}" + ("" if self.fit else ":class") for index in self.indices)
@@ -291,7 +291,7 @@ class Region:
         """A mask ``(W, H)``, 0 outside the region; InputError for a region of another photograph."""
         if self.mask is not None:
             if self.mask.size != size:
-                sizes = ["x".join(map(str, each)) for each in (self.mask.size, size)]
+                sizes = ["x".join(map(str, sides)) for sides in (self.mask.size, size)]
                 asked = f"the mask {self.text} is {sizes[0]}, and the image {sizes[1]}"
                 raise InputError(asked, do="give a mask of the image's size")
             return self.mask

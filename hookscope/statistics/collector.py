@@ -322,8 +322,8 @@ class _MeasuredPass:
     def rotations_of(self, items: int) -> Tensor:
         """A rotation for each item; several items of one image, such as windows, are numbered."""
         if items not in self.rotations:
-            each = -(-items // max(len(self.names), 1))
-            names = self.names if each == 1 else [f"{self.names[at // each]} {at % each}" for at in range(items)]
+            count = -(-items // max(len(self.names), 1))
+            names = self.names if count == 1 else [f"{self.names[at // count]} {at % count}" for at in range(items)]
             self.rotations[items] = rotations_of(names[:items])
         return self.rotations[items]
 

@@ -94,11 +94,11 @@ class LimitsResult:
 
     def verdict(self) -> str:
         """``all 5 calls are within the limits``, or what is wrong."""
-        beyond = len({each.layer for each in self.broken if not each.unmeasured})
-        unknown = len({each.layer for each in self.broken if each.unmeasured and each.layer})
+        beyond = len({breach.layer for breach in self.broken if not breach.unmeasured})
+        unknown = len({breach.layer for breach in self.broken if breach.unmeasured and breach.layer})
         words = [f"{beyond} {'breaks' if beyond == 1 else 'break'} a limit"] if beyond else []
         words += [f"{counted(unknown, 'layer')} could not be measured"] if unknown else []
-        words += [f"none was checked against {each.limit}" for each in self.broken if not each.layer]
+        words += [f"none was checked against {breach.limit}" for breach in self.broken if not breach.layer]
         if words:
             return f"of {counted(len(self.calls), 'call')}, {'; '.join(words)}"
         few = ("no call is checked against a limit", "1 call is within the limits")
@@ -107,12 +107,12 @@ class LimitsResult:
 
     def words(self) -> Iterator[str]:
         """A line for each limit: how many calls of which types were checked against it, and how many broke it."""
-        unmeasured = [each for each in (*self.broken, *self.allowed) if each.unmeasured and each.layer]
+        unmeasured = [breach for breach in (*self.broken, *self.allowed) if breach.unmeasured and breach.layer]
         for limit, calls in self.checked.items():
             types = [f"{count:,} {name}" for name, count in Counter(calls.values()).most_common()]
             of_these = {
-                "beyond the limit": sum(each.limit == limit and not each.unmeasured for each in self.broken),
-                "not measured": sum(each.limit == limit for each in unmeasured),
+                "beyond the limit": sum(breach.limit == limit and not breach.unmeasured for breach in self.broken),
+                "not measured": sum(breach.limit == limit for breach in unmeasured),
             }
             ends = "".join(f"; {count:,} {what}" for what, count in of_these.items() if count)
             yield f"{limit}: {counted(len(calls), 'call')}{f' ({listed(types, 6)})' if types else ''}{ends}"
@@ -186,7 +186,7 @@ def check_limits(
                 about = BrokenLimit.at(layer.call, limit, layer.key, layer.part, value, allowed, evidence, channels)
                 (unmeasured if value is None else result.broken).append(about)
     for limit, calls in result.checked.items():
-        if not calls and not any(each.limit == limit for each in unmeasured):
+        if not calls and not any(breach.limit == limit for breach in unmeasured):
             unmeasured.append(BrokenLimit(limit, "", None, None, None, "nothing was checked: no call has this value"))
     (result.allowed if allow_unmeasured else result.broken).extend(unmeasured)
     return result
@@ -296,8 +296,8 @@ def junit_xml(suite: str, result: LimitsResult, lost: int = 0) -> bytes:
     What was not measured is a failure, or is skipped where that is allowed. ``lost`` images, which could not be used,
     are an error in a case of their own.
     """
-    failures = {(each.limit, each.layer): each for each in result.broken}
-    skipped = {(each.limit, each.layer): each for each in result.allowed}
+    failures = {(breach.limit, breach.layer): breach for breach in result.broken}
+    skipped = {(breach.limit, breach.layer): breach for breach in result.allowed}
     cases = [(limit, layer) for limit, calls in result.checked.items() for layer in calls]
     cases += [case for case in (failures | skipped) if case not in set(cases)]
     root = ElementTree.Element("testsuites")

@@ -141,11 +141,11 @@ class _Sketch:
         self.reads[_LAST] = self._from(structure.traced.answer, owners, _LAST)
 
     def _from(self, reads: Sequence[int], owners: Mapping[int, int], node: int) -> dict[int, Shapes]:
-        found: defaultdict[int, Shapes] = defaultdict(dict)
+        shapes: defaultdict[int, Shapes] = defaultdict(dict)
         for read in reads:
             if owners.get(read, node) != node:
-                found[owners[read]] |= self._shapes(read)
-        return dict(found)
+                shapes[owners[read]] |= self._shapes(read)
+        return dict(shapes)
 
     def _shapes(self, call: int) -> Shapes:
         traced = self.structure.traced
@@ -218,12 +218,12 @@ class _Sketch:
         return not any(self._leads(reader, into, readers) for reader in readers[node] - {into})
 
     def _leads(self, node: int, to: int, readers: Mapping[int, set[int]]) -> bool:
-        seen, found = set[int](), [node]
-        while found:
-            if (at := found.pop()) == to:
+        known, nodes = set[int](), [node]
+        while nodes:
+            if (at := nodes.pop()) == to:
                 return True
-            found += readers.get(at, set()) - seen
-            seen |= readers.get(at, set())
+            nodes += readers.get(at, set()) - known
+            known |= readers.get(at, set())
         return False
 
     def _join(self, node: int, into: int) -> None:
@@ -286,10 +286,10 @@ class _Sketch:
 
     def _beyond(self, node: int) -> set[int]:
         """What a node reads, through junctions."""
-        found: set[int] = set()
+        sources: set[int] = set()
         for source in self.reads[node]:
-            found |= self._beyond(source) if source in self.junctions else {source}
-        return found
+            sources |= self._beyond(source) if source in self.junctions else {source}
+        return sources
 
 
 def layer_graph(

@@ -324,11 +324,11 @@ def _lines(graph: NetworkGraph, layout: GraphLayout) -> list[str]:
 
 def _shapes(graph: NetworkGraph) -> dict[int, str]:
     """For each node the shapes of what others read of it."""
-    found: dict[int, dict[tuple[int, ...], None]] = {}
+    by_node: dict[int, dict[tuple[int, ...], None]] = {}
     for edge in graph.edges:
-        found.setdefault(edge.source, {}).update(dict.fromkeys(edge.shapes))
+        by_node.setdefault(edge.source, {}).update(dict.fromkeys(edge.shapes))
     kinds = [node.kind for node in graph.nodes]
-    return {node: _shape_text(list(shapes)) for node, shapes in found.items() if shapes and kinds[node] != "junction"}
+    return {node: _shape_text(list(shapes)) for node, shapes in by_node.items() if shapes and kinds[node] != "junction"}
 
 
 def _shape_text(shapes: Sequence[tuple[int, ...]]) -> str:

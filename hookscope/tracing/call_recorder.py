@@ -61,11 +61,11 @@ class SourceTracker(TorchDispatchMode):
 
     def _of(self, tensor: Tensor) -> Sources:
         known: tuple[Sources, int] = self._made.get(tensor, (_NOTHING, 0))
-        sources, seen = known
+        sources, count = known
         writes = self._writes.get(storage_key(tensor), [])
-        if len(writes) > seen:
+        if len(writes) > count:
             begin, end = _extent(tensor)
-            for first, last, writer in writes[seen:]:
+            for first, last, writer in writes[count:]:
                 if first < end and begin < last:
                     sources = writer if first <= begin and end <= last else sources | writer
         return sources
@@ -89,7 +89,7 @@ def _written(function: Any) -> tuple[tuple[int, str], ...]:
     """The positions and names of the arguments that ``function`` writes to."""
     arguments = function._schema.arguments if getattr(function, "_schema", None) else ()
     return tuple(
-        (at, each.name) for at, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write
+        (at, item.name) for at, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write
     )
 
 
@@ -171,7 +171,7 @@ class CallRecorder:
 
     def trace(self, real: bool) -> Trace:
         """What was recorded of one pass."""
-        parameters = {key: size for each in self._model.modules() for key, size in _numbers_held(each).items()}
+        parameters = {key: size for module in self._model.modules() for key, size in _numbers_held(module).items()}
         layers = [*_traced_layers(self._model, {key: position for position, key in enumerate(parameters)})]
         layers += [TracedLayer(name, (name.rpartition(OPERATION)[2],), True, (), "") for name in self.operations]
         positions = {opened.number: position for position, opened in enumerate(self.counted)} | {INPUT: INPUT}

@@ -178,10 +178,10 @@ class _PassSearch(NonFiniteSearch):
         return result
 
     def _test(self, results: Sequence[Tensor], *where: Any) -> bool:
-        found, holds = len(self.found), super()._test(results, *where)
+        count, holds = len(self.found), super()._test(results, *where)
         self._results += 1
         self._values += sum(tensor.numel() for tensor in results if tensor.is_floating_point() or tensor.is_complex())
-        self._passed_on += holds and found == len(self.found)
+        self._passed_on += holds and count == len(self.found)
         return holds
 
     def _add(self, anomaly: Anomaly, results: Sequence[Tensor], carrier: Tensor | None = None) -> None:

@@ -92,8 +92,8 @@ class MacCounter(TorchDispatchMode):
         """Count an operation of a quantized layer, whose second argument holds the weight and the bias."""
         weight, bias = args[1].unpack()[:2]
         is_convolution = "conv" in kind.__name__
-        each = args[0] if "transpose" in kind.__name__ else output  # of these values, one row of the weight for each
-        self._count(each.numel() * weight[0].numel(), output.numel() if is_convolution and bias is not None else 0)
+        values = args[0] if "transpose" in kind.__name__ else output  # of these values, one row of the weight for each
+        self._count(values.numel() * weight[0].numel(), output.numel() if is_convolution and bias is not None else 0)
         return output
 
 

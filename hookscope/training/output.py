@@ -51,8 +51,8 @@ class WatcherOutput:
         self._log = RunLog(log) if isinstance(log, (str, os.PathLike)) else log
         self._sinks: list[Sink] = []
         try:
-            for each in sinks:
-                self._sinks.append(each.open() if isinstance(each, SinkChoice) else each)
+            for choice in sinks:
+                self._sinks.append(choice.open() if isinstance(choice, SinkChoice) else choice)
                 self._sinks[-1].begin({name: value for name, value in header.items() if name != "row"})
             run.written_to += [f"{sink.word}: {sink.where}" for sink in self._sinks]
             if self._log is not None:
@@ -65,7 +65,7 @@ class WatcherOutput:
         rows = [self._line("layer", step, line) for line in lines]
         self._run.sampled += 1
         self._keep(rows, self._run.rows)
-        counts = {f"{_tag(row)}/{name}": each for row in rows for name, each in row.get("histograms", {}).items()}
+        counts = {f"{_tag(row)}/{name}": bins for row in rows for name, bins in row.get("histograms", {}).items()}
         for sink in list(self._sinks) if rows else []:
             try:
                 sink.write(step, rows[0]["optimizer"], scalars_of(rows), counts)

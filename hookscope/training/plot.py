@@ -320,8 +320,8 @@ def metric_chart(
     rows = rows_of(list(dict.fromkeys(finding.layer for finding in findings if column.is_about(finding))), run)
     rows = [row for row in rows if np.isfinite(grid.cells[row]).any()][:_MOST_NAMED]
     labels = [layer_label(run.layers[row].label, run.layers[row].type) for row in rows]
-    each = enumerate(zip(rows, labels, strict=True))
-    named = [Curve(label, xs, grid.cells[row].tolist(), colour, 1.4) for colour, (row, label) in each]
+    curves = enumerate(zip(rows, labels, strict=True))
+    named = [Curve(label, xs, grid.cells[row].tolist(), colour, 1.4) for colour, (row, label) in curves]
     begin = int(thresholds[column.since]) if column.since else 0
     since = f"limit 1 {'' if begin < right else 'only '}from step {begin}{'' if begin < right else ' on'}"
     limits = [thresholds[limit] if isinstance(limit, str) else limit for limit in column.limits]

@@ -194,8 +194,8 @@ class MetricsRecorder:
         optimizer = step.optimizer
         parameters = {id(p) for p in optimizer.parameters()}
         records = [self._since(model, optimizer) for model in step.models]
-        seen = [(call, record.total) for record in records for call in record.calls.values()]
-        calls = [call for call, total in seen if call.layer.wants(call.call, call.index, total)]  # known only now
+        totals = [(call, record.total) for record in records for call in record.calls.values()]
+        calls = [call for call, total in totals if call.layer.wants(call.call, call.index, total)]  # known only now
         calls = [call for call in calls if _belongs(call, step.others, parameters)]
         calls.sort(key=lambda call: call.recorded)
         losses, factor = self._losses_of_step(step)

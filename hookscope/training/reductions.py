@@ -231,9 +231,9 @@ class StepWeights:
 
     def histograms(self, own: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         """The histograms of these parameters before the step, by their names, and of their ``NAME_gradient``."""
-        found = {name: self._histograms.get(id(p)) for name, p in own.items()}
-        found |= {f"{name}_gradient": self._gradient_histograms.get(id(p)) for name, p in own.items()}
-        return {name: histogram for name, histogram in found.items() if histogram is not None}
+        histograms = {name: self._histograms.get(id(p)) for name, p in own.items()}
+        histograms |= {f"{name}_gradient": self._gradient_histograms.get(id(p)) for name, p in own.items()}
+        return {name: histogram for name, histogram in histograms.items() if histogram is not None}
 
     def _measure_gradients(self) -> dict[int, _Size]:
         gradients = {key: p.grad for key, p in self._parameters.items() if p.grad is not None}

@@ -105,7 +105,7 @@ class Wandb(Sink):
         self._run.config.update(dict(header))
 
     def write(self, step: int, optimizer: int, scalars: Scalars, histograms: Histograms) -> None:
-        drawn = {tag: self._histogram(np_histogram=_with_width(each)) for tag, each in histograms.items()}
+        drawn = {tag: self._histogram(np_histogram=_with_width(histogram)) for tag, histogram in histograms.items()}
         self._run.log({"step": step, **scalars, **drawn})
 
     def close(self, failed: bool) -> None:

@@ -103,7 +103,7 @@ def _from_the_loss_on(
         id(p): (f"{layer.name}.{name}".lstrip("."), layer, p) for layer, own in layers for name, p in own.items()
     }
     parameters = [named.get(id(p), (f"parameter {at}", None, p)) for at, p in enumerate(tracked.parameters())]
-    return sorted(parameters, key=lambda each: order.get(id(each[1]), -1), reverse=True)
+    return sorted(parameters, key=lambda pair: order.get(id(pair[1]), -1), reverse=True)
 
 
 def _cause(operation: str) -> tuple[str, str]:

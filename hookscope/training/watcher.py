@@ -151,7 +151,7 @@ class TrainingWatcher:
         """A compiled function is called, which may step optimizers."""
         with torch.no_grad():
             optimizers = list(self._optimizers.in_function(function))
-            of_models = [each for each in optimizers if self._models.holding({id(p) for p in each.parameters()})]
+            of_models = [owner for owner in optimizers if self._models.holding({id(p) for p in owner.parameters()})]
             for tracked in of_models or optimizers:
                 step = OptimizerStep(tracked, True, gradients={})  # unseen: the function may also clear them
                 if tracked.steps % self._optimizers.every == 0:
@@ -328,7 +328,7 @@ class TrainingWatcher:
             tracked.was_searched = True
             self._models.find_owner(parameters)
             step.models = self._models.holding(parameters)
-        layers = [each for model in step.models for each in model.with_parameters()]
+        layers = [layer for model in step.models for layer in model.with_parameters()]
         chosen = [own for layer, module, own in layers if layer.may_want(module)]
         with_histograms = self._optimizers.is_histogram_due(tracked)
         step.weights = StepWeights(chosen, not step.has_closure, gradient_scale(tracked.optimizer()), with_histograms)

@@ -92,16 +92,16 @@ class Attention(PictureCommand):
         path = self.path(f"{name}.png", image.name, self.is_single)
         columns, cell, cmap = self.columns, self.cell, self.cmap
         self.write(attention.draw_attention(maps, image, net, columns=columns, cell=cell, cmap=cmap), path)
-        for found in maps:
-            self.arrays.keep(f"{word}/{found.call.key}", found.values)
+        for grid in maps:
+            self.arrays.keep(f"{word}/{grid.call.key}", grid.values)
             about: dict[str, Any] = {"image": image.name, "weights": net.weights, "file": path}
-            about["shape"] = found.values.shape[1:]
-            shares = zip(found.stills, found.effective_positions, found.non_patch_weight, strict=True)
+            about["shape"] = grid.values.shape[1:]
+            shares = zip(grid.stills, grid.effective_positions, grid.non_patch_weight, strict=True)
             for head, (still, positions, elsewhere) in enumerate(shares):
                 x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
                 about |= {"max": float(still.max()), "peak_x": x, "peak_y": y}
                 about |= {"effective_positions": float(positions), "non_patch_weight": float(elsewhere)}
-                yield COLUMNS.row(found, head=head, **about)
+                yield COLUMNS.row(grid, head=head, **about)
 
 
 def _in_shares(query: Query, source: explain.OverlaySource) -> Query:

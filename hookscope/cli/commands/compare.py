@@ -46,7 +46,7 @@ class SideOptions(ModelOptions):
     @classmethod
     def of(cls, side: str, values: Mapping[str, Any]) -> SideOptions:
         """The options of ``side``: its own, else the options of both sides; interventions of both and of its own."""
-        holds = {each: _holds_weights(values[f"model_{each}"]) for each in _SIDES}
+        holds = {letter: _holds_weights(values[f"model_{letter}"]) for letter in _SIDES}
         own = {field.name: values[f"{field.name}_{side}"] for field in fields(cls)}
         both = {name: values.get(name) for name in own}
         if holds[side] and not all(holds.values()):  # --weights is then for the other side
@@ -83,10 +83,10 @@ class Sides(Options):
             if isinstance(both, Option):
                 yield both
                 for side in _SIDES:
-                    one = copy.copy(both)
-                    one.name, one.opts = f"{both.name}_{side}", [f"{name}-{side}" for name in both.opts]
-                    one.default = one.spelled = None
-                    yield one
+                    variant = copy.copy(both)
+                    variant.name, variant.opts = f"{both.name}_{side}", [f"{name}-{side}" for name in both.opts]
+                    variant.default = variant.spelled = None
+                    yield variant
                 both.spelled = f"{both.opts[0]}[-a|-b]"
 
     @classmethod
@@ -200,7 +200,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
         if "-" in pictures:  # standard input can be read once, and each side prepares it
             pictures = ImageFiles(self.images).usable(side_a.net.preprocess.frames)
         with ImageRun(len(pictures), None, self.strict) as run:
-            found = comparison.compare(
+            outcome = comparison.compare(
                 side_a,
                 side_b,
                 pictures,
@@ -215,30 +215,30 @@ class Compare(RowCommand, ImageList, BatchOptions):
                 categories=shared.categories_of(side_a.net, self.categories),
                 run=jobs.RunSettings(self.batch_size, self.workers, None, run.listener),
             )
-        for text in dict.fromkeys(found.notes):
+        for text in dict.fromkeys(outcome.notes):
             if text not in (*side_a.net.notes, *side_b.net.notes):  # printed when they were loaded
                 note(f"Note: {text}")
-        checked = comparison.check_comparison(found, self.max_relative, self.min_cosine, self.min_agreement)
+        checked = comparison.check_comparison(outcome, self.max_relative, self.min_cosine, self.min_agreement)
         result = checked if checked.checked else None
-        found = replace(found, provenance={**found.provenance, "command": process.command_line()})
-        with self.printed_after(comparison_report(found, self.top, self.sort, result)):
-            self._write(found, result, run.skipped)
+        outcome = replace(outcome, provenance={**outcome.provenance, "command": process.command_line()})
+        with self.printed_after(comparison_report(outcome, self.top, self.sort, result)):
+            self._write(outcome, result, run.skipped)
         return 3 if result is not None and result.broken else min(run.skipped, 1)
 
-    def _write(self, found: comparison.Comparison, result: statistics.LimitsResult | None, skipped: int) -> None:
+    def _write(self, outcome: comparison.Comparison, result: statistics.LimitsResult | None, skipped: int) -> None:
         if self.plot is not None:
-            write_plot(self.plot, report.plot(found), found.provenance)
-        if self.matrix is not None and found.matrix is not None:
-            figure = report.plot(found.matrix, a=found.a.model, b=found.b.model)
-            write_plot(self.matrix, figure, found.provenance)
-        if self.grid is not None and found.maps:
-            write_picture(self.grid, comparison.draw_compared_maps(found))
+            write_plot(self.plot, report.plot(outcome), outcome.provenance)
+        if self.matrix is not None and outcome.matrix is not None:
+            figure = report.plot(outcome.matrix, a=outcome.a.model, b=outcome.b.model)
+            write_plot(self.matrix, figure, outcome.provenance)
+        if self.grid is not None and outcome.maps:
+            write_picture(self.grid, comparison.draw_compared_maps(outcome))
         elif self.grid is not None:
             note(f"Note: {self.grid} was not written: no call with maps differs")
         if self.html is not None:
-            write_html(self.html, report.draw_comparison_page(found))
+            write_html(self.html, report.draw_comparison_page(outcome))
         if self.junit is not None and result is not None:
-            suite = f"hookscope compare {found.a.model} {found.b.model}"
+            suite = f"hookscope compare {outcome.a.model} {outcome.b.model}"
             system.write_atomically(self.junit, statistics.junit_xml(suite, result, skipped))
 
 
@@ -311,29 +311,29 @@ def comparison_report(
 
 
 def _shown(
-    found: comparison.Comparison, order: Sequence[comparison.PairedCall], most: int
+    outcome: comparison.Comparison, order: Sequence[comparison.PairedCall], most: int
 ) -> Sequence[comparison.PairedCall]:
     """The input, the first pair that differs, the output, and those that add most, in the given order."""
     if len(order) <= most:
         return order
-    named = [found.calls[0], found.calls[-1], *(pair for pair in found.calls if pair.key == found.answer.first)]
-    differing = [pair for pair in found.calls if pair.difference is None or not pair.difference.is_same]
+    named = [outcome.calls[0], outcome.calls[-1], *(pair for pair in outcome.calls if pair.key == outcome.answer.first)]
+    differing = [pair for pair in outcome.calls if pair.difference is None or not pair.difference.is_same]
     best = dict.fromkeys(pair.key for pair in [*named, *sorted(differing, key=comparison.how_different, reverse=True)])
     chosen = set([*best][:most])
     return [pair for pair in order if pair.key in chosen]
 
 
-def _caption(found: comparison.Comparison) -> Mapping[str, Any]:
-    a, b = ({"model": side.model, "weights": side.weights, "runs": _runs(side)} for side in (found.a, found.b))
+def _caption(outcome: comparison.Comparison) -> Mapping[str, Any]:
+    a, b = ({"model": side.model, "weights": side.weights, "runs": _runs(side)} for side in (outcome.a, outcome.b))
     same = {name: value for name, value in a.items() if b[name] == value}
     sides = {
         side: ", ".join(dict.fromkeys(facts[name] for name in facts if name not in same))
         for side, facts in (("A", a), ("B", b))
         if len(same) < len(a)
     }
-    of_a, of_b = found.a.preprocess, found.b.preprocess
+    of_a, of_b = outcome.a.preprocess, outcome.b.preprocess
     about = {"preprocess": of_a} if of_a == of_b else {"preprocess of A": of_a, "of B": of_b}
-    images = {"image": found.names[0]} if len(found.names) == 1 else {"images": len(found.names)}
+    images = {"image": outcome.names[0]} if len(outcome.names) == 1 else {"images": len(outcome.names)}
     return {**same, **sides, **about, **images}
 
 
@@ -341,36 +341,36 @@ def _runs(side: comparison.SideFacts) -> str:
     return ", ".join(filter(None, (f"{side.dtype} on {side.device}", side.special)))
 
 
-def _in_words(found: comparison.Comparison, page: Page) -> Iterator[str]:
-    first = found.answer.first
+def _in_words(outcome: comparison.Comparison, page: Page) -> Iterator[str]:
+    first = outcome.answer.first
     unpaired = [
         f"{counted(len(calls), 'call')} of {side} without a partner: {listed([call.key for call in calls], _CALLS)}"
-        for side, calls in (("A", found.unpaired_a), ("B", found.unpaired_b))
+        for side, calls in (("A", outcome.unpaired_a), ("B", outcome.unpaired_b))
         if calls
     ]
     lines = [
-        found.answer.sentence,
-        f"first difference: {first}{_before(found)}{_most(found)}" if first else "",
-        _agreement(found.agreement) if found.agreement is not None else "",
+        outcome.answer.sentence,
+        f"first difference: {first}{_before(outcome)}{_most(outcome)}" if first else "",
+        _agreement(outcome.agreement) if outcome.agreement is not None else "",
         *unpaired,
-        found.answer.advice,
+        outcome.answer.advice,
     ]
     for line in filter(None, lines):
         yield from wrapped(line, min(MOST_WORDS, page.columns))
 
 
-def _before(found: comparison.Comparison) -> str:
+def _before(outcome: comparison.Comparison) -> str:
     """How many pairs before the first that differs do not."""
-    same = found.answer.same_before
-    fine = [pair.key for pair in found.calls if not pair.differs or pair.key == found.answer.first]
-    within = fine.index(found.answer.first) - same
+    same = outcome.answer.same_before
+    fine = [pair.key for pair in outcome.calls if not pair.differs or pair.key == outcome.answer.first]
+    within = fine.index(outcome.answer.first) - same
     words = [f"{counted(same, 'pair')} the same to the bit"] if same else []
     words += [f"{counted(within, 'pair')} within the noise"] if within else []
     return f", after {' and '.join(words)}" if words else ""
 
 
-def _most(found: comparison.Comparison) -> str:
-    pair = next((pair for pair in found.calls if pair.key == found.answer.most), None)
+def _most(outcome: comparison.Comparison) -> str:
+    pair = next((pair for pair in outcome.calls if pair.key == outcome.answer.most), None)
     if pair is None:
         return ""
     return f"; adds most: {pair.key}" + (f", {pair.isolated_l2:.2g} alone" if pair.isolated_l2 is not None else "")

@@ -114,8 +114,8 @@ class CompareMaps(ExplainCommand):
         with self.arrays:
             done: list[Any] = list(self.files.rows(self.net, self.draw))
             if done and self.place.kind != "stdout":
-                found = faithfulness.compare_maps([measured for measured, _ in done])
-                self.print(_report(found, [row for _, rows in done for row in rows], caption_of(self.net)))
+                result = faithfulness.compare_maps([measured for measured, _ in done])
+                self.print(_report(result, [row for _, rows in done for row in rows], caption_of(self.net)))
         return self.files.status
 
     def explained(self, explanation: Explanation) -> Iterator[tuple[Sequence[faithfulness.Faithfulness], list[Row]]]:
@@ -136,8 +136,8 @@ def _measured(explanation: Explanation, options: CompareMaps) -> Sequence[faithf
     size = (int(explanation.tensor.shape[-2]), int(explanation.tensor.shape[-1]))
     taken, maps = {*explain.CAM_METHODS, *explain.ATTENTION_METHODS, *faithfulness.BASELINES}, dict[str, Any]()
     for path in options.map:
-        found = faithfulness.read_maps(path, explanation.word)
-        for name, values in found.items():
+        by_name = faithfulness.read_maps(path, explanation.word)
+        for name, values in by_name.items():
             free = name if name not in {*maps, *taken} else f"{name} of {os.path.basename(path)}"
             maps[free] = faithfulness.over_input(values, source.photograph.size, source.box, size)
     skipped: dict[str, list[str]] = {}
@@ -166,29 +166,29 @@ def _boxes(explanation: Explanation, boxes: dict[str, Any] | None, size: tuple[i
     if boxes is None:
         return []
     name = explanation.image.name
-    found = boxes.get(name, boxes.get(os.path.basename(name)))
-    if found is None:
+    own_boxes = boxes.get(name, boxes.get(os.path.basename(name)))
+    if own_boxes is None:
         raise InputError(f"--boxes has no box of {name}", f"it has boxes of {', '.join(list(boxes)[:3])}", "add it")
-    shares = [(*explanation.source.in_input(*box[:2]), *explanation.source.in_input(*box[2:])) for box in found]
-    return [tuple(share * side for share, side in zip(each, 2 * size[::-1], strict=True)) for each in shares]
+    shares = [(*explanation.source.in_input(*box[:2]), *explanation.source.in_input(*box[2:])) for box in own_boxes]
+    return [tuple(share * side for share, side in zip(box, 2 * size[::-1], strict=True)) for box in shares]
 
 
-def _report(found: faithfulness.MapComparison, rows: Sequence[Row], caption: Mapping[str, Any]) -> Report:
+def _report(result: faithfulness.MapComparison, rows: Sequence[Row], caption: Mapping[str, Any]) -> Report:
     """The verdict and the means over images; of one image the table has its rows, the best first."""
-    single, order = found.images == 1, [each.name for each in found.maps]
-    passes = sum(each.passes for each in found.maps)
+    single, order = result.images == 1, [scores.name for scores in result.maps]
+    passes = sum(scores.passes for scores in result.maps)
     shown = sorted(rows, key=lambda row: order.index(row["map"])) if single else rows
-    verdict = {"by": found.by, "images": found.images, "passes": passes, "sentences": found.verdict}
-    total = f"{counted(found.images, 'image')}, {counted(len(found.maps), 'map')}: {passes:,} passes to measure them"
+    verdict = {"by": result.by, "images": result.images, "passes": passes, "sentences": result.verdict}
+    total = f"{counted(result.images, 'image')}, {counted(len(result.maps), 'map')}: {passes:,} passes to measure them"
     sections = [
         Section([verdict], VERDICT, "verdict", in_table=False, in_flat=False),
         Section(shown, MAPS, "measured_map", in_table=single),
-        Section(MEANS.rows(found.maps), MEANS, "map", in_table=not single, in_flat=False),
+        Section(MEANS.rows(result.maps), MEANS, "map", in_table=not single, in_flat=False),
     ]
     return Report(
         sections,
         totals=[total],
-        flat_note=f"Note: {' '.join(found.verdict)}",
+        flat_note=f"Note: {' '.join(result.verdict)}",
         caption=caption,
-        lead=lambda page: wrapped(" ".join(found.verdict), min(page.columns, MOST_WORDS)),
+        lead=lambda page: wrapped(" ".join(result.verdict), min(page.columns, MOST_WORDS)),
     )

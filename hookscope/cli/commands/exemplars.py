@@ -164,7 +164,7 @@ def _synthesized(
     """The layers with synthesized images, of an earlier run or new ones; a note says which of them have failed."""
     made = list(layers)
     wanted = [
-        [each.channel for each in layer.channels if len(each.synthesized) < count and not each.unreached]
+        [unit.channel for unit in layer.channels if len(unit.synthesized) < count and not unit.unreached]
         for layer in layers
     ]
     with process.image_progress(count * sum(map(len, wanted))) as advance, process.prints_to_standard_error():
@@ -178,14 +178,14 @@ def _synthesized(
             where = f"channel {channel.channel} of {layer.key or hooks.MODEL}"
             if channel.unreached:
                 note(f"Note: no gradient reaches {where}: no image was synthesized")
-            elif weak := [each for each in channel.synthesized if not each.is_enough]:
+            elif weak := [image for image in channel.synthesized if not image.is_enough]:
                 words = counted(len(weak), "synthesized image")
                 note(f"Note: {words} of {where}: the value is not above the best exemplar's")
     return made
 
 
 def _draw(options: Exemplars, net: models.LoadedModel, layers: Sequence[exemplars.LayerExemplars]) -> None:
-    crops_drawn = sum(len(each.most) + len(each.least) for layer in layers for each in layer.channels)
+    crops_drawn = sum(len(channel.most) + len(channel.least) for layer in layers for channel in layer.channels)
     if options.output is not None and crops_drawn > _MANY_CROPS:
         channels = counted(sum(len(layer.channels) for layer in layers), "channel")
         size = crops_drawn * _CROP_BYTES / 1e9

@@ -44,13 +44,13 @@ class FindNan(OfImage):
 
     def run(self) -> int:
         with self.running():
-            found = tracing.find_non_finite(self.net.model, self.arguments)
-        about = asdict(found) | {"contained": [call.call.key for call in found.contained]}
+            scan = tracing.find_non_finite(self.net.model, self.arguments)
+        about = asdict(scan) | {"contained": [call.call.key for call in scan.contained]}
         del about["made"]
-        section = Section(COLUMNS.rows(found.made, weights=self.net.weights), COLUMNS, "call")
-        words, note = partial(_in_words, found, self.caption), f"Note: {' '.join(_seen(found))}"
+        section = Section(COLUMNS.rows(scan.made, weights=self.net.weights), COLUMNS, "call")
+        words, note = partial(_in_words, scan, self.caption), f"Note: {' '.join(_seen(scan))}"
         self.print(Report([section], about=about, flat_note=note, in_words=words))
-        return 3 if found.made else 0
+        return 3 if scan.made else 0
 
 
 def _plain(facts: tracing.Facts) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def _plain(facts: tracing.Facts) -> dict[str, Any]:
     return {part: {name: getattr(tensor, name) for name in names} for part, tensor in facts.items()}
 
 
-def _in_words(found: tracing.NonFiniteReport, caption: Mapping[str, Any], page: Page) -> Iterator[str]:
-    for call in found.made:
+def _in_words(scan: tracing.NonFiniteReport, caption: Mapping[str, Any], page: Page) -> Iterator[str]:
+    for call in scan.made:
         where = (call.call.key or hooks.MODEL) + (f" ({call.place})" if call.place else "")
         line = printable(f"{call.kind} {'brought into' if call.source else 'made by'} {where}: {call.cause}")
         yield from (styled(part, "" if call.deliberate else "error", page.colours) for part in _wrapped(line, page))
@@ -67,7 +67,7 @@ def _in_words(found: tracing.NonFiniteReport, caption: Mapping[str, Any], page: 
             yield from _wrapped(printable(f"  input {part}: {_tensor(tensor)}"), page)
         for part, tensor in call.output.items():
             yield from _wrapped(printable(f"  output {part}".rstrip() + f": {_tensor(tensor)}"), page)
-    for line in _seen(found):
+    for line in _seen(scan):
         yield from _wrapped(printable(line), page)
     yield from ["", *caption_lines(caption, [], page)]
 
@@ -82,20 +82,20 @@ def _tensor(tensor: tracing.TensorSummary) -> str:
     return f"{shape} {tensor.dtype}{ends}" + (f", {tensor.nonfinite:,} NaN or Inf" if tensor.nonfinite else "")
 
 
-def _seen(found: tracing.NonFiniteReport) -> Iterator[str]:
+def _seen(scan: tracing.NonFiniteReport) -> Iterator[str]:
     """What became of NaN and Inf, what was looked at, and what was not."""
-    if found.made:
-        end = f"The output holds {sum(found.output.values()):,} NaN or Inf" if found.output else "The output is finite"
-        number = found.passed_on
+    if scan.made:
+        end = f"The output holds {sum(scan.output.values()):,} NaN or Inf" if scan.output else "The output is finite"
+        number = scan.passed_on
         later = (
             f"{counted(number, 'later result')} of operations hold it too" if number else "no operation passes it on"
         )
-        yield f"Then the model raised {found.error}." if found.error else f"{end}; {later}."
-    if found.contained:
-        keys = listed([call.call.key for call in found.contained], 3)
+        yield f"Then the model raised {scan.error}." if scan.error else f"{end}; {later}."
+    if scan.contained:
+        keys = listed([call.call.key for call in scan.contained], 3)
         yield f"Inf that the code writes itself, such as a mask, does not spread: {keys}."
-    looked = f"{counted(found.operations, 'operation')} in {counted(found.layers, 'call')} of modules"
-    none = "" if found.made else "No NaN and no Inf. "
-    yield f"{none}Looked at {looked}, {counted(found.values, 'value')}, in one forward pass in eval mode."
-    if found.did_not_run:
-        yield f"Not looked at, because they did not run: {listed(found.did_not_run, 3)}."
+    looked = f"{counted(scan.operations, 'operation')} in {counted(scan.layers, 'call')} of modules"
+    none = "" if scan.made else "No NaN and no Inf. "
+    yield f"{none}Looked at {looked}, {counted(scan.values, 'value')}, in one forward pass in eval mode."
+    if scan.did_not_run:
+        yield f"Not looked at, because they did not run: {listed(scan.did_not_run, 3)}."

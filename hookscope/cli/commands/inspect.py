@@ -94,7 +94,7 @@ class Inspect(PictureCommand):
         images = files.usable(net.preprocess.frames)
         best = [] if self.exemplars is None else exemplars.read_exemplars_of(self.exemplars, net)
         with process.prints_to_standard_error(), process.pass_progress("images") as on_progress:
-            found = inspection.inspect(
+            outcome = inspection.inspect(
                 net,
                 images,
                 self.layers,
@@ -105,13 +105,13 @@ class Inspect(PictureCommand):
                 on_progress=on_progress,
                 on_note=lambda name, text: note(f"Note: {name}: {text}"),
             )
-        found = replace(found, provenance={**found.provenance, "command": process.command_line()})
+        outcome = replace(outcome, provenance={**outcome.provenance, "command": process.command_line()})
         words = [files.words[image.name] for image in images]
         file = place.path_for(page_name(words, net.name), "", net.name, alone=True)
         crops = exemplars.cut_crops(net, best)
         if gone := exemplars.lost_words(crops):
             note(f"Note: {gone}")
-        page = report.draw_page(found, best, crops, max_size=self.max_size)
+        page = report.draw_page(outcome, best, crops, max_size=self.max_size)
         data = page.encode(errors="backslashreplace")
         if place.kind == "stdout":
             write_bytes(data)
@@ -120,9 +120,9 @@ class Inspect(PictureCommand):
             if folder := os.path.dirname(file):
                 system.make_folder(folder)
             system.write_atomically(file, data)
-            wrote(file, lambda: report.draw_overview(found))
-            places = Section(list(_rows(found, file)), PLACES)
-            self.print(Report([places], in_words=partial(in_words, found, caption_of(net))))
+            wrote(file, lambda: report.draw_overview(outcome))
+            places = Section(list(_rows(outcome, file)), PLACES)
+            self.print(Report([places], in_words=partial(in_words, outcome, caption_of(net))))
         return files.status
 
     @cached_property
@@ -138,12 +138,12 @@ _MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption
 _IMAGES, _CLASSES, _LEAST_SHARE = 3, 3, 0.01  # of the answer
 
 
-def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:
+def _rows(outcome: inspection.Inspection, file: str) -> Iterator[Row]:
     calls: dict[str, hooks.Call] = {}
-    for one in [facts.call for facts in found.calls] + [layer.call for layer in found.layers]:
-        calls.setdefault(one.key, one)
-        calls.setdefault(one.name, one)  # of a parameter, whose layer may run several times
-    for rank, place in enumerate(found.places, 1):
+    for layer_call in [facts.call for facts in outcome.calls] + [layer.call for layer in outcome.layers]:
+        calls.setdefault(layer_call.key, layer_call)
+        calls.setdefault(layer_call.name, layer_call)  # of a parameter, whose layer may run several times
+    for rank, place in enumerate(outcome.places, 1):
         call = calls.get(place.layer) if place.layer else None
         owner = call or (calls.get(place.layer.rpartition(".")[0]) if "." in place.layer else None)
         yield PLACES.row(
@@ -151,8 +151,8 @@ def _rows(found: inspection.Inspection, file: str) -> Iterator[Row]:
             owner,
             rank=rank,
             layer=(call.name or hooks.MODEL) if call else place.layer or None,
-            image=None if place.image is None else found.images[place.image].name,
-            weights=found.weights,
+            image=None if place.image is None else outcome.images[place.image].name,
+            weights=outcome.weights,
             file=file,
         )
 
@@ -178,15 +178,15 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
     yield from [*lines, "", *caption_lines(caption, [], page)]
 
 
-def _answers(found: inspection.Inspection, page: Page) -> Iterator[str]:
-    if found.is_random:
-        label = found.weights.replace("random", "RANDOM WEIGHTS", 1)
+def _answers(outcome: inspection.Inspection, page: Page) -> Iterator[str]:
+    if outcome.is_random:
+        label = outcome.weights.replace("random", "RANDOM WEIGHTS", 1)
         text = f"{label}: this network is not trained, and its answers mean nothing; give --weights FILE"
         yield from (styled(line, "error", page.colours) for line in wrapped(text, page.columns))
-    for image in found.images[:_IMAGES]:
+    for image in outcome.images[:_IMAGES]:
         name = shortened([printable(image.name)], page.columns // 2, page.ellipsis, are_paths=True)[0]
         yield from wrapped(f"{name}: {_answer(image)}", page.columns, later="  ")
-    if (rest := len(found.images) - _IMAGES) > 0:
+    if (rest := len(outcome.images) - _IMAGES) > 0:
         yield from wrapped(f"{counted(rest, 'more image')} on the page", page.columns)
 
 
@@ -194,8 +194,8 @@ def _answer(image: inspection.InspectedImage) -> str:
     best = image.predictions[:_CLASSES]
     if best and math.isnan(best[0].probability):
         return "the scores are NaN"
-    seen = [one for one in best if one.probability >= _LEAST_SHARE] or best[:1]
-    return ", ".join(f"{one.name} {percent(one.probability)}" for one in seen) or "the model gives no scores of classes"
+    top = [prediction for prediction in best if prediction.probability >= _LEAST_SHARE] or best[:1]
+    return ", ".join(f"{one.name} {percent(one.probability)}" for one in top) or "the model gives no scores of classes"
 
 
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:

@@ -73,13 +73,13 @@ def traced(
     model: str, input_size: tuple[int, ...] | None, sources: bool = False
 ) -> tuple[tuple[int, ...], tracing.Trace]:
     """The size of the input and the calls of ``model``, from the cache or a pass; ``sources`` says what each reads."""
-    if (found := tracing.cached_listing(model, input_size, sources)) is None:
+    if (listing := tracing.cached_listing(model, input_size, sources)) is None:
         models.find_source(model)  # an unknown name fails before torch is imported
         with process.prints_to_standard_error():
-            found = tracing.listing(model, input_size, sources)
-    for text in found[1].notes:
+            listing = tracing.listing(model, input_size, sources)
+    for text in listing[1].notes:
         note(f"Note: {text}")
-    return found
+    return listing
 
 
 def _lines(totals: tracing.LayerTotals, types: tuple[str, ...], size: str) -> list[str]:

@@ -33,15 +33,15 @@ def _seconds(name: str, time_of: Callable[[Any], planning.Timing | None], **more
 
 
 def _measured(name: str) -> Callable[[planning.Plan], Any]:
-    return lambda found: getattr(found.measured, name, None)
+    return lambda plan: getattr(plan.measured, name, None)
 
 
 def _sum(name: str) -> Column:
-    return Column(name, lambda found: sum(getattr(call, name) for call in found.calls))
+    return Column(name, lambda plan: sum(getattr(call, name) for call in plan.calls))
 
 
 def _bytes(kind: str) -> Column:
-    return Column(f"{kind}_bytes", lambda found: getattr(found.memory, kind))
+    return Column(f"{kind}_bytes", lambda plan: getattr(plan.memory, kind))
 
 
 COLUMNS = Columns(
@@ -73,15 +73,15 @@ TOTALS = Columns(
     *("model", "input_shape", "dtype", "device", "optimizer", "checkpointed"),
     *map(_sum, ("params", "macs", "bytes_moved")),
     *map(_bytes, (*_KINDS, "peak")),
-    Column("peak_in", lambda found: found.memory.peak_in),
-    Column("peak_call", lambda found: found.memory.peak_call),
+    Column("peak_in", lambda plan: plan.memory.peak_in),
+    Column("peak_call", lambda plan: plan.memory.peak_call),
     *("limit", "largest_batch", "real"),
     Column("measured_on", _measured("device")),
     Column("measured_saved", _measured("saved")),
     Column("measured_peak", _measured("peak")),
-    *_seconds("forward", lambda found: getattr(found.measured, "forward", None)),
-    *_seconds("backward", lambda found: getattr(found.measured, "backward", None)),
-    *_seconds("update", lambda found: getattr(found.measured, "optimizer", None)),
+    *_seconds("forward", lambda plan: getattr(plan.measured, "forward", None)),
+    *_seconds("backward", lambda plan: getattr(plan.measured, "backward", None)),
+    *_seconds("update", lambda plan: getattr(plan.measured, "optimizer", None)),
     *(Column(name, _measured(name)) for name in ("repeats", "warm_up", "macs_per_second", "bytes_per_second")),
 )
 
@@ -170,7 +170,7 @@ class Plan(RowCommand):
     def run(self) -> None:
         source = models.find_source(self.model)  # an unknown name fails before torch is imported
         with process.prints_to_standard_error(), process.pass_progress() as on_progress:
-            found = planning.plan(
+            plan = planning.plan(
                 source,
                 batch_size=self.batch_size,
                 train=self.train,
@@ -186,12 +186,12 @@ class Plan(RowCommand):
                 warm_up=self.warm_up,
                 on_progress=on_progress,
             )
-        for text in found.notes:
+        for text in plan.notes:
             note(f"Note: {text}")
-        sums = Report([Section([TOTALS.row(found)], TOTALS)])
-        with self.printed_after(sums if self.total else plan_report(found, self.top)):
+        sums = Report([Section([TOTALS.row(plan)], TOTALS)])
+        with self.printed_after(sums if self.total else plan_report(plan, self.top)):
             if self.plot is not None:
-                figure = report.plot(found, lines=verdict(found))
+                figure = report.plot(plan, lines=verdict(plan))
                 write_plot(self.plot, figure, {**models.package_versions(), "command": process.command_line()})
 
 
@@ -220,10 +220,10 @@ def plan_report(found: planning.Plan, most: int) -> Report:
     return Report([totals, calls], flat_note=note, lead=lead)
 
 
-def _cost(found: planning.Plan, call: planning.CallCost) -> float:
-    if found.measured is not None:
+def _cost(plan: planning.Plan, call: planning.CallCost) -> float:
+    if plan.measured is not None:
         return sum(time.median for time in (call.forward, call.backward) if time is not None)
-    return call.saved if found.memory.saved else call.macs
+    return call.saved if plan.memory.saved else call.macs
 
 
 def verdict(found: planning.Plan) -> list[str]:
@@ -234,63 +234,63 @@ def verdict(found: planning.Plan) -> list[str]:
     return lines
 
 
-def _asked(found: planning.Plan) -> str:
-    batch, *image = found.input_shape or ("?",)
-    step = f"training with {found.optimizer}" if found.optimizer else "inference"
-    blocks = f", {counted(len(found.checkpointed), 'block')} checkpointed" if found.checkpointed else ""
-    return f"{found.model}, {batch} x {'x'.join(map(str, image))}, {found.dtype}, {step}{blocks}"
+def _asked(plan: planning.Plan) -> str:
+    batch, *image = plan.input_shape or ("?",)
+    step = f"training with {plan.optimizer}" if plan.optimizer else "inference"
+    blocks = f", {counted(len(plan.checkpointed), 'block')} checkpointed" if plan.checkpointed else ""
+    return f"{plan.model}, {batch} x {'x'.join(map(str, image))}, {plan.dtype}, {step}{blocks}"
 
 
-def _answer(found: planning.Plan) -> str:
-    peak = f"{size_in_words(found.memory.peak)} at the peak"
-    if found.limit is None or found.largest_batch is None:
+def _answer(plan: planning.Plan) -> str:
+    peak = f"{size_in_words(plan.memory.peak)} at the peak"
+    if plan.limit is None or plan.largest_batch is None:
         return peak
-    there = size_in_words(found.limit)
-    if not found.largest_batch:
+    there = size_in_words(plan.limit)
+    if not plan.largest_batch:
         return f"{peak}; not even one image fits into {there}"
-    fits = "fits into" if found.memory.peak <= found.limit else "does not fit into"
-    return f"{peak}, {fits} {there}; the largest batch that fits is {found.largest_batch:,}"
+    fits = "fits into" if plan.memory.peak <= plan.limit else "does not fit into"
+    return f"{peak}, {fits} {there}; the largest batch that fits is {plan.largest_batch:,}"
 
 
-def _memory(found: planning.Plan) -> str:
-    at_peak = dict(found.memory.at_peak) or {kind: getattr(found.memory, kind) for kind in _KINDS}
+def _memory(plan: planning.Plan) -> str:
+    at_peak = dict(plan.memory.at_peak) or {kind: getattr(plan.memory, kind) for kind in _KINDS}
     parts = sorted(((size, kind) for kind, size in at_peak.items() if size), reverse=True)
-    named = [(size, kind) for size, kind in parts if size >= _SMALLEST * found.memory.peak]
+    named = [(size, kind) for size, kind in parts if size >= _SMALLEST * plan.memory.peak]
     if rest := sum(size for size, _ in parts) - sum(size for size, _ in named):
         named.append((rest, "the rest"))
     words = [
-        f"{_KINDS_IN_WORDS.get(kind, kind)} {size_in_words(size)} ({percent(size / found.memory.peak)})"
+        f"{_KINDS_IN_WORDS.get(kind, kind)} {size_in_words(size)} ({percent(size / plan.memory.peak)})"
         for size, kind in named
     ]
-    where = f" of {found.memory.peak_call}" if found.memory.peak_call else ""
-    at = f" (in the {found.memory.peak_in} pass{where})" if found.memory.peak_in in ("forward", "backward") else ""
+    where = f" of {plan.memory.peak_call}" if plan.memory.peak_call else ""
+    at = f" (in the {plan.memory.peak_in} pass{where})" if plan.memory.peak_in in ("forward", "backward") else ""
     return f"memory at the peak{at}: {', '.join(words)}"
 
 
-def _arithmetic(found: planning.Plan) -> str:
-    bound = [call for call in found.calls if call.bound == "memory"]
-    moved = sum(call.bytes_moved for call in found.calls)
+def _arithmetic(plan: planning.Plan) -> str:
+    bound = [call for call in plan.calls if call.bound == "memory"]
+    moved = sum(call.bytes_moved for call in plan.calls)
     share = sum(call.bytes_moved for call in bound) / moved if moved else 0
-    macs = sum(call.macs for call in found.calls)
+    macs = sum(call.macs for call in plan.calls)
     return (
         f"{macs:,} MACs and {size_in_words(moved)} moved in the forward pass; {len(bound):,} of"
-        f" {counted(len(found.calls), 'call')} are bound by memory, with {percent(share)} of the bytes"
+        f" {counted(len(plan.calls), 'call')} are bound by memory, with {percent(share)} of the bytes"
     )
 
 
-def _time(found: planning.Plan, measured: planning.Measured) -> str:
+def _time(plan: planning.Plan, measured: planning.Measured) -> str:
     phases = [(part, getattr(measured, part)) for part in ("forward", "backward", "optimizer")]
     whole = sum(time.median for _, time in phases if time is not None)
     times = [f"{phase} {time_in_words(time)}" for phase, time in phases if time is not None]
-    slowest = sorted(found.calls, key=lambda call: _cost(found, call), reverse=True)[:_SLOWEST]
-    calls = listed([f"{call.call.key} ({percent(_cost(found, call) / whole)})" for call in slowest if whole])
+    slowest = sorted(plan.calls, key=lambda call: _cost(plan, call), reverse=True)[:_SLOWEST]
+    calls = listed([f"{call.call.key} ({percent(_cost(plan, call) / whole)})" for call in slowest if whole])
     return f"time on {measured.device}, median of {measured.repeats}: {', '.join(times)}; most in {calls}"
 
 
-def _off(found: planning.Plan, measured: planning.Measured) -> str:
+def _off(plan: planning.Plan, measured: planning.Measured) -> str:
     pairs: Sequence[tuple[str, int, int | None]] = (
-        ("activations kept", found.memory.saved, measured.saved),
-        ("peak", found.memory.peak, measured.peak),
+        ("activations kept", plan.memory.saved, measured.saved),
+        ("peak", plan.memory.peak, measured.peak),
     )
     words = [
         f"{name} {size_in_words(real)}, planned {size_in_words(planned)} ({100 * planned / real - 100:+.1f} %)"
@@ -303,7 +303,7 @@ def _off(found: planning.Plan, measured: planning.Measured) -> str:
 def size_in_words(size: int) -> str:
     """``1.23 GB``: bytes with three digits."""
     units = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (1000, "kB"), (1, "bytes"))
-    unit, name = next((each for each in units if size >= each[0]), units[-1])
+    unit, name = next((pair for pair in units if size >= pair[0]), units[-1])
     return f"{size / unit:.3g} {name}" if size < 999.5 * unit else f"{size / unit:.0f} {name}"
 
 

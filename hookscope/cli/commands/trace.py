@@ -116,7 +116,7 @@ class Trace(OfImage):
         columns = EVENTS if self.events else CALLS
         columns = columns if self.values else columns.but(*(name for name in columns.flat if name.endswith("values")))
         if self.events:
-            rows = [columns.row(each, **_numbers(each.tensors, ""), weights=net.weights) for each in record.events]
+            rows = [columns.row(event, **_numbers(event.tensors, ""), weights=net.weights) for event in record.events]
         else:
             both = [(call, _numbers(call.input, "input_") | _numbers(call.output, "output_")) for call in record.calls]
             rows = [columns.row(call, **numbers, weights=net.weights) for call, numbers in both]

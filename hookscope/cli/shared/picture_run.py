@@ -340,10 +340,10 @@ class Explanation:
 
     def clip(self, maps: Any, scale_of: Sequence[Any], cmap: str | None) -> Any:
         """The strip or the animation of maps of a clip; None where neither is asked for and the maps have one frame."""
-        each = [maps] if isinstance(maps, explain.Saliency) else maps
+        items = [maps] if isinstance(maps, explain.Saliency) else maps
         if self.run.is_animation:
             return explain.animate_clip(maps, self.image, self.net, scale_of=scale_of, cmap=cmap)
-        if self.net.preprocess.frames > 1 and any(len(one.values) > 1 and one.values.ndim > 2 for one in each):
+        if self.net.preprocess.frames > 1 and any(len(item.values) > 1 and item.values.ndim > 2 for item in items):
             return explain.draw_clip(maps, self.image, self.net, scale_of=scale_of, cmap=cmap)
         return None
 

@@ -301,7 +301,7 @@ def check_choice(net: models.LoadedModel, types: Sequence[str], *selections: hoo
     fits = (hooks.matches_type(hooks.class_names(layer), types, hooks.is_single(name, layer)) for name, layer in layers)
     if types and not any(fits):
         raise hooks.no_such_type(types, hooks.types_in(net.model))
-    indices = {text: None for each in selections if each is not None for text in each.single_indices}
+    indices = {text: None for selection in selections if selection is not None for text in selection.single_indices}
     if names := [text for text in indices if text in dict(net.model.named_modules())]:
         are = "is an index" if len(names) == 1 else "are indices"
         note(f"Note: {', '.join(names)} {are}; the layer named {names[0]} is name:{names[0]}")

@@ -278,7 +278,7 @@ def _in_words(paths: Sequence[str]) -> tuple[str, str, str]:
     folders = list(dict.fromkeys(map(os.path.dirname, paths)))
     if len(paths) == 1 or "" in folders:
         return listed(paths, 3), paths[0], "it" if len(paths) == 1 else "the first"
-    where = listed([os.path.join(each, "") for each in folders], 3)
+    where = listed([os.path.join(folder, "") for folder in folders], 3)
     return f"{counted(len(paths), 'picture')} to {where}", folders[0], "it" if len(folders) == 1 else "the first"
 
 

@@ -236,8 +236,8 @@ def _consequences(
 ) -> dict[str, list[FindingInterval]]:
     """What layers have because a layer before them is dead, by name of the finding; ``layers`` have parameters."""
     dead = intervals["dead-layer"]
-    consequences = {name: [each for each in intervals[name] if _follows(each, dead, thresholds)] for name in _FOLLOW}
-    explained = {each.layer.label for name in _UNCHANGED for each in intervals[name]}
+    consequences = {name: [span for span in intervals[name] if _follows(span, dead, thresholds)] for name in _FOLLOW}
+    explained = {span.layer.label for name in _UNCHANGED for span in intervals[name]}
     unchanged = [_unchanged(layer, dead, run) for layer in layers if layer.label not in explained]
     consequences["no-update"] = [interval for interval in unchanged if interval is not None]
     return {name: parts for name, parts in consequences.items() if parts}
@@ -246,12 +246,12 @@ def _consequences(
 def _follows(interval: FindingInterval, dead: Sequence[FindingInterval], thresholds: TrainingThresholds) -> bool:
     """Whether the layer is dead itself or comes after a dead one, and its finding begins about when that died."""
     near = max(thresholds.patience * spacing(interval.layer), thresholds.warm_up)
-    return any(each.layer.index <= interval.layer.index and abs(each.step - interval.step) <= near for each in dead)
+    return any(span.layer.index <= interval.layer.index and abs(span.step - interval.step) <= near for span in dead)
 
 
 def _unchanged(layer: LayerSeries, dead: Sequence[FindingInterval], run: RunSeries) -> FindingInterval | None:
     """When a weight after a dead layer does not change while others do, from when that layer died."""
-    for cause in (each for each in dead if each.layer.index < layer.index):
+    for cause in (span for span in dead if span.layer.index < layer.index):
         during = (layer.steps >= cause.step) & (layer.steps <= cause.last_step) & (layer.values["frozen"] != 1)
         if not during.any() or not run.changing(layer, 0.0)[during].any():
             continue
@@ -267,7 +267,7 @@ def _consequence_words(
     own = {interval.layer.label for interval in group}
     parts = []
     for name, intervals in consequences.items():
-        layers = [each.layer for each in intervals if each.layer.label not in own and _follows(each, group, thresholds)]
+        layers = [span.layer for span in intervals if span.layer.label not in own and _follows(span, group, thresholds)]
         labels = [layer.label for layer in sorted(layers, key=lambda layer: layer.index)]
         if len(labels) > 2:
             parts.append(f"{name} in {len(labels)} layers from '{labels[0]}' to '{labels[-1]}'")
