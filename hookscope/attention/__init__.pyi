@@ -1,7 +1,7 @@
+from .figure import draw_attention as draw_attention
 from .run import (
     AttentionMap as AttentionMap,
     attention_maps as attention_maps,
-    draw_attention as draw_attention,
     map_of as map_of,
     usual_query as usual_query,
 )

@@ -1,9 +1,8 @@
-"""Maps of attention, and their page: what each head looks at, for one query or the mean of all."""
+"""Maps of attention: what each head looks at, for one query or the mean of all."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,25 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.attention.weights import Attention, Coordinates, follow_attention
 from hookscope.display import Cells, Picture, Rows, Shown
-from hookscope.drawing import (
-    DARK,
-    Heading,
-    Heat,
-    HeatPanel,
-    HeatRow,
-    Origin,
-    draw_heat_page,
-    map_png,
-    seen_part,
-    with_provenance,
-)
+from hookscope.drawing import map_png
 from hookscope.errors import NoMapError, UsageError
-from hookscope.findings import counted, percent
+from hookscope.findings import percent
 from hookscope.hooks import (
     MODEL,
     AnyModel,
@@ -42,8 +29,6 @@ from hookscope.hooks import (
     tensors_in,
     token_grid,
 )
-from hookscope.images import InputImage
-from hookscope.models import LoadedModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -314,115 +299,3 @@ def _shares(attention: Attention, grid: TokenGrid, query: Query) -> tuple[Tensor
     share.view(-1)[nearest] = 1
     y, x = (float(axis.flatten()[nearest]) for axis in grid.queries[-2:])
     return share, f"position x {percent(x)}, y {percent(y)}", (y, x)
-
-
-_CELL, _COLUMNS = 112, 16  # shorter side of a map, and maps in a row, unless the caller says otherwise
-_LEGEND = (
-    "Each map has its own scale, up to its highest weight. Positions: how many a head looks at, as the exponential of"
-    " the entropy."
-)
-
-
-def draw_attention(
-    maps: Sequence[AttentionMap],
-    photograph: Image.Image | InputImage,
-    net: LoadedModel | nn.Module | None = None,
-    *,
-    columns: int | None = None,
-    cell: int | None = None,
-    cmap: str | None = None,
-) -> Image.Image:
-    """Draw what each head looks at over the photograph: a row for each layer, from the first to the last.
-
-    Each map has its own scale, from 0 to its highest weight, which stands under it. A cross marks the query if it has a
-    position. The photograph is cut to what the network saw. The image holds the facts of its maps as JSON in
-    ``image.info["hookscope"]``.
-
-    Args:
-        maps: What `attention_maps` returns.
-        photograph: The photograph that the input was made of.
-        net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
-            preprocessing; with other models the maps cover the whole photograph.
-        columns: Maps in a row; None for 16 at most.
-        cell: Shorter side of a map in pixels; None for 112.
-        cmap: A colour map of matplotlib; None for inferno.
-
-    Raises:
-        UsageError: for no maps, an unknown colour map, or a page of more than 200 million pixels.
-
-    Example:
-        >>> import numpy as np
-        >>> from PIL import Image
-        >>> from hookscope.hooks import Call
-        >>> values = np.full((2, 4, 4), 1 / 16, np.float32)
-        >>> call = Call("attention", "MultiheadAttention", 0, 0)
-        >>> maps = [AttentionMap(call, values, values[:, 0, 0] * 0, "class token", None, 1, (64, 64))]
-        >>> draw_attention(maps, Image.new("RGB", (64, 64)), cell=100).width > 200
-        True
-    """
-    if not maps:
-        raise UsageError("no map of attention to draw")
-    (whole, box), origin, cmap = seen_part(photograph, net), Origin.of(net, photograph), cmap or "inferno"
-    region = (
-        max(0, round(box[0])),
-        max(0, round(box[1])),
-        min(whole.width, round(box[2])),
-        min(whole.height, round(box[3])),
-    )
-    picture = whole.crop(region)
-    factor = (cell or _CELL) / min(picture.size)
-    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-    small = picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST)
-    left, top, right, bottom = (
-        (side - region[at % 2]) * size[at % 2] / picture.size[at % 2] for at, side in enumerate(box)
-    )
-    rows = [row for grid in maps for row in _rows_of(grid, (left, top, right, bottom), columns)]
-    queries = list(dict.fromkeys(grid.query for grid in maps))
-    query = queries[0] if len(queries) == 1 else "the position at the cross" if maps[0].at else "mean of all queries"
-    title = f"attention of {counted(len(maps), 'call')}: {query}"
-    words = [title, ", ".join(filter(None, [origin.model, *origin.words])), _LEGEND]
-    heading = Heading([word for word in words if word], origin.alarm, scale="share of the map's highest")
-    page = draw_heat_page(small, heading, rows, cmap, size[0], DARK)
-    return with_provenance(page, _provenance(maps, origin, box, cmap, page))
-
-
-def _rows_of(grid: AttentionMap, box: tuple[float, float, float, float], columns: int | None) -> list[HeatRow]:
-    """The heads of one call, in rows of about the same length."""
-    left, top, right, bottom = box
-    at = grid.at and (left + grid.at[1] * (right - left), top + grid.at[0] * (bottom - top))
-    panels = []
-    for head, (values, positions) in enumerate(zip(grid.stills, grid.effective_positions, strict=True)):
-        highest = float(values.max())
-        words = [f"head {head}", f"up to {highest:.3g}", f"{positions:.0f} positions"]
-        alarm = "" if math.isfinite(highest) else "NaN or Inf"
-        panels.append(HeatPanel(Heat(values if not alarm else values * 0, box, highest, at), words, alarm))
-    *frames, height, width = grid.values.shape[1:]
-    words = [grid.call.type, f"{counted(grid.heads, 'head')} of {height}×{width}", grid.query]
-    words += [f"sum of {counted(frames[0], 'frame')}"] if frames else []
-    words += [f"in {grid.windows:,} windows"] if grid.windows > 1 else []
-    words += [f"{percent(float(grid.non_patch_weight.mean()))} on no position"] if grid.non_patch_weight.any() else []
-    index = "" if grid.call.index is None else f"{grid.call.index}  "
-    above = [f"{index}{grid.call.key or MODEL}", ", ".join(words)]
-    most = columns or math.ceil(grid.heads / math.ceil(grid.heads / _COLUMNS))
-    return [HeatRow(panels[at : at + most], () if at else above) for at in range(0, len(panels), most)]
-
-
-def _provenance(
-    maps: Sequence[AttentionMap], origin: Origin, box: Sequence[float], cmap: str, page: Image.Image
-) -> dict[str, Any]:
-    facts = [
-        {
-            "index": grid.call.index,
-            "layer": grid.call.name,
-            "call": grid.call.call,
-            "type": grid.call.type,
-            "query": grid.query,
-            "at": grid.at and list(grid.at),
-            "windows": grid.windows,
-            "shape": list(grid.values.shape),
-            "high": [float(high) if math.isfinite(high) else None for high in grid.stills.max((1, 2))],
-        }
-        for grid in maps
-    ]
-    corners = [round(side, 3) for side in box]
-    return {**origin.facts(), "seen": corners, "cmap": cmap, "size": list(page.size), "attention": facts}

@@ -1,20 +1,16 @@
 from .catalogue import (
     CATALOGUE as CATALOGUE,
     REPORT_ORDER as REPORT_ORDER,
-    Case as Case,
-    FindingKind as FindingKind,
-    Rules as Rules,
-    Threshold as Threshold,
-    Thresholds as Thresholds,
     add_kind as add_kind,
     default as default,
-    existing as existing,
-    never_updated as never_updated,
     thresholds_for as thresholds_for,
 )
 from .finding import (
     SEVERITIES as SEVERITIES,
+    Case as Case,
     Finding as Finding,
+    FindingKind as FindingKind,
+    Threshold as Threshold,
     alike as alike,
     chains as chains,
     counted as counted,
@@ -29,3 +25,4 @@ from .finding import (
     single as single,
     verdict as verdict,
 )
+from .rules import Rules as Rules, Thresholds as Thresholds, existing as existing, never_updated as never_updated

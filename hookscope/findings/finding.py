@@ -1,13 +1,15 @@
-"""What a finding is, and the words and groups that findings of every question share."""
+"""What a finding and a kind of finding are, and the words and groups that findings of every question share."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hookscope.display import Cells, Rows, Shown
+from hookscope.errors import spelled
 
 Item = TypeVar("Item")
 
@@ -63,6 +65,61 @@ class Finding(Shown):
     def __str__(self) -> str:
         where = f" {self.layer}" if self.layer else ""
         return f"{self.finding}{where}: {self.evidence}. {self.meaning}"
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A number beyond which something is a finding.
+
+    ``source`` says where the default comes from. ``option`` and ``help`` are empty if it has no name on the
+    command line. ``endless`` allows infinity, which switches the finding off. A
+    ``share`` is given as ``5%`` or ``0.05``.
+    """
+
+    name: str
+    default: float
+    source: str
+    option: str = ""
+    help: str = ""
+    least: float = 0.0
+    most: float = math.inf
+    endless: bool = False
+    share: bool = False
+
+
+class Case(NamedTuple):
+    """A special meaning, advice and severity of a finding; empty where it is the usual one."""
+
+    meaning: str = ""
+    advice: str = ""
+    severity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingKind:
+    """One kind of finding; ``severity`` is one of `SEVERITIES`."""
+
+    name: str
+    meaning: str
+    advice: str
+    thresholds: tuple[Threshold, ...] = ()
+    cases: Mapping[str, Case] = field(default_factory=dict)
+    severity: str = "warning"
+
+    def text(self, case: str = "") -> str:
+        special = self.cases.get(case, Case())
+        return spelled(f"{special.meaning or self.meaning} {special.advice or self.advice}")
+
+    def severity_of(self, case: str = "") -> str:
+        return self.cases.get(case, Case()).severity or self.severity
+
+    def finding(self, layer: str, evidence: str, case: str = "", **details: Any) -> Finding:
+        """A finding of this kind; ``details`` are the other fields of `Finding`."""
+        return Finding(self.name, layer, evidence, self.text(case), **{"severity": self.severity_of(case), **details})
+
+    def as_case(self, finding: Finding, case: str) -> Finding:
+        """``finding``, which is of this kind, with the text and the severity of ``case``."""
+        return replace(finding, meaning=self.text(case), severity=self.severity_of(case))
 
 
 AnyFinding = TypeVar("AnyFinding", bound=Finding)

@@ -1,3 +1,4 @@
+from .figure import weights_plot as weights_plot
 from .findings import (
     WEIGHTS as WEIGHTS,
     ParameterStatistics as ParameterStatistics,
@@ -7,4 +8,4 @@ from .findings import (
     weights_rows as weights_rows,
 )
 from .kernels import draw_kernels as draw_kernels, drawable_filters as drawable_filters, kernel_sheet as kernel_sheet
-from .statistics import parameter_statistics as parameter_statistics, weights_plot as weights_plot
+from .statistics import parameter_statistics as parameter_statistics

@@ -4,6 +4,6 @@ from .facts import (
     MemoryPlan as MemoryPlan,
     Plan as Plan,
     Timing as Timing,
-    plan_plot as plan_plot,
 )
+from .figure import plan_plot as plan_plot
 from .run import plan as plan

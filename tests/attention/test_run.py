@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torchvision.models.maxvit import MaxVit
 from torchvision.models.swin_transformer import SwinTransformer, SwinTransformerBlock, SwinTransformerBlockV2
 
-from hookscope.attention import run
-from hookscope.attention.run import AttentionMap, attention_maps, draw_attention
+from hookscope.attention import AttentionMap, attention_maps, draw_attention, figure
 from hookscope.attention.weights import follow_attention
 from hookscope.errors import LayerError, NoMapError, UsageError
 from hookscope.hooks.calls import Call
@@ -324,8 +323,8 @@ PHOTOGRAPH = Image.new("RGB", (120, 100), (90, 120, 150))
 
 def drawn(monkeypatch: pytest.MonkeyPatch, maps: list[AttentionMap], **options: Any) -> Any:
     pages: list[Any] = []
-    whole = run.draw_heat_page
-    monkeypatch.setattr(run, "draw_heat_page", lambda *args: (pages.append(args), whole(*args))[1])
+    whole = figure.draw_heat_page
+    monkeypatch.setattr(figure, "draw_heat_page", lambda *args: (pages.append(args), whole(*args))[1])
     page = draw_attention(maps, PHOTOGRAPH, **options)
     return page, *pages[0][1:3]
 

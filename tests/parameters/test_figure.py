@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from hookscope.drawing import RowPlot, draw_rows, figure_bytes
+from hookscope.parameters import parameter_statistics, weights_plot
 from hookscope.parameters.findings import parameter_findings
-from hookscope.parameters.statistics import parameter_statistics, weights_plot
 from tests.drawing.rows import ends, panel_of, spans, titles
 
 
