@@ -16,7 +16,7 @@ from hookscope.display import Cells, Shown
 from hookscope.drawing import HeatPanel, HeatRow
 from hookscope.errors import UsageError
 from hookscope.explain import OverlaySource, why_unseen
-from hookscope.faithfulness.measure import BASELINES, NUMBERS, Faithfulness
+from hookscope.faithfulness.facts import BASELINES, NUMBERS, Faithfulness
 from hookscope.findings import counted, percent
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel

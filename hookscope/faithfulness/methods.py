@@ -1,10 +1,7 @@
-"""Maps to measure: of all methods of class activation mapping, of random weights, and from files."""
+"""Maps to measure: of all methods of class activation mapping, and of random weights."""
 
 from __future__ import annotations
 
-import json
-import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -14,17 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 from torch import nn
 
 from hookscope.display import Rows
 from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError
 from hookscope.explain import ATTENTION_METHODS, CAM_METHODS, ClassActivationMap, class_activation_maps
-from hookscope.faithfulness.measure import BASELINES, Faithfulness, Map, Progress, as_array, measure_faithfulness
+from hookscope.faithfulness.facts import BASELINES, Faithfulness, as_array
+from hookscope.faithfulness.measure import Progress, measure_faithfulness
 from hookscope.hooks import AnyModel, Layers, Observer, enclosing, module_of, names_of, random_states_kept
-
-PixelBox = tuple[float, float, float, float]
-MAP_SUFFIXES = (".npy", ".npz", ".png")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,80 +218,3 @@ def cam_faithfulness(
         **options,
     )
     return Rows(replace(test, randomized=correlations.get(test.name)) for test in measured)
-
-
-def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
-    """The maps in a file by name: one of ``.npy`` or ``.png``, several of ``.npz``.
-
-    A ``.npz`` file that the command ``cam`` wrote has keys such as ``cat/layer4/281``: only maps of the image called
-    ``word`` are read. In a folder the file called ``word`` is read.
-    """
-    name = os.path.splitext(os.path.basename(os.path.normpath(path)))[0]
-    if os.path.isdir(path):
-        files = [os.path.join(path, word + suffix) for suffix in MAP_SUFFIXES]
-        if not (paths := [file for file in files if os.path.exists(file)]):
-            raise InputError(f"{path} has no map of {word}", do=f"name it {word}.npy, .npz or .png")
-        path = paths[0]
-    kind = os.path.splitext(path)[1].lower()
-    try:
-        if kind == ".png":
-            with Image.open(path) as image:
-                return {name: np.asarray(image.convert("L"), np.float32)}
-        with open(path, "rb") as stream:  # not by NumPy, which leaves a damaged file open
-            loaded: Any = np.load(stream, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {name: loaded}
-            arrays = dict(loaded)
-        if not arrays:
-            raise InputError(f"{path} holds no map", do="save one by name: np.savez(path, mine=values)")
-    except (OSError, ValueError, EOFError, SyntaxError, zipfile.BadZipFile, UnidentifiedImageError) as error:
-        reason = getattr(error, "strerror", None) or f"it is not a {kind} file"
-        raise InputError(f"the map {path} cannot be read: {reason}", do="check the path") from error
-    if any("/" in key for key in arrays):
-        of_image = {key.partition("/")[2]: values for key, values in arrays.items() if key.startswith(f"{word}/")}
-        if not of_image:
-            images = ", ".join(dict.fromkeys(key.partition("/")[0] for key in arrays))
-            raise InputError(f"{path} has no map of {word}", f"it has maps of {images}", "give the same images")
-        arrays = of_image
-    return {name: next(iter(arrays.values()))} if len(arrays) == 1 else arrays
-
-
-def over_input(values: NDArray[Any], photograph: tuple[int, int], box: PixelBox, size: tuple[int, int]) -> NDArray[Any]:
-    """A map with a value for each pixel of the ``photograph`` ``(W, H)``, cut to ``box``, which the network saw.
-
-    A map of another shape covers the input ``size`` ``(H, W)`` already.
-    """
-    if values.shape != photograph[::-1] or (values.shape == size and box == (0, 0, *photograph)):
-        return values
-    whole = Image.fromarray(values.astype(np.float32))
-    cut = whole.transform(size[::-1], Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
-    crop: Map = np.asarray(cut)
-    return crop
-
-
-def read_boxes(path: str) -> dict[str, list[Sequence[float]]]:
-    """The boxes ``(left, top, right, bottom)`` of each image in a JSON file, in pixels of the photograph.
-
-    Each file name has a box, a list of boxes, or an object with ``box`` or ``boxes``.
-    """
-    do = 'write {"cat.jpg": [left, top, right, bottom]}'
-    try:
-        with open(path, encoding="utf-8-sig") as stream:
-            content = json.load(stream)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not JSON"
-        raise UsageError(f"the boxes {path} cannot be read: {reason}", do=do) from error
-    boxes: dict[str, list[Sequence[float]]] = {}
-    for image, given in content.items() if isinstance(content, dict) else ():
-        box = given.get("box", given.get("boxes")) if isinstance(given, dict) else given
-        several: list[Any] = box if isinstance(box, list) and box and isinstance(box[0], list) else [box]
-        if not all(map(_is_box, several)):
-            raise UsageError(f"'{image}' in {path} has no box", do=do)
-        boxes[image] = several
-    if not boxes:
-        raise UsageError(f"{path} has no boxes", do=do)
-    return boxes
-
-
-def _is_box(given: Any) -> bool:
-    return isinstance(given, list) and len(given) == 4 and all(isinstance(side, int | float) for side in given)

@@ -1,3 +1,4 @@
+from .batches import Batch as Batch, load_batches as load_batches
 from .checkpoints import load_content as load_content
 from .choices import (
     AUTOCAST as AUTOCAST,
@@ -13,8 +14,6 @@ from .choices import (
 )
 from .factories import find_in_source as find_in_source
 from .load import (
-    Batch as Batch,
-    load_batches as load_batches,
     load_model as load_model,
     parse_dtype as parse_dtype,
     pick_device as pick_device,

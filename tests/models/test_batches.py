@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, ImageError, UsageError
 from hookscope.images import ImageWarning, Listener, read_picture
-from hookscope.models.load import Batch, load_batches
+from hookscope.models.batches import Batch, load_batches
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.transforms import imagenet_transforms, usual_transforms

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope.cli.shared import written as terminal
+from hookscope.cli.shared import terminal
 from tests.cli.helpers import POSIX, ROOT
 
 COLOURS = ((200, 30, 10), (0, 160, 60), (20, 40, 220), (250, 250, 250))  # of the quarters
 DRAW = """
 import sys, termios, time
 from PIL import Image
-from hookscope.cli.shared import written as terminal
+from hookscope.cli.shared import terminal
 
 if len(sys.argv) > 2:  # a terminal that answers has all the time it needs
     terminal._SECONDS = float(sys.argv[2])
@@ -39,7 +39,7 @@ print(terminal.draw(Image.open(sys.argv[1]), screen), end="END", flush=True)
 PATIENT = """
 import sys
 from hookscope.cli.main import main
-from hookscope.cli.shared import written as terminal
+from hookscope.cli.shared import terminal
 
 terminal._SECONDS = 30  # a terminal that answers has all the time it needs
 main(sys.argv[1:])
@@ -219,7 +219,7 @@ def test_a_silent_terminal_costs_less_than_half_a_second(tmp_path: Path) -> None
 
 @POSIX
 def test_a_terminal_in_tmux_and_on_linux_console_is_not_asked_for_kitty() -> None:
-    ask = "from hookscope.cli.shared import written; print(written.ask_terminal())"
+    ask = "from hookscope.cli.shared import terminal; print(terminal.ask_terminal())"
     for env in ({"TMUX": "x"}, {"TERM": "tmux-256color"}, {"TERM": "screen"}, {"TERM": "linux"}):
         got, _ = in_terminal("-c", ask, answers=(ATTRIBUTES,), env=env)
         assert "\x1b[c" in got and "\x1b_G" not in got
@@ -228,7 +228,7 @@ def test_a_terminal_in_tmux_and_on_linux_console_is_not_asked_for_kitty() -> Non
 
 @POSIX
 def test_in_the_background_nothing_is_asked() -> None:
-    ask = "import os; os.setpgid(0, 0); from hookscope.cli.shared import written; print(written.ask_terminal())"
+    ask = "import os; os.setpgid(0, 0); from hookscope.cli.shared import terminal; print(terminal.ask_terminal())"
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}])"
     got, _ = in_terminal("-c", starts, answers=(SIXEL,))
     assert got == "Screen(protocol='blocks', cell=(10, 20))\n"

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hookscope.cli.main import main
-from hookscope.cli.shared import written
+from hookscope.cli.shared import terminal, written
 from tests.cli.helpers import POSIX, Terminal
 
 NET = """
@@ -176,7 +176,7 @@ def test_show_draws_every_picture_below_its_name_and_before_the_last_line(screen
         with Image.open(name) as picture:
             assert f"\n{name}: {picture.width}x{picture.height} pixels, drawn at " in text
             places.append(text.index(f"\n{name}: "))
-            drawing = written.draw(picture, written.Screen())
+            drawing = terminal.draw(picture, terminal.Screen())
         assert f"%\n{drawing}" in text and 2 < drawing.count("\n") <= 21 and drawing.count("▀") > 50
     assert places == sorted(places) and text.index(" pixels, drawn") > text.index("weights: ")
     assert text.splitlines()[-1].startswith(f"wrote {DRAWS[words]}; open")
@@ -207,7 +207,7 @@ def test_show_goes_with_open_and_quiet_and_says_what_it_cannot_draw(screen: Any,
 
 def test_an_overview_is_drawn_instead_of_what_is_no_picture(screen: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with click.Context(click.Command("x")) as context:
-        context.meta[written._SCREEN] = written.Screen()
+        context.meta[written._SCREEN] = terminal.Screen()
         Path("a.html").touch()
         written.wrote("a.html", lambda: Image.new("RGB", (40, 20), (1, 2, 3)))
         written.tell_what_was_written(context)
