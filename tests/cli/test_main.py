@@ -9,6 +9,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hookscope.cli import main as main_module
 from hookscope.cli.command import TOPICS, Command, GroupedCommand, own_options, shared_options
 from hookscope.cli.main import COMMANDS, MOVED, cli, main
 from hookscope.cli.output.formats import note
-from hookscope.cli.process import with_large_stack
+from hookscope.cli.process import signals_as_exits, with_large_stack
 from hookscope.cli.shared.options import threshold_rows
 from hookscope.errors import LayerError, UsageError
 from tests.cli.helpers import POSIX, ROOT
@@ -407,3 +408,23 @@ def test_calls_of_a_run_share_one_chunk_of_the_stack() -> None:
     assert with_large_stack(divmod, 7, 2) == (3, 1)
     words = with_large_stack.__code__.co_stacksize
     assert words * 8 > 2**19  # more than half of 1 MiB, to which CPython rounds up
+
+
+@POSIX
+def test_signals_end_a_run_by_an_exit_where_a_handler_may_be_set() -> None:
+    def changed() -> list[bool]:
+        with signals_as_exits():
+            return [signal.getsignal(number) is not handler for number, handler in handlers.items()]
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_IGN}  # nohup ignores the second
+    try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        assert changed() == [True, False]
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(changed).result() == [False, False]
+        assert [signal.getsignal(number) for number in handlers] == [*handlers.values()]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -233,7 +233,11 @@ def watched_here(log: Path, script: FunctionAsScript, *sinks: SinkChoice, **opti
 
 @pytest.mark.parametrize(
     ("words", "hint"),
-    [((), ""), (("-v", "--every=5"), "; --every=5 went to the script: options of watch go before it")],
+    [((), "")]
+    + [
+        (words, "; --every=5 went to the script: options of watch go before it")
+        for words in (("--every=5",), ("-v", "--every=5"))
+    ],
 )
 def test_a_script_without_steps_says_so_and_names_options_that_went_to_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], hint: str

@@ -142,6 +142,16 @@ FOLLOWED: dict[str, tuple[nn.Module, int]] = {
 }
 
 
+def test_tokens_without_a_class_token_stand_where_their_patches_are() -> None:
+    net = Function(
+        lambda net, x: net.mix(net.patches(x).flatten(2).transpose(1, 2)),
+        patches=conv(8, 3, 4, stride=8),
+        mix=nn.Linear(4, 4),
+    )
+    field = fields_of(net, (32, 48), "mix")["mix"]
+    assert (field.size, field.stride, field.start, field.source) == ((8, 8), (8, 8), (0, 0), "computed")
+
+
 def reached(output: Tensor, place: tuple[int, int], image: Tensor) -> tuple[int, int, int, int]:
     """The box of the pixels whose gradient is not 0."""
     (gradient,) = torch.autograd.grad(output[0, :, place[0], place[1]].sum(), image, retain_graph=True)

@@ -52,7 +52,9 @@ def test_equal_neighbours_share_a_row_with_the_numbers_of_all() -> None:
     ],
 )
 def test_neighbours_that_differ_have_rows_of_their_own(second: nn.Module) -> None:
-    assert rows(nn.Sequential(block(), second), "name", "repeats", depth=1)[1:] == [("0", 1), ("1", 1)]
+    net = nn.Sequential(block(), second)
+    assert rows(net, "name", "repeats", depth=1)[1:] == [("0", 1), ("1", 1)]
+    assert "repeats" not in str(layer_tree(net, (1, 4, 6, 6), depth=1)), "one of each is not counted"
 
 
 def test_equal_layers_that_are_no_neighbours_have_rows_of_their_own() -> None:

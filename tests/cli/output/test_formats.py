@@ -447,3 +447,6 @@ def test_a_shortened_text_has_its_width(width: int) -> None:
     assert [one for one, text in zip(short, texts, strict=True) if text_width(text) <= width] == [
         text for text in texts if text_width(text) <= width
     ]
+    assert short[1].replace("…", "") in ("", texts[1]) or (
+        texts[1].startswith(short[1].partition("…")[0]) and texts[1].endswith(short[1].partition("…")[2])
+    )
