@@ -80,12 +80,12 @@ def hooked(model: nn.Module, hook: Callable[[str, Any], Any], *layers: str) -> I
 
 
 @contextmanager
-def refused(error: type[Exception], says: str, begins: bool = True) -> Iterator[None]:
-    """The block must raise ``error`` with a text of one line that begins with ``says``, or holds it."""
+def refused(error: type[Exception], says: str, part: str = "") -> Iterator[None]:
+    """The block must raise ``error`` with the line ``says``, or with one that ``begins`` with it or ``holds`` it."""
     with pytest.raises(error) as caught:
         yield
     text = str(caught.value)
-    assert (text.startswith(says) if begins else says in text) and "\n" not in text
+    assert {"": text == says, "begins": text.startswith(says), "holds": says in text}[part] and "\n" not in text
 
 
 class Trap:

@@ -27,8 +27,8 @@ def shifted(known: Followed, dim: int, length: int, by: int, count: int, every: 
 @rule("split", "split_with_sizes", "unbind", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
 def _moved_or_cut(operation: FieldOperation) -> list[Followed]:
     """Axes change places, end or are cut: each is found again by its stride in a tensor where no two are alike."""
-    shape = operation.input.shape
-    strides = [math.prod(length + 1 for length in shape[dim + 1 :]) for dim in range(len(shape))]
+    shape, every = operation.input.shape, operation["step"] or 1
+    strides = [math.prod(max(length, every) + 1 for length in shape[dim + 1 :]) for dim in range(len(shape))]
     views = tensors_in(operation.on(torch.empty_strided(shape, strides, device="meta"))).values()
     return [_cut(operation.followed, shape, strides, view) if view.numel() else operation.followed for view in views]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, LayerError, ModelError
+from hookscope.errors import HookscopeError, LayerError, ModelError, first_line
 from hookscope.findings import counted
 from hookscope.hooks import (
     AnyModel,
@@ -205,9 +205,9 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
                 args, kwargs = passes.signatures[key].copied_arguments(passes.activations.inputs[key])
                 return layer(*args, **kwargs)
 
-            again, reason = attempted(partial(recompute, layer))
-            if reason:
-                refused.append(f"'{key}' cannot run alone: {reason[:120]}")
+            again, error = attempted(partial(recompute, layer))
+            if error is not None:
+                refused.append(f"'{key}' cannot run alone: {first_line(error)[:120]}")
                 continue
             agrees = comparison.compare(key, passes.activations[key], again)
             if not agrees and len(comparison.offences) == 1:

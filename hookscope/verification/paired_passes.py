@@ -59,20 +59,20 @@ def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[
 
 
 def _step(refusal: str, action: Callable[[], Any]) -> Any:
-    result, reason = attempted(action)
-    if reason:
-        raise ModelError(f"{refusal}: {reason.partition('. ')[0][:120]}")
+    result, error = attempted(action)
+    if error is not None:
+        raise ModelError(f"{refusal}: {first_line(error).partition('. ')[0][:120]}") from error
     return result
 
 
-def attempted(action: Callable[[], Any]) -> tuple[Any, str]:
-    """What ``action`` returns, or the first line of its error."""
+def attempted(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What ``action`` returns, or its error."""
     try:
-        return action(), ""
+        return action(), None
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        return None, first_line(error)
+        return None, error
 
 
 def _traced(model: nn.Module) -> fx.GraphModule:

@@ -61,6 +61,9 @@ def test_parts_that_are_not_finite_are_said_in_json_and_in_a_table(run: Run) -> 
     assert split["output_dtype"] == {"kept": "float32", "counted": "int64", "cut": "float32"}
     assert split["output_max"] == {"kept": 2, "counted": 4, "cut": 1}
     assert split["output_values"]["counted"] == 4
+    red, green, none = [[1, 1, 1], [0] * 3, [0] * 3], [[0, 1, 0], [0] * 3, [0] * 3], [[0] * 3] * 3
+    assert split["input_values"] == [[red, green, none]]
+    assert (split["input_min"], split["input_max"]) == (0, 1)
     assert join["input_shape"] == split["output_shape"]
     # 2 / 0 is Inf, 0 / 0 is NaN: nothing is finite
     assert (join["output_nonfinite"], join["output_min"], join["output_max"]) == (27, None, None)

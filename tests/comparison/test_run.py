@@ -251,7 +251,7 @@ def test_pil_images_and_other_images_for_b() -> None:
     ],
 )
 def test_bad_input_is_an_error_of_one_line(arguments: dict[str, Any], text: str) -> None:
-    with refused(HookscopeError, text, begins=False):
+    with refused(HookscopeError, text, part="holds"):
         compare(net(), net(), **arguments)
 
 

@@ -45,7 +45,7 @@ def test_a_class_is_chosen_by_index_name_or_rank(method: str) -> None:
 
 
 def refuses(method: str, net: nn.Module, x: Any, error: type[HookscopeError], text: str, **options: Any) -> None:
-    with refused(error, text, begins=False):
+    with refused(error, text, part="holds"):
         EXPLAIN[method](net, x, **options)
     assert hooks_on(net) == 0
 

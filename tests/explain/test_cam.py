@@ -626,11 +626,11 @@ GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
 def test_layers_models_and_inputs_without_a_map_are_refused(
     net: nn.Module, x: Any, options: dict[str, Any], error: type[HookscopeError], text: str
 ) -> None:
-    with refused(error, text, begins=False):
+    with refused(error, text, part="holds"):
         class_activation_maps(net.eval(), x, **options)
     assert hooks_on(net) == 0
     if not options and not hasattr(net, "trunk"):  # methods without gradient take any layer with a map
-        with refused(error, text, begins=False):
+        with refused(error, text, part="holds"):
             landmark_layers(net, x)
 
 
@@ -658,7 +658,7 @@ def test_a_weight_that_is_not_finite_spoils_the_gradient_of_every_class(method: 
 @pytest.mark.parametrize("ask", [class_activation_maps, landmark_layers])
 def test_a_picture_without_a_batch_axis_is_refused_with_the_way_to_add_it(ask: Any, shape: tuple[int, ...]) -> None:
     for inputs in (torch.zeros(shape), (torch.zeros(shape),)):
-        with refused(UsageError, NO_BATCH.format("x".join(map(str, shape)) or "one number")):
+        with refused(UsageError, NO_BATCH.format("x".join(map(str, shape)) or "one number"), part="begins"):
             ask(small(), inputs)
 
 

@@ -77,7 +77,7 @@ def test_fields_are_those_of_arithmetic_on_paper(name: str) -> None:
         assert fields[layer] == ReceptiveField("computed", (size, size), (stride, stride), (start, start))
 
 
-def conv(kernel: int, inputs: int = 3, outputs: int = 3, **more: Any) -> nn.Conv2d:
+def conv(kernel: int | tuple[int, int], inputs: int = 3, outputs: int = 3, **more: Any) -> nn.Conv2d:
     """A convolution of positive weights: no gradient cancels another."""
     layer = nn.Conv2d(inputs, outputs, kernel, **more)
     nn.init.uniform_(layer.weight, 0.1, 1)
@@ -128,6 +128,10 @@ FOLLOWED: dict[str, tuple[nn.Module, int]] = {
     "smaller with antialias": (on_paths(up(size=(12, 13), mode="bilinear", antialias=True)), 4),
     "pad, crop and slice": (on_paths(lambda net, x: net.after(F.pad(x, (1, 0, -2, 1))[:, :, 2:, 1::2])), 2),
     "reflected pad": (nn.Sequential(conv(5, padding=2, padding_mode="reflect"), conv(3, stride=2)), 0),
+    "a slice of an axis shorter than its step": (
+        Function(lambda net, x: net.after(net.before(x)[:, :, ::2, ::2]), before=conv((3, 56)), after=conv(1)),
+        0,
+    ),
     "branches": (on_paths(lambda net, x: torch.cat([net.before(x), x[:, :, 1:-1:2, 1:-1:2]], 1)), 0),
     "residual": (on_paths(lambda net, x: net.after(x) + x), 0),
     "written in parts": (on_paths(written_in_parts), 0),

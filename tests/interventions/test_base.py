@@ -77,7 +77,7 @@ def test_channels(value: Any, numbers: tuple[int, ...] | None) -> None:
     ],
 )
 def test_bad_channels_are_refused(value: Any, says: str) -> None:
-    with refused(UsageError, says):
+    with refused(UsageError, says, part="begins"):
         parse_channels(value)
 
 
@@ -192,7 +192,7 @@ def test_gradients_reach_the_values_outside_the_part_and_no_channels_is_no_chang
     ],
 )
 def test_a_part_that_the_tensor_lacks_is_refused(change: Intervention, shape: tuple[int, ...], says: str) -> None:
-    with refused(LayerError, says):
+    with refused(LayerError, says, part="begins"):
         change(CALL, torch.ones(shape))
 
 
@@ -227,7 +227,7 @@ def test_the_result_of_a_function_is_copied_and_none_keeps_the_tensor() -> None:
     ],
 )
 def test_a_result_of_another_type_or_shape_is_refused(returned: Any, says: str) -> None:
-    with refused(UsageError, says):
+    with refused(UsageError, says, part="begins"):
         checked(returned, torch.ones(2, 3), "fc#1")
 
 
@@ -307,7 +307,7 @@ def test_new_values_take_the_memory_layout_of_the_old(strides: Any, other: Any) 
     ],
 )
 def test_bad_values_are_refused(make: Any, says: str) -> None:
-    with refused(UsageError, says):
+    with refused(UsageError, says, part="begins"):
         make()
 
 

@@ -355,7 +355,7 @@ def test_an_entry_that_fails_half_way_leaves_nothing() -> None:
 def test_an_impossible_change_is_refused(where: str, change: Any, error: type[Exception], says: str) -> None:
     net = Net().eval()
     state = ModelSnapshot(net)
-    with refused(error, says), intervene(net, {where: change}):
+    with refused(error, says, part="begins"), intervene(net, {where: change}):
         net(X)
     assert state.changes() == []
 
@@ -518,7 +518,7 @@ def test_steps_are_counted_where_only_parameters_are_changed() -> None:
 )
 def test_a_function_with_other_arguments_is_refused(function: Any, says: str) -> None:
     for where in ("b", "b.weight"):
-        with refused(UsageError, says.replace("'b'", f"'{where}'")):
+        with refused(UsageError, says.replace("'b'", f"'{where}'"), part="begins"):
             intervene(Net(), {where: function})
 
 

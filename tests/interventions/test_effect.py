@@ -389,6 +389,26 @@ def test_the_provenance_names_everything(tmp_path: Path) -> None:
         assert part["ranges"][name] == torch.stack(chosen.aminmax(dim=1), 1).tolist()
 
 
+def test_the_page_of_an_effect_holds_its_differences_negative_ones_in_blue(tmp_path: Path) -> None:
+    first, last = nn.Conv2d(1, 3, 1, bias=False), nn.Conv2d(3, 2, 1, bias=False)
+    with torch.no_grad():
+        first.weight[:, 0, 0, 0] = torch.tensor([1.0, 2.0, 3.0])
+        last.weight[:, :, 0, 0] = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    net = nn.Sequential(first, nn.ReLU(inplace=True), last)
+    inputs = (torch.arange(4.0).reshape(1, 1, 2, 2),)
+    found = intervention_effect(net, inputs, [("0", Zero(channels="1"))], layers="all", types=("Conv2d",), keep="all")
+    page = draw_effect(found, net=net)
+    values = read_back((page, {}), tmp_path / "effect.png")
+    near, far = values["0 difference"], values["2 difference"]
+    assert (near[0], far[0]) == ([1], [0])  # 2x is lost, which only the first channel of the last layer sees
+    np.testing.assert_allclose(near[1][0], [[0, -2], [-4, -6]], atol=6.1 / 243)
+    np.testing.assert_allclose(far[1][0], [[0, -2], [-4, -6]], atol=18.1 / 243)
+    part = read_provenance(tmp_path / "effect.png")["parts"][2]
+    [box] = boxes(page, part)
+    assert box[-1, -1].tolist() == colours.palette("RdBu_r")[0].tolist()
+    assert box[-1, -1, 2] > box[-1, -1, 0], "blue"
+
+
 def test_maps_are_smaller_and_then_fewer_where_pixels_are_too_many(
     monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:

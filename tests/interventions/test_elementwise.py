@@ -306,7 +306,7 @@ NO_PART = "no part '' of 'layer' to patch with; there is no tensor"
     ],
 )
 def test_a_patch_of_another_shape_or_without_a_tensor_is_refused(source: Any, shape: Any, says: str) -> None:
-    with refused(LayerError if says == NO_PART else UsageError, says):
+    with refused(LayerError if says == NO_PART else UsageError, says, part="begins"):
         Patch(source)(CALL, torch.ones(shape))
 
 

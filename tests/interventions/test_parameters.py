@@ -302,7 +302,7 @@ def test_an_exception_puts_everything_back(kind: type[BaseException]) -> None:
 def test_an_impossible_change_is_refused(where: str, change: Any, error: type[Exception], says: str) -> None:
     net = a_net()
     state = ModelSnapshot(net)
-    with refused(error, says), intervene(net, {where: change}):
+    with refused(error, says, part="begins"), intervene(net, {where: change}):
         pass
     assert state.changes() == []
 

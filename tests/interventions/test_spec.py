@@ -54,7 +54,7 @@ def test_files_without_a_direction_are_refused(
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path(name).write_bytes(content)
-    with refused(WeightsError, says):
+    with refused(WeightsError, says, part="begins"):
         read_direction(name)
 
 

@@ -31,9 +31,17 @@ def test_blocks_cover_the_list_from_its_first_image_on(first: int, size: int) ->
     [
         (packed_error(InputError("it is too small", do="crop it")), InputError, "it is too small; crop it"),
         (packed_error(LayerError("no layer 'a'", kind="layer", name="a")), LayerError, "no layer 'a'"),
-        (packed_error(MemoryError()), HookscopeError, "a worker is out of memory; use a smaller batch_size, or fewer"),
+        (
+            packed_error(MemoryError()),
+            HookscopeError,
+            "a worker is out of memory; use a smaller batch_size, or fewer workers",
+        ),
         (packed_error(ZeroDivisionError("by 0")), HookscopeError, "a worker cannot continue: ZeroDivisionError: by 0"),
-        (pickle.dumps("No module"), InstallationError, "a worker cannot import hookscope: No module; install it on"),
+        (
+            pickle.dumps("No module"),
+            InstallationError,
+            "a worker cannot import hookscope: No module; install it on every machine",
+        ),
     ],
 )
 def test_an_error_comes_back_as_itself(packed: bytes, kind: type[HookscopeError], words: str) -> None:

@@ -244,7 +244,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("lines", "message"), REFUSED.values(), ids=REFUSED)
 def test_an_error_names_what_the_file_should_declare(declare, lines, message):
-    with refused(HookscopeError, message, begins=False):
+    with refused(HookscopeError, message, part="holds"):
         listing(declare(lines))
 
 

@@ -33,6 +33,10 @@ def test_names_are_those_of_torchvision() -> None:
     assert registry.torchvision_names() == tuple(listed)
 
 
+def test_a_bundled_model_has_no_name_of_torchvision() -> None:
+    assert not set(BUNDLED) & set(torchvision.models.list_models())
+
+
 def test_versions_are_those_of_the_packages_and_of_the_build() -> None:
     assert registry.package_versions() == {
         "hookscope": registry.__version__,

@@ -168,7 +168,7 @@ WRONG_CHOICES = [
 
 @pytest.mark.parametrize(("choice", "message"), WRONG_CHOICES)
 def test_choices_that_cannot_be_read_or_contradict_each_other(choice: dict[str, Any], message: str) -> None:
-    with refused(UsageError, message):
+    with refused(UsageError, message, part="begins"):
         chosen(**choice)
 
 
@@ -259,7 +259,7 @@ def test_a_picture_of_four_channels_or_beyond_the_memory_is_an_input_error() -> 
         raise MemoryError
 
     for transforms, words in ((imagenet_transforms(), ""), (Transforms(full), ": it does not fit into memory")):
-        with refused(InputError, f"cannot prepare a picture of (20, 30){words}"):
+        with refused(InputError, f"cannot prepare a picture of (20, 30){words}", part="begins"):
             Preprocess("classification", transforms)(Image.new("RGBA", (20, 30)))
 
 

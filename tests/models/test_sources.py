@@ -392,7 +392,7 @@ def test_a_model_of_ultralytics(package: Path) -> None:
 def test_what_the_package_lacks_is_refused(
     package: Path, name: str, weights: str, error: type[Exception], words: str
 ) -> None:
-    with refused(error, words, begins=False):
+    with refused(error, words, part="holds"):
         load_model(f"ultralytics:{name}", weights=weights)
 
 

@@ -82,7 +82,7 @@ def test_the_largest_batch_fits_and_the_next_one_does_not(limit: int) -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(wrong: dict[str, object], error: type[Exception], says: str) -> None:
-    with refused(error, says, begins=False):
+    with refused(error, says, part="holds"):
         plan(small(), **({"input_size": (9, 9)} | wrong))
 
 

@@ -164,7 +164,7 @@ def test_a_segmentation_of_one_class_is_explained_where_its_score_is_above_zero(
 )
 def test_a_target_that_the_output_does_not_have_is_one_line(target: Any, output: Any, says: str) -> None:
     names = NAMES[: (next(iter(output.values())) if isinstance(output, dict) else output).shape[1]]
-    with refused(HookscopeError, says, begins=False):
+    with refused(HookscopeError, says, part="holds"):
         objectives(target, output, names if len(names) != 3 else None)
 
 
@@ -179,7 +179,7 @@ def test_a_target_that_the_output_does_not_have_is_one_line(target: Any, output:
     ],
 )
 def test_targets_and_losses_that_cannot_be(make: Any, says: str) -> None:
-    with refused(UsageError, says):
+    with refused(UsageError, says, part="begins"):
         make()
 
 
@@ -264,7 +264,7 @@ def test_the_mean_square_is_of_every_number_and_asks_for_no_class() -> None:
     ],
 )
 def test_outputs_without_a_loss_are_refused(loss: Any, output: object, error: type[Exception], message: str) -> None:
-    with refused(error, message, begins=False):
+    with refused(error, message, part="holds"):
         as_loss(loss).of(output)
 
 

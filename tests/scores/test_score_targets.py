@@ -68,7 +68,7 @@ def test_its_gradient_is_that_of_autograd() -> None:
     ],
 )
 def test_outputs_without_an_embedding_are_one_line(reference: Tensor, output: Any, says: str) -> None:
-    with refused(HookscopeError, says, begins=False):
+    with refused(HookscopeError, says, part="holds"):
         objectives(SimilarityTarget(reference), output, None)
 
 
@@ -215,7 +215,7 @@ def test_ultralytics_models_without_overlaps_are_read() -> None:
     ],
 )
 def test_a_box_that_is_not_there_is_one_line(index: int, output: Any, error: type[Exception], says: str) -> None:
-    with refused(error, says, begins=False):
+    with refused(error, says, part="holds"):
         box(index, output)
 
 

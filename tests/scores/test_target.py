@@ -309,7 +309,7 @@ def test_a_point_is_one_pixel_and_a_mask_is_as_it_is(tmp_path: Path) -> None:
 def test_regions_that_the_image_does_not_have_are_one_line(tmp_path: Path, text: str, says: str) -> None:
     Image.new("L", (2, 2), 255).save(tmp_path / "small.png")
     Image.new("L", (5, 4)).save(tmp_path / "empty.png")
-    with refused(HookscopeError, says, begins=False):
+    with refused(HookscopeError, says, part="holds"):
         Region.parse(str(tmp_path / text) if "png" in text else text).drawn((5, 4))
 
 
@@ -348,5 +348,5 @@ NO_FUNCTION = ["a.py", "a.py:", "a.py:f,cat", "cat,a.py:f", "a.py:1", "a.py:f,b.
     ],
 )
 def test_functions_and_boxes_that_cannot_be_read_are_one_line(text: str, says: str) -> None:
-    with refused(UsageError, says, begins=False):
+    with refused(UsageError, says, part="holds"):
         parse_target(text)

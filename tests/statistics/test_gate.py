@@ -194,6 +194,12 @@ def test_a_broken_model_never_passes(net: nn.Module, limits: dict[str, Any]) -> 
     assert "within the limits" not in result.verdict()
 
 
+@pytest.mark.parametrize("limits", [NO_NAN, {"max_dead": 0.5}, {"min_rank": 1.0}])
+def test_an_output_without_values_breaks_the_limit_as_such(limits: dict[str, Any]) -> None:
+    broken = checked(through(lambda x: x[:0]), **limits).broken
+    assert [(each.layer, each.evidence) for each in broken] == [("(model)", "it returned no values")]
+
+
 def test_images_of_nan_break_every_limit() -> None:
     limits = {"max_dead": 0.99, "max_saturated": 0.99, "no_nan": True, "max_abs": 1e30, "min_rank": 0.0}
     net = of(lambda net, x: torch.sigmoid(net.conv(x)), conv=conv())

@@ -83,17 +83,20 @@ def train(
     scaled: bool = False,
 ) -> nn.Module:
     """The plain loop, with a scale of the loss or without, and without the call that it leaves out."""
-    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    scaler = torch.amp.GradScaler("cpu") if scaled else None
     for x, y in data:
         if leaves_out != "zero_grad":
             optimizer.zero_grad()
         loss = loss_of(net(x), y)
         if leaves_out != "backward":
-            scaler.scale(loss).backward()
+            (scaler.scale(loss) if scaler else loss).backward()
         before_step(net)
         if leaves_out != "step":
-            scaler.step(optimizer)
-            scaler.update()
+            if scaler:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
         after_step()
     return net
 
