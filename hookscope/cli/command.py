@@ -94,9 +94,9 @@ class GroupedCommand(click.Command):
             if records := [record for option in options if (record := option.get_help_record(ctx))]:
                 with formatter.section(title):
                     formatter.write_dl(records)
-        shared = shared_options(self.get_params(ctx))
+        by_topic = shared_options(self.get_params(ctx))
         with formatter.section("Shared options, explained by `hookscope help TOPIC`"):
-            words = {topic: " ".join(filter(None, map(_in_list, group))) for topic, group in shared.items()}
+            words = {topic: " ".join(filter(None, map(_in_list, group))) for topic, group in by_topic.items()}
             formatter.write_dl([*words.items()])
 
 

@@ -32,7 +32,7 @@ _SYMBOL = re.compile(
     r"|Symbol|Integer|Float|Rational|Add|Mul|Equality|Unequality|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan"
     r"|positive|nonnegative|integer|precision|evaluate"
 )
-CAUSES: dict[str, str] = {}
+CAUSES: dict[str, str] = {}  # no error of the exported program needs other words: see FileSource
 _QUOTED = re.compile(r"'[\w.]*'")
 _EXPRESSION = re.compile(r"[\w\s+\-*/%(),<>=!&|~.]*")
 _NAME = re.compile(r"[\w.:@/\- ]*")

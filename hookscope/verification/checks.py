@@ -207,7 +207,7 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
 
             again, error = attempted(partial(recompute, layer))
             if error is not None:
-                refused.append(f"'{key}' cannot run alone: {first_line(error)[:120]}")
+                refused.append(f"'{key}' cannot run alone: {first_line(error, 120)}")
                 continue
             agrees = comparison.compare(key, passes.activations[key], again)
             if not agrees and len(comparison.offences) == 1:

@@ -371,3 +371,15 @@ def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, tmp_path
     findings = findings_over_time(read_runs(tmp_path / "log")[-1])
     place = next((at for at, finding in enumerate(findings) if finding.finding == MISTAKES[name][1]), 99)
     assert place <= (2 if name == "the_first_batch_again_and_again" else 0), findings  # there it is a note
+
+
+def test_a_policy_gradient_is_turned_around_where_the_reward_is_low_and_that_is_no_mistake(tmp_path: Path) -> None:
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with Monitor(every=2, log=tmp_path / "run.ndjson"):
+        for step in range(20):
+            (F.cross_entropy(net(torch.randn(1, 4)), torch.tensor([step % 3])) * (0.5 - step // 2 % 2)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    [run] = read_runs(tmp_path / "run.ndjson")
+    assert "loss-maximized" not in {finding.finding for finding in findings_over_time(run)}

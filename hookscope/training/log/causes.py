@@ -227,7 +227,8 @@ def _loss_input(now: History) -> Evidence | None:
 
 @Cause(CATALOGUE["loss-maximized"], 1, explains=("loss-rises",), precedes=_UNSTABLE)
 def _maximized(now: History) -> Evidence | None:
-    if now["loss_negated"] and not now["maximize"]:
+    signs = {row.get("loss_negated") for row in now.rows if row.get("loss_function") == now["loss_function"]}
+    if signs == {True} and not now["maximize"]:  # a policy gradient has both, by the sign of the reward
         return Evidence(f"backward starts at the negative of {now['loss_function']}", numbers={"loss": now["loss"]})
     if now["maximize"] and not now["loss_negated"] and now["loss_function"]:
         words = f"{now['optimizer_type']} has maximize=True, and the loss is {now['loss_function']}"
