@@ -168,6 +168,10 @@ _note(
         "rule of three: a channel that never changed on 300 images changes on less than 1 % of them (95 % confidence)",
     ),
     cases={
+        "mostly": _as_warning(
+            "Most of the layer passes nothing on, unlike the other layers: it was probably pushed off.",
+            "Compare the biases of this layer, and the layer before it, with the checkpoint.",
+        ),
         "proven": Case(
             "A dead channel has the same value for every input, and on so many images this is unlikely to be chance.",
             "Prune dead channels, or train with a lower learning rate, a warm-up, normalisation or a leaky ReLU.",
@@ -741,6 +745,12 @@ _note(
         "median distance from the running mean, in its standard deviations: on one image sound first BatchNorms reach"
         " 0.51, later ones twice the largest before them",
     ),
+    Threshold(
+        "sudden_variance",
+        0.35,
+        "median over channels of |log(variance / running variance)| on eight images or more: sound BatchNorms reach"
+        " 1.6 times the largest before them, and permuted layers 0.35 to 1.5",
+    ),
     Threshold("sudden_ratio", 9.0, "median factor of the variance: on one image sound first BatchNorms reach 6.3"),
     Threshold(
         "sudden_channel",
@@ -754,6 +764,7 @@ _note(
         " BatchNorm, where the running means differ by 0.4 standard deviations",
     ),
     Threshold("sudden_step", 2.0, "over the largest before it: in sound networks 1.6"),
+    Threshold("sudden_sure", 1.3, "chosen: this far beyond a threshold, on eight images or more, it is a warning"),
     cases={
         "sign": Case(
             "The layer seems to compute the opposite of what its BatchNorm expects.",
@@ -772,6 +783,49 @@ _warning(
         " layers are at 1.9 and above",
     ),
     Threshold("few_weights", 256, "chosen: the largest of fewer uniform weights may be further from the bound"),
+    Threshold(
+        "random_spectrum",
+        1.08,
+        "largest singular value over that of random weights, 1 for large layers (Marchenko and Pastur 1967)",
+    ),
+    Threshold("trained_spectrum", 1.3, "the same of every other layer of its kind, so that training shows at all"),
+    cases={
+        "spectrum": Case(
+            "The weights look like random numbers, unlike those of the other layers: the layer is probably not trained."
+        ),
+        "norm": Case(
+            "The scale is 1 and the shift is 0, as before training, unlike in the other layers of this class: they were"
+            " probably not loaded."
+        ),
+    },
+)
+_warning(
+    "unsuited-weights",
+    "Training fits weights to what they read, and these do not fit: their inputs or they may be in a wrong order, or"
+    " come from another model.",
+    "Compare this layer and the one before it with the checkpoint: a permutation, a transposition, or another model.",
+    Threshold("chance", 2.2, "standard deviations from chance: of random orders 97 % are below"),
+    Threshold("fits", 2.5, "the same of every other layer of its kind, so that the fit shows at all"),
+    Threshold("usual", 4.0, "the median of the other layers"),
+)
+_warning(
+    "probabilities-as-scores",
+    "The model returns probabilities. The percentages of a prediction are computed from scores: a second softmax makes"
+    " them nearly equal.",
+    "Explain the model without its last softmax, which training with cross_entropy does not need either.",
+)
+_warning(
+    "random-output",
+    "The model answers one image differently each time, although it is in eval mode.",
+    "Look for dropout or noise that is always on: F.dropout takes training=self.training.",
+    Threshold("difference", 0.05, "largest difference over the spread of the output; half precision stays below"),
+    cases={
+        "batch": Case(
+            "The answer to an image depends on the other images of its batch.",
+            "Look for a BatchNorm that uses the statistics of the batch, for a softmax or a mean over dimension 0, and"
+            " for a reshape that mixes the batch with another axis.",
+        )
+    },
 )
 _note(
     "outlier-weights",
@@ -789,6 +843,13 @@ _note(
     "The weights of this layer are on another scale than the weights of all other layers.",
     "Compare the layer with the checkpoint: it may have been scaled, or come from another model.",
     Threshold("outlier_layer", 12.0, "norm of a filter, over the median of the layers: ten trained networks reach 5.4"),
+    Threshold(
+        "alone",
+        5.0,
+        "robust standard deviations of the logarithm, above or below: five trained networks reach 2.4",
+    ),
+    Threshold("alone_times", 4.0, "chosen: and this factor, above or below"),
+    cases={"alone": _as_warning()},
 )
 
 _ORDER = {
@@ -802,7 +863,8 @@ _ORDER = {
     " batchnorm-small-batch non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
     " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
-    "inspection": "random-weights input-mismatch initial-weights sudden-drift outlier-layer outlier-weights",
+    "inspection": "random-weights input-mismatch probabilities-as-scores random-output initial-weights unsuited-weights"
+    " sudden-drift outlier-layer outlier-weights",
 }
 REPORT_ORDER = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the most severe first: the order in which findings are reported."""

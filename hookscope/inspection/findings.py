@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hookscope.findings import CATALOGUE, Finding, alike, counted, default
-from hookscope.hooks import Selection, as_float
+from hookscope.hooks import MODEL, Selection, as_float
 from hookscope.inspection.facts import InspectionEvidence
+from hookscope.inspection.outliers import deviations
+from hookscope.inspection.repeated import unrepeated
+from hookscope.inspection.suited import unsuited
 from hookscope.models import is_random
-from hookscope.statistics import BatchNormAccumulator, BatchNormDrift, Floats, StatisticsCollector
+from hookscope.statistics import BatchNormDrift, Floats, StatisticsCollector
 
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 _FEW_CHANNELS = 4  # of fewer channels one is easily twice as large as the others
@@ -23,21 +27,71 @@ _VARIED = 0.4  # spread of the running means, below which their correlation says
 _OPPOSITE = 0.5
 _DRIFTS = 3
 _FIRST = 3  # BatchNorms that judge an input
+_ROUNDING = 1e-3
+_MANY_IMAGES = 8  # of which the variances of channels are known well enough
 _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
 _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
-_STEP = default("sudden-drift", "sudden_step")
+_MOSTLY_DEAD, _FEW_DEAD = 0.7, 0.2  # shares of dead channels: of a layer pushed off, and of the median layer at most
+_STEP, _SURE = default("sudden-drift", "sudden_step"), default("sudden-drift", "sudden_sure")
 
 
 def network_findings(evidence: InspectionEvidence) -> list[Finding]:
     """The findings on the whole network, in order of `REPORT_ORDER`; the input is judged by the first BatchNorms."""
-    drifts, weights = _sudden(evidence.totals.batch_norms), list(_weights(evidence.net.model))
+    drifts, weights = _sudden(evidence), list(_weights(evidence.net.model))
     scaled = any(finding.finding == "outlier-layer" for finding in weights)  # another input would undo that
     initial = [finding for finding in weights if finding.finding == "initial-weights"]
     random = list(_random(evidence, initial))
     if random:
         return random + [finding for finding in weights if finding not in initial]
-    return [*([] if scaled else _input(evidence, drifts)), *drifts, *weights]
+    unusual = [*unsuited(evidence.net.model, evidence.read), *_initial_norms(evidence.net.model), *_dead(evidence)]
+    answers = [*_probabilities(evidence), *unrepeated(evidence.net, evidence.inputs)]
+    return [*([] if scaled else _input(evidence, drifts)), *answers, *drifts, *weights, *unusual]
+
+
+def _probabilities(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """Scores of classes that are positive and add up to 1 for each image."""
+    scores = [as_float(each) for each in evidence.scores if each is not None and each.shape[1] > 1]
+    if scores and all(bool((each >= 0).all()) and abs(float(each.sum()) - 1) < _ROUNDING for each in scores):
+        last = next((facts.call for facts in reversed(evidence.calls) if facts.call.order is not None), None)
+        layer = last.key if last is not None and "Softmax" in last.type else ""
+        text = f"the {scores[0].shape[1]:,} scores of each image are positive and add up to 1"
+        yield CATALOGUE["probabilities-as-scores"].finding(layer, text)
+
+
+def _initial_norms(model: nn.Module) -> Iterator[Finding]:
+    """The norms with a scale of exactly 1 and a shift of exactly 0 where most of their class have others."""
+    initial: dict[str, dict[str, bool]] = {}
+    for name, module in model.named_modules():
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if "Norm" in type(module).__name__ and isinstance(weight, Tensor) and isinstance(bias, Tensor):
+            is_new = bool((weight == 1).all() and (bias == 0).all())
+            initial.setdefault(type(module).__name__, {})[name] = is_new
+    for kind, norms in initial.items():
+        names = [name for name, is_new in norms.items() if is_new]
+        if 0 < len(names) <= len(norms) // 4:
+            others = counted(len(norms) - len(names), f"other {kind}")
+            text = f"its scale is exactly 1 and its shift exactly 0, unlike those of {others}"
+            for name in names:
+                yield CATALOGUE["initial-weights"].finding(f"{name}.weight", text, "norm")
+
+
+def _dead(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """The first layer most of whose channels are constant, where few are in the others."""
+    shares = {
+        layer.key: len(layer.dead_channels) / layer.channels
+        for layer in evidence.statistics
+        if layer.key != MODEL and layer.channels >= _FEW_CHANNELS
+    }
+    if evidence.totals.images < 2 or len(shares) < _FEW_CHANNELS or np.median([*shares.values()]) > _FEW_DEAD:
+        return
+    for layer in evidence.statistics:
+        dead = layer.dead_channels
+        if _MOSTLY_DEAD <= shares.get(layer.key, 0.0) < 1:
+            text = f"{len(dead)} of {counted(layer.channels, 'channel')} have one constant value on all images"
+            numbers = {"dead": len(dead), "channels": layer.channels, "times": shares[layer.key] / _FEW_DEAD}
+            yield CATALOGUE["dead-channels"].finding(layer.key, text, "mostly", channels=dead, numbers=numbers)
+            return
 
 
 def _random(evidence: InspectionEvidence, initial: Sequence[Finding]) -> Iterator[Finding]:
@@ -65,6 +119,7 @@ def _measured(drift: BatchNormDrift, running: Floats) -> dict[str, float]:
     ratio = np.log(drift.ratio.clip(1e-30, 1e30))
     return {
         "sudden_shift": drift.median_shift,
+        "sudden_variance": float(np.median(abs(ratio))),
         "sudden_ratio": float(np.exp(abs(np.median(ratio)))),
         "sudden_channel": float(np.abs(drift.shift).max()),
         "sudden_profile": 1 - _correlation(running, drift.shift) if running.std() > _VARIED else 0.0,
@@ -76,14 +131,14 @@ def _correlation(running: Floats, shift: Floats) -> float:
     return float(np.corrcoef(running, means)[0, 1]) if min(running.std(), means.std()) > 0 else 0.0
 
 
-def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
+def _sudden(evidence: InspectionEvidence) -> list[Finding]:
     """The first BatchNorms whose inputs differ far more from their statistics than the inputs of the BatchNorms before.
 
     On few images all drift a little, later ones more: only a sudden step is a finding.
     """
     kind, largest = CATALOGUE["sudden-drift"], dict[str, float]()
     findings: list[Finding] = []
-    for layer, norm in norms.items():
+    for layer, norm in evidence.totals.batch_norms.items():
         drift = norm.drift(layer)
         if not (drift.updated and drift.items >= _FEW_VALUES and np.isfinite([*drift.shift, *drift.ratio]).all()):
             continue
@@ -94,9 +149,13 @@ def _sudden(norms: Mapping[str, BatchNormAccumulator]) -> list[Finding]:
         }
         if not largest and np.median(drift.ratio) < 1:
             times["sudden_ratio"] = 0.0  # an image of little contrast
+        if not largest or evidence.totals.images < _MANY_IMAGES:
+            times["sudden_variance"] = 0.0
         most = max(times, key=lambda name: times[name])
         if times[most] > 1:
-            findings.append(_sudden_finding(drift, running, now, most, times[most], largest))
+            finding = _sudden_finding(drift, running, now, most, times[most], largest)
+            sure = largest and evidence.totals.images >= _MANY_IMAGES and times[most] >= _SURE
+            findings.append(replace(finding, severity="warning") if sure else finding)
         largest = {name: max(value, largest.get(name, 0.0)) for name, value in now.items()}
     return findings[:_DRIFTS]
 
@@ -112,6 +171,7 @@ def _sudden_finding(
         return CATALOGUE["sudden-drift"].finding(drift.layer, text, "sign", numbers=numbers)
     text = {
         "sudden_shift": f"the mean of its inputs is off by {value:.3g} standard deviations",
+        "sudden_variance": f"the median variance of its inputs is off by a factor of {np.exp(min(value, 80)):.3g}",
         "sudden_ratio": f"the variance of its inputs is off by a factor of {value:.3g}",
         "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
         "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
@@ -147,12 +207,17 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                     yield from _outlier(full, squares.sqrt(), "input channel")
             elif values.dim() == 1 and bool(values.isfinite().all()):
                 yield from _outlier(full, values.abs(), name)
-    usual = float(np.median(list(sizes.values()))) if sizes else 0.0
-    for full, size in sizes.items():
-        times = size / usual / default("outlier-layer", "outlier_layer")
-        if times > 1 and len(sizes) >= _FEW_CHANNELS:
+    if len(sizes) < _FEW_CHANNELS:
+        return
+    norms_of_layers = np.array(list(sizes.values()))
+    usual = float(np.median(norms_of_layers))
+    for (full, size), far, factor in zip(sizes.items(), *deviations(norms_of_layers), strict=True):
+        times = max(factor, 1 / factor)
+        alone = abs(far) >= default("outlier-layer", "alone") and times >= default("outlier-layer", "alone_times")
+        if alone or factor > default("outlier-layer", "outlier_layer"):
             text = f"its filters have a norm of {size:.3g}, the median of the layers is {usual:.3g}"
-            yield CATALOGUE["outlier-layer"].finding(full, text, numbers={"norm": size, "usual": usual, "times": times})
+            numbers = {"norm": size, "usual": usual, "times": times / default("outlier-layer", "alone_times")}
+            yield CATALOGUE["outlier-layer"].finding(full, text, "alone" if alone else "", numbers=numbers)
 
 
 def _copied(full: str, filters: Tensor) -> Iterator[Finding]:

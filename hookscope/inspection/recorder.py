@@ -33,6 +33,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.inspection.facts import ImageMaps, InspectedLayer
+from hookscope.inspection.suited import LayerInputs
 from hookscope.statistics import in_intervals
 
 BINS = 32
@@ -176,10 +177,16 @@ class Recorder:
         blocks: Names of the blocks whose change is measured.
         followed: Keys of the calls whose gradient is wanted although they are not drawn.
         unseen: Calls a function whose calculations are not operations of the model.
+        read: Gets what each layer reads.
     """
 
     def __init__(
-        self, size: InputSize, blocks: Collection[str], followed: Collection[str], unseen: Callable[..., Any]
+        self,
+        size: InputSize,
+        blocks: Collection[str],
+        followed: Collection[str],
+        unseen: Callable[..., Any],
+        read: LayerInputs,
     ) -> None:
         self.record = PassRecord()
         self.drawn: list[DrawnPart] = []
@@ -188,6 +195,7 @@ class Recorder:
         self._last: tuple[ref[Tensor], int, CallNumbers] | None = None
         self._numbers = count()
         self._size, self._blocks, self._followed, self._unseen = size, blocks, followed, unseen
+        self._read = read
 
     @property
     def waiting(self) -> list[Tensor]:
@@ -196,6 +204,7 @@ class Recorder:
 
     def on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """A copy of the input of a block, which layers inside it may overwrite."""
+        self._unseen(self._read.update, module, args)
         if is_leaf(module):
             return None
         tensor = next(iter(tensors_in((args, kwargs)).values()), None)

@@ -46,6 +46,7 @@ from hookscope.inspection.facts import (
 )
 from hookscope.inspection.places import find_places
 from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
+from hookscope.inspection.suited import LayerInputs
 from hookscope.models import (
     LoadedModel,
     as_loaded,
@@ -185,7 +186,7 @@ class InspectionRun:
         if also:
             self.selection = Selection([self.selection, Selection.of_names(also)])
         self.followed = self._last_maps(input_size_of(self.inputs[0][0]))
-        self.collector = StatisticsCollector(net.model)
+        self.collector, self.read = StatisticsCollector(net.model), LayerInputs(net.model)
         self.records: list[PassRecord] = []
         self.images: list[InspectedImage] = []
         self.scores: list[Tensor | None] = []
@@ -260,7 +261,7 @@ class InspectionRun:
     def _forward(self, number: int) -> tuple[Recorder, Any]:
         """One pass with hooks of every call, of drawn calls, and of the statistics, which see what these hand on."""
         net, prepared = self.net, self.inputs[number]
-        recorder = Recorder(input_size_of(prepared[0]), self.blocks, self.followed, self.collector.unseen)
+        recorder = Recorder(input_size_of(prepared[0]), self.blocks, self.followed, self.collector.unseen, self.read)
 
         def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             return recorder.on_call(call, module, args, kwargs, output, everything.input)
@@ -341,6 +342,7 @@ class InspectionRun:
             statistics=measured,
             parameters=parameters,
             findings=tuple(ranked([*findings, *parameter_findings(parameters)])),
+            read=self.read.moments,
             changes={key: np.array([record.changes.get(key, np.nan) for record in self.records]) for key in changed},
         )
         return Inspection(

@@ -16,6 +16,7 @@ from hookscope.findings import ranked
 from hookscope.hooks import Observer, is_single
 from hookscope.inspection import InspectionEvidence, Place, run
 from hookscope.inspection.facts import CallFacts
+from hookscope.inspection.suited import LayerInputs
 from hookscope.models import LoadedModel, WeightsMetadata
 from hookscope.parameters import parameter_findings, parameter_statistics
 from hookscope.statistics import StatisticsThresholds, find_problems
@@ -36,9 +37,13 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
             calls.setdefault(call.key, CallFacts(call, None, 0, 0, None, None, None, None, 0, ()))
 
     thresholds, collector = StatisticsThresholds(), StatisticsCollector(loaded.model)
+    read = LayerInputs(loaded.model)
+    hooks = [module.register_forward_pre_hook(read.update) for module in loaded.model.modules()]
     with Observer(loaded.model, "*", None, seen, ordered=True), collector, torch.no_grad():
         for image in inputs:
             loaded.model(image[None])
+    for hook in hooks:
+        hook.remove()
     totals = collector.totals
     measured, parameters = tuple(totals.statistics()), tuple(parameter_statistics(loaded.model))
     problems = find_problems(measured, totals.drifts(), totals.images, thresholds)
@@ -53,6 +58,7 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
         parameters=parameters,
         findings=tuple(ranked([*problems, *parameter_findings(parameters)])),
         changes={},
+        read=read.moments,
         scores=(),
     )
 
