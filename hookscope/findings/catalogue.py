@@ -786,12 +786,12 @@ _warning(
     Threshold(
         "random_spectrum",
         1.08,
-        "largest singular value over that of random weights, 1 for large layers (Marchenko and Pastur 1967)",
+        "largest singular value, where large random weights have 1 (Marchenko and Pastur 1967)",
     ),
     Threshold("trained_spectrum", 1.3, "the same of every other layer of its kind, so that training shows at all"),
     cases={
         "spectrum": Case(
-            "The weights look like random numbers, unlike those of the other layers: the layer is probably not trained."
+            "The weights look like random numbers, and the other layers do not: the layer is probably not trained."
         ),
         "norm": Case(
             "The scale is 1 and the shift is 0, as before training, unlike in the other layers of this class: they were"

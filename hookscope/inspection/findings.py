@@ -28,6 +28,7 @@ _OPPOSITE = 0.5
 _DRIFTS = 3
 _FIRST = 3  # BatchNorms that judge an input
 _ROUNDING = 1e-3
+_SOME_IMAGES = 4  # fewer show too little of what goes together
 _MANY_IMAGES = 8  # of which the variances of channels are known well enough
 _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
 _MUCH_BETTER = default("input-mismatch", "much_better")
@@ -43,8 +44,9 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
     initial = [finding for finding in weights if finding.finding == "initial-weights"]
     random = list(_random(evidence, initial))
     if random:
-        return random + [finding for finding in weights if finding not in initial]
-    unusual = [*unsuited(evidence.net.model, evidence.read), *_initial_norms(evidence.net.model), *_dead(evidence)]
+        return random + [each for each in weights if each not in initial and each.severity == "note"]
+    read = evidence.read if evidence.totals.images >= _SOME_IMAGES else {}
+    unusual = [*unsuited(evidence.net.model, read), *_initial_norms(evidence.net.model), *_dead(evidence)]
     answers = [*_probabilities(evidence), *unrepeated(evidence.net, evidence.inputs)]
     return [*([] if scaled else _input(evidence, drifts)), *answers, *drifts, *weights, *unusual]
 
@@ -71,7 +73,7 @@ def _initial_norms(model: nn.Module) -> Iterator[Finding]:
         names = [name for name, is_new in norms.items() if is_new]
         if 0 < len(names) <= len(norms) // 4:
             others = counted(len(norms) - len(names), f"other {kind}")
-            text = f"its scale is exactly 1 and its shift exactly 0, unlike those of {others}"
+            text = f"its scale is exactly 1 and its shift exactly 0, while {others} are trained"
             for name in names:
                 yield CATALOGUE["initial-weights"].finding(f"{name}.weight", text, "norm")
 
@@ -209,11 +211,15 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                 yield from _outlier(full, values.abs(), name)
     if len(sizes) < _FEW_CHANNELS:
         return
-    norms_of_layers = np.array(list(sizes.values()))
+    norms_of_layers, last = np.array(list(sizes.values())), list(sizes)[-1]  # a head may start small
     usual = float(np.median(norms_of_layers))
     for (full, size), far, factor in zip(sizes.items(), *deviations(norms_of_layers), strict=True):
         times = max(factor, 1 / factor)
-        alone = abs(far) >= default("outlier-layer", "alone") and times >= default("outlier-layer", "alone_times")
+        alone = (
+            full != last
+            and abs(far) >= default("outlier-layer", "alone")
+            and times >= default("outlier-layer", "alone_times")
+        )
         if alone or factor > default("outlier-layer", "outlier_layer"):
             text = f"its filters have a norm of {size:.3g}, the median of the layers is {usual:.3g}"
             numbers = {"norm": size, "usual": usual, "times": times / default("outlier-layer", "alone_times")}

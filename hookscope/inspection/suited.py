@@ -4,8 +4,8 @@ Training turns weights towards what they read. Two numbers show that, and neithe
 
 - Two input channels whose values go together have weights that go together. With the channels permuted at random this
   is chance; the distance from chance, in standard deviations, is `fit`.
-- The largest singular value of random weights is known from their size (Marchenko and Pastur 1967); that of trained
-  weights is larger. Their ratio is `spectrum`.
+- The largest singular value of random weights is known from their size (Marchenko and Pastur 1967). Trained weights
+  have a larger one. The ratio is `spectrum`.
 
 A layer is judged only against the other layers of its kind: of some layers, such as the projections of a small
 transformer, training leaves neither number.
@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from hookscope.findings import CATALOGUE, Finding, default
 from hookscope.hooks import as_float, class_names
 
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a block
 _CHANNELS, _POSITIONS = 96, 256  # of a layer, and of one image: enough for both numbers, and fast
 _FEWEST = 12  # channels, below which chance is wide
 _PERMUTATIONS = 64
-_OTHERS = 3  # layers of one kind beside the one that is judged
+_FURTHER, _APART = 1.5, 2.5  # times chance, and how many times further all others are then
+_WIDE_OTHERS, _OTHERS = 2, 4  # layers of one kind, beside the first and the one that is judged
 _CHANCE, _FITS = default("unsuited-weights", "chance"), default("unsuited-weights", "fits")
 _USUAL = default("unsuited-weights", "usual")
 _RANDOM, _TRAINED = default("initial-weights", "random_spectrum"), default("initial-weights", "trained_spectrum")
@@ -105,7 +107,7 @@ def unsuited(model: nn.Module, read: Mapping[str, InputMoments]) -> Iterator[Fin
     unfit = dict(_unlike(fits, wide, _CHANCE, _FITS, _USUAL))
     for name in weights:
         if name in random and fits[name] <= _CHANCE:
-            text = f"its largest singular value is {spectra[name]:.3g} times that of random weights;"
+            text = f"its largest singular value is {spectra[name]:.3g} times what random weights have;"
             text += f" {random[name]:.3g} is usual"
             numbers = {"spectrum": spectra[name], "usual": random[name], "times": random[name] / spectra[name]}
             yield CATALOGUE["initial-weights"].finding(f"{name}.weight", text, "spectrum", numbers=numbers)
@@ -122,24 +124,28 @@ def _unlike(
     """The first layer at most at ``low`` where the others of its kind are above ``least``, with the median of these.
 
     Convolutions of several positions are one kind: what follows a broken one does not fit either. Other layers are of
-    one kind if their names differ by numbers; the first of these may be unlike the others in a sound network.
+    one kind if their names differ by a number alone, and all others are above ``usual``. The first of a kind, which
+    reads simple channels, may be at chance in a sound network, and is not judged.
     """
     kinds: dict[str, list[str]] = {}
     for name in values:
-        kinds.setdefault("wide" if name in wide else re.sub(r"\d+", "", name), []).append(name)
-    for kind, names in kinds.items():
-        below = [name for name in names if values[name] <= low]
-        others = [values[name] for name in names if values[name] > low]
-        few = len(below) <= (len(names) // 2 if kind == "wide" else max(1, len(names) // 4))
-        if below and few and len(others) >= _OTHERS and min(others) >= least:
-            median = float(np.median(others))
-            yield from (
-                (name, median) for name in below[:1] if median >= usual and (kind == "wide" or name != names[0])
-            )
+        kinds.setdefault("wide" if name in wide else _NUMBER.sub("", name), []).append(name)
+    for kind, (_, *names) in kinds.items():
+        for name in names:
+            below = [other for other in names if values[other] <= max(low, values[name])]
+            others = [values[other] for other in names if other not in below]
+            most, fewest, shown = (len(names) // 2, _WIDE_OTHERS, least) if kind == "wide" else (1, _OTHERS, usual)
+            if len(below) > most or len(others) < fewest or min(others) < shown:
+                continue
+            # chance reaches further now and then: where all others are far from it, so may this layer be
+            is_low = values[name] <= low or (values[name] <= _FURTHER * low and min(others) >= _APART * values[name])
+            if is_low and (median := float(np.median(others))) >= usual:
+                yield name, median
+                break
 
 
 def spectrum(weight: Tensor) -> float | None:
-    """The largest singular value of ``(outputs, inputs, positions)`` over that of random weights; None for few."""
+    """The largest singular value of ``(outputs, inputs, positions)`` over what random weights have; None for few."""
     matrix = as_float(weight[: 2 * _CHANNELS].flatten(1)[:, : 4 * _CHANNELS])
     rows, columns = matrix.shape
     size = math.sqrt(float(matrix.double().square().mean()))
