@@ -783,16 +783,7 @@ _warning(
         " layers are at 1.9 and above",
     ),
     Threshold("few_weights", 256, "chosen: the largest of fewer uniform weights may be further from the bound"),
-    Threshold(
-        "random_spectrum",
-        1.08,
-        "largest singular value, where large random weights have 1 (Marchenko and Pastur 1967)",
-    ),
-    Threshold("trained_spectrum", 1.3, "the same of every other layer of its kind, so that training shows at all"),
     cases={
-        "spectrum": Case(
-            "The weights look like random numbers, and the other layers do not: the layer is probably not trained."
-        ),
         "norm": Case(
             "The scale is 1 and the shift is 0, as before training, unlike in the other layers of this class: they were"
             " probably not loaded."

@@ -17,7 +17,7 @@ from hookscope.drawing import Heat, Tiles, draw_heat, image_bytes
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
 from hookscope.hooks import Call, Shape
-from hookscope.inspection.suited import InputMoments
+from hookscope.inspection.reads import InputMoments
 from hookscope.models import LoadedModel, is_random
 from hookscope.parameters import ParameterStatistics
 from hookscope.scores import Prediction

@@ -47,7 +47,7 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
         return random + [each for each in weights if each not in initial and each.severity == "note"]
     read = evidence.read if evidence.totals.images >= _SOME_IMAGES else {}
     unusual = [*unsuited(evidence.net.model, read), *_initial_norms(evidence.net.model), *_dead(evidence)]
-    answers = [*_probabilities(evidence), *unrepeated(evidence.net, evidence.inputs)]
+    answers = [*_probabilities(evidence), *unrepeated(evidence.net, evidence.inputs, next(iter(evidence.scores), None))]
     return [*([] if scaled else _input(evidence, drifts)), *answers, *drifts, *weights, *unusual]
 
 
@@ -72,8 +72,8 @@ def _initial_norms(model: nn.Module) -> Iterator[Finding]:
     for kind, norms in initial.items():
         names = [name for name, is_new in norms.items() if is_new]
         if 0 < len(names) <= len(norms) // 4:
-            others = counted(len(norms) - len(names), f"other {kind}")
-            text = f"its scale is exactly 1 and its shift exactly 0, while {others} are trained"
+            others = f"the other {counted(len(norms) - len(names), 'layer')} of class {kind}"
+            text = f"its scale is exactly 1 and its shift exactly 0, and {others} have other values"
             for name in names:
                 yield CATALOGUE["initial-weights"].finding(f"{name}.weight", text, "norm")
 

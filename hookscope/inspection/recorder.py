@@ -33,7 +33,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.inspection.facts import ImageMaps, InspectedLayer
-from hookscope.inspection.suited import LayerInputs
+from hookscope.inspection.reads import LayerInputs
 from hookscope.statistics import in_intervals
 
 BINS = 32
@@ -204,7 +204,8 @@ class Recorder:
 
     def on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """A copy of the input of a block, which layers inside it may overwrite."""
-        self._unseen(self._read.update, module, args)
+        if module in self._read:
+            self._unseen(self._read.update, module, args)
         if is_leaf(module):
             return None
         tensor = next(iter(tensors_in((args, kwargs)).values()), None)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.errors import HookscopeError
 from hookscope.findings import CATALOGUE, Finding, default
 from hookscope.hooks import Call, Observer, differentiable, tensors_in
 from hookscope.models import LoadedModel
@@ -17,24 +16,33 @@ _DIFFERENCE = default("random-output", "difference")
 _SAMPLE = 256  # values of a call that are compared
 
 
-def unrepeated(net: LoadedModel, inputs: Sequence[tuple[Tensor, ...]]) -> Iterator[Finding]:
-    """One finding, at the first call that differs, if the first image is answered otherwise beside another one."""
+def unrepeated(
+    net: LoadedModel, inputs: Sequence[tuple[Tensor, ...]], scores: Tensor | None = None
+) -> Iterator[Finding]:
+    """One finding, at the first call that differs, if the first image is answered otherwise beside another one.
+
+    ``scores`` ``(1, K)`` are the answer to the first image, if it is known: a sound model then costs one pass.
+    """
     alone = net.inputs(*inputs[0])
     both = [_joined(*pair) for pair in zip(alone, net.inputs(*inputs[-1]), strict=True)]
-    if not both or any(pair is None for pair in both):
+    if any(pair is None for pair in both):
         return
     try:
         with differentiable(net.model, parameters=False), torch.no_grad():
-            first, beside = _output(net.model(*alone)), _output(net.model(*both))
-            again = first if first is None or _same(first, beside) else _output(net.model(*alone))
-            if first is None or beside is None or _same(first, beside):
+            torch.manual_seed(torch.initial_seed() + 1)  # the pass before began with the same random numbers
+            beside = _values(net.model(*both))
+            if scores is not None and _agree(_values(scores), beside):
                 return
-            case = "batch" if _same(first, again) else ""
-            before, after = (_calls(net, given) for given in (alone, both if case else alone))
-    except (HookscopeError, RuntimeError, ValueError, TypeError):  # such as a model that takes no batch
+            first, again = (_values(net.model(*alone)) for _ in range(2))
+            case = "batch" if _agree(first, again) else ""
+            other = beside if case else again
+            if _agree(first, other):
+                return
+            calls, others = (_calls(net, given) for given in (alone, both if case else alone))
+    except Exception:  # whatever a model raises that takes no batch of two
         return
-    layer = next((key for key in before if key in after and not _same(before[key], after[key])), "")
-    difference = _distance(first, beside if case else again)
+    layer = next((key for key in calls if key in others and not _agree(calls[key], others[key])), "")
+    difference = _distance(first, other)
     when = "beside another image" if case else "in a second pass"
     text = f"the output of the model {when} differs by {difference:.2g} of its spread"
     yield CATALOGUE["random-output"].finding(layer, text, case, numbers={"difference": difference})
@@ -46,11 +54,11 @@ def _joined(one: Any, other: Any) -> Tensor | None:
     return torch.cat([one, other]) if fits and one.dim() > 2 and len(one) == 1 else None
 
 
-def _output(output: Any) -> Tensor | None:
-    """Some values of the first image in the first tensor of an output."""
+def _values(output: Any) -> Tensor:
+    """Some values of the first image in the first tensor of an output; empty if it has none."""
     tensor = next(iter(tensors_in(output).values()), None)
     if tensor is None or tensor.dim() < 2 or not tensor.is_floating_point():
-        return None
+        return torch.zeros(0)
     values = tensor[0].detach().flatten()
     return values[:: -(-len(values) // _SAMPLE) or 1].double().cpu()
 
@@ -59,20 +67,19 @@ def _calls(net: LoadedModel, inputs: Sequence[Any]) -> dict[str, Tensor]:
     kept: dict[str, Tensor] = {}
 
     def keep(call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if (values := _output(output)) is not None:
-            kept.setdefault(call.key, values)
+        kept.setdefault(call.key, _values(output))
 
     with Observer(net.model, "*", None, keep):
         net.model(*inputs)
     return kept
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is None or other is None or one.shape != other.shape or not _distance(one, other) > _DIFFERENCE
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether the values are the same but for rounding; nothing is said of values that cannot be compared."""
+    return one.shape != other.shape or not len(one) or not _distance(one, other) > _DIFFERENCE
 
 
-def _distance(one: Tensor | None, other: Tensor | None) -> float:
-    """The largest difference, over the spread of the values."""
-    assert one is not None and other is not None
-    spread = max(float(one.std()), float(one.abs().mean()), 1e-30) if len(one) > 1 else max(float(one.abs()), 1e-30)
+def _distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference, over the spread of the values, or over their size where that is larger."""
+    spread = max(float(one.std(correction=0)), float(one.abs().mean()), 1e-30)
     return float((one - other).abs().max()) / spread

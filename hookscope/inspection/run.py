@@ -45,8 +45,8 @@ from hookscope.inspection.facts import (
     InspectionEvidence,
 )
 from hookscope.inspection.places import find_places
+from hookscope.inspection.reads import LayerInputs
 from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
-from hookscope.inspection.suited import LayerInputs
 from hookscope.models import (
     LoadedModel,
     as_loaded,

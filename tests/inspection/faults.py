@@ -16,7 +16,7 @@ from hookscope.findings import ranked
 from hookscope.hooks import Observer, is_single
 from hookscope.inspection import InspectionEvidence, Place, run
 from hookscope.inspection.facts import CallFacts
-from hookscope.inspection.suited import LayerInputs
+from hookscope.inspection.reads import LayerInputs
 from hookscope.models import LoadedModel, WeightsMetadata
 from hookscope.parameters import parameter_findings, parameter_statistics
 from hookscope.statistics import StatisticsThresholds, find_problems
@@ -38,7 +38,7 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
 
     thresholds, collector = StatisticsThresholds(), StatisticsCollector(loaded.model)
     read = LayerInputs(loaded.model)
-    hooks = [module.register_forward_pre_hook(read.update) for module in loaded.model.modules()]
+    hooks = [module.register_forward_pre_hook(read.update) for module in loaded.model.modules() if module in read]
     with Observer(loaded.model, "*", None, seen, ordered=True), collector, torch.no_grad():
         for image in inputs:
             loaded.model(image[None])
