@@ -169,8 +169,8 @@ _note(
     ),
     cases={
         "mostly": _as_warning(
-            "Most of the layer passes nothing on, unlike the other layers: it was probably pushed off.",
-            "Compare the biases of this layer, and the layer before it, with the checkpoint.",
+            "Most channels of this layer pass nothing on, and the other layers do. A bias may be far too low.",
+            "Compare the biases of this layer and of the layer before it with the checkpoint.",
         ),
         "proven": Case(
             "A dead channel has the same value for every input, and on so many images this is unlikely to be chance.",
@@ -748,8 +748,8 @@ _note(
     Threshold(
         "sudden_variance",
         0.35,
-        "median over channels of |log(variance / running variance)| on eight images or more: sound BatchNorms reach"
-        " 1.6 times the largest before them, and permuted layers 0.35 to 1.5",
+        "median over channels of |log(variance / running variance)| on eight images or more: a sound network has 0.24,"
+        " or 1.6 times the largest before it; permuted layers have 0.35 to 1.5",
     ),
     Threshold("sudden_ratio", 9.0, "median factor of the variance: on one image sound first BatchNorms reach 6.3"),
     Threshold(
@@ -785,31 +785,31 @@ _warning(
     Threshold("few_weights", 256, "chosen: the largest of fewer uniform weights may be further from the bound"),
     cases={
         "norm": Case(
-            "The scale is 1 and the shift is 0, as before training, unlike in the other layers of this class: they were"
-            " probably not loaded."
+            "The scale is 1 and the shift is 0, as before training, but the other layers of this class were trained."
+            " These two were probably not loaded."
         ),
     },
 )
 _warning(
     "unsuited-weights",
-    "Training fits weights to what they read, and these do not fit: their inputs or they may be in a wrong order, or"
-    " come from another model.",
-    "Compare this layer and the one before it with the checkpoint: a permutation, a transposition, or another model.",
-    Threshold("chance", 2.2, "standard deviations from chance: of random orders 97 % are below"),
-    Threshold("fits", 2.5, "the same of every other layer of its kind, so that the fit shows at all"),
-    Threshold("usual", 4.0, "the median of the other layers"),
+    "Training fits the weights of a layer to what the layer reads. These weights do not fit: they may be in a wrong"
+    " order, not trained, or from another model.",
+    "Compare this layer, and the layer before it, with the checkpoint.",
+    Threshold("chance", 2.2, "standard deviations from chance: 97 % of a normal distribution are below"),
+    Threshold("fits", 2.5, "chosen: the same of every other layer of its kind, so that the fit shows at all"),
+    Threshold("usual", 4.0, "chosen: the median of the other layers"),
 )
 _warning(
     "probabilities-as-scores",
-    "The model returns probabilities. The percentages of a prediction are computed from scores: a second softmax makes"
-    " them nearly equal.",
-    "Explain the model without its last softmax, which training with cross_entropy does not need either.",
+    "The model returns probabilities, and hookscope takes them for scores. Its percentages come from a second softmax,"
+    " and are too equal.",
+    "Leave out the last softmax of the model: training with cross_entropy does not need it either.",
 )
 _warning(
     "random-output",
     "The model answers one image differently each time, although it is in eval mode.",
     "Look for dropout or noise that is always on: F.dropout takes training=self.training.",
-    Threshold("difference", 0.05, "largest difference over the spread of the output; half precision stays below"),
+    Threshold("difference", 0.05, "chosen: largest difference over the spread of the output"),
     cases={
         "batch": Case(
             "The answer to an image depends on the other images of its batch.",

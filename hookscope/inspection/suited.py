@@ -34,8 +34,8 @@ def unsuited(model: nn.Module, read: Mapping[str, InputMoments]) -> Iterator[Fin
     fits = {name: value for name in weights if name in read and (value := fit(weights[name], read[name])) is not None}
     wide = {name for name in fits if weights[name].shape[2] > 1}
     for name, usual in _unlike(fits, wide):
-        text = "its weights suit what they read no better than in a random order:"
-        text += f" {fits[name]:.2g} standard deviations from chance, where {usual:.2g} is usual"
+        text = "its weights fit what the layer reads no better than weights in a random order:"
+        text += f" {fits[name]:.2g} standard deviations from chance, {usual:.2g} in the other layers"
         numbers = {"fit": fits[name], "usual": usual, "times": usual / _USUAL}
         yield CATALOGUE["unsuited-weights"].finding(f"{name}.weight", text, numbers=numbers)
 
