@@ -44,7 +44,7 @@ def unrepeated(
     layer = next((key for key in calls if key in others and not _agree(calls[key], others[key])), "")
     difference = _distance(first, other)
     when = "beside another image" if case else "in a second pass"
-    text = f"the output of the model {when} differs by {difference:.2g} of its spread"
+    text = f"the output of the model differs {when} by {difference:.2g} times the spread of its values"
     yield CATALOGUE["random-output"].finding(layer, text, case, numbers={"difference": difference})
 
 

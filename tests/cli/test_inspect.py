@@ -163,6 +163,11 @@ def test_a_terminal_has_about_ten_lines_that_name_a_layer_once(found: inspection
     assert [line for line in lines if re.fullmatch(r"    \d more places on the page", line)]
     lines = words_of(replace(found, places=(place(reason="Channel 3 of conv1 is dead."), place(reason="It is wide."))))
     assert lines[3:5] == [" 1  note  Channel 3 of conv1 is dead.", " 2  note  conv1: It is wide."]
+    short = replace(place(reason="The head of conv1.2 is wide."), layer="h")
+    lines = words_of(replace(found, places=(short, replace(short, layer="conv1"))))
+    assert [line.split("  ")[-1].partition(":")[0] for line in lines[3:5]] == ["h", "conv1"], (
+        "no name stands in the reason"
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,13 @@ def test_what_an_inspection_lacks_is_said():
     assert "shapes on image 1" in page and 'alt="image 1, as the network saw it"' in page
 
 
+@pytest.mark.parametrize(("images", "first"), [(1, "answer"), (2, "answer"), (3, "places")])
+def test_where_to_look_comes_before_the_answers_of_many_images(images: int, first: str) -> None:
+    sections = re.findall(r'<section id="(\w+)"', drawn(images=images))
+    assert sections[:2] == [first, "places" if first == "answer" else "answer"]
+    assert re.findall(r'<a href="#(answer|places)">', drawn(images=images))[:2] == sections[:2]
+
+
 def test_a_row_has_the_image_its_cam_and_the_maps_of_the_first_places() -> None:
     found = example()
     pixels = np.asarray(draw_overview(found))

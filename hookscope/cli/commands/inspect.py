@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -167,7 +168,8 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
         lines += _verdict(found.places, page)
     for place in found.places[named:]:
         begin = f"{shown + 1:>2}  {place.severity}  "
-        layer = "" if place.layer in place.reason else printable(place.layer)
+        is_named = re.search(rf"(?<![\w.]){re.escape(place.layer)}(?!\.?\w)", place.reason)
+        layer = "" if is_named else printable(place.layer)
         where = f"{shortened([layer], page.columns // 2, page.ellipsis)[0]}: " if layer else ""
         more = [*beside(begin, [f"{where}{place.reason}"], len(where), place.severity, page, indent=" " * 4)]
         if shown - named >= _LEAST_PLACES and len(lines) + len(more) > _MOST_LINES:
