@@ -729,8 +729,15 @@ _warning(
         " 1.2 for right inputs, 1.9 and more without mean and std",
     ),
     Threshold("much_better", 3.0, "chosen: beyond it this is a warning; unusual images reach 1.5"),
-    Threshold("large_input", 20.0, "chosen: mean and std of training leave values within 3, a range of -1 to 1 less"),
+    Threshold("large_input", 8.0, "chosen: mean and std of training leave values within 3, a range of -1 to 1 less"),
+    Threshold("dark_input", 40.0, "chosen: of 255, the brightest value of pictures that are nearly black"),
     cases={
+        "grey": _as_note(
+            "The filters of the first layer see colours, and these images have none.", "Give images with colours."
+        ),
+        "dark": _as_note(
+            "Nearly black images give the network little to see.", "Look at the images, and at how they were read."
+        ),
         "little": _as_note("The network may have been trained on images that were prepared in another way.", ""),
         "large": _as_note("Most networks take values within 3 of 0; this one may be made for larger ones.", ""),
     },
@@ -788,6 +795,10 @@ _warning(
             "The scale is 1 and the shift is 0, as before training, but the other layers of this class were trained."
             " These two were probably not loaded."
         ),
+        "loose": Case(
+            "All values of this parameter are equal, as before training: it was probably not loaded.",
+            "Look for its name in the checkpoint.",
+        ),
     },
 )
 _warning(
@@ -798,6 +809,36 @@ _warning(
     Threshold("chance", 2.2, "standard deviations from chance: 97 % of a normal distribution are below"),
     Threshold("fits", 2.5, "chosen: the same of every other layer of its kind, so that the fit shows at all"),
     Threshold("usual", 4.0, "chosen: the median of the other layers"),
+)
+_warning(
+    "unlike-siblings",
+    "The network repeats a few kinds of blocks. This one does something else than the others of its kind.",
+    "Read its forward and its settings beside one of the others.",
+)
+_warning(
+    "idle-layer",
+    "The layer has weights, but the model does not use them.",
+    "Look for a call that is missing in forward.",
+    cases={
+        "unread": Case(
+            "The answers of these images do not depend on the layer.",
+            "Look for a factor of 0, a detach or a dead layer after it, and for an output that forward does not use.",
+        )
+    },
+)
+_warning(
+    "rounded-weights",
+    "The weights have so few different values that rounding took most of what the layer learned.",
+    "Compare the layer with the checkpoint; quantise with more bits, or with one scale for each channel.",
+    Threshold("values", 16, "different values: a weight of 4 bits has 16"),
+    Threshold("few_weights", 256, "chosen: a smaller weight has few values anyway"),
+)
+_note(
+    "unordered-positions",
+    "Training makes the positions of neighbouring patches alike. These are not: they may be in a wrong order, or"
+    " were not needed.",
+    "Compare them with the checkpoint, and see whether they were resized.",
+    Threshold("neighbours", 2.2, "standard deviations from chance; two small transformers reach 10"),
 )
 _warning(
     "probabilities-as-scores",
@@ -854,8 +895,9 @@ _ORDER = {
     " batchnorm-small-batch non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
     " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
-    "inspection": "random-weights input-mismatch probabilities-as-scores random-output initial-weights unsuited-weights"
-    " sudden-drift outlier-layer outlier-weights",
+    "inspection": "random-weights input-mismatch probabilities-as-scores random-output initial-weights idle-layer"
+    " unlike-siblings rounded-weights unsuited-weights sudden-drift outlier-layer outlier-weights"
+    " unordered-positions",
 }
 REPORT_ORDER = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the most severe first: the order in which findings are reported."""

@@ -17,7 +17,7 @@ from hookscope.drawing import Heat, Tiles, draw_heat, image_bytes
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
 from hookscope.hooks import Call, Shape
-from hookscope.inspection.reads import InputMoments
+from hookscope.inspection.reads import LayerInputs
 from hookscope.models import LoadedModel, is_random
 from hookscope.parameters import ParameterStatistics
 from hookscope.scores import Prediction
@@ -241,7 +241,9 @@ class InspectionEvidence:
         findings: On activations and parameters, the most severe first.
         changes: Of each block, by the key of its call, ``(images,)`` norm of output minus input over norm of input; NaN
             where their shapes differ. Blocks have layers inside, and are members of a Sequential or a ModuleList.
-        read: What convolutions and Linear layers read, by the name of the layer.
+        read: What convolutions and Linear layers read.
+        trace: Every call of a layer and of an operation, with what it read.
+        pictures: The images as they were read, upright and RGB.
     """
 
     net: LoadedModel
@@ -255,4 +257,6 @@ class InspectionEvidence:
     parameters: tuple[ParameterStatistics, ...]
     findings: tuple[Finding, ...]
     changes: Mapping[str, NDArray[np.float64]]
-    read: Mapping[str, InputMoments] = field(default_factory=dict)
+    read: LayerInputs | None = None
+    trace: Trace = field(default_factory=lambda: Trace((), (), ()))
+    pictures: tuple[Image.Image, ...] = ()

@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from PIL import Image, ImageChops
 from torch import Tensor, nn
 
 from hookscope.findings import CATALOGUE, Finding, alike, counted, default
 from hookscope.hooks import MODEL, Selection, as_float
 from hookscope.inspection.facts import InspectionEvidence
 from hookscope.inspection.outliers import deviations
+from hookscope.inspection.reads import weights_of
 from hookscope.inspection.repeated import unrepeated
+from hookscope.inspection.siblings import unlike_siblings
 from hookscope.inspection.suited import unsuited
+from hookscope.inspection.unloaded import unloaded
 from hookscope.models import is_random
 from hookscope.statistics import BatchNormDrift, Floats, StatisticsCollector
 
@@ -45,8 +49,9 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
     random = list(_random(evidence, initial))
     if random:
         return random + [each for each in weights if each not in initial and each.severity == "note"]
-    read = evidence.read if evidence.totals.images >= _SOME_IMAGES else {}
-    unusual = [*unsuited(evidence.net.model, read), *_initial_norms(evidence.net.model), *_dead(evidence)]
+    unusual = [*unloaded(evidence), *_dead(evidence), *unlike_siblings(evidence.trace, evidence.net.model)]
+    if evidence.read is not None and evidence.totals.images >= _SOME_IMAGES:
+        unusual += unsuited(evidence.read)
     answers = [*_probabilities(evidence), *unrepeated(evidence.net, evidence.inputs, next(iter(evidence.scores), None))]
     return [*([] if scaled else _input(evidence, drifts)), *answers, *drifts, *weights, *unusual]
 
@@ -59,23 +64,6 @@ def _probabilities(evidence: InspectionEvidence) -> Iterator[Finding]:
         layer = last.key if last is not None and "Softmax" in last.type else ""
         text = f"the {scores[0].shape[1]:,} scores of each image are positive and add up to 1"
         yield CATALOGUE["probabilities-as-scores"].finding(layer, text)
-
-
-def _initial_norms(model: nn.Module) -> Iterator[Finding]:
-    """The norms with a scale of exactly 1 and a shift of exactly 0 where most of their class have others."""
-    initial: dict[str, dict[str, bool]] = {}
-    for name, module in model.named_modules():
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if "Norm" in type(module).__name__ and isinstance(weight, Tensor) and isinstance(bias, Tensor):
-            is_new = bool((weight == 1).all() and (bias == 0).all())
-            initial.setdefault(type(module).__name__, {})[name] = is_new
-    for kind, norms in initial.items():
-        names = [name for name, is_new in norms.items() if is_new]
-        if 0 < len(names) <= len(norms) // 4:
-            others = f"the other {counted(len(norms) - len(names), 'layer')} of class {kind}"
-            text = f"its scale is exactly 1 and its shift exactly 0, and {others} have other values"
-            for name in names:
-                yield CATALOGUE["initial-weights"].finding(f"{name}.weight", text, "norm")
 
 
 def _dead(evidence: InspectionEvidence) -> Iterator[Finding]:
@@ -279,6 +267,7 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
 def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
     """Whether the first BatchNorms would fit the inputs if these were prepared in another way."""
     kind = CATALOGUE["input-mismatch"]
+    yield from _pictures(evidence)
     images = [tensors[0] for tensors in evidence.inputs if len(tensors) == 1 and tensors[0].dim() == 3]
     if len(images) != len(evidence.inputs) or any(len(image) != 3 for image in images):
         return
@@ -303,6 +292,25 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
         text = f"{best}, the images fit the first BatchNorms {now / fits[best]:.2g} times better"
         numbers = {"low": low, "high": high, "drift": now, "other": fits[best], "times": now / fits[best] / _BETTER}
         yield kind.finding("", text, "" if now / fits[best] > _MUCH_BETTER else "little", numbers=numbers)
+
+
+def _pictures(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """Whether all pictures are grey where the first filters see colours, or nearly black."""
+    kind, pictures = CATALOGUE["input-mismatch"], evidence.pictures
+    brightest = max((int(np.max(picture.getextrema())) for picture in pictures), default=255)
+    if brightest < default(kind.name, "dark_input"):
+        text = f"the brightest value of all images is {brightest} of 255"
+        yield kind.finding("", text, "dark", numbers={"brightest": brightest})
+    weights = (weights_of(module) for module in evidence.net.model.modules())
+    first = next((weight for weight in weights if weight is not None), None)
+    sees_colours = first is not None and first.shape[1] == 3 and bool((first != first[:, :1]).any())
+    if sees_colours and pictures and all(map(_is_grey, pictures)):
+        yield kind.finding("", "all images are grey", "grey")
+
+
+def _is_grey(picture: Image.Image) -> bool:
+    red, *others = picture.split()
+    return all(ImageChops.difference(red, other).getbbox() is None for other in others)
 
 
 def _fit(drifts: Sequence[BatchNormDrift]) -> float:

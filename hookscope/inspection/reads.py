@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks import as_float, class_names
+from hookscope.tracing import INPUT, Trace
 
 _CHANNELS, _POSITIONS = 96, 256  # of a layer, and of one image: enough to see what goes together, and fast
 
@@ -41,11 +44,17 @@ class InputMoments:
 
 
 class LayerInputs:
-    """What the convolutions and Linear layers of a model read, by the name of the layer."""
+    """What the convolutions and Linear layers of a model read, by the name of the layer.
 
-    def __init__(self, model: nn.Module) -> None:
+    A Linear layer that reads flattened maps, as the trace shows, reads their channels: ``weights`` are as `weights_of`
+    returns them.
+    """
+
+    def __init__(self, model: nn.Module, traced: Trace) -> None:
+        self._flattened = dict(_flattened(traced))
         self._names = {module: name for name, module in model.named_modules() if weights_of(module) is not None}
         self.moments: dict[str, InputMoments] = {}
+        self.weights: dict[str, Tensor] = {}
 
     def __contains__(self, module: nn.Module) -> bool:
         return module in self._names
@@ -55,12 +64,33 @@ class LayerInputs:
         name, values = self._names[module], args[0] if args else None
         if not isinstance(values, Tensor) or values.dim() < 2 or not values.numel():
             return
-        axis = -1 if isinstance(module, nn.Linear) else 1
+        channels, weights = self._flattened.get(name), weights_of(module)
+        assert weights is not None
+        if channels is not None:
+            values, weights = values.unflatten(-1, (channels, -1)), weights.unflatten(1, (channels, -1)).squeeze(-1)
+        self.weights[name] = weights
+        axis = -1 if isinstance(module, nn.Linear) and channels is None else 1
         rows = values.detach().movedim(axis, -1).flatten(0, -2)
         if name not in self.moments:
-            channels = torch.arange(rows.shape[1])
-            self.moments[name] = InputMoments(channels[:: -(-len(channels) // _CHANNELS)])
+            every = torch.arange(rows.shape[1])
+            self.moments[name] = InputMoments(every[:: -(-len(every) // _CHANNELS)])
         self.moments[name].update(rows)
+
+
+def _flattened(traced: Trace) -> Iterator[tuple[str, int]]:
+    """The Linear layers that read the values of maps in one row, and the number of channels of these."""
+    for call in traced.calls:
+        layer = traced.layers[call.layer]
+        if "Linear" not in layer.types or not isinstance(call.input_shape, tuple) or len(call.input_shape) != 2:
+            continue
+        at = call.reads
+        while len(at) == 1 and at[0] != INPUT:
+            maker = traced.calls[at[0]]
+            shape = maker.output_shape
+            if isinstance(shape, tuple) and len(shape) == 4 and math.prod(shape[1:]) == call.input_shape[1]:
+                yield from [(layer.name, shape[1])] * (shape[2] * shape[3] > 1)
+                break
+            at = maker.reads
 
 
 def weights_of(module: nn.Module) -> Tensor | None:

@@ -186,7 +186,7 @@ class InspectionRun:
         if also:
             self.selection = Selection([self.selection, Selection.of_names(also)])
         self.followed = self._last_maps(input_size_of(self.inputs[0][0]))
-        self.collector, self.read = StatisticsCollector(net.model), LayerInputs(net.model)
+        self.collector, self.read = StatisticsCollector(net.model), LayerInputs(net.model, self.whole)
         self.records: list[PassRecord] = []
         self.images: list[InspectedImage] = []
         self.scores: list[Tensor | None] = []
@@ -342,7 +342,9 @@ class InspectionRun:
             statistics=measured,
             parameters=parameters,
             findings=tuple(ranked([*findings, *parameter_findings(parameters)])),
-            read=self.read.moments,
+            read=self.read,
+            trace=self.whole,
+            pictures=tuple(image.image for image in self.input_images),
             changes={key: np.array([record.changes.get(key, np.nan) for record in self.records]) for key in changed},
         )
         return Inspection(

@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookscope.findings import CATALOGUE, Finding, default
 from hookscope.hooks import as_float
-from hookscope.inspection.reads import InputMoments, weights_of
+from hookscope.inspection.reads import InputMoments, LayerInputs
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a block
 _FEWEST = 12  # channels, below which chance is wide
@@ -28,10 +28,10 @@ _CHANCE, _FITS = default("unsuited-weights", "chance"), default("unsuited-weight
 _USUAL = default("unsuited-weights", "usual")
 
 
-def unsuited(model: nn.Module, read: Mapping[str, InputMoments]) -> Iterator[Finding]:
+def unsuited(read: LayerInputs) -> Iterator[Finding]:
     """The first layer of each kind whose weights suit what it reads no better than in a random order."""
-    weights = {name: weight for name, module in model.named_modules() if (weight := weights_of(module)) is not None}
-    fits = {name: value for name in weights if name in read and (value := fit(weights[name], read[name])) is not None}
+    weights = read.weights
+    fits = {name: value for name in weights if (value := fit(weights[name], read.moments[name])) is not None}
     wide = {name for name in fits if weights[name].shape[2] > 1}
     for name, usual in _unlike(fits, wide):
         text = "its weights fit what the layer reads no better than weights in a random order:"

@@ -14,7 +14,7 @@ from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
 if TYPE_CHECKING:  # a cached list of layers needs no torch
     from torch import nn
 
-_VERSION = 6  # of what is stored: raise it when `Trace` changes
+_VERSION = 7  # of what is stored: raise it when `Trace` changes
 Listing = tuple[tuple[int, ...], Trace]
 
 
@@ -95,8 +95,8 @@ def _unpacked(stored: dict[str, Any]) -> Listing:
     stored = _as_tuples(stored)
     layers = tuple(TracedLayer(*layer) for layer in stored["layers"])
     calls = tuple(
-        TracedCall(layer, depth, read, made, macs, by, field and ReceptiveField(*field), reads)
-        for layer, depth, read, made, macs, by, field, reads in stored["calls"]
+        TracedCall(layer, depth, read, made, macs, by, field and ReceptiveField(*field), reads, settings)
+        for layer, depth, read, made, macs, by, field, reads, settings in stored["calls"]
     )
     traced = Trace(layers, calls, stored["sizes"], stored["real"], answer=stored["answer"])
     if not all(0 <= call.layer < len(layers) for call in calls):

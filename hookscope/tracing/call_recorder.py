@@ -240,6 +240,7 @@ class CallRecorder:
                 self.operations[name] = layer
                 self._names.append(name)
             self._end(layer, result)
+            self.calls[-1] = replace(self.calls[-1], settings=_settings(kind, args, kwargs))
         else:
             self._open.pop()
         return output
@@ -282,6 +283,16 @@ class CallRecorder:
             else:
                 self.calls[call] = replace(self.calls[call], overwritten_by=running or "the model")
         self._watched = unchanged
+
+
+def _settings(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, ...]:
+    """The number by which an operation multiplies or divides, or the axis, from the end, of a softmax."""
+    if kind in ("softmax", "log_softmax"):
+        axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        axes = args[0].dim() if args and isinstance(args[0], Tensor) else 0
+        return (axis - axes if axis >= 0 else axis,) if isinstance(axis, int) else ()
+    numbers = [value for value in args if isinstance(value, int | float) and not isinstance(value, bool)]
+    return tuple(numbers) if kind.strip("_") in ("mul", "div", "truediv", "imul") else ()
 
 
 def _traced_layers(model: nn.Module, positions: dict[int, int]) -> Iterator[TracedLayer]:

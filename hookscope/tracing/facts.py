@@ -118,7 +118,8 @@ class TracedCall:
     the calls inside it, the layer that overwrote its output, and what its units see of the input, if that was followed.
 
     ``reads`` are positions of the calls that made the values that it read, -1 for the input of the model; only calls
-    without calls in them have some, and only where sources were followed."""
+    without calls in them have some, and only where sources were followed. ``settings`` of an operation are the number
+    by which it multiplies or divides, or the axis, from the end, of a softmax."""
 
     layer: int
     depth: int
@@ -128,6 +129,7 @@ class TracedCall:
     overwritten_by: str | None
     field: ReceptiveField | None = None
     reads: tuple[int, ...] = ()
+    settings: tuple[float, ...] = ()
 
     @property
     def seen(self) -> tuple[Pixels | None, Pixels | None]:

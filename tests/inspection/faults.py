@@ -20,6 +20,7 @@ from hookscope.inspection.reads import LayerInputs
 from hookscope.models import LoadedModel, WeightsMetadata
 from hookscope.parameters import parameter_findings, parameter_statistics
 from hookscope.statistics import StatisticsThresholds, find_problems
+from hookscope.tracing import trace
 
 IMAGENET = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
 ON_WEIGHTS = ("zero", "copy", "channel", "column", "reinit", "sign", "bias", "nan", "scale")
@@ -37,7 +38,8 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
             calls.setdefault(call.key, CallFacts(call, None, 0, 0, None, None, None, None, 0, ()))
 
     thresholds, collector = StatisticsThresholds(), StatisticsCollector(loaded.model)
-    read = LayerInputs(loaded.model)
+    traced = trace(loaded.model, (inputs[:1],), sources=True)
+    read = LayerInputs(loaded.model, traced)
     hooks = [module.register_forward_pre_hook(read.update) for module in loaded.model.modules() if module in read]
     with Observer(loaded.model, "*", None, seen, ordered=True), collector, torch.no_grad():
         for image in inputs:
@@ -58,7 +60,8 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
         parameters=parameters,
         findings=tuple(ranked([*problems, *parameter_findings(parameters)])),
         changes={},
-        read=read.moments,
+        read=read,
+        trace=traced,
         scores=(),
     )
 

@@ -16,6 +16,7 @@ from hookscope.inspection.reads import InputMoments, LayerInputs
 from hookscope.inspection.repeated import unrepeated
 from hookscope.inspection.suited import fit
 from hookscope.models import LoadedModel, as_loaded
+from hookscope.tracing import Trace, trace
 from tests.inspection.faults import evidence_of
 from tests.nets import Function
 
@@ -29,7 +30,7 @@ def found(net: LoadedModel | nn.Module, inputs: Tensor) -> Seen:
 
 def test_moments_are_those_of_numpy_over_calls() -> None:
     layer = nn.Conv2d(20, 4, 3)
-    inputs = LayerInputs(nn.Sequential(layer))
+    inputs = LayerInputs(nn.Sequential(layer), Trace((), (), ()))
     images = torch.randn(3, 20, 5, 6) * torch.arange(1.0, 21)[:, None, None]
     for image in images:
         inputs.update(layer, (image[None],))
@@ -38,6 +39,17 @@ def test_moments_are_those_of_numpy_over_calls() -> None:
     values = images.transpose(0, 1).flatten(1).double().numpy()
     assert channels.tolist() == list(range(20)) and list(inputs.moments) == ["0"]
     np.testing.assert_allclose(together, np.corrcoef(values), atol=1e-9)
+
+
+def test_a_linear_layer_that_reads_flattened_maps_reads_their_channels() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 20, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(20 * 6, 4)).eval()
+    images = torch.randn(2, 3, 4, 5)
+    inputs = LayerInputs(net, trace(net, (images,), sources=True))
+    maps = net[:2](images).detach()
+    inputs.update(net[4], (maps.flatten(1),))
+    _, together = inputs.moments["4"].correlations()
+    np.testing.assert_allclose(together, np.corrcoef(maps.transpose(0, 1).flatten(1).double().numpy()), atol=1e-6)
+    assert torch.equal(inputs.weights["4"], net[4].weight.detach().reshape(4, 20, 6))
 
 
 def test_weights_in_the_order_of_their_inputs_are_far_from_chance_and_others_are_not() -> None:
@@ -140,16 +152,6 @@ def test_a_model_that_takes_one_image_alone_is_left_in_peace() -> None:
         lambda net, x: net.head(net.conv(x).mean((2, 3)).reshape(8)), conv=nn.Conv2d(3, 8, 3), head=nn.Linear(8, 5)
     )
     assert list(unrepeated(as_loaded(net.eval()), [(torch.randn(3, 9, 9),)] * 2)) == []
-
-
-def test_one_norm_as_before_training_is_named_and_all_of_them_are_not() -> None:
-    layers = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)) for _ in range(4)]
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    inputs = torch.randn(2, 4, 5, 5)
-    assert not [each for each in found(net, inputs) if each[0] == "initial-weights"]
-    for layer in (0, 1, 3):
-        net[layer][1].weight.data.normal_(1, 0.1)
-    assert ("initial-weights", "2.1.weight", "warning") in found(net, inputs)
 
 
 def test_the_first_layer_that_is_mostly_dead_is_named_where_the_others_live() -> None:

@@ -1,0 +1,136 @@
+"""Blocks and layers that compute something else than those like them: a lost skip, an activation, an axis, a scale.
+
+A network has few kinds of blocks and repeats them: one that leaves out a step of all others is hardly another kind. The
+first of a kind is not judged: what begins a stage may differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from torch import nn
+
+from hookscope.findings import CATALOGUE, Finding, counted
+from hookscope.hooks import OPERATION, activation_class, enclosing, passes_values_on
+from hookscope.inspection.reads import weights_of
+from hookscope.tracing import Trace, TracedCall, TracedLayer
+
+_FEWEST = 3  # blocks or layers that do the same, where one does not
+_STEPS = 2  # in which it differs at most: more are another kind of block
+_LINEAR = {"add", "iadd", "sub", "cat", "contiguous", "mean", "mul", "div", "truediv", "interpolate", "pad", "clone"}
+_MOVES = {"view", "reshape", "permute", "transpose", "flatten", "getitem", "squeeze", "unsqueeze", "movedim", "to"}
+_POOLS = ("max_pool", "avg_pool")
+
+Steps = tuple[str, ...]
+"""What a block runs, in order: layers by name and class, operations by function and settings."""
+
+
+def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
+    """The blocks that differ in a step or two from three or more alike, and a convolution without activation."""
+    kinds: dict[tuple[object, ...], dict[str, Steps]] = defaultdict(dict)
+    for name, children, kept, steps in _blocks(trace):
+        kinds[children, kept].setdefault(name, steps)  # a skip needs equal shapes
+        kinds[children,].setdefault(name, steps)
+    found: dict[str, Finding] = {}
+    for kind, blocks in kinds.items():
+        usual, times = Counter(blocks.values()).most_common(1)[0]
+        odd = [name for name, steps in blocks.items() if steps != usual]
+        if len(odd) != 1 or times < _FEWEST:
+            continue
+        missing, added = (
+            list((Counter(one) - Counter(other)).elements())
+            for one, other in ((usual, blocks[odd[0]]), (blocks[odd[0]], usual))
+        )
+        is_first, activations = odd[0] == next(iter(blocks)), not added and all(map(_activates, missing))
+        if (is_first and not activations) or (len(kind) == 1 and "add" in (*missing, *added)):
+            continue
+        if (
+            max(len(missing), len(added)) <= _STEPS
+            and all(map(_may_be_lost, missing))
+            and not any(map(_layer_of, added))
+        ):
+            words = [f"does not run {', '.join(missing)}"] * bool(missing) + [f"runs {', '.join(added)}"] * bool(added)
+            text = f"it {' but '.join(words)}, unlike {counted(times, 'other block')} like it"
+            found[odd[0]] = CATALOGUE["unlike-siblings"].finding(odd[0], text, numbers={"alike": times})
+    yield from found.values()
+    for finding in _without_activation(trace, model):
+        if not found.keys() & set(enclosing(finding.layer)):
+            yield finding
+
+
+def _layer_of(step: str) -> str:
+    """The class of a layer; empty for an operation."""
+    return step.partition(" ")[2]
+
+
+def _activates(step: str) -> bool:
+    return bool(activation_class(_layer_of(step) or step))
+
+
+def _may_be_lost(step: str) -> bool:
+    """Whether it is an operation, an activation function or a norm: other layers make another kind of block."""
+    return not _layer_of(step) or _activates(step) or "Norm" in step
+
+
+def _blocks(trace: Trace) -> Iterator[tuple[str, Steps, bool, Steps]]:
+    """Of each call of a layer with layers inside: its name, its children, whether it keeps shapes, and its steps."""
+    children: dict[str, list[str]] = defaultdict(list)
+    for layer in trace.layers:
+        parent, _, own = layer.name.rpartition(".")
+        if layer.name and OPERATION not in layer.name:
+            children[parent].append(own)
+    running: dict[int, list[str]] = defaultdict(list)  # the steps so far of the call at each depth
+    for call in trace.calls:
+        layer = trace.layers[call.layer]
+        steps = running.pop(call.depth + 1, [])
+        own = layer.name.rpartition(OPERATION if OPERATION in layer.name else ".")[2]
+        if OPERATION in layer.name:
+            settings = ", ".join(f"{value:.4g}" for value in call.settings)
+            running[call.depth].append(f"{own}({settings})" if settings else own.rstrip("_"))
+        elif layer.type != "Identity":
+            running[call.depth].append(f"{own} {layer.type}")
+        if layer.name in children:
+            yield layer.name, tuple(children[layer.name]), call.input_shape == call.output_shape, tuple(steps)
+
+
+def _without_activation(trace: Trace, model: nn.Module) -> Iterator[Finding]:
+    """The only convolution whose output reaches the next layer with weights without an activation function."""
+    weights = {name: weight for name, module in model.named_modules() if (weight := weights_of(module)) is not None}
+    followers: dict[int, list[int]] = defaultdict(list)
+    for at, call in enumerate(trace.calls):
+        for read in call.reads:
+            followers[read].append(at)
+    linear: dict[str, bool] = {}
+    for at, call in enumerate(trace.calls):
+        name = trace.layers[call.layer].name
+        if name in weights and weights[name].shape[2] > 1:
+            linear[name] = linear.get(name, False) or _reaches(at, trace, followers)
+    odd = [name for name, is_linear in linear.items() if is_linear]
+    if len(odd) == 1 and len(linear) > _FEWEST and odd[0] != next(iter(linear)):
+        outputs, inputs = weights[odd[0]].shape[:2]
+        if outputs >= inputs:  # a narrow code is linear
+            text = f"no activation function follows it, unlike {counted(len(linear) - 1, 'other convolution')}"
+            yield CATALOGUE["unlike-siblings"].finding(odd[0], text, numbers={"alike": len(linear) - 1})
+
+
+def _reaches(at: int, trace: Trace, followers: dict[int, list[int]]) -> bool:
+    """Whether a layer with weights reads, by linear steps, what the call ``at`` returned."""
+    left, seen = [at], {at}
+    while left:
+        for follower in followers[left.pop()]:
+            call = trace.calls[follower]
+            layer = trace.layers[call.layer]
+            if {"_ConvNd", "Linear"} & {*layer.types}:
+                return True
+            if follower not in seen and _is_linear(layer, call):
+                left.append(follower)
+                seen.add(follower)
+    return False
+
+
+def _is_linear(layer: TracedLayer, call: TracedCall) -> bool:
+    kind = layer.type.rstrip("_")
+    by_tensor = kind in ("mul", "div", "truediv") and not call.settings
+    moves = kind in _LINEAR | _MOVES or any(pool in kind for pool in _POOLS) or "dropout" in kind
+    return (moves and not by_tensor) or "Norm" in kind or passes_values_on(kind)

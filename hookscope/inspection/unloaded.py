@@ -1,0 +1,141 @@
+"""Layers and parameters that were not loaded, do not run, were rounded, or are set unlike the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isqrt
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import normalize
+
+from hookscope.findings import CATALOGUE, Finding, counted, default
+from hookscope.hooks import as_float, class_names, differentiable, is_closed, is_leaf, tensors_in
+from hookscope.inspection.facts import InspectionEvidence
+
+_FEW_OTHERS = 4  # of one class, for each that is unlike them
+_LARGE_EPS, _TIMES_EPS = 1e-2, 100.0
+_ROUNDED, _FEW_ROUNDED = default("rounded-weights", "values"), default("rounded-weights", "few_weights")
+_NEIGHBOURS = default("unordered-positions", "neighbours")
+_PERMUTATIONS = 64
+
+
+def unloaded(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """The findings on layers and parameters that were not loaded, do not run, or are not set as the others are."""
+    yield from _norms(evidence.net.model)
+    yield from _rounded(evidence.net.model)
+    yield from _loose(evidence)
+    yield from _idle(evidence)
+
+
+def _norms(model: nn.Module) -> Iterator[Finding]:
+    """The norms at their first values, and those with another eps, where most of their class have others."""
+    kinds: dict[str, dict[str, nn.Module]] = {}
+    for name, module in model.named_modules():
+        kind = [each for each in class_names(module) if "Norm" in each]
+        if kind and is_leaf(module):
+            kinds.setdefault(kind[-1], {})[name] = module
+    for norms in kinds.values():
+        names = [name for name, module in norms.items() if _is_new(module)]
+        others = f"the other {counted(len(norms) - len(names), 'layer')} of its kind"
+        if len(names) * _FEW_OTHERS <= len(norms):
+            text = f"its scale is exactly 1 and its shift exactly 0, and {others} have other values"
+            for name in names:
+                yield CATALOGUE["initial-weights"].finding(f"{name}.weight", text, "norm")
+        sizes = {name: float(eps) for name, module in norms.items() if (eps := getattr(module, "eps", None))}
+        usual = float(np.median([*sizes.values()])) if sizes else 0.0
+        odd = [name for name, eps in sizes.items() if eps >= max(_LARGE_EPS, _TIMES_EPS * usual)]
+        if len(odd) * _FEW_OTHERS <= len(sizes):
+            for name in odd:
+                text = f"its eps is {sizes[name]:.3g}, the eps of the others is {usual:.3g}"
+                yield CATALOGUE["unlike-siblings"].finding(name, text, numbers={"eps": sizes[name], "usual": usual})
+
+
+def _is_new(module: nn.Module) -> bool:
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    return isinstance(weight, Tensor) and isinstance(bias, Tensor) and bool(weight.eq(1).all() and bias.eq(0).all())
+
+
+def _rounded(model: nn.Module) -> Iterator[Finding]:
+    """The few weights with a handful of different values in a network that has all values elsewhere."""
+    large = {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.dim() > 1 and parameter.numel() >= _FEW_ROUNDED and not parameter.is_meta
+    }
+    different = {name: len(values.flatten()[: 8 * int(_FEW_ROUNDED)].unique()) for name, values in large.items()}
+    rounded = [name for name, count in different.items() if 1 < count <= _ROUNDED]
+    if len(rounded) * _FEW_OTHERS <= len(large):
+        for name in rounded:
+            text = f"its {large[name].numel():,} weights have only {different[name]} different values"
+            yield CATALOGUE["rounded-weights"].finding(name, text, numbers={"values": different[name]})
+
+
+def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """Parameters beside the layers: all values equal where the answer depends on them; positions in no order."""
+    for name, parameter in evidence.net.model.named_parameters():
+        layer, _, own = name.rpartition(".")
+        is_loose = own not in ("weight", "bias") and not is_closed(evidence.net.model.get_submodule(layer))
+        if not is_loose or parameter.numel() < _FEW_OTHERS or parameter.is_meta:
+            continue
+        values = as_float(parameter.detach())
+        first = float(values.flatten()[0])
+        if bool((values == first).all()):
+            if _matters(evidence, [name]):
+                text = f"its {counted(values.numel(), 'value')} are all {first:.3g}"
+                yield CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": first})
+        elif "pos" in name.lower() and (order := _order(values.squeeze())) is not None and order < _NEIGHBOURS:
+            text = f"the positions of neighbours are no more alike than others: {order:.2g} standard deviations"
+            yield CATALOGUE["unordered-positions"].finding(name, text, numbers={"order": order})
+
+
+def _order(positions: Tensor) -> float | None:
+    """How much more alike the vectors ``(T, D)`` of neighbours in a square are, in standard deviations from chance."""
+    side = isqrt(len(positions))
+    if positions.dim() != 2 or side < _FEW_OTHERS or len(positions) - side**2 > _FEW_OTHERS:
+        return None
+    square = positions[-(side**2) :]  # after class and register tokens
+    square = normalize(square - square.mean(0), dim=1)
+    alike, place = square @ square.T, torch.arange(side**2).view(side, side)
+    one = torch.cat([place[:, :-1].flatten(), place[:-1].flatten()])
+    other = torch.cat([place[:, 1:].flatten(), place[1:].flatten()])
+    generator = torch.Generator().manual_seed(0)
+    orders = [torch.randperm(side**2, generator=generator) for _ in range(_PERMUTATIONS)]
+    chance = torch.stack([alike[order[one], order[other]].mean() for order in orders])
+    return float((alike[one, other].mean() - chance.mean()) / chance.std().clamp(min=1e-30))
+
+
+def _idle(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """The layers with weights that did not run beside others that did; the last one on which no answer depends."""
+    ran = {facts.call.name for facts in evidence.calls} | {""}
+    ran |= {name.rpartition(".")[0] for name in ran}
+    for name, module in evidence.net.model.named_modules():
+        held = [f"{name}.{own}" for own in module._parameters if module._parameters[own] is not None]
+        beside = name and is_leaf(module) and name not in ran and name.rpartition(".")[0] in ran
+        if beside and held and not _matters(evidence, held):
+            yield CATALOGUE["idle-layer"].finding(name, "it has weights, and the model does not run it")
+    answers = {
+        layer.call.key: [maps.answer for maps in layer.images if maps is not None and maps.answer is not None]
+        for layer in evidence.layers
+    }
+    known = [key for key, each in answers.items() if each]
+    unread = [key for key in known if not any(answer.any() for answer in answers[key])]
+    if len(unread) * _FEW_OTHERS <= len(known) and unread and unread[-1] != known[-1]:
+        also = f", nor on {counted(len(unread) - 1, 'layer')} before it" * (len(unread) > 1)
+        text = f"no answer depends on it{also}: its gradient is 0 for all images"
+        yield CATALOGUE["idle-layer"].finding(unread[-1], text, "unread")
+
+
+def _matters(evidence: InspectionEvidence, names: Sequence[str]) -> bool:
+    """Whether the answer to the first image is another one with other values of these parameters; True if unknown."""
+    model, inputs = evidence.net.model, evidence.net.inputs(*evidence.inputs[0])
+    own = dict(model.named_parameters())
+    other = {name: own[name].detach() + 1 for name in names}
+    try:
+        with differentiable(model, parameters=False), torch.no_grad():
+            before, after = (tensors_in(functional_call(model, given, inputs)) for given in ({}, other))
+    except Exception:  # whatever a model raises that cannot be called so
+        return True
+    return any(not torch.equal(tensor, after[name]) for name, tensor in before.items() if name in after)

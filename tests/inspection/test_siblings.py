@@ -1,0 +1,92 @@
+"""Blocks and layers that compute something else than those like them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookscope.inspection.siblings import unlike_siblings
+from hookscope.tracing import trace
+
+
+class Block(nn.Module):
+    def __init__(self, step: Callable[[Any, Tensor], Tensor], inputs: int = 6) -> None:
+        super().__init__()
+        self.step, self.conv, self.norm = step, nn.Conv2d(inputs, 6, 3, padding=1), nn.BatchNorm2d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(self, x)
+
+
+def usual(block: Any, x: Tensor) -> Tensor:
+    return x + 0.5 * F.relu(block.norm(block.conv(x))).softmax(-1)
+
+
+STEPS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "skip": (lambda b, x: 0.5 * F.relu(b.norm(b.conv(x))).softmax(-1), "does not run add"),
+    "relu": (lambda b, x: x + 0.5 * b.norm(b.conv(x)).softmax(-1), "does not run relu"),
+    "norm": (lambda b, x: x + 0.5 * F.relu(b.conv(x)).softmax(-1), "does not run norm BatchNorm2d"),
+    "scale": (lambda b, x: x + 0.0 * F.relu(b.norm(b.conv(x))).softmax(-1), "does not run mul(0.5) but runs mul(0)"),
+    "axis": (
+        lambda b, x: x + 0.5 * F.relu(b.norm(b.conv(x))).softmax(1),
+        "does not run softmax(-1) but runs softmax(-3)",
+    ),
+}
+
+
+def found(net: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
+    findings = list(unlike_siblings(trace(net, (inputs,), sources=True), net))
+    assert all(each.severity == "warning" for each in findings)
+    return [(each.layer, each.evidence) for each in findings]
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(("at", "others"), [(2, 3), (4, 4), (1, 2)])
+def test_a_block_that_differs_in_one_step_from_three_others_is_named(name: str, at: int, others: int) -> None:
+    step, words = STEPS[name]
+    blocks = [Block(step if number == at else usual) for number in range(others + 1)]
+    named = found(nn.Sequential(*blocks).eval(), torch.randn(1, 6, 5, 5))
+    text = f"it {words}, unlike {others} other blocks like it"
+    assert named == ([(str(at), text)] if others > 2 else []), "two are too few"
+
+
+def test_the_first_of_a_kind_and_two_that_agree_are_no_fault() -> None:
+    inputs = torch.randn(1, 6, 5, 5)
+    skip = STEPS["skip"][0]
+    first = [Block(skip), *(Block(usual) for _ in range(4))]
+    two = [Block(usual), Block(skip), Block(skip), *(Block(usual) for _ in range(4))]
+    for blocks in (first, two):
+        assert found(nn.Sequential(*blocks).eval(), inputs) == []
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_convolution_without_activation_is_named_where_all_others_have_one(at: int) -> None:
+    layers: list[nn.Module] = []
+    for number in range(5):
+        active = nn.Identity() if number == at else nn.ReLU()
+        layers += [nn.Conv2d(4, 4, 3, padding=1), active, *([nn.MaxPool2d(2)] if number == 3 else [])]
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 16, 3)).eval()
+    place = str(2 * at + (at > 3))
+    text = "no activation function follows it, unlike 4 other convolutions"
+    assert found(net, torch.randn(1, 4, 8, 8)) == ([(place, text)] if at else []), "the stem may be linear"
+
+
+def test_a_narrow_code_of_an_autoencoder_is_no_fault() -> None:
+    sizes = [(3, 8), (8, 16), (16, 4), (4, 16), (16, 8)]
+    layers = [
+        layer
+        for inputs, outputs in sizes
+        for layer in (nn.Conv2d(inputs, outputs, 3, padding=1), *([nn.ReLU()] if outputs > 4 else []))
+    ]
+    assert found(nn.Sequential(*layers, nn.Conv2d(8, 3, 3)).eval(), torch.randn(1, 3, 8, 8)) == []
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "resnet18", "swin_t"])
+def test_networks_of_torchvision_have_no_odd_block(name: str) -> None:
+    with torch.device("meta"):
+        net = torchvision.models.get_model(name, weights=None).eval()
+    assert found(net, torch.zeros(1, 3, 224, 224, device="meta")) == []

@@ -1,0 +1,132 @@
+"""Parameters that were not loaded, layers that do not run, rounded weights, and settings unlike the others."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from hookscope.inspection.findings import network_findings
+from hookscope.inspection.unloaded import unloaded
+from tests.inspection.faults import evidence_of
+from tests.nets import Function
+
+INPUTS = torch.randn(2, 4, 5, 5)
+
+
+def stages(count: int = 4) -> Any:
+    layers = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU()) for _ in range(count)]
+    for layer in layers:
+        layer[1].weight.data.normal_(1, 0.1)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+
+
+def found(net: nn.Module, inputs: Tensor = INPUTS) -> list[tuple[str, str, str]]:
+    return [(each.finding, each.layer, each.severity) for each in unloaded(evidence_of(net, inputs))]
+
+
+def test_one_norm_as_before_training_is_named_and_all_of_them_are_not() -> None:
+    net = stages()
+    for layer in net[:4]:
+        nn.init.ones_(layer[1].weight)
+    assert found(net) == []
+    for layer in (0, 1, 3):
+        net[layer][1].weight.data.normal_(1, 0.1)
+    assert found(net) == [("initial-weights", "2.1.weight", "warning")]
+
+
+@pytest.mark.parametrize(("eps", "named"), [(1.0, True), (1e-6, False), (1e-3, False)])
+def test_a_norm_with_an_eps_far_above_the_others_is_named(eps: float, named: bool) -> None:
+    net = stages()
+    net[1][1].eps = eps
+    assert found(net) == [("unlike-siblings", "1.1", "warning")] * named
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_rounded_weights_are_named_where_the_others_are_not_rounded(bits: int) -> None:
+    net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(5))).eval()
+
+    def round_(layer: Any) -> None:
+        step = layer.weight.abs().max().item() / (2 ** (bits - 1) - 1)
+        layer.weight.data = (layer.weight.data / step).round() * step
+
+    round_(net[2])
+    inputs = torch.randn(1, 8, 12, 12)
+    assert found(net, inputs) == [("rounded-weights", "2.weight", "warning")] * (bits <= 4)
+    for layer in net:
+        round_(layer)
+    assert found(net, inputs) == [], "all layers"
+
+
+class Tokens(nn.Module):
+    """Tokens of 4 x 4 patches, with positions, a token that is read, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+        at = torch.arange(16)
+        waves = [torch.sin((at // 4 * a + at % 4 * b) / 2.0 + c) for a, b, c in torch.randn(8, 3)]
+        self.positions = nn.Parameter(torch.stack(waves, 1)[None])
+        self.read, self.unread = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.zeros(1, 1, 8))
+
+    def forward(self, x: Tensor) -> Any:
+        tokens = self.patch(x).flatten(2).transpose(1, 2) + self.positions
+        return self.head(torch.cat([self.read.expand(len(x), -1, -1), tokens], 1).relu().mean(1))
+
+
+def test_parameters_beside_the_layers_that_were_not_loaded_are_named_if_the_answer_needs_them() -> None:
+    net, inputs = Tokens().eval(), torch.randn(2, 3, 16, 16)
+    assert found(net, inputs) == []
+    positions = net.positions.data
+    net.positions.data = positions[:, torch.randperm(16, generator=torch.Generator().manual_seed(0))]
+    assert found(net, inputs) == [("unordered-positions", "positions", "note")]
+    net.positions.data = torch.zeros_like(positions)
+    nn.init.ones_(net.read)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    expected = [("initial-weights", name, "warning") for name in ("positions", "read")]
+    assert found(net, inputs) == expected
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_layer_that_does_not_run_is_named_unless_its_weights_are_used() -> None:
+    layers = {
+        "one": nn.Linear(6, 6),
+        "norm": nn.LayerNorm(6),
+        "used": nn.Linear(6, 6),
+        "aux": nn.Sequential(nn.Linear(6, 2)),
+    }
+    net = Function(lambda net, x: nn.functional.linear(net.one(x), net.used.weight, net.used.bias), **layers).eval()
+    assert found(net, torch.randn(1, 6)) == [("idle-layer", "norm", "warning")]
+
+
+def answers(*sizes: float) -> Any:
+    """Layers with this gradient x activation of two channels, for one image."""
+    each = [SimpleNamespace(answer=np.array([size, 0.0])) for size in sizes]
+    return tuple(SimpleNamespace(call=SimpleNamespace(key=f"{at}.0"), images=(maps,)) for at, maps in enumerate(each))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [((1, 0, 2, 3, 4, 5, 6, 7), "1.0"), ((1, 0, 0, 3, 4, 5, 6, 7), "2.0"), ((1, 2, 3, 0), None), ((0, 0, 3, 4), None)],
+)
+def test_the_last_layer_on_which_no_answer_depends_is_named(sizes: tuple[float, ...], named: str | None) -> None:
+    evidence = replace(evidence_of(stages(), INPUTS), layers=answers(*sizes))
+    layers = [each.layer for each in unloaded(evidence) if each.finding == "idle-layer"]
+    assert layers == ([] if named is None else [named])
+
+
+@pytest.mark.parametrize(("change", "says"), [("L", "all images are grey"), ("dark", "is 21 of 255"), (None, None)])
+def test_grey_and_dark_images_are_notes_on_the_input(change: str | None, says: str | None) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    pixels[0, 0] = 255
+    picture = Image.fromarray(pixels // 12 if change == "dark" else pixels)
+    picture = picture.convert("L").convert("RGB") if change == "L" else picture
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    evidence = replace(evidence_of(net, torch.randn(1, 3, 8, 8)), pictures=(picture,))
+    named = [(each.severity, each.evidence) for each in network_findings(evidence) if each.finding == "input-mismatch"]
+    assert len(named) == (says is not None)
+    assert all(severity == "note" and str(says) in text for severity, text in named)
