@@ -38,6 +38,7 @@ _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input
 _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
 _MOSTLY_DEAD, _FEW_DEAD = 0.7, 0.2  # shares of dead channels: of a layer pushed off, and of the median layer at most
+_RMS_ERROR, _KOLMOGOROV = 1.3, 1.63  # three standard deviations of the rms, times the root of the number of values
 _STEP, _SURE = default("sudden-drift", "sudden_step"), default("sudden-drift", "sudden_sure")
 
 
@@ -234,9 +235,18 @@ def _initial(full: str, values: Tensor, norms: Tensor) -> Iterator[Finding]:
     low, high = values.aminmax()
     peak, rms = max(-float(low), float(high)), float(norms.double().square().sum() / values.numel()) ** 0.5
     even = values.numel() >= default(kind.name, "few_weights") and rms > 0
-    if even and abs(peak / rms / 3**0.5 - 1) <= default(kind.name, "uniform"):
+    by_chance = _RMS_ERROR * values.numel() ** -0.5
+    if even and abs(peak / rms / 3**0.5 - 1) <= max(default(kind.name, "uniform"), by_chance) and _is_even(values, peak):
         text = f"its {values.numel():,} weights are uniform between -{peak:.3g} and {peak:.3g}"
         yield kind.finding(full, text, numbers={"bound": peak, "rms": rms})
+
+
+def _is_even(values: Tensor, peak: float) -> bool:
+    """Whether values spread evenly from ``-peak`` to ``peak``: the test of Kolmogorov and Smirnov at 1 %."""
+    expected = (values.flatten().double().sort().values + peak) / (2 * peak)
+    count = len(expected)
+    shares = torch.arange(count, device=values.device) / count
+    return float((expected - shares).abs().max()) * count**0.5 < _KOLMOGOROV
 
 
 def _outlier(full: str, sizes: Tensor, what: str) -> Iterator[Finding]:
