@@ -234,9 +234,10 @@ def _initial(full: str, values: Tensor, norms: Tensor) -> Iterator[Finding]:
     kind = CATALOGUE["initial-weights"]
     low, high = values.aminmax()
     peak, rms = max(-float(low), float(high)), float(norms.double().square().sum() / values.numel()) ** 0.5
-    even = values.numel() >= default(kind.name, "few_weights") and rms > 0
-    by_chance = _RMS_ERROR * values.numel() ** -0.5
-    if even and abs(peak / rms / 3**0.5 - 1) <= max(default(kind.name, "uniform"), by_chance) and _is_even(values, peak):
+    if values.numel() < default(kind.name, "few_weights") or not rms > 0:
+        return
+    allowed = max(default(kind.name, "uniform"), _RMS_ERROR * values.numel() ** -0.5)
+    if abs(peak / rms / 3**0.5 - 1) <= allowed and _is_even(values, peak):
         text = f"its {values.numel():,} weights are uniform between -{peak:.3g} and {peak:.3g}"
         yield kind.finding(full, text, numbers={"bound": peak, "rms": rms})
 
