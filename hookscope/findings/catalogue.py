@@ -816,6 +816,11 @@ _warning(
     "Read its forward and its settings beside one of the others.",
 )
 _warning(
+    "attention-axis",
+    "The weights of each query must add up to 1 over the keys. These do not: the softmax is over another axis.",
+    "Take the softmax over the last axis of the scores, queries x keys.",
+)
+_warning(
     "idle-layer",
     "The layer has weights, but the model does not use them.",
     "Look for a call that is missing in forward.",
@@ -896,7 +901,7 @@ _ORDER = {
     " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
     "inspection": "random-weights input-mismatch probabilities-as-scores random-output initial-weights idle-layer"
-    " unlike-siblings rounded-weights unsuited-weights sudden-drift outlier-layer outlier-weights"
+    " attention-axis unlike-siblings rounded-weights unsuited-weights sudden-drift outlier-layer outlier-weights"
     " unordered-positions",
 }
 REPORT_ORDER = {question: names.split() for question, names in _ORDER.items()}

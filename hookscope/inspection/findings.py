@@ -247,7 +247,7 @@ def _is_even(values: Tensor, peak: float) -> bool:
     expected = (values.flatten().double().sort().values + peak) / (2 * peak)
     count = len(expected)
     shares = torch.arange(count, device=values.device) / count
-    return float((expected - shares).abs().max()) * count**0.5 < _KOLMOGOROV
+    return bool((expected - shares).abs().max() * count**0.5 < _KOLMOGOROV)
 
 
 def _outlier(full: str, sizes: Tensor, what: str) -> Iterator[Finding]:

@@ -1,5 +1,7 @@
 """Blocks and layers that compute something else than those like them: a lost skip, an activation, an axis, a scale.
 
+And attention whose weights do not add up to 1 for each query.
+
 A network has few kinds of blocks and repeats them: one that leaves out a step of all others is hardly another kind. The
 first of a kind is not judged: what begins a stage may differ.
 """
@@ -20,6 +22,7 @@ _FEWEST = 3  # blocks or layers that do the same, where one does not
 _STEPS = 2  # in which it differs at most: more are another kind of block
 _LINEAR = {"add", "iadd", "sub", "cat", "contiguous", "mean", "mul", "div", "truediv", "interpolate", "pad", "clone"}
 _MOVES = {"view", "reshape", "permute", "transpose", "flatten", "getitem", "squeeze", "unsqueeze", "movedim", "to"}
+_PRODUCTS = {"matmul", "bmm", "einsum"}
 _POOLS = ("max_pool", "avg_pool")
 
 Steps = tuple[str, ...]
@@ -54,7 +57,12 @@ def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
             text = f"it {' but '.join(words)}, unlike {counted(times, 'other block')} like it"
             found[odd[0]] = CATALOGUE["unlike-siblings"].finding(odd[0], text, numbers={"alike": times})
     yield from found.values()
-    for finding in _without_activation(trace, model):
+    followers: dict[int, list[int]] = defaultdict(list)
+    for at, call in enumerate(trace.calls):
+        for read in call.reads:
+            followers[read].append(at)
+    yield from _attends_wrongly(trace, followers)
+    for finding in _without_activation(trace, model, followers):
         if not found.keys() & set(enclosing(finding.layer)):
             yield finding
 
@@ -94,13 +102,24 @@ def _blocks(trace: Trace) -> Iterator[tuple[str, Steps, bool, Steps]]:
             yield layer.name, tuple(children[layer.name]), call.input_shape == call.output_shape, tuple(steps)
 
 
-def _without_activation(trace: Trace, model: nn.Module) -> Iterator[Finding]:
+def _attends_wrongly(trace: Trace, followers: dict[int, list[int]]) -> Iterator[Finding]:
+    """The first attention whose softmax is not over the keys, which the product with the values sums over."""
+    wrong: list[tuple[str, float]] = []
+    for at, call in enumerate(trace.calls):
+        shape = call.output_shape if isinstance(call.output_shape, tuple) else ()
+        if call.settings and "softmax" in trace.layers[call.layer].type and len(shape) > 2 and shape[-1] == shape[-2]:
+            summed = any(trace.layers[trace.calls[reader].layer].type in _PRODUCTS for reader in followers[at])
+            wrong += [(trace.layers[call.layer].name, call.settings[0])] * (summed and call.settings[0] != -1)
+    if wrong:
+        name, axis = wrong[0]
+        also = f", as in {counted(len(wrong) - 1, 'later block')}" * (len(wrong) > 1)
+        text = f"its softmax is over axis {axis}, and its product with the values sums over axis -1{also}"
+        yield CATALOGUE["attention-axis"].finding(name.partition(OPERATION)[0], text, numbers={"axis": axis})
+
+
+def _without_activation(trace: Trace, model: nn.Module, followers: dict[int, list[int]]) -> Iterator[Finding]:
     """The only convolution whose output reaches the next layer with weights without an activation function."""
     weights = {name: weight for name, module in model.named_modules() if (weight := weights_of(module)) is not None}
-    followers: dict[int, list[int]] = defaultdict(list)
-    for at, call in enumerate(trace.calls):
-        for read in call.reads:
-            followers[read].append(at)
     linear: dict[str, bool] = {}
     for at, call in enumerate(trace.calls):
         name = trace.layers[call.layer].name

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from hookscope.inspection.siblings import unlike_siblings
 from hookscope.tracing import trace
+from tests.nets import Function
 
 
 class Block(nn.Module):
@@ -90,3 +91,20 @@ def test_networks_of_torchvision_have_no_odd_block(name: str) -> None:
     with torch.device("meta"):
         net = torchvision.models.get_model(name, weights=None).eval()
     assert found(net, torch.zeros(1, 3, 224, 224, device="meta")) == []
+
+
+@pytest.mark.parametrize(("axis", "wrong"), [(-1, False), (3, False), (1, True), (-2, True)])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_attention_over_another_axis_than_the_keys_is_named_also_where_all_blocks_are_alike(
+    axis: int, wrong: bool, layers: int
+) -> None:
+    def attend(block: Any, x: Tensor) -> Tensor:
+        query, key, value = block.qkv(x).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        mixed = block.drop((query @ key.transpose(-2, -1) * 0.5).softmax(axis)) @ value
+        return x + mixed.transpose(1, 2).flatten(2)  # type: ignore[no-any-return]
+
+    blocks = (Function(attend, qkv=nn.Linear(8, 24), drop=nn.Dropout(0.1)) for _ in range(layers))
+    named = found(nn.Sequential(*blocks).eval(), torch.randn(1, 5, 8))
+    assert [layer for layer, _ in named] == ["0"] * wrong
+    assert all(f"over axis {axis - 4 if axis > 0 else axis}, " in text for _, text in named)
+    assert all((", as in 2 later blocks" in text) == (layers == 3) for _, text in named)
