@@ -86,7 +86,12 @@ def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
             if _matters(evidence, [name]):
                 text = f"its {counted(values.numel(), 'value')} are all {first:.3g}"
                 yield CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": first})
-        elif "pos" in name.lower() and (order := _order(values.squeeze())) is not None and order < _NEIGHBOURS:
+        elif (
+            "pos" in own
+            and "bias" not in own
+            and (order := _order(values.squeeze())) is not None
+            and order < _NEIGHBOURS
+        ):
             text = f"the positions of neighbours are no more alike than others: {order:.2g} standard deviations"
             yield CATALOGUE["unordered-positions"].finding(name, text, numbers={"order": order})
 
