@@ -795,6 +795,7 @@ _warning(
             "The scale is 1 and the shift is 0, as before training, but the other layers of this class were trained."
             " These two were probably not loaded."
         ),
+        "bias": _as_note("All biases are 0, as after many initialisations: they may not have been loaded."),
         "loose": Case(
             "All values of this parameter are equal, as before training: it was probably not loaded.",
             "Look for its name in the checkpoint.",
@@ -837,6 +838,13 @@ _warning(
     "Compare the layer with the checkpoint; quantise with more bits, or with one scale for each channel.",
     Threshold("values", 16, "different values: a weight of 4 bits has 16"),
     Threshold("few_weights", 256, "chosen: a smaller weight has few values anyway"),
+    Threshold("zeros", 0.9, "chosen: share of zeros, where the median layer has less than half as many"),
+    cases={
+        "zeros": Case(
+            "Nearly all weights of the layer are 0, and those of the others are not.",
+            "Prune less of this layer, or look whether it was loaded whole.",
+        )
+    },
 )
 _note(
     "unordered-positions",
@@ -886,7 +894,11 @@ _note(
         "robust standard deviations of the logarithm, above or below: five trained networks reach 2.4",
     ),
     Threshold("alone_times", 4.0, "chosen: and this factor, above or below"),
-    cases={"alone": _as_warning()},
+    Threshold("large_bias", 8.0, "chosen: median size of the biases, and over the largest of another layer"),
+    cases={
+        "alone": _as_warning(),
+        "bias": _as_warning("Biases this large fix the values of the layer: what it reads hardly matters."),
+    },
 )
 
 _ORDER = {

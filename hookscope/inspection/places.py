@@ -18,7 +18,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from torch.nn.functional import cosine_similarity
 
 from hookscope.errors import spelled
 from hookscope.findings import SEVERITIES, Finding, counted, percent, single
-from hookscope.hooks import differentiable
+from hookscope.hooks import differentiable, enclosing
 from hookscope.inspection.facts import CallFacts, ImageMaps, InspectionEvidence, Place
 from hookscope.inspection.findings import network_findings
 from hookscope.inspection.outliers import block_places, far_beyond, map_places, separating_places, sizes_of
@@ -37,6 +37,7 @@ from hookscope.scores import class_label, probabilities
 MOST = 12
 """Places of an inspection."""
 _FEW_DEAD = 2  # layers with dead filters; an EfficientNet-Lite has 28
+_FEW_BOUNDED = 4  # layers with bounds, such as one Tanh before the last layer, which training may saturate
 _WEAK = 1.5  # times what is usual: single images reach it
 _MOST_NOTES = 7  # so that the answer has places too
 
@@ -55,6 +56,8 @@ _SPREADS = {
     "sudden-drift",
     "batchnorm-drift",
     "input-mismatch",
+    "unlike-siblings",
+    "attention-axis",
 }
 """Findings that change what every later layer computes."""
 
@@ -130,10 +133,11 @@ def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
 
 
 def _order(evidence: InspectionEvidence) -> dict[str, int]:
-    """The number of each call by its key, and of the first call of each layer by its name."""
+    """The number of each call by its key, and of the first call of each layer, or in each block, by its name."""
     order: dict[str, int] = {}
     for number, facts in enumerate(evidence.calls):
-        order.setdefault(facts.call.name, number)
+        for name in filter(None, enclosing(facts.call.name)):
+            order.setdefault(name, number)
         order[facts.call.key] = number
     return order
 
@@ -150,7 +154,11 @@ def _unusual(evidence: InspectionEvidence) -> Iterator[Finding]:
     """
     findings = list(single(evidence.findings))
     dead = [finding for finding in findings if finding.finding == "dead-filters"]
+    bounded = sum(layer.saturated is not None for layer in evidence.statistics)
     for finding in findings:
+        if finding.finding == "saturated" and bounded < _FEW_BOUNDED:
+            yield replace(finding, severity="note")
+            continue
         unusual = finding.severity != "note" or finding.finding == "duplicate-filters"
         unusual |= finding in dead and len(dead) <= _FEW_DEAD
         if unusual or (finding.finding == "duplicate-channels" and _same_weights(evidence, finding)):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks import as_float, class_names
+from hookscope.hooks import OPERATION, as_float, class_names
 from hookscope.tracing import INPUT, Trace
 
 _CHANNELS, _POSITIONS = 96, 256  # of a layer, and of one image: enough to see what goes together, and fast
@@ -64,12 +64,14 @@ class LayerInputs:
         name, values = self._names[module], args[0] if args else None
         if not isinstance(values, Tensor) or values.dim() < 2 or not values.numel():
             return
-        channels, weights = self._flattened.get(name), weights_of(module)
+        weights, axis = weights_of(module), -1 if isinstance(module, nn.Linear) else 1
         assert weights is not None
-        if channels is not None:
-            values, weights = values.unflatten(-1, (channels, -1)), weights.unflatten(1, (channels, -1)).squeeze(-1)
+        if name in self._flattened:
+            sizes = self._flattened[name]
+            axis = 1 if sizes[1] == -1 else -1
+            values, weights = values.unflatten(-1, sizes), weights[..., 0].unflatten(1, sizes)
+            weights = weights if axis == 1 else weights.transpose(1, 2)
         self.weights[name] = weights
-        axis = -1 if isinstance(module, nn.Linear) and channels is None else 1
         rows = values.detach().movedim(axis, -1).flatten(0, -2)
         if name not in self.moments:
             every = torch.arange(rows.shape[1])
@@ -77,20 +79,29 @@ class LayerInputs:
         self.moments[name].update(rows)
 
 
-def _flattened(traced: Trace) -> Iterator[tuple[str, int]]:
-    """The Linear layers that read the values of maps in one row, and the number of channels of these."""
+def _flattened(traced: Trace) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The Linear layers that read the values of maps in one row: channels times positions, or in the other order.
+
+    One of the two is -1.
+    """
     for call in traced.calls:
         layer = traced.layers[call.layer]
         if "Linear" not in layer.types or not isinstance(call.input_shape, tuple) or len(call.input_shape) != 2:
             continue
+        shapes: list[tuple[int, ...]] = []
         at = call.reads
-        while len(at) == 1 and at[0] != INPUT:
+        while len(at) == 1 and at[0] != INPUT:  # the last maps that a layer made, and how they were turned
             maker = traced.calls[at[0]]
-            shape = maker.output_shape
+            shape, at = maker.output_shape, maker.reads
             if isinstance(shape, tuple) and len(shape) == 4 and math.prod(shape[1:]) == call.input_shape[1]:
-                yield from [(layer.name, shape[1])] * (shape[2] * shape[3] > 1)
+                shapes.append(shape)
+                if OPERATION not in traced.layers[maker.layer].name:
+                    break
+            elif shapes:
                 break
-            at = maker.reads
+        if shapes and shapes[-1][2] * shapes[-1][3] > 1:
+            channels = shapes[-1][1]
+            yield layer.name, (channels, -1) if shapes[0][1] == channels else (-1, channels)
 
 
 def weights_of(module: nn.Module) -> Tensor | None:

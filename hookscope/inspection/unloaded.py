@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import normalize
 
-from hookscope.findings import CATALOGUE, Finding, counted, default
+from hookscope.findings import CATALOGUE, Finding, counted, default, percent
 from hookscope.hooks import as_float, class_names, differentiable, is_closed, is_leaf, tensors_in
 from hookscope.inspection.facts import InspectionEvidence
 
 _FEW_OTHERS = 4  # of one class, for each that is unlike them
 _LARGE_EPS, _TIMES_EPS = 1e-2, 100.0
 _ROUNDED, _FEW_ROUNDED = default("rounded-weights", "values"), default("rounded-weights", "few_weights")
+_LARGE_BIAS, _PRUNED = default("outlier-layer", "large_bias"), default("rounded-weights", "zeros")
 _NEIGHBOURS = default("unordered-positions", "neighbours")
 _PERMUTATIONS = 64
 
@@ -25,6 +26,7 @@ _PERMUTATIONS = 64
 def unloaded(evidence: InspectionEvidence) -> Iterator[Finding]:
     """The findings on layers and parameters that were not loaded, do not run, or are not set as the others are."""
     yield from _norms(evidence.net.model)
+    yield from _biases(evidence.net.model)
     yield from _rounded(evidence.net.model)
     yield from _loose(evidence)
     yield from _idle(evidence)
@@ -58,19 +60,48 @@ def _is_new(module: nn.Module) -> bool:
     return isinstance(weight, Tensor) and isinstance(bias, Tensor) and bool(weight.eq(1).all() and bias.eq(0).all())
 
 
+def _biases(model: nn.Module) -> Iterator[Finding]:
+    """The layers whose biases are far larger than those of all others, or exactly 0 where the others are not."""
+    biases: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        bias, is_norm = getattr(module, "bias", None), any("Norm" in kind for kind in class_names(module))
+        if isinstance(bias, nn.Parameter) and is_leaf(module) and not (is_norm or bias.is_meta):
+            biases |= {name: as_float(bias.detach()).abs()} if bias.numel() >= _FEW_OTHERS else {}
+    zero = [name for name, bias in biases.items() if not bias.any()]
+    if len(zero) * _FEW_OTHERS <= len(biases):
+        text = f"its biases are exactly 0, and the biases of {counted(len(biases) - len(zero), 'other layer')} are not"
+        for name in zero:
+            yield CATALOGUE["initial-weights"].finding(f"{name}.bias", text, "bias")
+    if len(biases) > _FEW_OTHERS:
+        sizes = {name: float(bias.median()) for name, bias in biases.items()}
+        *_, second, largest = sorted(sizes, key=lambda name: sizes[name])
+        size, usual = sizes[largest], sizes[second]
+        if size >= _LARGE_BIAS * max(usual, 1):
+            text = f"the median size of its biases is {size:.3g}, and at most {usual:.3g} in the other layers"
+            numbers = {"size": size, "usual": usual}
+            yield CATALOGUE["outlier-layer"].finding(f"{largest}.bias", text, "bias", numbers=numbers)
+
+
 def _rounded(model: nn.Module) -> Iterator[Finding]:
-    """The few weights with a handful of different values in a network that has all values elsewhere."""
+    """The few weights with a handful of different values, or nearly all 0, in a network that has others elsewhere."""
     large = {
         name: parameter.detach()
         for name, parameter in model.named_parameters()
         if parameter.dim() > 1 and parameter.numel() >= _FEW_ROUNDED and not parameter.is_meta
     }
-    different = {name: len(values.flatten()[: 8 * int(_FEW_ROUNDED)].unique()) for name, values in large.items()}
+    kind, some = CATALOGUE["rounded-weights"], 8 * int(_FEW_ROUNDED)
+    different = {name: len(values.flatten()[:some].unique()) for name, values in large.items()}
     rounded = [name for name, count in different.items() if 1 < count <= _ROUNDED]
+    zeros = {name: float((values == 0).float().mean()) for name, values in large.items()}
+    pruned = [name for name, share in zeros.items() if _PRUNED <= share < 1]
     if len(rounded) * _FEW_OTHERS <= len(large):
-        for name in rounded:
+        for name in set(rounded) - set(pruned):
             text = f"its {large[name].numel():,} weights have only {different[name]} different values"
-            yield CATALOGUE["rounded-weights"].finding(name, text, numbers={"values": different[name]})
+            yield kind.finding(name, text, numbers={"values": different[name]})
+    if len(pruned) * _FEW_OTHERS <= len(large) and np.median([*zeros.values(), 1.0]) < _PRUNED / 2:
+        for name in pruned:
+            text = f"{percent(zeros[name])} of its {large[name].numel():,} weights are 0"
+            yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
 
 
 def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:

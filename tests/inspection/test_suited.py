@@ -41,15 +41,19 @@ def test_moments_are_those_of_numpy_over_calls() -> None:
     np.testing.assert_allclose(together, np.corrcoef(values), atol=1e-9)
 
 
-def test_a_linear_layer_that_reads_flattened_maps_reads_their_channels() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 20, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(20 * 6, 4)).eval()
+@pytest.mark.parametrize("last", [False, True])
+def test_a_linear_layer_that_reads_flattened_maps_reads_their_channels(last: bool) -> None:
+    turn = Function((lambda x: x.permute(0, 2, 3, 1)) if last else (lambda x: x))
+    net = nn.Sequential(nn.Conv2d(3, 20, 3), nn.ReLU(), turn, nn.Flatten(), nn.Linear(20 * 6, 4)).eval()
     images = torch.randn(2, 3, 4, 5)
     inputs = LayerInputs(net, trace(net, (images,), sources=True))
     maps = net[:2](images).detach()
-    inputs.update(net[4], (maps.flatten(1),))
+    inputs.update(net[4], (turn(maps).flatten(1),))
     _, together = inputs.moments["4"].correlations()
     np.testing.assert_allclose(together, np.corrcoef(maps.transpose(0, 1).flatten(1).double().numpy()), atol=1e-6)
-    assert torch.equal(inputs.weights["4"], net[4].weight.detach().reshape(4, 20, 6))
+    weight = net[4].weight.detach()
+    own = weight.reshape(4, 6, 20).transpose(1, 2) if last else weight.reshape(4, 20, 6)
+    assert torch.equal(inputs.weights["4"], own)
 
 
 def test_weights_in_the_order_of_their_inputs_are_far_from_chance_and_others_are_not() -> None:

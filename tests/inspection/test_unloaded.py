@@ -62,6 +62,34 @@ def test_rounded_weights_are_named_where_the_others_are_not_rounded(bits: int) -
     assert found(net, inputs) == [], "all layers"
 
 
+def test_a_weight_of_zeros_among_full_ones_is_named() -> None:
+    net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(5))).eval()
+    dropped = torch.rand(8, 8, 3, 3, generator=torch.Generator().manual_seed(0)) < 0.95
+    net[2].weight.data[dropped] = 0
+    evidence = evidence_of(net, torch.randn(1, 8, 12, 12))
+    [finding] = unloaded(evidence)
+    share = float(dropped.float().mean())
+    assert (finding.finding, finding.layer) == ("rounded-weights", "2.weight")
+    assert finding.evidence == f"{100 * share:.1f} % of its 576 weights are 0"
+    for layer in net:
+        layer.weight.data[dropped] = 0
+    assert found(net, torch.randn(1, 8, 12, 12)) == [], "all layers"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0, [("initial-weights", "2.bias", "note")]),
+        (-20.0, [("outlier-layer", "2.bias", "warning")]),
+        (-4.6, []),  # such as the prior of a detector
+    ],
+)
+def test_biases_of_one_layer_that_are_0_or_far_larger_are_named(value: float, expected: list[Any]) -> None:
+    net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(5))).eval()
+    net[2].bias.data[:] = value
+    assert found(net, torch.randn(1, 8, 12, 12)) == expected
+
+
 class Tokens(nn.Module):
     """Tokens of 4 x 4 patches, with positions, a token that is read, and one that is not."""
 
