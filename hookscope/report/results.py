@@ -137,15 +137,16 @@ def draw_gradients_page(
 
 @draws_page
 def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFinding] | None = None) -> ResultPage:
-    """The findings on the last run, None looks for them, its curves over the runs before, and its layers.
+    """The findings on the last run, None looks for them, its curves over earlier runs of its script, and its layers.
 
     ``runs`` is the path of a log, or the result of `read_runs`; of more than 6 runs the last ones are drawn. Without a
     run there is an InputError.
     """
-    drawn = (list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else read_runs(runs))[-_MOST_RUNS:]
-    if not drawn:
+    logged = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else read_runs(runs)
+    if not logged:
         raise InputError("there is no run to draw")
-    run = drawn[-1]
+    run = logged[-1]
+    drawn = [log for log in logged if log.script == run.script][-_MOST_RUNS:]
     findings = findings_over_time(run) if findings is None else findings
     begun = [f", {log.header['started']}" if log.header.get("started") else "" for log in drawn]
     names = [f"run {n}{' (the last)' if n == len(drawn) else ''}{words}" for n, words in enumerate(begun, 1)]

@@ -21,7 +21,7 @@ from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOpti
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
 from hookscope.training.reductions import FetchedScalars, differs, local, norm, values_of
-from hookscope.training.tracker import Layer, ModelTracker, Pass, in_memory
+from hookscope.training.tracker import Layer, ModelTracker, Pass, TrackedModel, in_memory, own_parameters
 
 _MOST_NAMES = 8  # of layers in one field
 _MOST_COPIED = 2**20  # values kept to see whether weights change without an optimizer of torch
@@ -29,6 +29,7 @@ _SMALLEST = 16  # gradients that are measured after a backward pass: to see whet
 _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
 _STOCHASTIC = ("StochasticDepth", "DropPath")
+_EXTREMES = {"min": torch.minimum, "max": torch.maximum, "spread": torch.maximum}  # over the passes of a step
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class SegmentFacts:
     batches: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)  # of BatchNorms: values, samples
     inputs: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
     no_grad: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)  # that ran so, by ``id``
+    ran: set[int] = field(default_factory=set)  # modules that ran with gradients, by ``id``
     validation: str | None = None  # the loss of a pass without gradients of a model in train mode
     loss: dict[str, Any] = field(default_factory=dict)  # see `loss_facts`
     after: tuple[int, list[Tensor]] | None = None  # gradients after the first backward pass, and the smallest norms
@@ -85,11 +87,15 @@ class StepFacts:
         self._with_input = now
         is_norm = any("Norm" in name for name in class_names(module))
         value = args[0] if args else None
-        if number not in facts.inputs and not is_norm and isinstance(value, torch.Tensor):
-            facts.inputs[number] = (list(value.shape), _input_scalars(value))
+        if not is_norm and isinstance(value, torch.Tensor):
+            known = facts.inputs.setdefault(number, (list(value.shape), {}))[1]
+            for name, own in _input_scalars(value).items():
+                before = known.setdefault(name, own)  # mean and std are of the first pass
+                known[name] = _EXTREMES[name](before, own) if name in _EXTREMES else before
 
     def after_layer(self, layer: Layer, module: nn.Module, args: tuple[Any, ...]) -> None:
         facts, number = self._now(), layer.model.number
+        facts.ran.add(id(module))
         if _differs_in_eval(module):
             facts.modes.setdefault(number, {}).setdefault(layer.name, set()).add(module.training)
         if _uses_the_batch(module) and args and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
@@ -219,7 +225,7 @@ class StepFacts:
             "with_gradient": len(gradients),
             "zero_gradients": sizes.count(0),
             "gradient_norm": math.hypot(*sizes),
-            **self._without_gradient([p for p in trainable if p.grad is None]),
+            **self._without_gradient([p for p in trainable if p.grad is None], step.optimizer.since),
             **self._not_optimized(step),
         }
 
@@ -277,12 +283,14 @@ class StepFacts:
             loss["loss_input_sums_to_1"] = loss.pop("_sums") < 1e-3 and loss.pop("_least") >= 0
         return facts | {name: value for name, value in loss.items() if not name.startswith("_")}
 
-    def _without_gradient(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
-        """The layers of parameters without a gradient, and which of them ran under no_grad."""
+    def _without_gradient(self, parameters: Sequence[Tensor], since: int) -> dict[str, Any]:
+        """The layers of parameters without a gradient, and which of them ran only under no_grad in this step."""
         if not parameters:
             return {}
         wanted = {id(p) for p in parameters}
-        ran = {key for facts in self._segments for key, module in facts.no_grad.items() if module() is not None}
+        begun = [facts for facts in self._segments if facts.segment >= since]
+        ran = {key for facts in begun for key, module in facts.no_grad.items() if module() is not None}
+        ran = ran.difference(*(facts.ran for facts in begun))  # a validation runs all layers under no_grad
         every = [
             (layer.name, id(module) in ran, {id(p) for p in own.values()})
             for model in self._models.models
@@ -303,10 +311,13 @@ class StepFacts:
         if isinstance(step.optimizer, BackwardSteps):  # which parameters are optimized is unknown
             return {}
         held = self._optimizers.all_parameters()
+        owners: list[tuple[TrackedModel | None, str, dict[str, Tensor]]] = [
+            (model, layer.name, own) for model in self._models.models for layer, _, own in model.with_parameters()
+        ]
+        owners += [(None, f"{type(s).__name__} outside the model", own_parameters(s)) for s in self._models.strangers()]
         free = [
-            (model, layer.name, id(p))
-            for model in self._models.models
-            for layer, _, own in model.with_parameters()
+            (model, name, id(p))
+            for model, name, own in owners
             for p in own.values()
             if p.requires_grad and p.grad is not None and id(p) not in held
         ]
@@ -319,12 +330,12 @@ class StepFacts:
         waiting = self._waiting
         lost = [(model, name) for model, name, key in free if key not in waiting]
         held_by_waiting = sorted({waiting[key] for _, _, key in free if key in waiting})
-        whole = {model.number for model, _ in lost} - {model.number for model in step.models}
+        whole = {model for model, _ in lost} - {*step.models, None}
         names = list(dict.fromkeys(name for _, name in lost))
         return {
             "not_optimized": len(lost),
             "not_optimized_layers": names[:_MOST_NAMES],
-            "not_optimized_models": bool(lost) and all(model.number in whole for model, _ in lost),
+            "not_optimized_models": bool(lost) and all(model in whole for model, _ in lost),
             "waiting": len(free) - len(lost),
             "waiting_optimizers": held_by_waiting,
         }

@@ -21,7 +21,7 @@ _MOST_FACTORS = 8  # by which a script divides a loss
 # Operations that keep the values, and the class of each
 _SHAPES = (
     "View", "Reshape", "Unsafe", "Squeeze", "Unsqueeze", "Transpose", "Permute", "TBackward", "Clone", "ToCopy",
-    "Select", "Slice", "Alias", "Index",
+    "Select", "Slice", "Alias", "Index", "Gather",
 )  # fmt: skip
 _MEANS = ("Mean", "Sum", "Mul", "Div")
 _SIGNS = ("Neg", "Rsub")  # -loss and 0 - loss
@@ -81,15 +81,19 @@ def _saved(node: Any, name: str) -> Tensor | None:
 
 
 def _is_negated(node: Any, loss: Any) -> bool:
-    """Whether nothing but signs, means and factors lies between the root and the loss function, and turns it around."""
-    negated = False
+    """Whether nothing but signs, means and factors lies between the root and the loss function, and turns it around.
+
+    Log-probabilities are the negative of a loss.
+    """
+    negated = _name(loss) == "LogSoftmax"
     for _ in range(_MOST_FACTORS):
         if node is loss or node is None:
             return negated and node is loss
-        name = _name(node)
-        if name not in (*_SIGNS, *_MEANS):
+        name, factor = _name(node), _factor(node)
+        weights = _saved(node, "other") if name == "Mul" and not factor else None
+        if not name.startswith((*_SIGNS, *_MEANS, *_SHAPES)) or (weights is not None and weights.amin() < 0):
             return False
-        negated ^= name in _SIGNS or _factor(node) < 0
+        negated ^= name in _SIGNS or factor < 0
         node = node.next_functions[0][0]
     return False
 

@@ -29,10 +29,11 @@ _STOPS = ("non-finite",)
 class Monitor(RunProgress):
     """Watches the training loop in its ``with`` block and writes a line for each layer call of each sampled step.
 
-    Steps ``0``, ``every``, ``2 * every``, ... of each optimizer are sampled. The model gets no hook of its own and can
-    be copied and saved as usual. Weights, gradients, random numbers and the output of the loop do not change. Passes
-    without gradients (validation) are ignored. All passes since the last step are accumulated, including passes of
-    steps that a ``GradScaler`` skipped. If the watching itself fails, it ends with one warning, and training goes on.
+    Steps 0, 1, 2, 4, 8... before ``every`` of each optimizer are sampled, then ``every``, ``2 * every``... The model
+    gets no hook of its own and can be copied and saved as usual. Weights, gradients, random numbers and the output of
+    the loop do not change. Passes without gradients (validation) are ignored. All passes since the last step are
+    accumulated, including passes of steps that a ``GradScaler`` skipped. If the watching itself fails, it ends with one
+    warning, and training goes on.
 
     Where weights change without an optimizer of torch (fastai and Keras have their own), each backward pass counts as a
     step. In a sampled step, a script that lists the global hooks of torch sees hookscope's.
@@ -46,12 +47,13 @@ class Monitor(RunProgress):
     the number of these passes), ``passes`` (that number), ``learning_rate``, ``optimizer``, ``layer``, ``call``,
     ``called_as`` (the name under which a layer with several names was called, None for its first), ``index`` (see
     `Call`), ``order`` (position among all calls of the pass; both None for a layer that did not run), ``type``,
-    ``model``; ``activation_mean``, ``activation_std``, ``zero_share`` (0 to 1), ``channels``, ``channel_values``
-    (images times positions), ``dead_channels`` (0 everywhere in the step), ``non_finite``, ``infinite`` (whether these
-    are Inf of one sign alone, as of an attention mask); of its own parameters ``gradient_norm``,
-    ``weight_gradient_norm`` (without biases), ``gradient_non_finite``, ``weight_norm``, ``weight_non_finite`` (without
-    biases, before the step), ``update_to_weight``, ``frozen``; of a BatchNorm in train mode ``running_mean_shift`` and
-    ``running_var_ratio``: the batch against the running statistics before the pass. A field without a value is None.
+    ``model``; ``activation_mean``, ``activation_std``, ``activation_max`` (of layers with parameters), ``zero_share``
+    (0 to 1), ``channels``, ``channel_values`` (images times positions), ``dead_channels`` (0 everywhere in the step),
+    ``non_finite``, ``infinite`` (whether these are Inf of one sign alone, as of an attention mask); of its own
+    parameters ``gradient_norm``, ``weight_gradient_norm`` (without biases), ``gradient_non_finite``, ``weight_norm``,
+    ``weight_non_finite`` (without biases, before the step), ``update_to_weight``, ``frozen``; of a BatchNorm in train
+    mode ``running_mean_shift`` and ``running_var_ratio``: the batch against the running statistics before the pass. A
+    field without a value is None.
     A line with histograms has a further field, ``histograms``, by what they count: ``activation`` (finite values of the
     output), and once for each layer its own parameters before the step, such as ``weight``, and their gradients, such
     as ``weight_gradient``. Each has ``edges`` (B + 1) and ``counts`` (B), B up to 100. The counts are exact; 0 is in
@@ -75,7 +77,7 @@ class Monitor(RunProgress):
     Args:
         model: The only model to watch; None for every model that is called.
         optimizer: The only optimizer to follow; None for all.
-        every: Sample each ``every``-th step, from 1.
+        every: Sample each ``every``-th step, from 1, and before it steps 0, 1, 2, 4, 8...
         log: NDJSON file to append to, or a `RunLog` for one run; None keeps the lines in `rows`.
         layers: Which layers, see `Selection`.
         types: Class names that indices and ``all`` count. None for Conv2d (Conv3d in models of clips); ``all`` then
@@ -113,12 +115,12 @@ class Monitor(RunProgress):
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        >>> with Monitor(net, optimizer, every=2) as monitor:
-        ...     for _ in range(3):
+        >>> with Monitor(net, optimizer, every=50) as monitor:
+        ...     for _ in range(4):
         ...         net(torch.ones(1, 2)).sum().backward()
         ...         optimizer.step()
-        >>> [(row["step"], row["layer"], row["type"]) for row in monitor.rows]
-        [(0, '0', 'Linear'), (0, '1', 'ReLU'), (2, '0', 'Linear'), (2, '1', 'ReLU')]
+        >>> [(row["step"], row["type"]) for row in monitor.rows]
+        [(0, 'Linear'), (0, 'ReLU'), (1, 'Linear'), (1, 'ReLU'), (2, 'Linear'), (2, 'ReLU')]
     """
 
     def __init__(

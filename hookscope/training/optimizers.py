@@ -16,6 +16,11 @@ _PATIENCE = 100
 _STEP_CODE = Optimizer.profile_hook_step(lambda self: None).__code__  # of the wrapper around each step
 
 
+def is_sampled(step: int, every: int) -> bool:
+    """Whether a step is one of 0, 1, 2, 4, 8... below ``every``, or of ``every``, ``2 * every``..."""
+    return not step % every or (step < every and not step & (step - 1))
+
+
 class TrackedOptimizer:
     """An optimizer, which is None once the script has dropped it, and its progress."""
 
@@ -42,7 +47,7 @@ class TrackedOptimizer:
 
     def is_due(self, every: int) -> bool:
         """Whether its next step is to be sampled, unless it seems to make no more steps."""
-        return self.steps % every == 0 and self.idle <= every + _PATIENCE and self.optimizer() is not None
+        return is_sampled(self.steps, every) and self.idle <= every + _PATIENCE and self.optimizer() is not None
 
     def versions(self) -> int:
         """A number that grows whenever a parameter is written to."""
@@ -70,11 +75,11 @@ class BackwardSteps(TrackedOptimizer):
         yield from {id(p): p for root in roots for p in root.parameters() if p.requires_grad}.values()
 
     def is_due(self, every: int) -> bool:
-        return self.steps % every == 0
+        return is_sampled(self.steps, every)
 
 
 class Optimizers:
-    """The followed optimizers; each ``every``-th step is sampled, each ``histograms``-th of these has histograms."""
+    """The followed optimizers; see `is_sampled` for the steps; each ``histograms * every``-th has histograms."""
 
     def __init__(self, only: Optimizer | None, every: int, histograms: int = 0) -> None:
         self.every, self._only, self._histograms = every, only, every * histograms

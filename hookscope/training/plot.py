@@ -117,8 +117,9 @@ class LayerStepGrid:
 
     column: MetricColumn
     cells: Array  # NaN where there is no value
+    steps: Array  # ``(X,)`` the mean of the sampled steps of a cell; NaN where it has none, and is as the one before
     spoiled: NDArray[np.bool_]  # where NaN or Inf left no value
-    edges: tuple[float, float]  # first and last step, half a cell beyond each
+    edges: tuple[float, float]  # first and last step, half a step beyond each
     low: float  # the ends of the scale
     high: float
 
@@ -135,29 +136,32 @@ def grids_of(run: RunSeries) -> list[LayerStepGrid]:
 
 
 def edges_of(losses: Sequence[LossSeries]) -> tuple[float, float, int]:
-    """First and last step of the page, half a cell beyond each, and the number of cells between them."""
+    """First and last step of the page, half a step beyond each, and the number of cells between them."""
     steps = np.unique(np.concatenate([loss.steps for loss in losses] or [np.zeros(1, np.int64)]))
-    first, last = float(steps[0]), float(steps[-1])
-    cells = min(len(steps), MOST_CELLS)
-    half = (last - first) / max(cells - 1, 1) / 2 or 0.5
-    return first - half, last + half, cells
+    nearest = np.diff(steps).min(initial=max(steps[-1] - steps[0], 1))
+    return steps[0] - 0.5, steps[-1] + 0.5, min(int((steps[-1] - steps[0]) // nearest) + 1, MOST_CELLS)
 
 
 def grid_of(column: MetricColumn, run: RunSeries) -> LayerStepGrid:
     """The cells of one metric; every sampled step is in one of them."""
     left, right, count = edges_of(run.losses)
     cells, spoiled = np.full((len(run.layers), count), np.nan), np.zeros((len(run.layers), count), bool)
-    sampled = np.zeros(count, bool)
+
+    def places(steps: NDArray[np.int64]) -> NDArray[np.intp]:
+        return ((steps - left) / (right - left) * count).astype(int)
+
+    every = np.unique(np.concatenate([layer.steps for layer in run.layers] or [np.zeros(0, np.int64)]))
+    with np.errstate(invalid="ignore"):
+        sampled = np.bincount(places(every), every, count) / np.bincount(places(every), minlength=count)
     for row, layer in enumerate(run.layers):
-        at = np.clip(((layer.steps - left) / (right - left) * count).astype(int), 0, count - 1)
-        sampled[at] = True
+        at = places(layer.steps)
         bad = np.any([layer.values[name] > 0 for name in column.spoiled], axis=0)
         _fill(cells[row], at, np.where(bad, np.nan, column.values(layer)), column)
         spoiled[row, at[bad]] = True
-    empty = np.flatnonzero(~sampled)
+    empty = np.flatnonzero(np.isnan(sampled))
     for at in empty[empty > 0]:  # between sampled steps that are far apart: as the cell before
         cells[:, at], spoiled[:, at] = cells[:, at - 1], spoiled[:, at - 1]
-    return LayerStepGrid(column, cells, spoiled, (left, right), *_scale(column, cells))
+    return LayerStepGrid(column, cells, sampled, spoiled, (left, right), *_scale(column, cells))
 
 
 def _fill(row: Array, at: NDArray[np.intp], values: Array, column: MetricColumn) -> None:
@@ -312,16 +316,16 @@ def metric_chart(
 ) -> Chart:
     """A band of all layers and their median, lines of layers with a finding, and thresholds."""
     column, (left, right) = grid.column, grid.edges
-    x = np.linspace(left, right, grid.cells.shape[1] + 1)
-    xs = ((x[1:] + x[:-1]) / 2).tolist()
-    cells = np.where(grid.cells > 0, grid.cells, np.nan) if column.logarithmic else grid.cells
+    is_sampled = ~np.isnan(grid.steps)
+    xs, values = grid.steps[is_sampled].tolist(), grid.cells[:, is_sampled]
+    cells = np.where(values > 0, values, np.nan) if column.logarithmic else values
     known = np.ma.masked_invalid(cells)
     low, middle, high = (np.ma.filled(of(known, axis=0), np.nan) for of in (np.ma.min, np.ma.median, np.ma.max))
     rows = rows_of(list(dict.fromkeys(finding.layer for finding in findings if column.is_about(finding))), run)
-    rows = [row for row in rows if np.isfinite(grid.cells[row]).any()][:_MOST_NAMED]
+    rows = [row for row in rows if np.isfinite(values[row]).any()][:_MOST_NAMED]
     labels = [layer_label(run.layers[row].label, run.layers[row].type) for row in rows]
     curves = enumerate(zip(rows, labels, strict=True))
-    named = [Curve(label, xs, grid.cells[row].tolist(), colour, 1.4) for colour, (row, label) in curves]
+    named = [Curve(label, xs, values[row].tolist(), colour, 1.4) for colour, (row, label) in curves]
     begin = int(thresholds[column.since]) if column.since else 0
     since = f"limit 1 {'' if begin < right else 'only '}from step {begin}{'' if begin < right else ' on'}"
     limits = [thresholds[limit] if isinstance(limit, str) else limit for limit in column.limits]

@@ -76,6 +76,7 @@ class CallMetrics:
     def scalars(self) -> Iterator[Tensor | float]:
         for sums in self.outputs:
             yield from (sums.mean, sums.spread, sums.nonzero, sums.non_finite)
+            yield from () if sums.largest is None else (sums.largest,)
         if self.alive is not None:
             self._dead = self.alive.numel() - self.alive.sum()
             yield self._dead
@@ -92,6 +93,7 @@ class CallMetrics:
         return {
             "activation_mean": mean,
             "activation_std": math.sqrt(squares / count) if count > 1 else None,
+            "activation_max": max((scalars[s.largest] for s in self.outputs if s.largest is not None), default=None),
             "zero_share": 1 - sum(scalars[sums.nonzero] for sums in self.outputs) / count if count else None,
             "channels": channels or None,
             "channel_values": count // channels if channels else None,

@@ -40,6 +40,7 @@ class OutputSums:
     nonzero: Tensor  # number of values that are not 0
     non_finite: Tensor | int  # number of NaN and Inf
     alive: Tensor | None  # ``(C,)`` whether a channel has a value other than 0; None without a channel axis
+    largest: Tensor | None  # None for a layer without parameters
 
 
 def values_of(value: Any) -> list[Tensor]:
@@ -78,7 +79,8 @@ def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
     non_finite: Tensor | int = 0
     if values.device.type != "cpu" or not math.isfinite(float(spread)):  # to read `spread` from a GPU is to wait
         non_finite = values.numel() - torch.isfinite(values).sum()
-    return OutputSums(values.numel(), mean, spread, nonzero, non_finite, alive)
+    largest = values.amax() if first and module is not None and module._parameters else None
+    return OutputSums(values.numel(), mean, spread, nonzero, non_finite, alive, largest)
 
 
 def histogram_of(values: Iterable[Tensor], histogram: ValueHistogram | None = None) -> ValueHistogram:

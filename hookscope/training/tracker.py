@@ -268,6 +268,10 @@ class ModelTracker:
         layer = self._layer_of(module)
         return None if layer is None else (current, layer)
 
+    def strangers(self) -> list[nn.Module]:
+        """Modules that ran inside a model of which they are no part, as in a list in place of a ``ModuleList``."""
+        return [module for known in self._strangers.values() if (module := known()) is not None]
+
     def find_owner(self, parameters: set[int]) -> None:
         """Add the outermost modules in memory with any of ``parameters`` (by ``id``): compiled models call no hooks."""
         if self._only:

@@ -25,7 +25,14 @@ from hookscope.training.loss_tap import (
     outside_modes,
     scalar_of,
 )
-from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer, gradient_scale, skips_step
+from hookscope.training.optimizers import (
+    BackwardSteps,
+    Optimizers,
+    TrackedOptimizer,
+    gradient_scale,
+    is_sampled,
+    skips_step,
+)
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
 from hookscope.training.reductions import StepWeights
@@ -154,7 +161,7 @@ class TrainingWatcher:
             of_models = [owner for owner in optimizers if self._models.holding({id(p) for p in owner.parameters()})]
             for tracked in of_models or optimizers:
                 step = OptimizerStep(tracked, True, gradients={})  # unseen: the function may also clear them
-                if tracked.steps % self._optimizers.every == 0:
+                if is_sampled(tracked.steps, self._optimizers.every):
                     self._measure_weights(step)
                 steps.append((step, tracked.versions()))
 
@@ -269,7 +276,7 @@ class TrainingWatcher:
             return
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         step = OptimizerStep(tracked, closure is not None, self._recorder.losses_since(tracked))
-        samples = tracked.steps % self._optimizers.every == 0
+        samples = is_sampled(tracked.steps, self._optimizers.every)
         if not samples and self._stop is None:
             self._open = step
             return

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
@@ -14,7 +15,9 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler as schedules
 
 from hookscope.training import Monitor, findings_over_time, read_runs
-from tests.training.watched import train
+from hookscope.training.log.file import Run
+from tests.nets import Function
+from tests.training.watched import train, validations
 
 CLASSES = 8
 MISTAKES: dict[str, tuple[Callable[[], None], str]] = {}
@@ -363,14 +366,73 @@ def no_more_steps_after_nan() -> None:
     train(net, sgd(0.05)(net), batches(), spoilt, scaled=True)
 
 
+@pytest.mark.parametrize("between", [nullcontext, validations])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, tmp_path: Path) -> None:
-    with Monitor(every=5, log=tmp_path / "log", on_trouble=lambda text: None) as monitor:
+def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, between: Any, tmp_path: Path) -> None:
+    with between(), Monitor(every=5, log=tmp_path / "log", on_trouble=lambda text: None) as monitor:
         MISTAKES[name][0]()
     assert monitor.trouble is None or "watching has ended" not in monitor.trouble
     findings = findings_over_time(read_runs(tmp_path / "log")[-1])
     place = next((at for at, finding in enumerate(findings) if finding.finding == MISTAKES[name][1]), 99)
     assert place <= (2 if name == "the_first_batch_again_and_again" else 0), findings  # there it is a note
+    assert "under no_grad" not in findings[0].evidence or "no_grad" in name
+
+
+def recurrent() -> Function:
+    """A plain recurrent net without a bias, whose first state is 0."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        state = torch.zeros(len(x), 8)
+        for row in x.flatten(1).split(12, 1):
+            state = torch.tanh(net.inner(row) + net.state(state))
+        return net.head(state)
+
+    layers = {"inner": nn.Linear(12, 8), "state": nn.Linear(8, 8, bias=False), "head": nn.Linear(8, CLASSES)}
+    return Function(forward, **layers)
+
+
+def soft_loss(sign: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda z, y: sign * (F.log_softmax(z, 1) * F.one_hot(y, CLASSES)).sum(1).mean()
+
+
+@pytest.mark.parametrize(
+    ("build", "loss_of", "found"),
+    [
+        (recurrent, F.cross_entropy, {"loss-flat"}),  # it is too small to learn in 60 steps, but not dead
+        (perceptron, soft_loss(-1.0), set()),
+        (perceptron, soft_loss(1.0), {"loss-maximized"}),
+        (perceptron, lambda z, y: F.log_softmax(z, 1).gather(1, y[:, None]).mean(), {"loss-maximized"}),
+        (perceptron, lambda z, y: (F.log_softmax(z, 1).gather(1, y[:, None]) * -torch.ones(1)).mean(), set()),
+    ],
+)
+def test_first_states_and_losses_written_by_hand(build: Any, loss_of: Any, found: set[str]) -> None:
+    with Monitor(every=50) as monitor:
+        plain(build, by(Adam), loss_of=loss_of)()
+    findings = findings_over_time(Run({}, monitor.rows, facts=monitor.facts))
+    assert {finding.finding for finding in findings if finding.severity != "note"} == found
+
+
+def test_layers_in_a_list_are_held_by_no_optimizer(tmp_path: Path) -> None:
+    outside = [nn.Linear(32, 32) for _ in range(2)]
+    body, head = nn.Linear(144, 32), nn.Linear(32, CLASSES)
+    net = Function(lambda net, x: head(outside[1](outside[0](body(x.flatten(1)).relu()).relu())), body=body, head=head)
+    with Monitor(every=5, log=tmp_path / "log"):
+        plain(lambda: net, by(Adam))()
+    [finding] = findings_over_time(tmp_path / "log")
+    assert (finding.finding, finding.severity) == ("not-optimized", "warning")
+    assert "4 parameters with a gradient are held by no optimizer ('Linear outside the model')" in finding.evidence
+
+
+def test_one_pass_of_equal_samples_is_no_constant_input(tmp_path: Path) -> None:
+    """As the first move of games that begin alike."""
+    net = perceptron()
+    optimizer = by(Adam)(net)
+    with Monitor(every=5, log=tmp_path / "log"):
+        for x, y in batches():
+            optimizer.zero_grad()
+            (F.cross_entropy(net(x[:1].expand_as(x)), y) + F.cross_entropy(net(x), y)).backward()
+            optimizer.step()
+    assert findings_over_time(tmp_path / "log") == []
 
 
 def test_a_policy_gradient_is_turned_around_where_the_reward_is_low_and_that_is_no_mistake(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_every_metric_is_that_of_a_plain_recording_loop() -> None:
         before = {name: p.detach().clone() for name, p in plain.named_parameters()}
         gradients = {name: p.grad.clone() for name, p in plain.named_parameters()}
         of_plain.step()
-        if at % 2:
+        if at == 3:
             continue
         rows = by_key(monitor.rows, at)
         assert keys(sorted(rows.values(), key=lambda row: row["order"])) == ORDER
@@ -103,7 +103,7 @@ def test_every_metric_is_that_of_a_plain_recording_loop() -> None:
         assert close(rows["bn", 0]["running_mean_shift"], float(shift))
         assert close(rows["bn", 0]["running_var_ratio"], float(ratio))
         assert rows["conv", 0]["running_mean_shift"] is None and rows["relu", 0]["dead_channels"] == 1
-    assert (monitor.steps, monitor.sampled, monitor.trouble) == (4, 2, None)
+    assert (monitor.steps, monitor.sampled, monitor.trouble) == (4, 3, None)
     assert sorted({row["step"] for row in monitor.rows}) == [0, 2]
 
 
@@ -173,10 +173,10 @@ def test_hooks_are_gone_after_the_block_and_after_an_exception() -> None:
 
 def test_module_hooks_are_on_only_for_a_step_that_is_sampled() -> None:
     net, are_on = small(), []
-    with Monitor(every=3):
+    with Monitor(every=7):
         are_on.append(bool(modules._global_forward_hooks))
-        train(net, sgd(net), batches(), after_step=lambda: are_on.append(bool(modules._global_forward_hooks)))
-    assert are_on == [True, False, False, True, False]
+        train(net, sgd(net), batches(8), after_step=lambda: are_on.append(bool(modules._global_forward_hooks)))
+    assert are_on == [step in (0, 1, 2, 4, 7) for step in range(9)]
 
 
 class TestKindsOfModels:
@@ -400,9 +400,9 @@ def test_the_log_has_its_header_lines_and_end(tmp_path: Path) -> None:
     first, second = read_runs(log)
     header = {"command": ["a.py"], "layers": ["all"], "every": 2, "rank": 1, "pid": os.getpid(), "histograms": 0}
     assert header == {name: first.header[name] for name in header}
-    assert len(first.rows) == len(second.rows) == 14 and not any("histograms" in row for row in first.rows)
+    assert len(first.rows) == len(second.rows) == 21 and not any("histograms" in row for row in first.rows)
     ends = [{name: run.end[name] for name in ("step", "sampled", "reason", "status")} for run in (first, second)]
-    assert ends[0] == {"step": 3, "sampled": 2, "reason": "done", "status": None}
+    assert ends[0] == {"step": 3, "sampled": 3, "reason": "done", "status": None}
     assert ends[1] == ends[0] | {"reason": "exit", "status": 5}
 
 

@@ -102,7 +102,7 @@ def test_a_sound_run_says_so(sound: Any) -> None:
 def test_cells_are_the_metric_of_each_layer_and_step() -> None:
     series = series_of(run(change=lambda step, layer: {"activation_std": 10.0**layer * (1 + step)}))
     grid = grid_of(COLUMNS[2], series)
-    assert grid.cells.shape == (3, 10) and grid.edges == (-25, 475)
+    assert grid.cells.shape == (3, 10) and grid.edges == (-0.5, 450.5)
     assert grid.cells == pytest.approx(10.0 ** np.arange(3)[:, None] * (1 + np.arange(0, 500, 50)))
     assert (grid.low, grid.high) == pytest.approx((1, 45100))
 
@@ -113,7 +113,7 @@ def test_of_a_thousand_steps_none_is_lost() -> None:
     dead = grid_of(COLUMNS[0], series)
     assert dead.cells.shape == (2, MOST_CELLS)
     assert dead.cells.max(axis=1).tolist() == [0, 1]
-    assert np.flatnonzero(dead.cells[1]).tolist() == [int(33350 / 49950 * (MOST_CELLS - 1) + 0.5)]
+    assert np.flatnonzero(dead.cells[1]).tolist() == [int(33350.5 / 49951 * MOST_CELLS)]
     assert grid_of(COLUMNS[2], series).cells == pytest.approx(1.0)
 
 
@@ -140,7 +140,7 @@ def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_value_has() -> None:
     keys = "white exactly 0, pink NaN or Inf, grey no value (no weights, frozen, did not run)"
     assert plotted(log, []).cells.legend == [f"each layer, in order of execution: {keys}"]
     [panel] = [panel for panel in plotted(log).cells.panels if panel.title.startswith("gradient")]
-    assert np.array_equal(np.stack(panel.cells), cell_colours(grid)) and panel.limits == (-25, 475)
+    assert np.array_equal(np.stack(panel.cells), cell_colours(grid)) and panel.limits == (-0.5, 450.5)
 
 
 def test_a_named_layer_whose_value_is_0_has_marks_at_the_foot_of_its_curves() -> None:
@@ -178,7 +178,7 @@ def test_findings_have_flags_above_the_loss() -> None:
     frozen = [finding("frozen", f"layer{at}", "word " * 60 + "end", step=100) for at in range(5)]
     findings = [*frozen, finding("non-finite", step=500), finding("few-samples")]
     # after the last sampled step: at the edge; few samples: none
-    assert plotted(run(), findings).loss.flags == [(100, "1-5"), (475, "6")]
+    assert plotted(run(), findings).loss.flags == [(100, "1-5"), (450.5, "6")]
     lines = words(plot_training(run(), findings))
     at = lines.index(next(line for line in lines if line.startswith("1  warning frozen  layer0: word")))
     assert lines[at + 1].startswith("    word") and lines[at + 1].endswith("end")

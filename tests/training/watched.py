@@ -1,12 +1,15 @@
 """A small network with all that a monitor measures, how it is trained, and logs that are written by hand."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules import module as modules
 
 from hookscope.training.log.file import Run
 
@@ -99,6 +102,37 @@ def train(
                 optimizer.step()
         after_step()
     return net
+
+
+@contextmanager
+def validations(every: int = 10, has_gradients: bool = False) -> Iterator[None]:
+    """Before each ``every``-th pass of a model, it is validated: in eval mode, with fewer and other samples."""
+    counts, running = Counter[int](), [0]
+
+    def before(module: nn.Module, args: Any) -> None:
+        running[0] += 1
+        if running[0] > 1 or not torch.is_grad_enabled() or isinstance(module, nn.modules.loss._Loss):
+            return
+        counts[id(module)] += 1
+        if counts[id(module)] % every or not all(isinstance(value, torch.Tensor) for value in args):
+            return
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+        with torch.set_grad_enabled(has_gradients):
+            module(*(x[:3].flip(0) + 0.1 * torch.randn_like(x[:3]) if x.is_floating_point() else x[:3] for x in args))
+        for part, is_training in modes:
+            part.training = is_training
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        running[0] -= 1
+
+    hooks = [modules.register_module_forward_pre_hook(before)]
+    hooks.append(modules.register_module_forward_hook(after, always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor | None = None) -> None:

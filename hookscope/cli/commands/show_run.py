@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -43,9 +44,9 @@ class ShowRun(RowCommand):
       hookscope show-run run.ndjson --plot run.png --html run.html
       hookscope show-run run.ndjson --format json | jq '.findings[0]'
 
-    LOG is the file that `hookscope watch` writes; it may still grow. The page of --html shows all runs of the log over
-    one another, as the log is now. The format json adds the run and the last values of each layer. The exit status is
-    0, with or without findings.
+    LOG is the file that `hookscope watch` writes; it may still grow. The page of --html shows all runs of the same
+    script over one another, as the log is now. The format json adds the run and the last values of each layer. The
+    exit status is 0, with or without findings.
     """
 
     log: str = argument("[LOG]", default="hookscope.ndjson", required=False, type=click.Path())
@@ -65,7 +66,7 @@ class ShowRun(RowCommand):
         run = runs[-1]
         findings = training.findings_over_time(run)
         written = f"; last written to {training.duration_words(max(0.0, time.time() - os.stat(log).st_mtime))} ago"
-        lines = [_what_ran(run, len(runs)), f"{training.summary(run)}{written if run.end is None else ''}"]
+        lines = [_what_ran(run, runs), f"{training.summary(run)}{written if run.end is None else ''}"]
         if self.plot is not None:
             facts = {"run": _run_row(run), "findings": [finding.as_row() for finding in findings]}
             provenance = {name: plain_json(fact) for name, fact in facts.items()}
@@ -90,13 +91,15 @@ def _near(log: str) -> str:
     return "there is " + ", ".join(os.path.join(folder, entry) for entry in near) if near else ""
 
 
-def _what_ran(run: training.Run, runs: int) -> str:
+def _what_ran(run: training.Run, runs: Sequence[training.Run]) -> str:
     header = run.header
     command, every, size = header.get("command"), header.get("every"), header.get("world_size") or 1
     parts = [" ".join(map(str, command)) if command else "a training loop", f"started {header.get('started')}"]
     parts += ["every step" if every == 1 else f"every {every} steps"]
     parts += [f"rank {header.get('rank')} of {size}"] if size > 1 else []
-    parts += [f"the last of {runs:,} runs in the log"] if runs > 1 else []
+    scripts = Counter(other.script or "a training loop" for other in runs)
+    counts = ", ".join(f"{count:,} of {script}" for script, count in scripts.items()) if len(scripts) > 1 else ""
+    parts += [f"the last of {len(runs):,} runs in the log{f' ({counts})' if counts else ''}"] if len(runs) > 1 else []
     return ", ".join(parts)
 
 

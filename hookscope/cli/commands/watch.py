@@ -59,8 +59,10 @@ class Watch(Command):
       layer, call, type, index, order
                          as in list-layers
       called_as          the name of the place that calls a shared layer
-      activation_mean, activation_std, zero_share, dead_channels, non_finite,
-      infinite           of the output
+      activation_mean, activation_std, activation_max, zero_share,
+      dead_channels, non_finite, infinite
+                         of the output; the largest value of layers with
+                         parameters only
       gradient_norm, weight_norm, update_to_weight
                          of the layer's own parameters
       running_mean_shift, running_var_ratio
@@ -92,7 +94,9 @@ class Watch(Command):
     layers: Any = calls_option("Calls to log", "all", default="all")
     types: tuple[str, ...] = type_option()
     every: int = option(
-        "Sample every N-th step of each optimizer: 0, N, 2N... A sampled step takes longer than others.", default=50
+        "Sample every N-th step of each optimizer: 0, 1, 2, 4, 8... before N, then N, 2N... A sampled step takes longer"
+        " than others.",
+        default=50,
     )
     log: str = option(
         "Log file; lines are appended. Each rank of torchrun writes its own, with .rank0, .rank1... in the name. With"

@@ -293,7 +293,7 @@ def _input_scale(now: History) -> Evidence | None:
 # Modes and settings
 
 
-@Cause(CATALOGUE["eval-mode"])
+@Cause(CATALOGUE["eval-mode"], 2)
 def _eval_mode(now: History) -> Evidence | None:
     count, layers = now["eval_modes"] or 0, tuple(now["eval_layers"] or ())
     if not count or not now["backwards"]:

@@ -45,6 +45,12 @@ class Run(Shown):
     end: dict[str, Any] | None = None
     facts: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def script(self) -> str:
+        """The file or the module that ran, without its arguments; empty for a training loop."""
+        command = [str(word) for word in self.header.get("command") or ()]
+        return " ".join(command[: 2 if command[:1] == ["-m"] else 1])
+
     def _cells(self) -> Cells:
         steps = [row["step"] for row in self.rows if isinstance(row.get("step"), int)]
         span = {"first step": min(steps), "last step": max(steps)} if steps else {}

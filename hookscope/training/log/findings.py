@@ -237,16 +237,24 @@ def _consequences(
     """What layers have because a layer before them is dead, by name of the finding; ``layers`` have parameters."""
     dead = intervals["dead-layer"]
     consequences = {name: [span for span in intervals[name] if _follows(span, dead, thresholds)] for name in _FOLLOW}
+    zero = [span for span in intervals["no-gradient"] if span.layer.values["gradient_norm"][span.first] == 0]
+    consequences["no-gradient"] = [span for span in zero if _follows(span, dead, thresholds, -1)]
     explained = {span.layer.label for name in _UNCHANGED for span in intervals[name]}
     unchanged = [_unchanged(layer, dead, run) for layer in layers if layer.label not in explained]
     consequences["no-update"] = [interval for interval in unchanged if interval is not None]
     return {name: parts for name, parts in consequences.items() if parts}
 
 
-def _follows(interval: FindingInterval, dead: Sequence[FindingInterval], thresholds: TrainingThresholds) -> bool:
-    """Whether the layer is dead itself or comes after a dead one, and its finding begins about when that died."""
+def _follows(
+    interval: FindingInterval, dead: Sequence[FindingInterval], thresholds: TrainingThresholds, sign: int = 1
+) -> bool:
+    """Whether the layer is dead itself or comes after a dead one, and its finding begins about when that died.
+
+    With a ``sign`` of -1, whether it comes before a dead layer.
+    """
     near = max(thresholds.patience * spacing(interval.layer), thresholds.warm_up)
-    return any(span.layer.index <= interval.layer.index and abs(span.step - interval.step) <= near for span in dead)
+    ahead = [span for span in dead if (interval.layer.index - span.layer.index) * sign >= 0]
+    return any(abs(span.step - interval.step) <= near for span in ahead)
 
 
 def _unchanged(layer: LayerSeries, dead: Sequence[FindingInterval], run: RunSeries) -> FindingInterval | None:
@@ -267,7 +275,9 @@ def _consequence_words(
     own = {interval.layer.label for interval in group}
     parts = []
     for name, intervals in consequences.items():
-        layers = [span.layer for span in intervals if span.layer.label not in own and _follows(span, group, thresholds)]
+        sign = -1 if name == "no-gradient" else 1
+        others = [span for span in intervals if span.layer.label not in own]
+        layers = [span.layer for span in others if _follows(span, group, thresholds, sign)]
         labels = [layer.label for layer in sorted(layers, key=lambda layer: layer.index)]
         if len(labels) > 2:
             parts.append(f"{name} in {len(labels)} layers from '{labels[0]}' to '{labels[-1]}'")

@@ -134,6 +134,8 @@ def _dead_words(layer: LayerSeries, at: int) -> str:
     if _gets_zeros(layer)[at]:
         norm = layer.values["gradient_norm"][at]
         return f"its input is 0 everywhere: its bias has a gradient of norm {norm:.2g}, its weight one of 0"
+    if (largest := layer.values["activation_max"][at]) < 0:
+        return f"its largest value is {largest:.2g} and its gradient is 0: the activation behind it passes nothing on"
     dead, channels = layer.values["dead_channels"][at], layer.values["channels"][at]
     if math.isnan(dead) or math.isnan(channels):
         return "every value is 0"
@@ -147,9 +149,10 @@ def _puts_out_its_own(context: LayerContext) -> bool:
 
 @Rule(CATALOGUE["dead-layer"], "dead_channels", default("dead-layer", "dead_layer"), _dead_words)
 def _dead_layer(context: LayerContext) -> Array:
-    """1 too where the input is 0 and no layer is seen to put that out, as behind ``torch.relu``."""
-    share = _where(_puts_out_its_own(context), dead_share(context.layer))
-    return np.where(_gets_zeros(context.layer) & ~context.run.starved(context.layer), 1.0, share)
+    """1 too where an activation behind it cuts all off, or where its input is 0 and no layer is seen to cause that."""
+    layer, run = context.layer, context.run
+    share = _where(_puts_out_its_own(context) & ~run.lives_in_another_call(layer), dead_share(layer))
+    return np.where(run.cut_off(layer) | (_gets_zeros(layer) & ~run.starved(layer)), 1.0, share)
 
 
 @Rule(CATALOGUE["dead-channels"], "dead_channels", "dead", _dead_words, named="worst", severity="warning")

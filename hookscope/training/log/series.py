@@ -17,9 +17,9 @@ from hookscope.training.log.file import Run
 Array = NDArray[np.float64]
 
 METRICS = (
-    "activation_mean", "activation_std", "zero_share", "channels", "channel_values", "dead_channels", "non_finite",
-    "infinite", "gradient_norm", "weight_gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite",
-    "update_to_weight",
+    "activation_mean", "activation_std", "activation_max", "zero_share", "channels", "channel_values", "dead_channels",
+    "non_finite", "infinite", "gradient_norm", "weight_gradient_norm", "gradient_non_finite", "weight_norm",
+    "weight_non_finite", "update_to_weight",
     "running_mean_shift", "running_var_ratio", "frozen", "learning_rate", "order",
 )  # fmt: skip
 """The fields of a layer's line that are numbers or booleans, as the log names them."""
@@ -123,11 +123,30 @@ class RunSeries:
         changing: NDArray[np.bool_] = largest[np.searchsorted(steps, layer.steps)] > least
         return changing
 
+    def _ran(self, model: int) -> list[LayerSeries]:
+        return [layer for layer in self.layers if layer.model == model and not np.isnan(layer.values["order"]).all()]
+
     def starved(self, layer: LayerSeries) -> NDArray[np.bool_]:
-        """``(S,)`` where the output of the call before it is all 0."""
-        ran = [other for other in self.layers if not np.isnan(other.values["zero_share"]).all()]
-        before = [other for other in ran if other.model == layer.model and other.index < layer.index]
-        return np.isin(layer.steps, [other.steps[other.values["zero_share"] == 1] for other in before[-1:]])
+        """``(S,)`` where the output of the call before it is all 0, at least behind its activation."""
+        before = [other for other in self._ran(layer.model) if other.index < layer.index]
+        zeros = [o.steps[(o.values["zero_share"] == 1) | self.cut_off(o)] for o in before[-1:]]
+        return np.isin(layer.steps, zeros)
+
+    def cut_off(self, layer: LayerSeries) -> NDArray[np.bool_]:
+        """``(S,)`` where all values are below 0 and the gradient is 0, as before an ``F.relu``, which is no layer."""
+        values = layer.values
+        is_cut = (values["activation_max"] < 0) & (values["gradient_norm"] == 0) & ~self.scaled_down(layer)
+        behind = [other for other in self._ran(layer.model) if other.index > layer.index][:1] if is_cut.any() else []
+        is_dead = [o.steps[o.values["zero_share"] == 1] for o in behind if np.isnan(o.values["weight_norm"]).all()]
+        cut_off: NDArray[np.bool_] = is_cut & ~np.isin(layer.steps, is_dead)
+        return cut_off
+
+    def lives_in_another_call(self, layer: LayerSeries) -> NDArray[np.bool_]:
+        """``(S,)`` where another call of the same weights puts out something: the first state of an RNN is 0."""
+        others = [o for o in self.layers if (o.model, o.name) == (layer.model, layer.name) and o is not layer]
+        alive = [o.steps[o.values["zero_share"] < 1] for o in others]
+        has_weights = not np.isnan(layer.values["weight_norm"]).all()
+        return np.isin(layer.steps, np.concatenate(alive) if alive and has_weights else [])
 
     def scaled_down(self, layer: LayerSeries) -> NDArray[np.bool_]:
         """``(S,)`` where a weight of its block is still almost 0, as layer scales and last gammas are at first."""

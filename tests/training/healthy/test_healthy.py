@@ -1,6 +1,8 @@
 """Sound training runs are left in peace: no error, no warning, and the same weights as unwatched."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hookscope.training import Monitor, findings_over_time, read_runs
 from tests.helpers import same_values
 from tests.training.healthy import frameworks
 from tests.training.healthy.scripts import SCRIPTS
+from tests.training.watched import validations
 
 FRAMEWORKS = {"trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}
 FRAMEWORKS["segmentation"] = "segmentation_models_pytorch"
@@ -31,12 +34,14 @@ def trained(name: str) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("default")  # frameworks warn of what torch will change
+@pytest.mark.parametrize(("between", "every"), [(nullcontext, 4), (validations, 50)])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in (*SCRIPTS, *FRAMEWORKS)]
 )
-def test_a_sound_run_has_no_error_and_no_warning(name: str, tmp_path: Path) -> None:
-    unwatched = trained(name).state_dict()
-    with Monitor(every=4, log=tmp_path / "run.ndjson"):
+def test_a_sound_run_has_no_error_and_no_warning(name: str, between: Any, every: int, tmp_path: Path) -> None:
+    with between():
+        unwatched = trained(name).state_dict()
+    with between(), Monitor(every=every, log=tmp_path / "run.ndjson"):
         net = trained(name)
     assert same_values(net, unwatched)
     [run] = read_runs(tmp_path / "run.ndjson")

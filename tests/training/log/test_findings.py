@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from hookscope.findings import ranked
 from hookscope.training import Monitor
@@ -100,15 +101,17 @@ def test_a_rate_next_to_0_is_one_finding_for_all_layers(optimizer: Any) -> None:
     assert "; all 3 other layers too" in finding.evidence
 
 
-def test_zeros_that_a_function_puts_out_are_seen_at_the_layer_behind_it() -> None:
-    """The bias of that layer gets a gradient, the weight one of 0; the optimizer is not to blame."""
+@pytest.mark.parametrize("relu", [F.relu, torch.relu, lambda x: x.relu(), lambda x: x.clamp(min=0)])
+def test_a_layer_below_0_before_a_function_is_dead(relu: Any) -> None:
+    """The layer before the function is named, for the weight behind it gets a gradient of 0."""
     model = Function(
-        lambda self, x: self.head(torch.relu(self.body(x.flatten(1)))), body=nn.Linear(192, 8), head=nn.Linear(8, 4)
+        lambda self, x: self.head(relu(self.body(x.flatten(1)))), body=nn.Linear(192, 8), head=nn.Linear(8, 4)
     )
     nn.init.constant_(model.body.bias, -100)
     findings = findings_over_time(train(model, sgd(model)))
-    assert named(findings) == [("dead-layer", "head"), ("no-gradient", "body")]
-    assert "its input is 0 everywhere: its bias has a gradient of norm" in findings[0].evidence
+    assert named(findings) == [("dead-layer", "body")]
+    text = " and its gradient is 0: the activation behind it passes nothing on"
+    assert "its largest value is -9" in findings[0].evidence and text in findings[0].evidence
 
 
 def test_frozen_weights_beside_a_bias_that_learns_and_zeroed_scales_are_sound() -> None:
@@ -122,15 +125,13 @@ def test_frozen_weights_beside_a_bias_that_learns_and_zeroed_scales_are_sound() 
     assert "update-too-large" not in dict(named(findings_over_time(train(model, sgd(model), every=1))))
 
 
-def test_a_bias_far_below_0_kills_the_relu_and_what_comes_before_gets_no_gradient() -> None:
+def test_a_bias_far_below_0_kills_the_relu_and_explains_what_comes_before() -> None:
     model = net(norm=False)
     model[2].bias.data.fill_(-10)
-    dead, cut_off = findings_over_time(train(model, sgd(model)))
-    assert named([dead, cut_off]) == [("dead-layer", "3"), ("no-gradient", "2")]
-    text = "to the end: all 8 channels are 0 for the whole batch; this explains dead-channels in '5', no-update in '4'"
-    assert dead.evidence.endswith(text)
-    assert cut_off.evidence.endswith("to the end: its gradient is 0 everywhere; '0' too")
-    assert cut_off.layers == ("0", "2")
+    [dead] = findings_over_time(train(model, sgd(model)))
+    assert named([dead]) == [("dead-layer", "3")]
+    text = "to the end: all 8 channels are 0 for the whole batch; this explains dead-channels in '5', no-gradient in"
+    assert dead.evidence.endswith(f"{text} '0' and '2', no-update in '4'")
 
 
 def test_a_root_of_0_spoils_the_gradient_before_it_and_then_everything() -> None:
