@@ -2,7 +2,7 @@
 
     python samples/train.py --epochs 3
     hookscope watch --every 5 --log run.ndjson -- samples/train.py --epochs 3 --fault dead-relu
-    hookscope watch --show run.ndjson --plot run.png
+    hookscope show-run run.ndjson --plot run.png
 
 ``--fault`` breaks it as trainings are broken: ``dead-relu`` (a bias far below 0), ``frozen`` (a layer forgotten with
 requires_grad=False), ``rate`` (a learning rate a thousand times too large), ``nan`` (a logarithm of 0 in the loss).

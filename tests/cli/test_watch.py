@@ -68,7 +68,8 @@ def watched(folder: Path, *words: str, **more: Any) -> tuple[int, str, str, list
     """Status, output, errors without hookscope's own lines, and these."""
     status, output, errors = ended(folder, "-m", "hookscope", "watch", *words, **more)
     notes = [line for line in errors.splitlines(True) if line.startswith("Note: ")]
-    return status, output, "".join(line for line in errors.splitlines(True) if line not in notes), notes
+    assert notes[0].startswith("Note: watching ")
+    return status, output, "".join(line for line in errors.splitlines(True) if line not in notes), notes[1:]
 
 
 def both(folder: Path, *words: str, options: tuple[str, ...] = ("--every", "5", "--")) -> tuple[Any, ...]:
@@ -107,11 +108,11 @@ def test_a_watched_script_trains_to_the_same_bits_and_each_rank_has_its_log(
     assert run.header["command"] == list(words) and run.header["every"] == 5 and run.end["reason"] == "done"
     assert (run.header["rank"], run.header["world_size"]) == (1, 2)
     assert [(row["step"], row["layer"]) for row in run.rows] == [
-        (step, layer) for step in (0, 5, 10) for layer in ("0", "2", "5")
+        (step, layer) for step in (0, 1, 2, 4, 5, 10) for layer in ("0", "2", "5")
     ]
-    losses = [float.fromhex(line.split()[1]) for line in output.splitlines()[1:13:5]]
+    losses = [float.fromhex(output.splitlines()[1 + step].split()[1]) for step in (0, 1, 2, 4, 5, 10)]
     assert [row["loss"] for row in run.rows[::3]] == pytest.approx(losses, rel=1e-6)
-    assert note.startswith("Note: 3 of 12 steps sampled, 9 lines in run.rank1.ndjson; ")
+    assert note.startswith("Note: 6 of 12 steps sampled, 18 lines in run.rank1.ndjson; ")
     assert note.endswith("; see `hookscope show-run run.rank1.ndjson`\n")
 
 
@@ -231,6 +232,13 @@ def watched_here(log: Path, script: FunctionAsScript, *sinks: SinkChoice, **opti
     return run
 
 
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What a run in this process has said after its first line."""
+    first, _, rest = capsys.readouterr().err.partition("\n")
+    assert first.startswith("Note: watching train.py, log in ")
+    return rest
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [((), "")]
@@ -244,7 +252,7 @@ def test_a_script_without_steps_says_so_and_names_options_that_went_to_it(
 ) -> None:
     watched_here(tmp_path / "log", FunctionAsScript(lambda: None, *words))
     note = f"Note: no optimizer of torch took a step in train.py: there was nothing to watch{hint}\n"
-    assert capsys.readouterr().err == note
+    assert said(capsys) == note
 
 
 def test_a_script_that_catches_the_error_of_a_stop_ends_with_its_status_and_does_not_train_on(
@@ -271,7 +279,7 @@ def test_a_script_that_catches_the_error_of_a_stop_ends_with_its_status_and_does
         with pytest.raises(SystemExit) as caught:
             watched_here(tmp_path / f"{number}", FunctionAsScript(function), stop_on="non-finite")
         assert caught.value.code == 3 and steps == [1.0] * number
-        assert capsys.readouterr().err.startswith(f"Error: step {number}: NaN in the input of the model")
+        assert said(capsys).startswith(f"Error: step {number}: NaN in the input of the model")
         assert read_runs(tmp_path / f"{number}")[0].end["reason"] == "stopped"
 
 
@@ -279,7 +287,7 @@ def test_a_run_that_never_steps_points_to_its_log(tmp_path: Path, capsys: pytest
     net = nn.Linear(1, 1)
     trains = FunctionAsScript(lambda: [net(torch.randn(4, 1)).sum().backward() for _ in range(12)])
     watched_here(tmp_path / "log", trains)
-    note = capsys.readouterr().err
+    note = said(capsys)
     assert note.startswith("Note: no optimizer of torch took a step in train.py, ") and "no-step" in note
 
 
@@ -300,7 +308,7 @@ def test_a_sink_that_does_not_open_or_end_is_left_alone(
     monkeypatch.setattr(TensorBoard, "__init__", fail)
     watched_here(tmp_path / "log", FunctionAsScript(three_steps), SinkChoice.parse(f"tensorboard:{tmp_path / 'runs'}"))
     note = "Note: tensorboard gets no lines, the log goes on: cannot write runs: No space left on device\n"
-    assert capsys.readouterr().err.startswith(note) and len(read_runs(tmp_path / "log")[0].rows) == 3
+    assert said(capsys).startswith(note) and len(read_runs(tmp_path / "log")[0].rows) == 3
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -318,7 +326,7 @@ def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     watched_here(pipe, FunctionAsScript(three_steps))
     reader.join()
     assert [json.loads(line)["row"] for line in lines] == ["run", *["layer", "facts"] * 3, "end"]
-    assert capsys.readouterr().err == f"Note: 3 of 3 steps sampled, in {pipe}\n"  # nobody can show it from there
+    assert said(capsys) == f"Note: 3 of 3 steps sampled, in {pipe}\n"  # nobody can show it from there
 
 
 ENDS = {signal.SIGKILL: None, signal.SIGINT: ("stopped", None), signal.SIGTERM: ("exit", 143)}
@@ -399,7 +407,7 @@ def test_processes_that_the_script_starts_have_a_log_each(tmp_path: Path) -> Non
     assert {log: (run.end["reason"], run.end["status"]) for log, run in logs.items()} == {
         "process1": ("exit", 143), "process3": ("done", None),
     }  # fmt: skip
-    assert all([row["step"] for row in run.rows] == [0, 2] for run in logs.values())
+    assert all([row["step"] for row in run.rows] == [0, 1, 2] for run in logs.values())
     assert sum("hookscope.process" in note for note in notes) == 1
 
 

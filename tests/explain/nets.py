@@ -42,7 +42,7 @@ def busy() -> nn.Module:
     net.first.register_forward_hook(lambda module, args, output: None)
     net.second.register_forward_pre_hook(lambda module, args: None)
     net.head.register_full_backward_hook(lambda module, grad_input, grad_output: None)
-    net.head.register_forward_hook(lambda module, args, output: output + torch.rand(1))
+    net.head.register_forward_hook(lambda module, args, output: output + 1e-6 * torch.rand(1))
     return net
 
 
