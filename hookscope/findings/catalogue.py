@@ -587,6 +587,10 @@ _warning(
             "This is expected for a loss network or a discriminator that is not trained: set requires_grad=False, to"
             " save time.",
         ),
+        "outside": _as_warning(
+            "These layers run inside the model, but they are not registered in it.",
+            "Keep layers in an nn.ModuleList or an attribute, not in a list, before the optimizer is created.",
+        ),
     },
 )
 _warning(

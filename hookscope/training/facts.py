@@ -335,6 +335,7 @@ class StepFacts:
         return {
             "not_optimized": len(lost),
             "not_optimized_layers": names[:_MOST_NAMES],
+            "not_optimized_outside": bool(lost) and all(model is None for model, _ in lost),
             "not_optimized_models": bool(lost) and all(model in whole for model, _ in lost),
             "waiting": len(free) - len(lost),
             "waiting_optimizers": held_by_waiting,

@@ -269,7 +269,7 @@ class ModelTracker:
         return None if layer is None else (current, layer)
 
     def strangers(self) -> list[nn.Module]:
-        """Modules that ran inside a model of which they are no part, as in a list in place of a ``ModuleList``."""
+        """Modules that ran inside a model without being registered in it, as in a list in place of a ``ModuleList``."""
         return [module for known in self._strangers.values() if (module := known()) is not None]
 
     def find_owner(self, parameters: set[int]) -> None:

@@ -76,8 +76,8 @@ class WatchRun:
         InChildren(
             "hookscope.cli.shared.watch_run", "watch_child", (self._path, self._name, settings, self._output.quiet)
         ).wait()
-        after_import("torch", self._enter)
         self._say(f"Note: watching {self._name}, log in {self._log}")
+        after_import("torch", self._enter)
         try:
             self._script.run()
             if self._monitor is not None and self._monitor.stopped is not None:

@@ -140,7 +140,8 @@ def _not_optimized(now: History) -> Evidence | None:
     if now["of_no_model"]:
         words = f"{text}; {now['of_no_model']} of the {now['parameters']} that {now['optimizer_type']} holds are in no"
         return Evidence(f"{words} model and have no gradient", "replaced", layers, numbers)
-    return Evidence(text, "other model" if now["not_optimized_models"] else "", layers, numbers)
+    case = "outside" if now["not_optimized_outside"] else "other model" if now["not_optimized_models"] else ""
+    return Evidence(text, case, layers, numbers)
 
 
 @Cause(CATALOGUE["no-gradient"], 1, explains=_LIFELESS | {"learning-rate-vanishes", "gradients-accumulate"})

@@ -133,7 +133,7 @@ class RunSeries:
         return np.isin(layer.steps, zeros)
 
     def cut_off(self, layer: LayerSeries) -> NDArray[np.bool_]:
-        """``(S,)`` where all values are below 0 and the gradient is 0, as before an ``F.relu``, which is no layer."""
+        """``(S,)`` where all values are below 0 and the gradient is 0, as before ``F.relu``, which has no line itself."""
         values = layer.values
         is_cut = (values["activation_max"] < 0) & (values["gradient_norm"] == 0) & ~self.scaled_down(layer)
         behind = [other for other in self._ran(layer.model) if other.index > layer.index][:1] if is_cut.any() else []
@@ -142,7 +142,7 @@ class RunSeries:
         return cut_off
 
     def lives_in_another_call(self, layer: LayerSeries) -> NDArray[np.bool_]:
-        """``(S,)`` where another call of the same weights puts out something: the first state of an RNN is 0."""
+        """``(S,)`` where another call of the same weights has values other than 0: the first state of an RNN is 0."""
         others = [o for o in self.layers if (o.model, o.name) == (layer.model, layer.name) and o is not layer]
         alive = [o.steps[o.values["zero_share"] < 1] for o in others]
         has_weights = not np.isnan(layer.values["weight_norm"]).all()
