@@ -244,6 +244,23 @@ def test_without_scripts_tables_curves_and_views_are_there(opened: Any, page_of:
     assert page.locator(".chart path.line:visible").count() > 4
 
 
+def test_runs_of_other_scripts_in_the_log_are_counted_and_not_drawn(log: str, tmp_path: Path) -> None:
+    both, page = tmp_path / "both.ndjson", tmp_path / "page.html"
+    [_, first, second] = Path(log).read_text().split('{"row": "run"')
+    runs = {"a.py": first, "b.py": first, "a.py --long": second}
+    both.write_text(
+        "".join(
+            '{"row": "run"' + text.replace('"command": null', f'"command": {json.dumps(command.split())}')
+            for command, text in runs.items()
+        )
+    )
+    status, out, _ = run("show-run", str(both), "--html", str(page), "--format", "table")
+    assert status == 0 and "a.py --long, started" in out
+    assert "the last of 3 runs in the log (2 of a.py, 1 of b.py)" in " ".join(out.split())
+    numbers = re.findall(r'class="numbers">(.*?)</script>', page.read_text(encoding="utf-8"))
+    assert [line["name"][:5] for line in json.loads(numbers[0])["lines"]] == ["run 1", "run 2"]
+
+
 def test_the_page_grows_with_the_log(log: str, tmp_path: Path) -> None:
     """Run again, the command writes the page anew with what the log has then."""
     lines = Path(log).read_text().splitlines(keepends=True)

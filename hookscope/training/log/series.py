@@ -133,7 +133,7 @@ class RunSeries:
         return np.isin(layer.steps, zeros)
 
     def cut_off(self, layer: LayerSeries) -> NDArray[np.bool_]:
-        """``(S,)`` where all values are below 0 and the gradient is 0, as before ``F.relu``, which has no line itself."""
+        """``(S,)`` where all values are below 0 and the gradient is 0, as before ``F.relu``, which has no line."""
         values = layer.values
         is_cut = (values["activation_max"] < 0) & (values["gradient_norm"] == 0) & ~self.scaled_down(layer)
         behind = [other for other in self._ran(layer.model) if other.index > layer.index][:1] if is_cut.any() else []
