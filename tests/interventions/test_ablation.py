@@ -257,7 +257,7 @@ MIXING: dict[str, Callable[[], list[nn.Module]]] = {
 
 @pytest.mark.filterwarnings("ignore")  # torch's quantisation is to move
 @pytest.mark.parametrize("kind", MIXING)
-@pytest.mark.parametrize("batch_size", [None, 2, 5])
+@pytest.mark.parametrize("batch_size", [None, 5])
 def test_layers_that_mix_the_pictures_of_a_batch_get_single_pictures(kind: str, batch_size: int | None) -> None:
     net = small_net(*MIXING[kind]())
     judge, state, picture = copy.deepcopy(net), ModelSnapshot(net), PICTURE.clone()
@@ -271,7 +271,7 @@ def test_layers_that_mix_the_pictures_of_a_batch_get_single_pictures(kind: str, 
         assert after(ablation)["conv", channel] == pytest.approx(expected, abs=1e-6)
 
 
-INSIDE = [Quantize(*options) for options in product((2, 4, 8), (False, True), (False, True))]
+INSIDE = [Quantize(*options) for options in product((2, 8), (False, True), (False, True))]
 INSIDE += [Mean(), Permute("images"), Permute(), Noise(0.5, relative=True), Clamp(0, 1)]
 
 
