@@ -26,5 +26,12 @@ from .figure import (
     map_difference as map_difference,
     matrix_plot as matrix_plot,
 )
+from .reference import (
+    SHIFTS as SHIFTS,
+    AgainstReference as AgainstReference,
+    CallShift as CallShift,
+    against_reference as against_reference,
+    check_shifts as check_shifts,
+)
 from .run import compare as compare
 from .side import Side as Side, make_side as make_side

@@ -746,6 +746,24 @@ _warning(
         "large": _as_note("Most networks take values within 3 of 0; this one may be made for larger ones.", ""),
     },
 )
+_error(
+    "left-range",
+    "All calls before this one do what they did when the reference was saved.",
+    "Look at this layer and at the operations just before it: compare its weights with the checkpoint.",
+    Threshold("left", 3.3, "root mean square over channels, in standard errors: sound networks reach 2.4"),
+    Threshold("left_channel", 6.5, "one channel, in standard errors: sound networks reach 4.7"),
+    Threshold(
+        "left_varies", 5.5, "spread between images, median over channels, in standard errors: sound networks reach 4.4"
+    ),
+    Threshold("sure", 2.0, "chosen: other subjects than in the reference, such as one class alone, reach 1.9"),
+    cases={
+        "input": Case(
+            "The model gets other values than when the reference was saved.",
+            "Look at how images are prepared: mean, standard deviation, range, order of colours, size. Else the images"
+            " are of another kind.",
+        )
+    },
+)
 _note(
     "sudden-drift",
     "From this BatchNorm on, the network may compute with values that it was not trained on.",
@@ -916,9 +934,9 @@ _ORDER = {
     " batchnorm-small-batch non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
     " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
-    "inspection": "random-weights input-mismatch probabilities-as-scores random-output initial-weights idle-layer"
-    " attention-axis unlike-siblings rounded-weights unsuited-weights sudden-drift outlier-layer outlier-weights"
-    " unordered-positions",
+    "inspection": "random-weights left-range input-mismatch probabilities-as-scores random-output initial-weights"
+    " idle-layer attention-axis unlike-siblings rounded-weights unsuited-weights sudden-drift outlier-layer"
+    " outlier-weights unordered-positions",
 }
 REPORT_ORDER = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the most severe first: the order in which findings are reported."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from hookscope.comparison import AgainstReference
 from hookscope.display import Cells, Picture, Shown
 from hookscope.drawing import Heat, Tiles, draw_heat, image_bytes
 from hookscope.explain import ClassActivationMap
@@ -244,6 +245,7 @@ class InspectionEvidence:
         read: What convolutions and Linear layers read.
         trace: Every call of a layer and of an operation, with what it read.
         pictures: The images as they were read, upright and RGB.
+        against: Where the model is outside the range of the reference, if there is one.
     """
 
     net: LoadedModel
@@ -260,3 +262,4 @@ class InspectionEvidence:
     read: LayerInputs | None = None
     trace: Trace = field(default_factory=lambda: Trace((), (), ()))
     pictures: tuple[Image.Image, ...] = ()
+    against: AgainstReference | None = None

@@ -108,8 +108,8 @@ class _Cause:
 def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     """At most twelve places to look at, the most important first.
 
-    First of all come random weights. Findings follow by severity, then by how many times they exceed what is usual,
-    then in order of execution. What follows from a broken layer is reported with that layer.
+    First of all come random weights, then what a reference shows. Findings follow by severity, then by how many times
+    they exceed what is usual, then in order of execution. What follows from a broken layer is reported with that layer.
     """
     findings = [*network_findings(evidence), *_unusual(evidence)]
     random = [_place(_Cause(-1, "", [finding], [])) for finding in findings if finding.finding == "random-weights"]
@@ -118,7 +118,9 @@ def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     places = [_place(cause) for cause in causes]
     severe = [place for place in places if place.severity != "note"]
     notes = [place for place in places if place.severity == "note"][:_MOST_NOTES]
-    entries = [*random, *severe, *notes]
+    left = evidence.against.finding if evidence.against else None
+    told = [_place(_Cause(-1, left.layer, [left], []))] if left else []  # a reference knows more than any rule
+    entries = [*random, *told, *severe, *notes]
     reported = {(place.layer.removesuffix(".weight"), channel) for place in entries for channel in place.channels or ()}
     # what explains an answer means nothing for random weights
     more = [] if random else answer_places(evidence)

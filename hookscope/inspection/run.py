@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from hookscope.comparison import against_reference
 from hookscope.drawing import input_frames, input_size_of, layers_of_classes, names_of_channels
 from hookscope.errors import InputError, ModelError, NoMapError, UsageError, is_out_of_memory
 from hookscope.explain import ClassActivationMap, candidates
@@ -65,7 +66,7 @@ from hookscope.scores import (
     predictions,
     without_scores,
 )
-from hookscope.statistics import StatisticsCollector, StatisticsThresholds, find_problems
+from hookscope.statistics import SavedStatistics, StatisticsCollector, StatisticsThresholds, find_problems
 from hookscope.tracing import Trace, rows_of_type, trace
 
 GivenImage = str | os.PathLike[str] | InputImage | Image.Image
@@ -84,6 +85,7 @@ def inspect(
     also: Iterable[str] = (),
     target: Any = "top:1",
     categories: Sequence[str] | None = None,
+    reference: SavedStatistics | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_note: Callable[[str, str], None] = warn_of_image,
 ) -> Inspection:
@@ -102,6 +104,7 @@ def inspect(
         also: Names of further layers whose maps are kept, such as those that have exemplars.
         target: The class that is explained: its index, its name, or ``top:1`` for the best of each image.
         categories: Names of the classes; None for the names in ``net``.
+        reference: What `load_statistics` read: the first place is then the first call that left its range.
         on_progress: Called as ``on_progress(done, total)`` after each image.
         on_note: Called with name and text of a note about an image; warns by default.
 
@@ -134,7 +137,7 @@ def inspect(
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
     wanted = Target.of(target)
     wanted.check(names)
-    return InspectionRun(loaded, input_images, layers, types, wanted, tuple(also)).inspection(on_progress)
+    return InspectionRun(loaded, input_images, layers, types, wanted, tuple(also), reference).inspection(on_progress)
 
 
 def _read(image: GivenImage, net: LoadedModel) -> InputImage:
@@ -166,8 +169,9 @@ class InspectionRun:
         types: Iterable[Any] | None,
         target: Target,
         also: Sequence[str] = (),
+        reference: SavedStatistics | None = None,
     ) -> None:
-        self.net, self.input_images, self.target = net, input_images, target
+        self.net, self.input_images, self.target, self.reference = net, input_images, target, reference
         self.types = tuple(types) if types else None
         self.inputs = tuple((net.prepare(image),) for image in input_images)
         first = net.inputs(*self.inputs[0])
@@ -186,7 +190,8 @@ class InspectionRun:
         if also:
             self.selection = Selection([self.selection, Selection.of_names(also)])
         self.followed = self._last_maps(input_size_of(self.inputs[0][0]))
-        self.collector, self.read = StatisticsCollector(net.model), LayerInputs(net.model, self.whole)
+        self.collector = StatisticsCollector(net.model, ranges=reference is not None)
+        self.read = LayerInputs(net.model, self.whole)
         self.records: list[PassRecord] = []
         self.images: list[InspectedImage] = []
         self.scores: list[Tensor | None] = []
@@ -331,6 +336,7 @@ class InspectionRun:
         parameters = tuple(parameter_statistics(net.model))
         findings = find_problems(measured, totals.drifts(), totals.images, thresholds, assumed)
         changed = dict.fromkeys(key for record in self.records for key in record.changes)
+        against = self.reference and against_reference(SavedStatistics.of(net, totals), self.reference)
         evidence = InspectionEvidence(
             net=net,
             inputs=self.inputs,
@@ -345,6 +351,7 @@ class InspectionRun:
             read=self.read,
             trace=self.whole,
             pictures=tuple(image.image for image in self.input_images),
+            against=against,
             changes={key: np.array([record.changes.get(key, np.nan) for record in self.records]) for key in changed},
         )
         return Inspection(
@@ -356,7 +363,7 @@ class InspectionRun:
             layers=layers,
             findings=evidence.findings,
             provenance=self._provenance(),
-            notes=tuple(dict.fromkeys(self._notes())),
+            notes=tuple(dict.fromkeys([*self._notes(), *([against.sentence] if against else [])])),
             trace=self.whole,
         )
 

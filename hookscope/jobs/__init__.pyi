@@ -17,8 +17,8 @@ from .run import (
     pictures_in as pictures_in,
 )
 from .state_file import (
-    BEGINNING as BEGINNING,
     StateKind as StateKind,
+    is_state_file as is_state_file,
     read_state as read_state,
     write_state as write_state,
 )

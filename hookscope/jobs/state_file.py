@@ -40,6 +40,14 @@ class StateKind:
     name: str = ""  # the name in the file; empty for statistics, whose files are older than other kinds
 
 
+def is_state_file(path: StrPath) -> bool:
+    """Whether there is a file, and it begins as those of `write_state`."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as stream:
+        return stream.read(len(BEGINNING)) == BEGINNING
+
+
 def write_state(path: StrPath, kind: StateKind, content: dict[str, Any]) -> None:
     """Write ``content``: numbers, strings, arrays of int64 and float64, lists and dictionaries of these."""
     content = encoded(content)

@@ -28,6 +28,11 @@ from .moments import (
     ValueHistogram as ValueHistogram,
     in_intervals as in_intervals,
 )
+from .ranges import (
+    INPUT_CALL as INPUT_CALL,
+    NUMBERS as NUMBERS,
+    CallRange as CallRange,
+)
 from .run import (
     SavedStatistics as SavedStatistics,
     StatisticsJob as StatisticsJob,

@@ -25,6 +25,7 @@ from hookscope.statistics.moments import (
     ValueHistogram,
     sums_of_maps,
 )
+from hookscope.statistics.ranges import CallRange
 
 _LENGTH = 16
 _MOST_POSITIONS = 1024  # of a map
@@ -397,6 +398,12 @@ class LayerAccumulator(Accumulator):
     @property
     def key(self) -> str:
         return key_of(self.call, self.part)
+
+    def range(self) -> CallRange:
+        """What a file of a version without ranges knows: how the means of channels vary."""
+        means, moments = self.image_means, self.moments
+        ends = moments.low, moments.high
+        return CallRange(self.call, self.shape, {}, self.items, means.mean[None], means.m2[None], *ends)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"call": astuple(self.call)}

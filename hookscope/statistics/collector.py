@@ -31,6 +31,7 @@ from hookscope.hooks import (
     by_channel,
     class_names,
     is_single,
+    joined_inputs,
     key_of,
     matches_type,
     module_of,
@@ -40,6 +41,7 @@ from hookscope.hooks import (
 )
 from hookscope.statistics.accumulator import LayerAccumulator, bounds_of, has_fixed_channels, rotations_of
 from hookscope.statistics.moments import ChannelMoments
+from hookscope.statistics.ranges import INPUT_CALL, CallRange
 from hookscope.statistics.totals import BATCH_NORMS, BatchNormAccumulator, Coverage, RunningStatistics
 
 MOST_CHANNELS_FOR_RANK = 2048
@@ -63,6 +65,8 @@ class StatisticsCollector:
             its input, such as `view`, is not measured again.
         handed_on: Whether a layer that returns the very tensor of another measured layer has statistics too, as a
             container has; by default what the model returns has none in this case.
+        ranges: Whether to measure how the input and the output of every module vary from image to image, as a
+            reference needs it.
 
     Attributes:
         totals: The `RunningStatistics` so far.
@@ -90,6 +94,7 @@ class StatisticsCollector:
         rank: bool = False,
         ops: bool = False,
         handed_on: bool = True,
+        ranges: bool = False,
     ) -> None:
         model = module_of(model)
         self.model = model
@@ -98,7 +103,7 @@ class StatisticsCollector:
         self.layers = usual_layers(model) if usual else Selection.of("all" if layers is None else layers)
         if usual and ops:
             self.layers = Selection([self.layers, EVERY_OPERATION])
-        self.rank, self.ops = rank, ops
+        self.rank, self.ops, self.ranges = rank, ops, ranges
         self.totals = RunningStatistics()
         self.coverage = Coverage(left_out=_left_out(model, self.layers) if usual else Counter())
         self._handed_on, self._passes = handed_on and not usual, 0
@@ -120,6 +125,9 @@ class StatisticsCollector:
                 self._modes = OperationCounter(self.model)
                 self._counting = stack.enter_context(HookHandles())
                 self._modes.modules.watch(self._counting)
+            if self.ranges:  # before the observer that ends the pass
+                on_range = partial(self.unseen, self._on_range)
+                stack.enter_context(Observer(self.model, "*", None, on_range, ordered=True))
             self._watch = Observer(
                 self.model,
                 self.layers,
@@ -150,6 +158,9 @@ class StatisticsCollector:
         self._names = None
         if not self.ops and not self._passes:
             self._modes.counts.clear()  # of a pass that failed
+        if self.ranges:
+            call = Call(INPUT_CALL, "input", 0, None)
+            self.unseen(self._on_range, call, None, args, kwargs, joined_inputs(args, kwargs))
 
     def _end(self) -> None:
         # only here: a failed pass would leave some layers with more images than others
@@ -230,6 +241,24 @@ class StatisticsCollector:
             layers[key].merge(layer)
         self._pass.remember(tensor, key, moments if values.is_set_to(whole) else None)
 
+    def _on_range(self, call: Call, module: nn.Module | None, args: Any, kwargs: Any, output: Any) -> None:
+        tensor = next(iter(tensors_in(output).values()), None)
+        if tensor is None or not _has_fractions(tensor) or not tensor.numel():
+            return
+        if self._pass.has_range(tensor) and call.name:  # a container hands on what another layer returned
+            return
+        size = self._pass.size
+        if module is None and tensor.dim() == 3 and size is not None:  # an image of a list
+            tensor = tensor[None]
+        values = by_channel(as_float(tensor), module, size)
+        images = len(self._pass.names)
+        if key_of(call, "") not in self._pass.totals.ranges and len(values) % images == 0:
+            own = {} if module is None else dict(module.named_parameters(recurse=False))
+            shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
+            shape = (len(values) // images, *tensor.shape[1:])
+            flat = values.reshape(*values.shape[:2], -1)
+            self._pass.totals.ranges[key_of(call, "")] = CallRange.of(call, flat, images, shape, shapes)
+
     def _has_channels(self, call: Call, module: nn.Module | Operation) -> bool:
         """Whether the call computes channels: a convolution, a Linear layer, an activation function, or the model."""
         if isinstance(module, Operation):
@@ -279,6 +308,7 @@ class _MeasuredPass:
     totals: RunningStatistics = field(default_factory=RunningStatistics)
     measured: dict[int, _MeasuredTensor] = field(default_factory=dict)
     rotations: dict[int, Tensor] = field(default_factory=dict)
+    ranged: dict[int, tuple[ref[Tensor], int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, inputs: Sequence[Any], names: Sequence[str] | None, first: int, convolves: bool) -> Self:
@@ -312,6 +342,13 @@ class _MeasuredPass:
         if known is None or measured is None or measured is not tensor or measured._version != known.version:
             return None
         return known
+
+    def has_range(self, tensor: Tensor) -> bool:
+        """Whether another call has returned ``tensor``, which was not written to since; from now on one has."""
+        if tensor.is_inference():
+            return False
+        before, self.ranged[id(tensor)] = self.ranged.get(id(tensor)), (ref(tensor), tensor._version)
+        return before is not None and before[0]() is tensor and before[1] == tensor._version
 
     def images_of(self, items: int) -> Sequence[str | None]:
         """The image of each item; None if items are not images, such as the proposals of a detector."""

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self, TypeVar
 from xml.etree import ElementTree
 
 from hookscope.errors import printable
@@ -14,6 +14,14 @@ from hookscope.findings import counted, listed, nonfinite_words, percent
 from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection, key_of
 from hookscope.statistics.facts import LayerStatistics
 from hookscope.statistics.totals import Coverage
+
+
+class _HasCall(Protocol):
+    @property
+    def call(self) -> Call: ...
+
+
+OfCall = TypeVar("OfCall", bound=_HasCall)
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,11 @@ class LimitsResult:
     broken: list[BrokenLimit] = field(default_factory=list)
     allowed: list[BrokenLimit] = field(default_factory=list)
 
+    def add(self, other: LimitsResult) -> None:
+        """Add the result of other limits."""
+        self.checked |= other.checked
+        self.broken += other.broken
+
     @property
     def calls(self) -> set[str]:
         return {key for keys in self.checked.values() for key in keys}
@@ -131,8 +144,8 @@ class _Judgement:
     applies: bool = True
 
 
-def checked_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[LayerStatistics]:
-    """The layers that ``allow`` does not select: limits apply to them.
+def checked_layers(layers: Sequence[OfCall], allow: Layers = ()) -> list[OfCall]:
+    """The layers, or what is known of them, that ``allow`` does not select: limits apply to them.
 
     Raises:
         SelectionError: A term of ``allow`` cannot be read.

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -59,6 +59,11 @@ class SavedStatistics:
     totals: RunningStatistics
     progress: Progress | None = None
     coverage: Coverage = field(default_factory=Coverage, compare=False)
+
+    @classmethod
+    def of(cls, net: LoadedModel, totals: RunningStatistics) -> Self:
+        """``totals`` that a `StatisticsCollector` with ``ranges`` measured, to be saved as a reference."""
+        return cls(StatisticsSource.of(net, "all", False), totals)
 
 
 def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
@@ -138,6 +143,7 @@ def measure_images(
     rank: bool = False,
     ops: bool = False,
     every: bool = False,
+    ranges: bool = False,
     save: StrPath | None = None,
     resume: bool = False,
     run: RunSettings = RunSettings(),
@@ -148,8 +154,8 @@ def measure_images(
     signal. A later run with ``resume`` measures only the images that are missing in the file.
 
     ``paths`` keep their order between runs; ``layers``, ``types`` and ``ops`` are as in the collector. ``every``
-    stands for every call of every module but those that hand on what another returned. ``run`` says how the run is
-    done.
+    stands for every call of every module but those that hand on what another returned. With ``ranges`` or ``save`` the
+    result is a reference. ``run`` says how the run is done.
 
     Raises:
         InputError: No image could be used, or ``save`` holds statistics of another model or of other images.
@@ -165,7 +171,14 @@ def measure_images(
         assumed="values" in loaded.preprocess.assumed,
     )
     job = StatisticsJob(
-        "*" if every else layers, tuple(types) if types else None, rank, ops, not every, run.images_in_pass, run.workers
+        "*" if every else layers,
+        tuple(types) if types else None,
+        rank,
+        ops,
+        not every,
+        ranges or save is not None,
+        run.images_in_pass,
+        run.workers,
     )
     measured = StatisticsRun(loaded, paths, job, run, save, source)
     measured.do(resume)
@@ -180,22 +193,22 @@ class MeasuredImages:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsJob:
-    """The `Job` that measures images with a `StatisticsCollector`; the first five fields are the collector's."""
+    """The `Job` that measures images with a `StatisticsCollector`; the first six fields are the collector's."""
 
     layers: Layers | None
     types: tuple[Any, ...] | None
     rank: bool
     ops: bool
     handed_on: bool
+    ranges: bool
     batch_size: int
     workers: int
 
     @contextlib.contextmanager
     def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], MeasuredImages]]:
         """Measure batches; the hooks stay on for all passes."""
-        collector = StatisticsCollector(
-            net.model, self.layers, self.types, rank=self.rank, ops=self.ops, handed_on=self.handed_on
-        )
+        options = {name: getattr(self, name) for name in ("rank", "ops", "handed_on", "ranges")}
+        collector = StatisticsCollector(net.model, self.layers, self.types, **options)
 
         def measure(batch: Batch) -> MeasuredImages:
             collector.totals = RunningStatistics()

@@ -19,6 +19,7 @@ from hookscope.hooks import Call, as_float, was_trained, was_updated
 from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
 from hookscope.statistics.facts import LayerStatistics
 from hookscope.statistics.moments import Accumulator, ChannelMoments, Floats, sums_of_maps
+from hookscope.statistics.ranges import CallRange
 
 BATCH_NORMS = ("_BatchNorm", "FrozenBatchNorm2d")
 """Classes of layers with running statistics."""
@@ -142,7 +143,7 @@ class Coverage:
         return f"not measured: {listed(parts, 6)}" if parts else ""
 
 
-_Part = TypeVar("_Part", LayerAccumulator, BatchNormAccumulator)
+_Part = TypeVar("_Part", LayerAccumulator, BatchNormAccumulator, CallRange)
 
 
 @dataclass
@@ -154,6 +155,7 @@ class RunningStatistics:
         layers: The accumulators of layer calls by name.
         batch_norms: The accumulators of BatchNorms by name.
         pictures: 64 bits of the SHA-256 of each image file; empty for tensors, and unknown in files of version 0.1.0.
+        ranges: How each call varies from image to image, by name; empty where that was not wanted.
 
     Raises:
         InputError: `merge` is given statistics of other layers, of the same images, or the object itself.
@@ -176,6 +178,7 @@ class RunningStatistics:
     layers: dict[str, LayerAccumulator] = field(default_factory=dict)
     batch_norms: dict[str, BatchNormAccumulator] = field(default_factory=dict)
     pictures: array[int] = field(default_factory=lambda: array("q"))
+    ranges: dict[str, CallRange] = field(default_factory=dict)
 
     def statistics(self, duplicate_correlation: float = 0.9999) -> list[LayerStatistics]:
         """Statistics of each call so far, in order of execution.
@@ -216,6 +219,7 @@ class RunningStatistics:
         self.pictures.extend(other.pictures)
         self.layers = _merged(self.layers, other.layers)
         self.batch_norms = _merged(self.batch_norms, other.batch_norms)
+        self.ranges = _merged(self.ranges, other.ranges)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, arrays, lists and dictionaries of these, for `from_state`."""
@@ -224,6 +228,7 @@ class RunningStatistics:
             "pictures": np.array(self.pictures, np.int64),
             "layers": [layer.state_dict() for layer in self.layers.values()],
             "batch_norms": [[name, norm.state_dict()] for name, norm in self.batch_norms.items()],
+            "ranges": [each.state_dict() for each in self.ranges.values()],
         }
 
     @classmethod
@@ -232,7 +237,9 @@ class RunningStatistics:
         layers = [LayerAccumulator.from_state(layer) for layer in state["layers"]]
         norms = {name: BatchNormAccumulator.from_state(norm) for name, norm in state["batch_norms"]}
         pictures = array("q", np.asarray(state.get("pictures", ()), np.int64).tobytes())
-        return cls(int(state["images"]), {layer.key: layer for layer in layers}, norms, pictures)
+        ranges = [CallRange.from_state(each) for each in state.get("ranges", ())]
+        keyed = {layer.key: layer for layer in layers}, norms, pictures, {each.key: each for each in ranges}
+        return cls(int(state["images"]), *keyed)
 
 
 def _merged(mine: dict[str, _Part], theirs: Mapping[str, _Part]) -> dict[str, _Part]:

@@ -13,12 +13,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hookscope._version import __version__
-from hookscope.errors import LayerError, ModelError, UsageError, nearest
+from hookscope.errors import LayerError, ModelError, UsageError, first_line, nearest
 from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
+from hookscope.statistics import save_statistics
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.optimizers import Optimizers, parameters_of
 from hookscope.training.output import RunProgress, WatcherOutput
+from hookscope.training.reference import LastInputs
 from hookscope.training.sinks import Sink, SinkChoice
 from hookscope.training.tracker import LayerChoice, ModelTracker
 from hookscope.training.watcher import TrainingWatcher
@@ -88,6 +90,8 @@ class Monitor(RunProgress):
             other metrics, and nine times as much of the log.
         stop_on: ``non-finite`` checks every step, all layers, the loss and the gradients, and raises at the first NaN
             or Inf, before it reaches the weights. A layer that outputs Inf on purpose stops a run too.
+        reference: File for what the model does at the end, on the latest sampled batches, in eval mode: a file for
+            ``inspect`` and ``check`` with ``--reference``. A run that ends with an exception writes none.
         command: The command line of the run, for the log.
         rank: The rank of this process.
         world_size: The number of processes that train together.
@@ -101,6 +105,7 @@ class Monitor(RunProgress):
         facts: The facts of the sampled steps, where there is no log.
         written_to: Where the sinks of ``to`` are, in words.
         trouble: The first message to the user, None without one.
+        reference: What was written as the reference, after the block; None without a file.
         stopped: The error that ``stop_on`` raised, even if the loop caught it; else None.
 
     Raises:
@@ -135,6 +140,7 @@ class Monitor(RunProgress):
         to: str | Iterable[str | Sink | SinkChoice] = (),
         histograms: int = 0,
         stop_on: str | None = None,
+        reference: StrPath | None = None,
         command: Sequence[str] | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -158,6 +164,7 @@ class Monitor(RunProgress):
         sinks = to if isinstance(to, Iterable) and not isinstance(to, str) else [to]
         chosen = [sink if isinstance(sink, Sink | SinkChoice) else SinkChoice.parse(sink) for sink in sinks]
         self._sinks = list(dict.fromkeys(chosen))
+        self._reference = reference
         self._log, self._histograms, self._on_trouble = log, histograms, on_trouble
         self._header = {
             "command": None if command is None else list(command),
@@ -189,6 +196,7 @@ class Monitor(RunProgress):
         self._output = WatcherOutput(self, self._log, self._sinks, header, self._on_trouble)
         optimizers = Optimizers(self._optimizer, self._every, self._histograms)
         self._watcher = TrainingWatcher(self, models, optimizers, self._output, self._stop_on is not None)
+        self._watcher.inputs = None if self._reference is None else LastInputs()
         self._watcher.on()
         return self
 
@@ -196,4 +204,11 @@ class Monitor(RunProgress):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.off()
+        if self._reference is not None and self._watcher.inputs is not None and error is None:
+            try:
+                self.reference = self._watcher.inputs.measured()
+                save_statistics(self._reference, self.reference)
+            except Exception as trouble:  # the run itself has succeeded
+                text = f"no reference was written: {first_line(trouble)}"
+                self._output.announce("no-reference", self._watcher.last_step, text)
         self._output.end(self._watcher.last_step, error)

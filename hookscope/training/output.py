@@ -12,6 +12,7 @@ from typing import Any
 
 from hookscope.errors import NonFiniteError, first_line, printable
 from hookscope.hooks import MODEL, call_key
+from hookscope.statistics import SavedStatistics
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.log.series import METRICS
@@ -29,6 +30,7 @@ class RunProgress:
     facts: list[dict[str, Any]] = field(default_factory=list)
     written_to: list[str] = field(default_factory=list)
     trouble: str | None = None
+    reference: SavedStatistics | None = None
     stopped: NonFiniteError | None = None
     on_caught: Callable[[], None] | None = None  # the script has caught ``stopped`` and goes on
 

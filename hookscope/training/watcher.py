@@ -36,6 +36,7 @@ from hookscope.training.optimizers import (
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
 from hookscope.training.reductions import StepWeights
+from hookscope.training.reference import LastInputs
 from hookscope.training.stop import StopRule
 from hookscope.training.tracker import ModelTracker, TrackedModel, is_compiled_wrapper
 
@@ -72,6 +73,7 @@ class TrainingWatcher:
         self, run: RunProgress, models: ModelTracker, optimizers: Optimizers, output: WatcherOutput, stops: bool
     ) -> None:
         self.last_step: int | None = None  # its number
+        self.inputs: LastInputs | None = None  # kept for a reference
         self.is_off, self._pid = True, os.getpid()  # it is off after a failure too
         self._tracers = sys.gettrace(), sys.getprofile()
         self._run, self._models, self._optimizers, self._output = run, models, optimizers, output
@@ -180,6 +182,8 @@ class TrainingWatcher:
         if now is None or layer is None:
             return
         if begins:
+            if self._samples and self.inputs is not None and module is now.module():
+                self.inputs.keep(module, args)
             self._finish_own_step()
             if self._stop is not None:
                 self._stop.raise_again()

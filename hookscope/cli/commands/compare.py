@@ -127,10 +127,13 @@ class Compare(RowCommand, ImageList, BatchOptions):
       hookscope compare shapes shapes star.png --image-b ring.png
       hookscope compare shapes shapes star.png --at-b features.3 noise:std=0.1 --grid maps.png
       hookscope compare resnet18 model.onnx cat.jpg
+      hookscope compare healthy.json today.json
 
     The two models may be one model with different weights, data type, device, preprocessing, interventions or images.
     Options that end in -a or -b apply to one side; the same options without this end apply to both. IMAGE is a file,
     a folder, a glob, or - for standard input.
+
+    Without images, two files of `hookscope stats --save` are compared: the first is the reference.
 
     Calls of A and B are paired by name, by order and type, or by --map.
 
@@ -189,11 +192,24 @@ class Compare(RowCommand, ImageList, BatchOptions):
         """The images of B, if they are others."""
         return None if self.image_b is None else image_list([self.image_b], None, self.limit)
 
+    @cached_property
+    def saved(self) -> list[str]:
+        """The two files of `stats --save` that stand in place of models, if no image is named."""
+        files = [side.model for side in (self.sides.a, self.sides.b)]
+        are_saved = all(jobs.is_state_file(path) for path in files)
+        return files if are_saved and not self.paths and self.files0_from is None else []
+
     def inputs(self) -> Iterator[tuple[str, str]]:
+        if self.saved:
+            yield from (("saved statistics", path) for path in self.saved)
+            return
         yield from (("image", path) for path in self.images)
         yield from (("image of B", path) for path in self.others or ())
 
     def run(self) -> int:
+        if self.saved:
+            self.print(_saved_report(*map(statistics.load_statistics, self.saved)))
+            return 0
         side_a, side_b = load_sides(self.sides.a, self.sides.b)
         check_choice(side_a.net, self.types, self.layers)
         pictures: Sequence[Any] = self.images
@@ -261,6 +277,21 @@ def _read_map(path: str) -> dict[str, str]:
             raise UsageError(f"{path} has '{columns[0]}' twice", do="name each layer of A once")
         names[columns[0]] = columns[1]
     return names
+
+
+def _saved_report(a: statistics.SavedStatistics, b: statistics.SavedStatistics) -> Report:
+    """B against A: the verdict, and how far each call is from the reference."""
+    found = comparison.against_reference(b, a)
+    rows = Section(comparison.SHIFTS.rows(found.calls), comparison.SHIFTS, "call")
+    sentence = f"{found.sentence[:1].upper()}{found.sentence[1:]}."
+    caption = {"reference": f"{a.source.model}, {a.source.weights}", "now": f"{b.source.model}, {b.source.weights}"}
+    return Report(
+        [rows],
+        [found.finding] if found.finding is not None else None,
+        flat_note=f"Note: {sentence}",
+        caption=caption,
+        lead=lambda page: wrapped(sentence, min(MOST_WORDS, page.columns)),
+    )
 
 
 _IMAGES, _CALLS = 3, 4  # in the words above the table

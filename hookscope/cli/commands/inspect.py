@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
-from hookscope import exemplars, hooks, inspection, report, scores, system
+from hookscope import exemplars, hooks, inspection, report, scores, statistics, system
 from hookscope.cli import process
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
@@ -79,6 +79,7 @@ class Inspect(PictureCommand):
     exemplars: str | None = shared.in_file(
         "Show the exemplars that hookscope exemplars -o saved in FILE, in the views of their layers."
     )
+    reference: str | None = shared.reference_option()
     layers: hooks.Selection | None = shared.calls_option("Calls whose maps are on the page", "0:, every index")
     types: tuple[str, ...] = shared.type_option()
     target: scores.Target = shared.target_option("Class whose score the page explains")
@@ -90,6 +91,7 @@ class Inspect(PictureCommand):
         super().check()
 
     def run(self) -> int:
+        reference = None if self.reference is None else statistics.load_statistics(self.reference)
         net, files, place = self.net, self.files, self.place
         files.groups(net)
         images = files.usable(net.preprocess.frames)
@@ -103,6 +105,7 @@ class Inspect(PictureCommand):
                 also=[layer.call.name for layer in best],
                 target=self.target,
                 categories=shared.categories_of(net, self.categories),
+                reference=reference,
                 on_progress=on_progress,
                 on_note=lambda name, text: note(f"Note: {name}: {text}"),
             )

@@ -108,9 +108,7 @@ def _refuse_foreign(save: str) -> None:
     """Refuse to replace a file that does not hold saved statistics, such as an image or the weights."""
     if not os.path.isfile(save) or not os.path.getsize(save):
         return
-    with open(save, "rb") as stream:
-        beginning = stream.read(len(jobs.BEGINNING))
-    if beginning != jobs.BEGINNING:
+    if not jobs.is_state_file(save):
         raise UsageError(f"--save {save} would replace a file that holds no statistics", do="name another file")
 
 

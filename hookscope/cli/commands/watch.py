@@ -10,7 +10,7 @@ import click
 
 from hookscope.cli.command import Command, GroupedCommand
 from hookscope.cli.fields import argument, option
-from hookscope.cli.shared.options import calls_option, complete_words, type_option
+from hookscope.cli.shared.options import calls_option, complete_words, out_file, type_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
 from hookscope.training import SinkChoice
@@ -120,6 +120,11 @@ class Watch(Command):
     stop_on: str | None = option(
         "Stop the script at the first NaN or Inf, report its origin, and exit with status 3.",
         type=click.Choice(["non-finite"]),
+    )
+
+    reference: str | None = out_file(
+        "At the end, write what the model does in eval mode on its latest sampled batches, for --reference of inspect"
+        " and check."
     )
 
     def run(self) -> Callable[[], None]:

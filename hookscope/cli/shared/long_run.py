@@ -189,6 +189,7 @@ class Measuring(OfManyImages):
         resume: bool = False,
         every: bool = False,
         allow: hooks.Selection | None = None,
+        ranges: bool = False,
     ) -> tuple[statistics.SavedStatistics, int]:
         """Run every image through the model; returns the statistics and the number of skipped images."""
         engine, net = self.engine.make(divides=True), self.model.load()
@@ -205,6 +206,7 @@ class Measuring(OfManyImages):
                 rank=rank,
                 ops=ops,
                 every=every,
+                ranges=ranges,
                 save=save,
                 resume=resume,
                 run=jobs.RunSettings(self.batch_size, self.workers, engine, run.listener),

@@ -186,6 +186,12 @@ def in_file(help: str, *names: str, **more: Any) -> Any:
     return option(help, *names, **{"metavar": "FILE", "type": FilePath(), **more})
 
 
+def reference_option() -> Any:
+    return in_file(
+        "Compare with FILE, which stats --save wrote when all was well, and name the first layer that moved."
+    )
+
+
 def out_file(help: str, *names: str, writes: Callable[[str], object] = str, **more: Any) -> Any:
     """The name of a file to write; ``writes`` refuses a name for its suffix."""
     return in_file(help, *names, writes=writes, **{"section": "Output", **more})

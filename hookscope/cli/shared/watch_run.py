@@ -45,6 +45,7 @@ class WatchRun:
         self._stops = options["stop_on"] is not None
         self._settings = {
             **{name: options[name] for name in ("every", "layers", "stop_on")},
+            "reference": options["reference"] and os.path.abspath(options["reference"]),
             "types": options["types"] or None,
             "histograms": options["histograms"] or 0,
             "command": list(script.words),
@@ -153,6 +154,8 @@ class WatchRun:
         with contextlib.suppress(Exception):  # the exit status of the script must stay
             if self._monitor is not None and os.getpid() == self._pid:
                 self._monitor.__exit__(None if self._error is None else type(self._error), self._error, None)
+                if self._monitor.reference is not None:
+                    self._say(f"Note: the reference is in {self._settings['reference']}")
             elif os.getpid() == self._pid:
                 for sink in self._sinks:
                     if isinstance(sink, Sink):

@@ -1,0 +1,243 @@
+"""A run against a reference: the first call that left the range in which it was when all was well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hookscope.columns import Column, Columns
+from hookscope.comparison.pairing import SeenCall, pair_calls
+from hookscope.display import Cells, Shown, text_of
+from hookscope.errors import InputError
+from hookscope.findings import CATALOGUE, Finding, counted, default
+from hookscope.hooks import CALL, MODEL, Call, Layers
+from hookscope.statistics import (
+    INPUT_CALL,
+    NUMBERS,
+    BrokenLimit,
+    CallRange,
+    LimitsResult,
+    SavedStatistics,
+    checked_layers,
+)
+
+_LEFT, _CHANNEL, _VARIES, _SURE = (
+    default("left-range", name) for name in ("left", "left_channel", "left_varies", "sure")
+)
+_LEAST_IMAGES = 8  # of a reference: fewer do not say how far images differ
+_FEW_IMAGES = 4  # fewer do not say how far they differ
+_FLOOR = 0.01  # of the standard deviation of a layer: rounding moves a constant channel that far
+_SCALED = 20.0  # an input that is so many times as large was scaled in another way
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CallShift(Shown):
+    """How far a call is from the reference.
+
+    Attributes:
+        call: The call.
+        reference: Key of the call in the reference.
+        shift: Root mean square over channels of the distance of the means, in standard deviations of the values.
+        times: How many times the distance exceeds what few images explain; above 1 the call has left its range.
+        number: What has moved most, such as ``mean``; ``nonfinite``.
+        channel: The channel that has moved most.
+        dead: Channels that are constant, and were not in the reference.
+        channels: Number of channels.
+    """
+
+    call: Call
+    reference: str
+    shift: float
+    times: float
+    number: str
+    channel: int
+    dead: tuple[int, ...]
+    channels: int
+
+    @property
+    def key(self) -> str:
+        return self.call.key or MODEL
+
+    def _cells(self) -> Cells:
+        return {"layer": self.key, "shift": self.shift, "times": self.times, "number": self.number}
+
+
+SHIFTS = Columns(
+    *CALL.but(type={"need": 1}),
+    Column("reference", help="the call of the reference", where="rows"),
+    Column("shift", help="of the means, in standard deviations of the reference, over all channels"),
+    Column("times", help="how many times as far off as so few images explain; above 1 it has left its range"),
+    Column("number", help="what is furthest off", need=5),
+    Column("channel", need=4),
+    Column("dead", lambda shift: len(shift.dead), "channels that are dead, and were not in the reference", hide="zero"),
+)
+"""What is said of a call beside a reference, a `CallShift`."""
+
+
+@dataclass(frozen=True, repr=False)
+class AgainstReference(Shown):
+    """What `against_reference` found.
+
+    Attributes:
+        calls: Every call that is in the reference too, in order of execution; the first is the input.
+        finding: The verdict where a call has left its range, else None.
+        sentence: The verdict.
+        images, reference_images: Numbers of images.
+    """
+
+    calls: tuple[CallShift, ...]
+    finding: Finding | None
+    sentence: str
+    images: int
+    reference_images: int
+
+    def _cells(self) -> Cells:
+        return {"verdict": self.sentence, "calls": len(self.calls), "images": self.images}
+
+
+def against_reference(now: SavedStatistics, reference: SavedStatistics) -> AgainstReference:
+    """Compare each call with what it did when the reference was saved, and name the first that left its range.
+
+    The range is how far the images of the reference differ from each other. A distance counts from how many times it
+    exceeds what so few images explain, so a model on other images of the same kind stays in its range. The input is the
+    first call: a cause before all layers. Calls pair by name, else as `compare` pairs them.
+
+    Raises:
+        InputError: The reference has fewer than eight images, or no call that this model has.
+    """
+    before, after = _ranges(reference), _ranges(now)
+    if (images := reference.totals.images) < _LEAST_IMAGES:
+        asked = f"the reference has {counted(images, 'image')}, too few to know a range"
+        raise InputError(asked, do=f"save it again with {_LEAST_IMAGES} images or more, better 50")
+    pairs = {a.key: b for a, b in _pairs(before, after)}
+    shifts = tuple(_shift(before[key], other) for key, other in pairs.items())
+    if not any(shift.call.name != INPUT_CALL for shift in shifts):
+        raise InputError("the reference has no call that this model has", do="give a reference of this model")
+    about = counted(now.totals.images, "image"), counted(images, "image")
+    out = [shift for shift in shifts if shift.times > 1]
+    if not out:
+        words = f"all {counted(len(shifts), 'call')} are in the range of the reference ({about[0]}, there {about[1]})"
+        return AgainstReference(shifts, None, words, now.totals.images, images)
+    first, at = out[0], shifts.index(out[0])
+    old, new = (side.get(INPUT_CALL) for side in (before, after))
+    if old is not None and new is not None and (at == 0 or (None not in old.shape and old.shape != new.shape)):
+        case, text = "input", _input_words(old, new, shifts[0])
+        if reference.source.preprocess != now.source.preprocess:
+            text += f" (here {now.source.preprocess}; there {reference.source.preprocess})"
+    else:
+        case, text = "", f"{_words(first)}, and {counted(at, 'call')} before it {'is' if at == 1 else 'are'} in range"
+    later = len(out) - 1
+    text += f"; {counted(later, 'later call')} left it too" if later else ""
+    numbers = {"times": first.times, "shift": first.shift, "channel": first.channel, "layers": len(out)}
+    channels = (first.channel,) if first.channels > 1 else None
+    layer = "" if case else first.key
+    severity = "note" if max(each.times for each in out) < _SURE else CATALOGUE["left-range"].severity
+    finding = CATALOGUE["left-range"].finding(layer, text, case, channels=channels, numbers=numbers, severity=severity)
+    where = "the input" if case else first.key
+    words = f"{where} is the first of {counted(len(shifts), 'call')} to leave the range of the reference"
+    return AgainstReference(shifts, finding, f"{words}: {text}", now.totals.images, images)
+
+
+def _ranges(saved: SavedStatistics) -> dict[str, CallRange]:
+    """The ranges of all images; of a file of an older version the means of the layers that it has."""
+    totals = saved.totals
+    if whole := {key: each for key, each in totals.ranges.items() if each.images == totals.images}:
+        return whole
+    return {key: layer.range() for key, layer in totals.layers.items() if not layer.part}
+
+
+def _pairs(a: Mapping[str, CallRange], b: Mapping[str, CallRange]) -> Iterator[tuple[CallRange, CallRange]]:
+    """The ranges of both that stand for the same call; the input first."""
+    if INPUT_CALL in a and INPUT_CALL in b:
+        yield a[INPUT_CALL], b[INPUT_CALL]
+    of_a, of_b = ([each for key, each in side.items() if each.call.name not in ("", INPUT_CALL)] for side in (a, b))
+    if {each.key for each in of_a} == {each.key for each in of_b}:
+        yield from ((each, b[each.key]) for each in of_a)
+    else:
+        seen = ([SeenCall(each.call, each.shape, each.parameters) for each in side] for side in (of_a, of_b))
+        yield from ((a[pair.a.key], b[pair.b.key]) for pair in pair_calls(*seen).pairs)
+    if MODEL in a and MODEL in b:
+        yield a[MODEL], b[MODEL]
+
+
+def _shift(before: CallRange, now: CallRange) -> CallShift:
+    """How far ``now`` is from ``before``: each number of each channel against its spread between images."""
+    if before.channels != now.channels:
+        return CallShift(now.call, before.key, np.inf, np.inf, "channels", 0, (), now.channels)
+    if np.isfinite(before.mean).all() and not np.isfinite(now.mean).all():
+        channel = int((~np.isfinite(now.mean[0])).argmax())
+        return CallShift(now.call, before.key, np.inf, np.inf, "nonfinite", channel, (), now.channels)
+    rows = slice(min(len(before.mean), len(now.mean)))
+    variance, variance_now = (each.m2[rows] / max(each.images - 1, 1) for each in (before, now))
+    inside = before.mean[1] if len(before.mean) > 1 else np.zeros(before.channels)
+    deviation = np.sqrt(variance[0] + inside**2)
+    least = max(_FLOOR * float(np.sqrt((deviation**2).mean())), 1e-30)
+    away = np.abs(now.mean[rows] - before.mean[rows])
+    shift = float(np.sqrt((np.square(away[0] / np.maximum(deviation, least))).mean()))
+    # the variance of few images may be small by chance
+    likely = variance if now.images == 1 else np.maximum(variance_now, variance / 2)
+    far = away / np.sqrt(variance / before.images + likely / now.images + least**2 / 10)
+    judged = [("", np.sqrt((far**2).mean(1)) / _LEFT, far), ("", far.max(1) / _CHANNEL, far)]
+    if now.images >= _FEW_IMAGES:
+        ratio = np.abs(np.log((variance_now + least**2) / (variance + least**2)))
+        varies = ratio / np.sqrt(2 / (before.images - 1) + 2 / (now.images - 1))
+        judged.append((" between images", np.median(varies, 1) / _VARIES, varies))
+    how, times, by_channel = max(judged, key=lambda each: float(each[1].max()))
+    number = int(times.argmax())
+    dead = (now.low == now.high) & (before.low < before.high) & (far[0] > _CHANNEL)
+    where = tuple(int(at) for at in np.flatnonzero(dead))
+    most, name = int(by_channel[number].argmax()), f"{NUMBERS[number]}{how}"
+    return CallShift(now.call, before.key, shift, float(times.max()), name, most, where, now.channels)
+
+
+def _words(shift: CallShift) -> str:
+    """What has left its range, and how far."""
+    if shift.number == "channels":
+        return f"it has {counted(shift.channels, 'channel')}, another number than in the reference"
+    if shift.number == "nonfinite":
+        return f"channel {shift.channel} has NaN or Inf, which the reference has not"
+    name, between, _ = shift.number.partition(" between images")
+    what = f"the variance between images of the {name}" if between else f"the {name}"
+    where = f", most in channel {shift.channel}" if shift.channels > 1 else ""
+    return f"{what} of its channels is {shift.times:.3g} times as far off as so few images explain{where}"
+
+
+def _input_words(before: CallRange, now: CallRange, shift: CallShift) -> str:
+    """What is other in the input: its size, the order of its colours, its scale, or something else."""
+    if None not in before.shape and before.shape != now.shape:
+        return f"the input is {text_of(now.shape)}, and {text_of(before.shape)} in the reference"
+    turned = replace(now, mean=now.mean[:-1, ::-1], m2=now.m2[:-1, ::-1])  # the mixture has other signs then
+    if now.channels == 3 and shift.times > 1 >= _shift(before, turned).times:
+        return "its colours are in reverse order, as in BGR"
+    sizes = [float(np.sqrt((each.mean[:2] ** 2).sum(0).mean())) for each in (before, now)]
+    if min(sizes) > 0 and max(sizes) > _SCALED * min(sizes):
+        return f"its values are {sizes[1] / sizes[0]:.3g} times as large as in the reference"
+    return _words(shift)
+
+
+def check_shifts(
+    found: AgainstReference, max_shift: float | None = None, max_dead_more: float | None = None, allow: Layers = ()
+) -> LimitsResult:
+    """The calls that are further from the reference than allowed, where so few images show it.
+
+    Without a number, every call that has left its range breaks the limit ``reference``, named for the first of them.
+    """
+    names = {"max-shift": max_shift, "max-dead-more": max_dead_more}
+    limits = {name: value for name, value in names.items() if value is not None} or {"reference": 1.0}
+    calls = checked_layers(found.calls, allow)
+    result = LimitsResult({name: {each.key: each.call.type for each in calls} for name in limits})
+    for name, allowed in limits.items():
+        for each in calls:
+            more = len(each.dead) / each.channels
+            value = {"max-shift": each.shift, "max-dead-more": more, "reference": each.times}[name]
+            if value > allowed and (each.times > 1 or name == "max-dead-more"):
+                dead = (
+                    f"{len(each.dead)} of {counted(each.channels, 'channel')} are dead, and were not in the reference"
+                )
+                text, channels = (dead, each.dead) if name == "max-dead-more" else (_words(each), (each.channel,))
+                result.broken.append(BrokenLimit.at(each.call, name, each.key, "", value, allowed, text, channels))
+                if name == "reference":  # the calls after it follow from it
+                    break
+    return result

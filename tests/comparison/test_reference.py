@@ -1,0 +1,213 @@
+"""A model against a reference: the numbers by NumPy, the place by faults that are planted here."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hookscope.comparison import AgainstReference, against_reference, check_shifts
+from hookscope.errors import InputError
+from hookscope.inspection import inspect
+from hookscope.models import as_loaded
+from hookscope.statistics import SavedStatistics, StatisticsCollector, load_statistics, save_statistics
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AvgPool2d(4),
+        nn.Flatten(), nn.Linear(32, 5),
+    ).eval()  # fmt: skip
+
+
+def images(count: int, seed: int) -> torch.Tensor:
+    """Pictures whose colours, contrast and grain differ from each other, with more red than blue."""
+    generator = torch.Generator().manual_seed(seed)
+    size, colours, contrast = (count, 3, 1, 1), torch.tensor([0.7, 0.5, 0.3])[:, None, None], torch.rand(count, 1, 1, 1)
+    level = colours + 0.1 * torch.randn(size, generator=generator)
+    return level + (0.1 + 0.1 * contrast) * torch.randn((count, 3, 12, 12), generator=generator)
+
+
+def saved(model: nn.Module, pictures: torch.Tensor, batch: int = 8) -> SavedStatistics:
+    with StatisticsCollector(model, ranges=True) as collector, torch.no_grad():
+        for part in pictures.split(batch):
+            model(part)
+    return SavedStatistics.of(as_loaded(model), collector.totals)
+
+
+def against(model: nn.Module, pictures: torch.Tensor, reference: SavedStatistics | None = None) -> AgainstReference:
+    return against_reference(saved(model, pictures, 3), reference or saved(net(), images(48, 0)))
+
+
+def test_the_numbers_of_a_channel_are_those_of_numpy() -> None:
+    pictures = images(10, 3)
+    found = saved(net(), pictures, 4).totals.ranges["(input)"]
+    values = pictures.double().numpy().reshape(10, 3, -1)
+    away = values - values.mean(2, keepdims=True)
+    numbers = [values.mean(2), values.std(2), values.max(2), np.sqrt((np.diff(values) ** 2).mean(2))]
+    for row, expected in enumerate(numbers):
+        assert found.mean[row] == pytest.approx(expected.mean(0), rel=1e-5)
+        assert found.m2[row] == pytest.approx(expected.var(0) * 10, rel=1e-3)
+    # the covariance with a mixture of all channels, each with one sign, over the spread of the mixture
+    possible = []
+    for signs in np.array([(a, b, c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]):
+        mixed = np.einsum("k,nkp->np", signs, away)
+        possible.append((np.einsum("ncp,np->nc", away, mixed) / 144 / mixed.std(1)[:, None]).mean(0))
+    assert any(np.allclose(found.mean[4], each, rtol=1e-4) for each in possible)
+    assert found.low == pytest.approx(values.min((0, 2))) and found.images == 10
+
+
+def test_the_model_itself_is_measured_and_a_container_that_hands_on_is_not() -> None:
+    nested = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)), nn.Identity(), nn.Flatten())
+    assert list(saved(nested, images(4, 1)).totals.ranges) == ["(input)", "0.0", "0.1", "2", "(model)"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_a_sound_model_on_other_images_is_in_its_range(seed: int, count: int) -> None:
+    found = against(net(), images(count, 100 + seed))
+    assert found.finding is None and max(shift.times for shift in found.calls) < 1
+    assert found.sentence.startswith("all 10 calls are in the range of the reference")
+    assert not check_shifts(found).broken and not check_shifts(found, 0.0, 0.0).broken
+
+
+@pytest.mark.parametrize(
+    ("layer", "change"),
+    [
+        ("0", lambda model: model[0].weight.data.mul_(2)),
+        ("1", lambda model: model[1].running_var.fill_(9.0)),
+        ("3", lambda model: model[3].reset_parameters()),
+        ("3", lambda model: model[3].weight.data.neg_()),
+        ("4", lambda model: model.__setitem__(4, nn.Identity())),
+        ("7", lambda model: model[7].bias.data.add_(1)),
+        ("7", lambda model: model[7].weight.data.mul_(0.01)),
+    ],
+)
+@pytest.mark.parametrize("count", [4, 12])
+def test_the_layer_that_changed_is_named(layer: str, change: object, count: int) -> None:
+    model = net()
+    change(model)  # type: ignore[operator]
+    found = against(model, images(count, 7))
+    assert found.finding is not None and found.finding.severity == "error"
+    # without the activation, no call of that name is left: the next one shows it
+    assert found.finding.layer == ("5" if layer == "4" else layer)
+    [first, *_] = check_shifts(found).broken
+    assert first.layer == found.finding.layer and first.value is not None and first.value > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("reverse order", lambda pictures: pictures.flip(1)),
+        ("times as large as", lambda pictures: pictures * 255),
+        ("off as so few images explain", lambda pictures: pictures * 0.3),
+    ],
+)
+def test_the_input_is_the_cause_before_all_layers(words: str, change: object) -> None:
+    found = against(net(), change(images(8, 7)))  # type: ignore[operator]
+    assert found.finding is not None and not found.finding.layer and words in found.finding.evidence
+    assert found.finding.meaning.startswith("The model gets other values")
+
+
+def test_another_size_of_the_input_is_named() -> None:
+    model, pictures = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), images(24, 1)
+    reference = saved(model, pictures)
+    small = nn.functional.avg_pool2d(images(24, 2), 3)
+    found = against(model, small, reference)
+    assert found.finding is not None and "the input is 1x3x4x4, and 1x3x12x12" in found.finding.evidence
+
+
+def test_nan_has_left_every_range() -> None:
+    model = net()
+    model[3].weight.data[2] = math.nan
+    found = against(model, images(3, 7))
+    assert found.finding is not None and found.finding.layer == "3"
+    assert "channel 2 has NaN" in found.finding.evidence
+
+
+def test_channels_that_died_are_counted_but_not_those_that_were_dead() -> None:
+    model = net()
+    model[1].bias.data[:2] = -100  # dead in the reference already
+    reference = saved(model, images(48, 0))
+    assert not check_shifts(against(model, images(8, 5), reference), max_dead_more=0.0).broken
+    model[1].bias.data[:5] = -100
+    [broken] = check_shifts(against(model, images(8, 5), reference), max_dead_more=0.2).broken
+    assert (broken.layer, broken.value, broken.channels) == ("2", 3 / 8, (2, 3, 4))
+    assert not check_shifts(against(model, images(8, 5), reference), max_dead_more=0.5).broken
+
+
+def test_a_limit_allows_a_small_shift_and_layers_without_limits() -> None:
+    model = net()
+    model[7].bias.data.add_(0.5)
+    found = against(model, images(16, 7))
+    shift = next(each.shift for each in found.calls if each.key == "7")
+    assert [each.layer for each in check_shifts(found, 0.9 * shift).broken] == ["7", "(model)"]
+    assert not check_shifts(found, 1.1 * shift).broken
+    assert {each.layer for each in check_shifts(found, 0.9 * shift, allow="re:^7$").broken} == {"(model)"}
+
+
+def test_a_reference_is_a_file_and_older_files_know_the_means(tmp_path) -> None:
+    path = tmp_path / "reference.json"
+    save_statistics(path, saved(net(), images(48, 0)))
+    reference, model = load_statistics(path), net()
+    assert against(model, images(6, 2), reference).finding is None
+    model[3].weight.data.mul_(3)
+    assert against(model, images(6, 2), reference).finding.layer == "3"
+    reference.totals.ranges.clear()  # as a file of version 0.1.0
+    assert against(net(), images(6, 2), reference).finding is None
+    assert against(model, images(6, 2), reference).finding.layer == "3"
+    assert "(input)" not in [shift.key for shift in against(model, images(6, 2), reference).calls]
+    assert json.loads(path.read_text())["format"] == 1
+
+
+def test_halves_merge_to_the_whole() -> None:
+    half, whole = saved(net(), images(20, 0)[:9]), saved(net(), images(20, 0), 20)
+    half.totals.merge(saved(net(), images(20, 0)[9:]).totals)
+    for key, each in whole.totals.ranges.items():
+        assert half.totals.ranges[key].m2 == pytest.approx(each.m2, rel=1e-4, abs=1e-6), key
+        assert half.totals.ranges[key].images == 20
+
+
+def test_what_no_reference_can_say_is_an_error() -> None:
+    with pytest.raises(InputError, match="the reference has 7 images, too few"):
+        against(net(), images(4, 2), saved(net(), images(7, 0)))
+    other = nn.Sequential(nn.Flatten(), nn.Linear(432, 2))
+    reference = saved(other, images(9, 0))
+    reference.totals.ranges = {key: each for key, each in reference.totals.ranges.items() if "(" in key}
+    del reference.totals.ranges["(model)"]
+    with pytest.raises(InputError, match="no call that this model has"):
+        against(net(), images(4, 2), reference)
+
+
+def test_renamed_layers_pair_as_in_compare() -> None:
+    model = nn.ModuleDict({"body": net()})
+    model.forward = lambda x: model["body"](x)  # type: ignore[method-assign]
+    model["body"][3].weight.data.mul_(3)
+    found = against(model, images(6, 2))
+    assert found.finding is not None and found.finding.layer == "body.3"
+
+
+def test_the_first_place_of_an_inspection_is_the_reference() -> None:
+    from PIL import Image
+
+    def pictures(count: int, seed: int) -> list[Image.Image]:
+        generator = np.random.default_rng(seed)
+        return [Image.fromarray(generator.integers(0, 255, (40, 40, 3), dtype=np.uint8)) for _ in range(count)]
+
+    small = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    loaded, healthy = as_loaded(small.eval()), StatisticsCollector(small, ranges=True)
+    with healthy, torch.no_grad():
+        for picture in pictures(24, 0):
+            small(loaded.preprocess(picture)[None])
+    reference = SavedStatistics.of(loaded, healthy.totals)
+    sound = inspect(loaded, pictures(3, 5), reference=reference)
+    assert "left-range" not in [place.kind for place in sound.places]
+    assert any("in the range of the reference" in note for note in sound.notes)
+    broken = copy.deepcopy(small)
+    broken[2].weight.data.mul_(3)
+    place = inspect(as_loaded(broken), pictures(3, 5), reference=reference).places[0]
+    assert (place.kind, place.layer, place.severity) == ("left-range", "2", "error")
