@@ -23,12 +23,14 @@ from hookscope.statistics import (
     checked_layers,
 )
 
-_LEFT, _CHANNEL, _VARIES, _SURE = (
-    default("left-range", name) for name in ("left", "left_channel", "left_varies", "sure")
+_LEFT, _CHANNEL, _MIXED, _VARIES, _SURE = (
+    default("left-range", name) for name in ("left", "left_channel", "left_mixed", "left_varies", "sure")
 )
 _LEAST_IMAGES = 8  # of a reference: fewer do not say how far images differ
 _FEW_IMAGES = 4  # fewer do not say how far they differ
 _FLOOR = 0.01  # of the standard deviation of a layer: rounding moves a constant channel that far
+_IMAGES_OF_ONE = 4  # images of the reference for each mixture, so that its covariance is known
+_LEAST_VARIANCE = 1e-3  # of the mean variance of the mixtures: rounding moves constant mixtures
 _SCALED = 20.0  # an input that is so many times as large was scaled in another way
 
 
@@ -156,10 +158,14 @@ def _pairs(a: Mapping[str, CallRange], b: Mapping[str, CallRange]) -> Iterator[t
     if {each.key for each in of_a} == {each.key for each in of_b}:
         yield from ((each, b[each.key]) for each in of_a)
     else:
-        seen = ([SeenCall(each.call, each.shape, each.parameters) for each in side] for side in (of_a, of_b))
-        yield from ((a[pair.a.key], b[pair.b.key]) for pair in pair_calls(*seen).pairs)
+        seen_a, seen_b = ([_seen(each) for each in side] for side in (of_a, of_b))
+        yield from ((a[pair.a.key], b[pair.b.key]) for pair in pair_calls(seen_a, seen_b).pairs)
     if MODEL in a and MODEL in b:
         yield a[MODEL], b[MODEL]
+
+
+def _seen(each: CallRange) -> SeenCall:
+    return SeenCall(each.call, tuple(size or 0 for size in each.shape), each.parameters)
 
 
 def _shift(before: CallRange, now: CallRange) -> CallShift:
@@ -180,6 +186,8 @@ def _shift(before: CallRange, now: CallRange) -> CallShift:
     likely = variance if now.images == 1 else np.maximum(variance_now, variance / 2)
     far = away / np.sqrt(variance / before.images + likely / now.images + least**2 / 10)
     judged = [("", np.sqrt((far**2).mean(1)) / _LEFT, far), ("", far.max(1) / _CHANNEL, far)]
+    if mixed := [_off_directions(before, now, at) / _MIXED for at in range(min(len(before.mixed), len(now.mixed)))]:
+        judged.append((" with that of other channels", np.array(mixed), far))
     if now.images >= _FEW_IMAGES:
         ratio = np.abs(np.log((variance_now + least**2) / (variance + least**2)))
         varies = ratio / np.sqrt(2 / (before.images - 1) + 2 / (now.images - 1))
@@ -192,15 +200,30 @@ def _shift(before: CallRange, now: CallRange) -> CallShift:
     return CallShift(now.call, before.key, shift, float(times.max()), name, most, where, now.channels)
 
 
+def _off_directions(before: CallRange, now: CallRange, at: int) -> float:
+    """How far mixtures of channels are off, by Hotelling's T², in standard errors of one mixture.
+
+    Images differ in few directions: by brightness, channels rise and fall together. A change of a layer's weights
+    leaves these directions, and is seen although each channel alone stays among the images.
+    """
+    count = max(1, min(before.mixed.shape[1], before.images // _IMAGES_OF_ONE))
+    covariance = before.mixed_m2[at, :count, :count] / (before.images - 1)
+    least = _LEAST_VARIANCE * np.trace(covariance) / count + 1e-30
+    error = covariance * (1 / before.images + 1 / now.images) + least / now.images * np.eye(count)
+    away = (now.mixed - before.mixed)[at, :count]
+    return float(np.sqrt(away @ np.linalg.solve(error, away) / count))
+
+
 def _words(shift: CallShift) -> str:
     """What has left its range, and how far."""
     if shift.number == "channels":
         return f"it has {counted(shift.channels, 'channel')}, another number than in the reference"
     if shift.number == "nonfinite":
         return f"channel {shift.channel} has NaN or Inf, which the reference has not"
-    name, between, _ = shift.number.partition(" between images")
-    what = f"the variance between images of the {name}" if between else f"the {name}"
+    name, _, how = shift.number.partition(" ")
+    what = f"the variance between images of the {name}" if how == "between images" else f"the {name}"
     where = f", most in channel {shift.channel}" if shift.channels > 1 else ""
+    where = " if each is held against the others" if how.startswith("with") else where
     return f"{what} of its channels is {shift.times:.3g} times as far off as so few images explain{where}"
 
 
@@ -208,7 +231,7 @@ def _input_words(before: CallRange, now: CallRange, shift: CallShift) -> str:
     """What is other in the input: its size, the order of its colours, its scale, or something else."""
     if None not in before.shape and before.shape != now.shape:
         return f"the input is {text_of(now.shape)}, and {text_of(before.shape)} in the reference"
-    turned = replace(now, mean=now.mean[:-1, ::-1], m2=now.m2[:-1, ::-1])  # the mixture has other signs then
+    turned = replace(now, mean=now.mean[:, ::-1], m2=now.m2[:, ::-1], mixed=now.mixed[:, ::-1])
     if now.channels == 3 and shift.times > 1 >= _shift(before, turned).times:
         return "its colours are in reverse order, as in BGR"
     sizes = [float(np.sqrt((each.mean[:2] ** 2).sum(0).mean())) for each in (before, now)]
@@ -233,10 +256,13 @@ def check_shifts(
             more = len(each.dead) / each.channels
             value = {"max-shift": each.shift, "max-dead-more": more, "reference": each.times}[name]
             if value > allowed and (each.times > 1 or name == "max-dead-more"):
-                dead = (
-                    f"{len(each.dead)} of {counted(each.channels, 'channel')} are dead, and were not in the reference"
-                )
-                text, channels = (dead, each.dead) if name == "max-dead-more" else (_words(each), (each.channel,))
+                died = f"{len(each.dead)} of {counted(each.channels, 'channel')}"
+                text = {
+                    "max-shift": f"the means of its channels are {each.shift:.3g} standard deviations off",
+                    "max-dead-more": f"{died} are dead, and were not in the reference",
+                    "reference": _words(each),
+                }[name]
+                channels = each.dead if name == "max-dead-more" else (each.channel,)
                 result.broken.append(BrokenLimit.at(each.call, name, each.key, "", value, allowed, text, channels))
                 if name == "reference":  # the calls after it follow from it
                     break

@@ -336,7 +336,9 @@ class InspectionRun:
         parameters = tuple(parameter_statistics(net.model))
         findings = find_problems(measured, totals.drifts(), totals.images, thresholds, assumed)
         changed = dict.fromkeys(key for record in self.records for key in record.changes)
-        against = self.reference and against_reference(SavedStatistics.of(net, totals), self.reference)
+        against = None
+        if self.reference is not None:
+            against = against_reference(SavedStatistics.of(net, totals), self.reference)
         evidence = InspectionEvidence(
             net=net,
             inputs=self.inputs,

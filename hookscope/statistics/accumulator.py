@@ -402,8 +402,8 @@ class LayerAccumulator(Accumulator):
     def range(self) -> CallRange:
         """What a file of a version without ranges knows: how the means of channels vary."""
         means, moments = self.image_means, self.moments
-        ends = moments.low, moments.high
-        return CallRange(self.call, self.shape, {}, self.items, means.mean[None], means.m2[None], *ends)
+        rest = moments.low, moments.high, np.zeros((0, 1)), np.zeros((0, 1, 1))
+        return CallRange(self.call, self.shape, {}, self.items, means.mean[None], means.m2[None], *rest)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"call": astuple(self.call)}

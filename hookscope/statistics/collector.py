@@ -160,7 +160,7 @@ class StatisticsCollector:
             self._modes.counts.clear()  # of a pass that failed
         if self.ranges:
             call = Call(INPUT_CALL, "input", 0, None)
-            self.unseen(self._on_range, call, None, args, kwargs, joined_inputs(args, kwargs))
+            self.unseen(self._on_range, call, None, args, kwargs, joined_inputs(args, dict(kwargs)))
 
     def _end(self) -> None:
         # only here: a failed pass would leave some layers with more images than others

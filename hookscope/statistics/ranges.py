@@ -16,12 +16,15 @@ from hookscope.statistics.moments import Accumulator, Floats
 
 INPUT_CALL = "(input)"
 """Name of the call that stands for what the model gets."""
-NUMBERS = ("mean", "spread", "highest", "grain", "mixture")
+NUMBERS = ("mean", "spread", "highest", "grain")
 """What is known of a channel on one image; a map of one position has the mean only.
 
-``spread`` is the standard deviation of its values, ``highest`` the largest, ``grain`` the root mean square difference
-of neighbours, and ``mixture`` the covariance with a fixed mixture of all channels, over the spread of the mixture.
+``spread`` is the standard deviation of its values, ``highest`` the largest, and ``grain`` the root mean square
+difference of neighbours.
 """
+
+
+_MIXTURES = 16
 
 
 @dataclass
@@ -35,6 +38,8 @@ class CallRange(Accumulator):
         images: Number of images.
         mean, m2: ``(F, C)`` mean over images, and squared distances from it.
         low, high: ``(C,)`` lowest and highest value.
+        mixed, mixed_m2: ``(2, K)`` and ``(2, K, K)`` the same of K fixed mixtures of the channels, of the mean and of
+            the spread: images differ in a few directions only, and what leaves these stands out.
     """
 
     call: Call
@@ -45,6 +50,8 @@ class CallRange(Accumulator):
     m2: Floats
     low: Floats
     high: Floats
+    mixed: Floats
+    mixed_m2: Floats
 
     @classmethod
     def of(
@@ -55,7 +62,11 @@ class CallRange(Accumulator):
         numbers = numbers.reshape(images, -1, *numbers.shape[1:]).mean(1)
         mean = numbers.mean(0)
         low, high = (end.double().cpu().numpy() for end in (values.amin((0, 2)), values.amax((0, 2))))
-        return cls(call, shape, parameters, images, mean, ((numbers - mean) ** 2).sum(0), low, high)
+        mixed = numbers[:, :2] @ _mixtures(numbers.shape[2])
+        away = mixed - mixed.mean(0)
+        squares = np.einsum("nfk,nfl->fkl", away, away)
+        m2 = ((numbers - mean) ** 2).sum(0)
+        return cls(call, shape, parameters, images, mean, m2, low, high, mixed.mean(0), squares)
 
     @property
     def key(self) -> str:
@@ -69,6 +80,10 @@ class CallRange(Accumulator):
         """Add the range of the same call on other images; one with other channels is left out."""
         if self.mean.shape != other.mean.shape:
             return
+        away = other.mixed - self.mixed
+        share = self.images * other.images / (self.images + other.images)
+        self.mixed_m2 = self.mixed_m2 + other.mixed_m2 + away[:, :, None] * away[:, None] * share
+        self.mixed = self.mixed + away * other.images / (self.images + other.images)
         self.images, self.mean, self.m2 = merge_moments(
             (self.images, self.mean, self.m2), (other.images, other.mean, other.m2)
         )
@@ -93,12 +108,14 @@ def _numbers(values: Tensor) -> Tensor:
         return mean[:, None]
     away = values - mean[:, :, None]
     spread, grain = (each.square().mean(2).sqrt() for each in (away, values.diff(dim=2)))
-    mixed = _signs(values.shape[1]).to(away) @ away
-    mixture = (away @ mixed[:, :, None])[:, :, 0] / (mixed.norm(dim=1, keepdim=True) * values.shape[2] ** 0.5 + 1e-30)
-    return torch.stack([mean, spread, values.amax(2), grain, mixture], 1)
+    return torch.stack([mean, spread, values.amax(2), grain], 1)
 
 
 @functools.lru_cache(256)
-def _signs(channels: int) -> Tensor:
-    """A fixed sign for each channel."""
-    return torch.randint(0, 2, (channels,), generator=torch.Generator().manual_seed(channels)) * 2 - 1
+def _mixtures(channels: int) -> Floats:
+    """``(C, K)`` fixed mixtures of the channels, or the channels themselves where they are few."""
+    if channels <= _MIXTURES:
+        return np.eye(channels)
+    signs = np.random.default_rng(channels).integers(0, 2, (channels, _MIXTURES)) * 2 - 1
+    mixtures: Floats = signs / channels**0.5
+    return mixtures

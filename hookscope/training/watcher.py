@@ -182,7 +182,7 @@ class TrainingWatcher:
         if now is None or layer is None:
             return
         if begins:
-            if self._samples and self.inputs is not None and module is now.module():
+            if self._samples and self.inputs is not None and module is now.model.module():
                 self.inputs.keep(module, args)
             self._finish_own_step()
             if self._stop is not None:

@@ -47,17 +47,14 @@ def test_the_numbers_of_a_channel_are_those_of_numpy() -> None:
     pictures = images(10, 3)
     found = saved(net(), pictures, 4).totals.ranges["(input)"]
     values = pictures.double().numpy().reshape(10, 3, -1)
-    away = values - values.mean(2, keepdims=True)
     numbers = [values.mean(2), values.std(2), values.max(2), np.sqrt((np.diff(values) ** 2).mean(2))]
     for row, expected in enumerate(numbers):
         assert found.mean[row] == pytest.approx(expected.mean(0), rel=1e-5)
         assert found.m2[row] == pytest.approx(expected.var(0) * 10, rel=1e-3)
-    # the covariance with a mixture of all channels, each with one sign, over the spread of the mixture
-    possible = []
-    for signs in np.array([(a, b, c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]):
-        mixed = np.einsum("k,nkp->np", signs, away)
-        possible.append((np.einsum("ncp,np->nc", away, mixed) / 144 / mixed.std(1)[:, None]).mean(0))
-    assert any(np.allclose(found.mean[4], each, rtol=1e-4) for each in possible)
+    # three channels are their own mixtures
+    assert found.mixed == pytest.approx(found.mean[:2])
+    for row, expected in enumerate(numbers[:2]):
+        assert found.mixed_m2[row] == pytest.approx(np.cov(expected.T) * 9, rel=1e-3, abs=1e-6)
     assert found.low == pytest.approx(values.min((0, 2))) and found.images == 10
 
 
@@ -169,6 +166,7 @@ def test_halves_merge_to_the_whole() -> None:
     half.totals.merge(saved(net(), images(20, 0)[9:]).totals)
     for key, each in whole.totals.ranges.items():
         assert half.totals.ranges[key].m2 == pytest.approx(each.m2, rel=1e-4, abs=1e-6), key
+        assert half.totals.ranges[key].mixed_m2 == pytest.approx(each.mixed_m2, rel=1e-4, abs=1e-5), key
         assert half.totals.ranges[key].images == 20
 
 

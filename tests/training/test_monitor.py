@@ -19,7 +19,10 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from hookscope.comparison import against_reference
 from hookscope.errors import LayerError, ModelError, UsageError, WriteError
+from hookscope.models import as_loaded
+from hookscope.statistics import SavedStatistics, StatisticsCollector, load_statistics
 from hookscope.training import Monitor
 from hookscope.training.log.file import RunLog, read_runs
 from tests.nets import Function, named
@@ -468,3 +471,41 @@ class TestModes:
             pickle.loads(pickle.dumps(net))
         assert len(copies) == 2 and sum(hooks) == 1
         assert not any(module._forward_hooks for module in copies[1].modules())
+
+
+def test_a_run_leaves_a_reference_behind_and_the_model_as_it_is(tmp_path: Path) -> None:
+    def loop(watched: bool) -> tuple[nn.Module, Any]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        context = Monitor(model, optimizer, every=2, reference=tmp_path / "healthy.json") if watched else nullcontext()
+        with context as monitor:
+            for at in range(8):
+                optimizer.zero_grad()
+                batch = torch.randn(24, 3, 6, 6, generator=torch.Generator().manual_seed(at))
+                model(batch).square().mean().backward()
+                optimizer.step()
+                batch.zero_()  # the reference has copies
+        return model, monitor
+
+    model, monitor = loop(watched=True)
+    alone, _ = loop(watched=False)
+    assert all(torch.equal(a, b) for a, b in zip(alone.state_dict().values(), model.state_dict().values(), strict=True))
+    assert model.training
+    reference = load_statistics(tmp_path / "healthy.json")
+    assert reference.totals.images == 72 == monitor.reference.totals.images  # steps 2, 4 and 6: 64 at least
+    x = torch.cat([torch.randn(24, 3, 6, 6, generator=torch.Generator().manual_seed(at)) for at in (2, 4, 6)])
+    expected = model.eval()[0](x).mean((2, 3)).mean(0)
+    assert torch.allclose(torch.from_numpy(reference.totals.ranges["0"].mean[0]).float(), expected, atol=1e-5)
+    with StatisticsCollector(model, ranges=True) as collector, torch.no_grad():
+        model(torch.randn(16, 3, 6, 6))
+    assert against_reference(SavedStatistics.of(as_loaded(model), collector.totals), reference).finding is None
+
+
+def test_a_run_that_fails_or_samples_nothing_writes_no_reference(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError), Monitor(model, reference=tmp_path / "a.json"):
+        model(torch.ones(1, 3))
+    with Monitor(model, reference=tmp_path / "a.json", on_trouble=(said := []).append):
+        pass
+    assert "no pass of a model was sampled" in said[0] and not (tmp_path / "a.json").exists()
