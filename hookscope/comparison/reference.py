@@ -29,7 +29,7 @@ _LEFT, _CHANNEL, _MIXED, _VARIES, _SURE = (
 _LEAST_IMAGES = 8  # of a reference: fewer do not say how far images differ
 _FEW_IMAGES = 4  # fewer do not say how far they differ
 _FLOOR = 0.01  # of the standard deviation of a layer: rounding moves a constant channel that far
-_IMAGES_OF_ONE = 4  # images of the reference for each mixture, so that its covariance is known
+_MANY_IMAGES = 48  # of a reference: three for each mixture, so that the covariance is known
 _LEAST_VARIANCE = 1e-3  # of the mean variance of the mixtures: rounding moves constant mixtures
 _SCALED = 20.0  # an input that is so many times as large was scaled in another way
 
@@ -186,8 +186,9 @@ def _shift(before: CallRange, now: CallRange) -> CallShift:
     likely = variance if now.images == 1 else np.maximum(variance_now, variance / 2)
     far = away / np.sqrt(variance / before.images + likely / now.images + least**2 / 10)
     judged = [("", np.sqrt((far**2).mean(1)) / _LEFT, far), ("", far.max(1) / _CHANNEL, far)]
-    if mixed := [_off_directions(before, now, at) / _MIXED for at in range(min(len(before.mixed), len(now.mixed)))]:
-        judged.append((" with that of other channels", np.array(mixed), far))
+    if before.images >= _MANY_IMAGES and (both := range(min(len(before.mixed), len(now.mixed)))):
+        mixed = np.array([_off_directions(before, now, at) / _MIXED for at in both])
+        judged.append((" with that of other channels", mixed, far))
     if now.images >= _FEW_IMAGES:
         ratio = np.abs(np.log((variance_now + least**2) / (variance + least**2)))
         varies = ratio / np.sqrt(2 / (before.images - 1) + 2 / (now.images - 1))
@@ -206,12 +207,10 @@ def _off_directions(before: CallRange, now: CallRange, at: int) -> float:
     Images differ in few directions: by brightness, channels rise and fall together. A change of a layer's weights
     leaves these directions, and is seen although each channel alone stays among the images.
     """
-    count = max(1, min(before.mixed.shape[1], before.images // _IMAGES_OF_ONE))
-    covariance = before.mixed_m2[at, :count, :count] / (before.images - 1)
-    least = _LEAST_VARIANCE * np.trace(covariance) / count + 1e-30
-    error = covariance * (1 / before.images + 1 / now.images) + least / now.images * np.eye(count)
-    away = (now.mixed - before.mixed)[at, :count]
-    return float(np.sqrt(away @ np.linalg.solve(error, away) / count))
+    covariance, away = before.mixed_m2[at] / (before.images - 1), (now.mixed - before.mixed)[at]
+    least = _LEAST_VARIANCE * np.trace(covariance) / len(away) + 1e-30
+    error = covariance * (1 / before.images + 1 / now.images) + least / now.images * np.eye(len(away))
+    return float(np.sqrt(away @ np.linalg.solve(error, away) / len(away)))
 
 
 def _words(shift: CallShift) -> str:

@@ -752,7 +752,7 @@ _error(
     "Look at this layer and at the operations just before it: compare its weights with the checkpoint.",
     Threshold("left", 3.3, "root mean square over channels, in standard errors: sound networks reach 2.4"),
     Threshold("left_channel", 6.5, "one channel, in standard errors: sound networks reach 4.7"),
-    Threshold("left_mixed", 3.3, "mixtures of channels, in standard errors: sound networks reach 2.4"),
+    Threshold("left_mixed", 3.0, "mixtures of channels, in standard errors: sound networks reach 2.3"),
     Threshold(
         "left_varies", 5.5, "spread between images, median over channels, in standard errors: sound networks reach 4.4"
     ),

@@ -183,6 +183,7 @@ class Inspection(Shown):
         provenance: Versions, command line, preprocessing, SHA-256 of images and checkpoint; JSON.
         notes: What the reader should know, such as layers without maps.
         trace: Every call with what it read, as the graph on the page shows it; None where it was not recorded.
+        against: How far each call is from the reference; None without one.
     """
 
     model: str
@@ -195,6 +196,7 @@ class Inspection(Shown):
     provenance: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     trace: Trace | None = None
+    against: AgainstReference | None = None
 
     def _cells(self) -> Cells:
         cells: dict[str, Any] = {"model": self.model, "weights": self.weights, "layers": len(self.layers)}

@@ -367,6 +367,7 @@ class InspectionRun:
             provenance=self._provenance(),
             notes=tuple(dict.fromkeys([*self._notes(), *([against.sentence] if against else [])])),
             trace=self.whole,
+            against=against,
         )
 
     def _layers(self) -> Iterator[InspectedLayer]:

@@ -109,6 +109,8 @@ class Inspect(PictureCommand):
                 on_progress=on_progress,
                 on_note=lambda name, text: note(f"Note: {name}: {text}"),
             )
+        if outcome.against is not None and outcome.against.finding is None:  # else it is the first place
+            note(f"Note: {outcome.against.sentence}")
         outcome = replace(outcome, provenance={**outcome.provenance, "command": process.command_line()})
         words = [files.words[image.name] for image in images]
         file = place.path_for(page_name(words, net.name), "", net.name, alone=True)

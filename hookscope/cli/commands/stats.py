@@ -25,7 +25,7 @@ class StatisticsCommand(RowCommand):
     plot: str | None = shared.plot_file("Draw distributions, and shares of dead and saturated channels")
     html: str | None = shared.html_file("findings, layers and their channels")
     per_channel: bool = option("Print a row for each channel.")
-    save: str | None = shared.out_file("Save the statistics, for `merge` and --resume.")
+    save: str | None = shared.out_file("Save the statistics, for `merge`, --resume, and --reference of `check`.")
     tensorboard: str | None = shared.in_file(
         "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR", section="Output"
     )
