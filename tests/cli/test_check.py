@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from hookscope import load_model
 from hookscope.cli.commands.check import COLUMNS
-from tests.cli.helpers import Run
+from hookscope.statistics import measure_images
+from tests.cli.helpers import Run, one_error
 
 NETS = """
 
@@ -27,6 +30,11 @@ def net():
     net.head.weight.data *= 0.1
     net.head.bias.data[:] = 2
     return net
+
+def moved():
+    moved = net()
+    moved.head.weight.data *= 3
+    return moved
 
 def sick():
     broken = net()
@@ -150,3 +158,30 @@ def test_a_lost_image_is_a_failure_and_names_that_would_harm_are_escaped(run: Ru
     assert len(out.splitlines()) == 2
     (case,) = ElementTree.parse(here / "x.xml").getroot()[0]
     assert case.get("name") == 'a<b>&"\\x1b]0;x\\x07\\n'
+
+
+def test_a_reference_names_the_first_layer_that_left_its_range(run: Run, here: Path) -> None:
+    for folder, count in (("healthy", 12), ("pics", 4)):
+        (here / folder).mkdir(exist_ok=True)
+        for number in range(count):
+            values = np.random.default_rng(number + 100 * count).integers(0, 200 + number, (16, 20, 3), np.uint8)
+            Image.fromarray(values).save(here / folder / f"{number}.png")
+    net = load_model("nets.py:net", preprocess="none", device="cpu")
+    measure_images(net, [str(here / "healthy" / f"{number}.png") for number in range(12)], save=here / "healthy.json")
+    words = ["--reference", "healthy.json", "--format", "json"]
+    assert run(*words)[:2] == (0, "[]\n")
+    status, out, _ = run(*words, model="nets.py:moved")
+    assert (status, [row["layer"] for row in json.loads(out)]) == (3, ["head"])
+    status, out, _ = run(
+        *words, "--max-shift", "0.3", "--allow", "twice*,fc*", "--junit", "x.xml", model="nets.py:moved"
+    )
+    assert (status, [row["layer"] for row in json.loads(out)]) == (3, ["head", "(model)"])
+    assert {row["limit"] for row in json.loads(out)} == {"max-shift"}
+    assert len(ElementTree.parse(here / "x.xml").getroot()[0].findall("testcase/failure")) == 2
+    assert run(*words, "--max-shift", "99", model="nets.py:moved")[:2] == (0, "[]\n")
+    status, out, _ = run(*words, "--mean", "0.5", "--std", "0.1")
+    assert (status, [row["layer"] for row in json.loads(out)]) == (3, ["(input)"])
+    one_error(run("--max-shift", "0.1"), 2, "--max-shift...--reference")
+    one_error(run("--reference", "gone.json"), 1, "no saved statistics 'gone.json'")
+    (here / "few.json").write_text("{}")
+    one_error(run("--reference", "few.json"), 1, "'few.json' holds no saved statistics")
