@@ -188,7 +188,7 @@ def _shift(before: CallRange, now: CallRange) -> CallShift:
     judged = [("", np.sqrt((far**2).mean(1)) / _LEFT, far), ("", far.max(1) / _CHANNEL, far)]
     if before.images >= _MANY_IMAGES and (both := range(min(len(before.mixed), len(now.mixed)))):
         mixed = np.array([_off_directions(before, now, at) / _MIXED for at in both])
-        judged.append((" with that of other channels", mixed, far))
+        judged.append((" beside other channels", mixed, far))
     if now.images >= _FEW_IMAGES:
         ratio = np.abs(np.log((variance_now + least**2) / (variance + least**2)))
         varies = ratio / np.sqrt(2 / (before.images - 1) + 2 / (now.images - 1))
@@ -222,7 +222,7 @@ def _words(shift: CallShift) -> str:
     name, _, how = shift.number.partition(" ")
     what = f"the variance between images of the {name}" if how == "between images" else f"the {name}"
     where = f", most in channel {shift.channel}" if shift.channels > 1 else ""
-    where = " if each is held against the others" if how.startswith("with") else where
+    where = " if each is held against the others" if how.startswith("beside") else where
     return f"{what} of its channels is {shift.times:.3g} times as far off as so few images explain{where}"
 
 

@@ -41,7 +41,7 @@ class StateKind:
 
 
 def is_state_file(path: StrPath) -> bool:
-    """Whether there is a file, and it begins as those of `write_state`."""
+    """Whether there is a file, and it begins as the files of `write_state`."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as stream:

@@ -90,8 +90,8 @@ class Monitor(RunProgress):
             other metrics, and nine times as much of the log.
         stop_on: ``non-finite`` checks every step, all layers, the loss and the gradients, and raises at the first NaN
             or Inf, before it reaches the weights. A layer that outputs Inf on purpose stops a run too.
-        reference: File for what the model does at the end, on the latest sampled batches, in eval mode: a file for
-            ``inspect`` and ``check`` with ``--reference``. A run that ends with an exception writes none.
+        reference: File for what the model does at the end, on the latest sampled batches, in eval mode: a reference for
+            `inspect`. A run that ends with an exception writes none.
         command: The command line of the run, for the log.
         rank: The rank of this process.
         world_size: The number of processes that train together.

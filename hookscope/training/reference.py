@@ -42,7 +42,7 @@ class LastInputs:
         """Measure the model in eval mode on the kept inputs; its state stays as it is."""
         model = None if self._model is None else self._model()
         if model is None:
-            raise UsageError("no pass of a model was sampled", do="watch with a smaller --every")
+            raise UsageError("no pass of a model was sampled", do="sample more often: ‹every|--every›")
         collector = StatisticsCollector(model, ranges=True)
         with differentiable(model, parameters=False), buffers_kept(model), torch.no_grad(), collector:
             for _, args in self._passes:
