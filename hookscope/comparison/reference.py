@@ -182,17 +182,19 @@ def _shift(before: CallRange, now: CallRange) -> CallShift:
     least = max(_FLOOR * float(np.sqrt((deviation**2).mean())), 1e-30)
     away = np.abs(now.mean[rows] - before.mean[rows])
     shift = float(np.sqrt((np.square(away[0] / np.maximum(deviation, least))).mean()))
-    # the variance of few images may be small by chance
-    likely = variance if now.images == 1 else np.maximum(variance_now, variance / 2)
+    # a channel that few images excite has no variance yet: it is judged by the variance of its layer
+    floor = variance.mean(1, keepdims=True) / now.images**2
+    likely = np.maximum(np.maximum(variance_now, variance / 2 if now.images > 1 else variance), floor)
     far = away / np.sqrt(variance / before.images + likely / now.images + least**2 / 10)
-    judged = [("", np.sqrt((far**2).mean(1)) / _LEFT, far), ("", far.max(1) / _CHANNEL, far)]
-    if before.images >= _MANY_IMAGES and (both := range(min(len(before.mixed), len(now.mixed)))):
-        mixed = np.array([_off_directions(before, now, at) / _MIXED for at in both])
-        judged.append((" beside other channels", mixed, far))
+    judged = [("", np.sqrt((far**2).mean(1)) / _LEFT, far)]
     if now.images >= _FEW_IMAGES:
+        judged.append(("", far.max(1) / _CHANNEL, far))
         ratio = np.abs(np.log((variance_now + least**2) / (variance + least**2)))
         varies = ratio / np.sqrt(2 / (before.images - 1) + 2 / (now.images - 1))
         judged.append((" between images", np.median(varies, 1) / _VARIES, varies))
+        if before.images >= _MANY_IMAGES and (both := range(min(len(before.mixed), len(now.mixed)))):
+            mixed = np.array([_off_directions(before, now, at) / _MIXED for at in both])
+            judged.append((" beside other channels", mixed, far))
     how, times, by_channel = max(judged, key=lambda each: float(each[1].max()))
     number = int(times.argmax())
     dead = (now.low == now.high) & (before.low < before.high) & (far[0] > _CHANNEL)
@@ -244,17 +246,18 @@ def check_shifts(
 ) -> LimitsResult:
     """The calls that are further from the reference than allowed, where so few images show it.
 
-    Without a number, every call that has left its range breaks the limit ``reference``, named for the first of them.
+    Without a number, the first call that has left its range breaks the limit ``reference``, if the finding is no note.
     """
     names = {"max-shift": max_shift, "max-dead-more": max_dead_more}
     limits = {name: value for name, value in names.items() if value is not None} or {"reference": 1.0}
-    calls = checked_layers(found.calls, allow)
+    calls, is_sure = checked_layers(found.calls, allow), found.finding is not None and found.finding.severity != "note"
     result = LimitsResult({name: {each.key: each.call.type for each in calls} for name in limits})
     for name, allowed in limits.items():
         for each in calls:
             more = len(each.dead) / each.channels
             value = {"max-shift": each.shift, "max-dead-more": more, "reference": each.times}[name]
-            if value > allowed and (each.times > 1 or name == "max-dead-more"):
+            is_claimed = name == "max-dead-more" or each.times > 1 and (name == "max-shift" or is_sure)
+            if value > allowed and is_claimed:
                 died = f"{len(each.dead)} of {counted(each.channels, 'channel')}"
                 text = {
                     "max-shift": f"the means of its channels are {each.shift:.3g} standard deviations off",

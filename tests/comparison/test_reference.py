@@ -209,3 +209,16 @@ def test_the_first_place_of_an_inspection_is_the_reference() -> None:
     broken[2].weight.data.mul_(3)
     place = inspect(as_loaded(broken), pictures(3, 5), reference=reference).places[0]
     assert (place.kind, place.layer, place.severity) == ("left-range", "2", "error")
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_a_channel_that_no_image_of_the_reference_excites_may_be_excited(count: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    model = nn.Linear(16, 16, bias=False)
+    model.weight.data = torch.eye(16)
+    silent, rare = torch.randn((64, 16), generator=generator), torch.randn((count, 16), generator=generator)
+    silent[:, 3] = rare[:, 3] = 0
+    rare[0, 3] = 2.5
+    assert against(model, rare, saved(model, silent)).finding is None
+    rare[:, 3] = 30
+    assert against(model, rare, saved(model, silent)).finding is not None
