@@ -209,9 +209,11 @@ def _off_directions(before: CallRange, now: CallRange, at: int) -> float:
     Images differ in few directions: by brightness, channels rise and fall together. A change of a layer's weights
     leaves these directions, and is seen although each channel alone stays among the images.
     """
-    covariance, away = before.mixed_m2[at] / (before.images - 1), (now.mixed - before.mixed)[at]
+    covariance, covariance_now = (each.mixed_m2[at] / (each.images - 1) for each in (before, now))
+    away = (now.mixed - before.mixed)[at]
     least = _LEAST_VARIANCE * np.trace(covariance) / len(away) + 1e-30
-    error = covariance * (1 / before.images + 1 / now.images) + least / now.images * np.eye(len(away))
+    likely = (covariance + covariance_now) / 2 + least * np.eye(len(away))
+    error = covariance / before.images + likely / now.images
     return float(np.sqrt(away @ np.linalg.solve(error, away) / len(away)))
 
 
@@ -256,7 +258,7 @@ def check_shifts(
         for each in calls:
             more = len(each.dead) / each.channels
             value = {"max-shift": each.shift, "max-dead-more": more, "reference": each.times}[name]
-            is_claimed = name == "max-dead-more" or each.times > 1 and (name == "max-shift" or is_sure)
+            is_claimed = name == "max-dead-more" or (each.times > 1 and (name == "max-shift" or is_sure))
             if value > allowed and is_claimed:
                 died = f"{len(each.dead)} of {counted(each.channels, 'channel')}"
                 text = {

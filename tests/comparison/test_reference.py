@@ -197,6 +197,8 @@ def test_the_first_place_of_an_inspection_is_the_reference() -> None:
         return [Image.fromarray(generator.integers(0, 255, (40, 40, 3), dtype=np.uint8)) for _ in range(count)]
 
     small = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for layer in (small[0], small[2]):
+        nn.init.normal_(layer.weight, std=0.2)  # uniform weights would be taken for random ones
     loaded, healthy = as_loaded(small.eval()), StatisticsCollector(small, ranges=True)
     with healthy, torch.no_grad():
         for picture in pictures(24, 0):
