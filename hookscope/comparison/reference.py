@@ -31,6 +31,7 @@ _FEW_IMAGES = 4  # fewer do not say how far they differ
 _FLOOR = 0.01  # of the standard deviation of a layer: rounding moves a constant channel that far
 _MANY_IMAGES = 48  # of a reference: three for each mixture, so that the covariance is known
 _LEAST_VARIANCE = 1e-3  # of the mean variance of the mixtures: rounding moves constant mixtures
+_FEW_GONE = 0.2  # share of the calls of the reference
 _SCALED = 20.0  # an input that is so many times as large was scaled in another way
 
 
@@ -118,6 +119,12 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     if not any(shift.call.name != INPUT_CALL for shift in shifts):
         raise InputError("the reference has no call that this model has", do="give a reference of this model")
     about = counted(now.totals.images, "image"), counted(images, "image")
+    gone = [each for key, each in before.items() if key not in after]
+    if 0 < len(gone) <= _FEW_GONE * len(before):  # of more the names are others
+        later = list(before)[list(before).index(gone[0].key) :]
+        none = CallShift(gone[0].call, gone[0].key, 0.0, np.inf, "gone", 0, (), gone[0].channels)
+        at = next((at for at, shift in enumerate(shifts) if shift.reference in later), len(shifts))
+        shifts = (*shifts[:at], none, *shifts[at:])
     out = [shift for shift in shifts if shift.times > 1]
     if not out:
         words = f"all {counted(len(shifts), 'call')} are in the range of the reference ({about[0]}, there {about[1]})"
@@ -129,15 +136,17 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         if reference.source.preprocess != now.source.preprocess:
             text += f" (here {now.source.preprocess}; there {reference.source.preprocess})"
     else:
-        case, text = "", f"{_words(first)}, and {counted(at, 'call')} before it {'is' if at == 1 else 'are'} in range"
+        with_weights = next((shift for shift in shifts if before[shift.reference].parameters), None)
+        case = "first" if with_weights is first and INPUT_CALL in before else ""
+        text = f"{_words(first)}, and {counted(at, 'call')} before it {'is' if at == 1 else 'are'} in range"
     later = len(out) - 1
     text += f"; {counted(later, 'later call')} left it too" if later else ""
     numbers = {"times": first.times, "shift": first.shift, "channel": first.channel, "layers": len(out)}
     channels = (first.channel,) if first.channels > 1 else None
-    layer = "" if case else first.key
+    layer = "" if case == "input" else first.key
     severity = "note" if max(each.times for each in out) < _SURE else CATALOGUE["left-range"].severity
     finding = CATALOGUE["left-range"].finding(layer, text, case, channels=channels, numbers=numbers, severity=severity)
-    where = "the input" if case else first.key
+    where = layer or "the input"
     words = f"{where} is the first of {counted(len(shifts), 'call')} to leave the range of the reference"
     return AgainstReference(shifts, finding, f"{words}: {text}", now.totals.images, images)
 
@@ -209,11 +218,9 @@ def _off_directions(before: CallRange, now: CallRange, at: int) -> float:
     Images differ in few directions: by brightness, channels rise and fall together. A change of a layer's weights
     leaves these directions, and is seen although each channel alone stays among the images.
     """
-    covariance, covariance_now = (each.mixed_m2[at] / (each.images - 1) for each in (before, now))
-    away = (now.mixed - before.mixed)[at]
-    least = _LEAST_VARIANCE * np.trace(covariance) / len(away) + 1e-30
-    likely = (covariance + covariance_now) / 2 + least * np.eye(len(away))
-    error = covariance / before.images + likely / now.images
+    covariance, away = before.mixed_m2[at] / (before.images - 1), (now.mixed - before.mixed)[at]
+    least = max(_LEAST_VARIANCE, now.images**-2) * np.trace(covariance) / len(away) + 1e-30
+    error = covariance * (1 / before.images + 1 / now.images) + least / now.images * np.eye(len(away))
     return float(np.sqrt(away @ np.linalg.solve(error, away) / len(away)))
 
 
@@ -221,6 +228,8 @@ def _words(shift: CallShift) -> str:
     """What has left its range, and how far."""
     if shift.number == "channels":
         return f"it has {counted(shift.channels, 'channel')}, another number than in the reference"
+    if shift.number == "gone":
+        return "it did not run"
     if shift.number == "nonfinite":
         return f"channel {shift.channel} has NaN or Inf, which the reference has not"
     name, _, how = shift.number.partition(" ")

@@ -762,7 +762,11 @@ _error(
             "The model gets other values than when the reference was saved.",
             "Look at how images are prepared: mean, standard deviation, range, order of colours, size. Else the images"
             " are of another kind.",
-        )
+        ),
+        "first": Case(
+            "Either this layer has changed, or the input in a way that shows in no channel alone.",
+            "Check the order of colours, and whether images are grey; then compare the weights with the checkpoint.",
+        ),
     },
 )
 _note(
