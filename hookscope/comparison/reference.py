@@ -121,9 +121,9 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     about = counted(now.totals.images, "image"), counted(images, "image")
     gone = [each for key, each in before.items() if key not in after]
     if 0 < len(gone) <= _FEW_GONE * len(before):  # of more the names are others
-        later = list(before)[list(before).index(gone[0].key) :]
+        rest = list(before)[list(before).index(gone[0].key) :]
         none = CallShift(gone[0].call, gone[0].key, 0.0, np.inf, "gone", 0, (), gone[0].channels)
-        at = next((at for at, shift in enumerate(shifts) if shift.reference in later), len(shifts))
+        at = next((at for at, shift in enumerate(shifts) if shift.reference in rest), len(shifts))
         shifts = (*shifts[:at], none, *shifts[at:])
     out = [shift for shift in shifts if shift.times > 1]
     if not out:
