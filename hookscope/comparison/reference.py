@@ -257,7 +257,7 @@ def check_shifts(
 ) -> LimitsResult:
     """The calls that are further from the reference than allowed, where so few images show it.
 
-    Without a number, the first call that has left its range breaks the limit ``reference``, if the finding is no note.
+    Without a number, the first call that has left its range breaks the limit ``reference``; a note breaks none.
     """
     names = {"max-shift": max_shift, "max-dead-more": max_dead_more}
     limits = {name: value for name, value in names.items() if value is not None} or {"reference": 1.0}
