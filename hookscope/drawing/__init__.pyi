@@ -80,6 +80,7 @@ from .plot import (
     write as write,
     write_at as write_at,
 )
+from .regions import class_colour as class_colour, draw_boxes as draw_boxes, draw_classes as draw_classes
 from .scale import (
     ALPHA as ALPHA,
     Scale as Scale,

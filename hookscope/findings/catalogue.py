@@ -809,7 +809,8 @@ _note(
         "sign": Case(
             "The layer seems to compute the opposite of what its BatchNorm expects.",
             "Compare the weights with the checkpoint: their signs may have been changed.",
-        )
+        ),
+        "assumed": Case(_ASSUMED, f"{_SAY_PREPROCESSING} Then compare the layer with the checkpoint."),
     },
 )
 _warning(

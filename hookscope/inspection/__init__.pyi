@@ -1,3 +1,4 @@
+from .answers import Answer as Answer
 from .facts import (
     CallFacts as CallFacts,
     ImageMaps as ImageMaps,

@@ -18,6 +18,7 @@ from hookscope.drawing import Heat, Tiles, draw_heat, image_bytes
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
 from hookscope.hooks import Call, Shape
+from hookscope.inspection.answers import Answer
 from hookscope.inspection.reads import LayerInputs
 from hookscope.models import LoadedModel, is_random
 from hookscope.parameters import ParameterStatistics
@@ -40,6 +41,7 @@ class InspectedImage(Shown):
         predictions: The best classes, the best first; empty for a model without scores of classes.
         cam: The Grad-CAM of the best class at the last layer with a map; None if there is none.
         without_cam: Why there is none, else empty.
+        answer: What the model answered beside scores of classes; None for scores of classes alone.
     """
 
     name: str
@@ -49,9 +51,18 @@ class InspectedImage(Shown):
     predictions: tuple[Prediction, ...]
     cam: ClassActivationMap | None
     without_cam: str = ""
+    answer: Answer | None = None
+
+    @property
+    def classes(self) -> tuple[Prediction, ...]:
+        """The best classes; empty where the answer says more: which pixels, or the only number of the output."""
+        said = self.answer is not None and (self.answer.kind == "pixels" or len(self.predictions) == 1)
+        return () if said else self.predictions
 
     def _cells(self) -> Cells:
-        answer = self.predictions[0].cells() if self.predictions else {}
+        answer = dict(self.classes[0].cells()) if self.classes else {}
+        if self.answer is not None and not answer:
+            answer = {"answer": self.answer.words()}
         return {"image": self.name, **answer, "picture": Picture(partial(_seen_png, self), f"Grad-CAM of {self.name}")}
 
 

@@ -145,6 +145,8 @@ def _sudden(evidence: InspectionEvidence) -> list[Finding]:
         most = max(times, key=lambda name: times[name])
         if times[most] > 1:
             finding = _sudden_finding(drift, running, now, most, times[most], largest)
+            if not largest and finding.meaning == kind.text() and evidence.net.preprocess.assumes_values:
+                finding = kind.as_case(finding, "assumed")  # the cause that `stats` names
             sure = largest and evidence.totals.images >= _MANY_IMAGES and times[most] >= _SURE
             findings.append(replace(finding, severity="warning") if sure else finding)
         largest = {name: max(value, largest.get(name, 0.0)) for name, value in now.items()}

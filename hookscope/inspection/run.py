@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from hookscope.comparison import against_reference
 from hookscope.drawing import input_frames, input_size_of, layers_of_classes, names_of_channels
-from hookscope.errors import InputError, ModelError, NoMapError, UsageError, is_out_of_memory
+from hookscope.errors import (
+    AbsentTargetError,
+    InputError,
+    ModelError,
+    NoMapError,
+    UsageError,
+    is_out_of_memory,
+    spelled,
+)
 from hookscope.explain import ClassActivationMap, candidates
 from hookscope.findings import ranked
 from hookscope.hooks import (
@@ -37,6 +45,7 @@ from hookscope.hooks import (
     types_of,
 )
 from hookscope.images import InputImage, read_picture, warn_of_image
+from hookscope.inspection.answers import answer_of
 from hookscope.inspection.facts import (
     CallFacts,
     ImageMaps,
@@ -58,10 +67,12 @@ from hookscope.models import (
 from hookscope.parameters import drawable_filters, parameter_findings, parameter_statistics
 from hookscope.scores import (
     Prediction,
+    Score,
     Target,
     check_family,
     check_finite_score,
     class_scores,
+    objectives,
     one_picture,
     predictions,
     without_scores,
@@ -248,17 +259,25 @@ class InspectionRun:
                 with torch.no_grad():  # a model may fail only because a gradient is asked for
                     recorder, output = self._forward(number)
                 why = error.asked
-            scores, answers, label = self._answers(output) if not family else (None, (), None)
-            if scores is None:
+            scores, answers, best = self._answers(output) if not family else (None, (), None)
+            score: Tensor | None = None if scores is None or best is None else scores[best.index]
+            label: Score | None = best
+            answer = answer_of(output, net, prepared[0])
+            is_map = answer is not None and answer.kind == "pixels"
+            if scores is None and is_map and not why:
+                score, label, why = self._of_a_named_class(output)
+            if score is None:
+                if answer is not None and answer.kind == "boxes":
+                    why = spelled("to explain a box, use ‹BoxTarget(0)|cam --target box:0›")
                 why = why or without_scores(output, net.family, net.name)
             elif label is not None and not why:
-                why = self._explain(scores, label, recorder)
-        cam = None if label is None or why else self._cam(recorder, label, prepared[0])
+                why = self._explain(score, label, recorder)
+        cam = None if label is None or why else self._cam(recorder, label, prepared[0], is_map)
         if cam is None:
             why = why or "no layer has a map that the score depends on"
         frames = input_frames(net, prepared)[0]
         about = image.name, image.sha256, frames[len(frames) // 2], len(frames)
-        self.images.append(InspectedImage(*about, answers, cam, "" if cam else why))
+        self.images.append(InspectedImage(*about, answers, cam, "" if cam else why, answer))
         self.scores.append(None if scores is None else scores.detach()[None])
         recorder.record.layers = tuple(part.facts for part in recorder.drawn)
         self.records.append(recorder.record)
@@ -289,9 +308,18 @@ class InspectionRun:
         [label, *_] = predictions(scores, names, self.target)
         return scores, tuple(predictions(scores, names, Target(_SHOWN))), label
 
-    def _explain(self, scores: Tensor, label: Prediction, recorder: Recorder) -> str:
+    def _of_a_named_class(self, output: Any) -> tuple[Tensor | None, Score | None, str]:
+        """The score of the class of ``target`` where it is the best, if it has a name or number; else what to do."""
+        if self.target.has_top:
+            return None, None, spelled("to explain a class, try ‹target=1|--target 1›")
+        try:
+            [objective] = objectives(self.target, output, self.net.categories, self.net.name)
+        except AbsentTargetError as error:
+            return None, None, error.asked
+        return objective.of(output)[0], objective.score, ""
+
+    def _explain(self, score: Tensor, label: Score, recorder: Recorder) -> str:
         """Let the gradient of the score reach the hooks of all tensors that it depends on, or say why it cannot."""
-        score = scores[label.index]
         try:
             check_finite_score(label)
             if not score.requires_grad:
@@ -308,10 +336,14 @@ class InspectionRun:
             return f"no gradient can flow through {self.net.name}: {describe_error(error)}"
         return ""
 
-    def _cam(self, recorder: Recorder, label: Prediction, prepared: Tensor) -> ClassActivationMap | None:
-        """The Grad-CAM at the last map that the score depends on."""
+    def _cam(
+        self, recorder: Recorder, label: Score, prepared: Tensor, lowest: bool = False
+    ) -> ClassActivationMap | None:
+        """The Grad-CAM at the last map that the score depends on, or at the last of the ``lowest`` resolution."""
         last = [part for key in self.followed for part in recorder.followed if part.call.key == key]
         parts = [part for part in [*last, *reversed(recorder.drawn)] if part.cam is not None and part.maps.items == 1]
+        if lowest:  # the last maps of a segmentation are the scores themselves
+            parts.sort(key=lambda part: part.maps.values[0].numel())
         part = next((part for part in parts if part.reached), parts[0] if parts else None)
         if part is None or part.cam is None:
             return None
@@ -332,9 +364,8 @@ class InspectionRun:
             raise NoMapError(f"nothing to draw in {key or MODEL}: {why}", do="choose a layer with feature maps")
         totals, thresholds = self.collector.totals, StatisticsThresholds()
         measured = tuple(totals.statistics(thresholds.correlation))
-        assumed = "values" in net.preprocess.assumed
         parameters = tuple(parameter_statistics(net.model))
-        findings = find_problems(measured, totals.drifts(), totals.images, thresholds, assumed)
+        findings = find_problems(measured, totals.drifts(), totals.images, thresholds, net.preprocess.assumes_values)
         changed = dict.fromkeys(key for record in self.records for key in record.changes)
         against = None
         if self.reference is not None:

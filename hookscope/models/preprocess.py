@@ -127,6 +127,11 @@ class Preprocess:
         return replace(self, transforms=steps, size=other.size if "size" in own.assumed else self.size)
 
     @property
+    def assumes_values(self) -> bool:
+        """Whether nobody has said the mean and the standard deviation."""
+        return "values" in self.assumed
+
+    @property
     def assumed(self) -> tuple[str, ...]:
         """Which of ``size`` and ``values`` nobody has said of a model of the user, so that ImageNet's are used."""
         return self.transforms.assumed

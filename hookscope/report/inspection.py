@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 from PIL import Image, ImageOps
 
-from hookscope.drawing import shape_text
+from hookscope.drawing import class_colour, draw_boxes, draw_classes, shape_text
 from hookscope.exemplars import Crops, LayerExemplars
 from hookscope.explain import why_empty
 from hookscope.findings import ranked, severity_counts
@@ -127,9 +127,17 @@ def network_rows(inspection: Inspection) -> list[SimpleNamespace]:
 
 
 def _image_view(number: int, image: InspectedImage) -> dict[str, Any]:
-    """An image with the addresses of what the network saw and of its Grad-CAM; without a name it has its position."""
-    shown, cam = seen_image(image.seen), image.cam
+    """An image with the addresses of its pictures, and the rows of its answer; without a name it has its position."""
+    shown, cam, answer = seen_image(image.seen), image.cam, image.answer
+    drawn = answer_picture(image, shown)
+    rows = []
+    for row in answer.rows if answer else ():
+        share = None if answer and answer.kind == "numbers" else row.score
+        colour = "" if row.index is None else "#{:02x}{:02x}{:02x}".format(*class_colour(row.index))
+        rows.append({"name": row.name.removeprefix("box "), "share": share, "score": row.score, "colour": colour})
     return {
+        "answer": "" if drawn is None else jpeg_address(drawn),
+        "rows": rows,
         "number": number,
         "image": image,
         "seen": jpeg_address(shown),
@@ -138,6 +146,18 @@ def _image_view(number: int, image: InspectedImage) -> dict[str, Any]:
         "name": os.path.basename(image.name) or f"image {number + 1}",
         "best": cam.prediction.name if cam else "",
     }
+
+
+def answer_picture(image: InspectedImage, shown: Image.Image) -> Image.Image | None:
+    """The classes of pixels, or the boxes, over what the network saw; None for other answers."""
+    answer, ground = image.answer, shown.convert("RGB")
+    if answer is None or answer.kind == "numbers":
+        return None
+    if answer.mask is not None:
+        return draw_classes(ground, answer.mask)
+    boxes = [row for row in answer.rows if row.box is not None]
+    colours = [class_colour(row.index or 0) for row in boxes]
+    return draw_boxes(ground, [row.box for row in boxes if row.box], colours, shown.width / image.seen.width)
 
 
 def _place_view(inspection: Inspection, rows: Sequence[SimpleNamespace], place: Place) -> dict[str, Any]:
@@ -251,6 +271,8 @@ def draw_overview(inspection: Inspection) -> Image.Image:
 def _overview_row(inspection: Inspection, number: int) -> Image.Image:
     image = inspection.images[number]
     pictures = [image.seen.convert("RGB")]
+    if (answer := answer_picture(image, seen_image(pictures[0]))) is not None:
+        pictures.append(answer)
     if image.cam is not None:
         pictures.append(over_image(pictures[0], image.cam.still, max(_SIDE, image.seen.width)))
     thumbnails = list[Image.Image]()  # of the first places: the map of the channel, else the Grad-CAM of the layer

@@ -99,7 +99,7 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
     if maps is not None:
         return maps.mean((2, 3))
     bare = class_maps(output, bare=True) is not None
-    hint = "a segmentation model returns {'out': scores}; in cam and saliency naming a class is enough"
+    hint = "for a segmentation, cam, saliency and inspect take a class: try ‹target=1|--target 1›"
     do = f"{_INSTEAD}; {hint}" if bare else _INSTEAD
     raise ModelError(f"{what} gives {described(output)}, no score for each class", do=do)
 

@@ -168,7 +168,7 @@ def measure_images(
         layers_in_words(default if layers is None else layers, types) + (", with operations" if ops else ""),
         save is not None,
         rank=rank,
-        assumed="values" in loaded.preprocess.assumed,
+        assumed=loaded.preprocess.assumes_values,
     )
     job = StatisticsJob(
         "*" if every else layers,

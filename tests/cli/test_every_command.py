@@ -280,7 +280,7 @@ def test_a_model_without_classes_has_other_commands(
         works = "name a box: --target box:0"
     message = f"no score for each class; {works}"
     name = "Conv2d" if ":" in model else model
-    hint = "; a segmentation model returns {'out': scores}; in cam and saliency naming a class is enough"
+    hint = "; for a segmentation, cam, saliency and inspect take a class: try --target 1"
     more = hint if ":" in model else ""
     assert errors.splitlines()[-1] == f"Error: {name} gives {output}, {message}{more}"
     assert files(here) == []

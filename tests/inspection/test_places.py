@@ -14,6 +14,7 @@ from hookscope.findings import CATALOGUE
 from hookscope.inspection.findings import network_findings
 from hookscope.inspection.places import MOST, find_places
 from hookscope.models import LoadedModel
+from hookscope.statistics import StatisticsThresholds, find_problems
 from tests.inspection import faults, small_nets
 from tests.nets import Function
 
@@ -126,6 +127,22 @@ def test_a_layer_that_was_initialised_again_is_reported(shapes: Loaded) -> None:
     first = find_places(faults.evidence_of(net, planted.inputs))[0]
     assert (first.kind, first.layer) == ("initial-weights", f"{layer}.weight")
     assert first.numbers["bound"] == pytest.approx(bound, rel=0.01)
+
+
+def test_a_first_batchnorm_that_is_off_under_an_assumed_mean_and_std_names_the_cause_that_stats_names(
+    normalised: Loaded,
+) -> None:
+    loaded, inputs = normalised
+    assert not loaded.preprocess.assumes_values
+    for net, said in ((loaded, CATALOGUE["sudden-drift"].text()), (loaded.model, None)):
+        evidence = faults.evidence_of(net, 2 * inputs[:3] + 1)  # as with another mean and std
+        [first] = [each for each in network_findings(evidence) if each.finding == "sudden-drift"][:1]
+        drifts = evidence.totals.drifts()
+        assert first.layer == drifts[0].layer
+        assumed = evidence.net.preprocess.assumes_values
+        stats = find_problems(evidence.statistics, drifts, len(inputs), StatisticsThresholds(), assumed)
+        [drift] = [each for each in stats if each.finding == "batchnorm-drift"][:1]
+        assert first.meaning == said if said else first.meaning.startswith(drift.meaning)
 
 
 def test_findings_on_one_layer_and_the_batchnorm_behind_it_are_one_place(normalised: Loaded) -> None:

@@ -198,7 +198,9 @@ def _answers(outcome: inspection.Inspection, page: Page) -> Iterator[str]:
 
 
 def _answer(image: inspection.InspectedImage) -> str:
-    best = image.predictions[:_CLASSES]
+    best = image.classes[:_CLASSES]
+    if not best and image.answer is not None:
+        return image.answer.words(_CLASSES)
     if best and math.isnan(best[0].probability):
         return "the scores are NaN"
     top = [prediction for prediction in best if prediction.probability >= _LEAST_SHARE] or best[:1]

@@ -1,0 +1,105 @@
+"""What a model answered beside scores of classes: the class of each pixel, boxes, or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.display import Cells, Shown
+from hookscope.drawing import input_size_of
+from hookscope.findings import percent
+from hookscope.hooks import as_float, tensors_in
+from hookscope.models import LoadedModel, detections_in
+from hookscope.scores import BoxTarget, Score, class_label, class_maps
+
+_MOST_ROWS = 8
+_MOST_NUMBERS = 16  # an output of more values is not a list that a person reads
+_LIKE = 0.5  # correlation of each channel with the input, above which an output is an image and not scores
+_COARSEST = 8  # pixels of the input for each position; coarser maps are features
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Shown):
+    """What a model answered to one image, beside scores of classes.
+
+    Attributes:
+        kind: ``pixels`` of a segmentation, ``boxes`` of a detector, or ``numbers``.
+        rows: The classes with their share of the pixels, boxes with their score (the best first), or the numbers in
+            their order.
+        total: Number of rows before all but the first eight were left out.
+        mask: ``(h, w)`` number of the class with the highest score at each position, -1 for none; None for other kinds.
+    """
+
+    kind: str
+    rows: tuple[Score, ...]
+    total: int
+    mask: NDArray[np.int64] | None = None
+
+    def _cells(self) -> Cells:
+        return {"kind": self.kind, "answer": self.words()}
+
+    def words(self, most: int = 3) -> str:
+        """The first rows in one line."""
+        first = self.rows[:most]
+        if self.kind == "numbers":
+            more = ", …" if self.total > most else ""
+            return ", ".join(f"{row.name} {row.score:.4g}" for row in first) + more
+        shares = ", ".join(f"{row.label or f'class {row.index}'} {percent(row.score)}" for row in first)
+        if self.kind == "pixels":
+            return f"{shares or 'no class'} of the pixels"
+        return f"{self.total} box{'es' * (self.total > 1)}: {shares}" if shares else "no box"
+
+
+def answer_of(output: Any, net: LoadedModel, prepared: Tensor) -> Answer | None:
+    """The answer in ``output`` for one ``prepared`` image; None for scores of classes and for what is not readable."""
+    size, names = input_size_of(prepared), net.categories
+    if (images := detections_in(output)) is not None:
+        count = len(images[0].scores)
+        target = BoxTarget(tuple(range(min(count, _MOST_ROWS))))
+        boxes = target.objectives(output, names, net.name, (size.height, size.width)) if count else []
+        return Answer("boxes", tuple(box.score for box in boxes), count)
+    maps = class_maps(output, bare=True)
+    if maps is not None and len(maps) == 1 and bool(maps.isfinite().all()):
+        if max(size.height / maps.shape[2], size.width / maps.shape[3]) > _COARSEST:
+            return None
+        like = 0.0 if isinstance(output, Mapping) or maps[0].shape != prepared.shape else _likeness(maps[0], prepared)
+        if like > _LIKE:  # an autoencoder returns an image
+            return Answer("numbers", (Score(None, None, like, None, target="correlation with the input"),), 1)
+        return _pixels(maps[0].detach(), names)
+    return _numbers(output, bool(names))
+
+
+def _likeness(maps: Tensor, prepared: Tensor) -> float:
+    """The lowest correlation of a channel of the output with its channel of the input."""
+    pairs = zip(as_float(maps.detach()).flatten(1), as_float(prepared).to(maps.device).flatten(1), strict=True)
+    return min(float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in pairs)
+
+
+def _pixels(maps: Tensor, names: Sequence[str] | None) -> Answer:
+    """The classes by their share of the positions; a single map is of a class where it is above 0."""
+    best = maps.argmax(0) if len(maps) > 1 else (maps[0] > 0).long() - 1
+    shares = torch.bincount(best[best >= 0], minlength=len(maps)).double() / best.numel()
+    classes = [at for at in shares.argsort(descending=True, stable=True).tolist() if shares[at] > 0]
+    rows = (Score(at, class_label(at, names), float(shares[at]), None) for at in classes[:_MOST_ROWS])
+    return Answer("pixels", tuple(rows), len(classes), best.cpu().numpy())
+
+
+def _numbers(output: Any, has_names: bool) -> Answer | None:
+    """The numbers of a short output without names of classes."""
+    parts = {name: tensor for name, tensor in tensors_in(output).items() if tensor.is_floating_point()}
+    total = sum(tensor.numel() for tensor in parts.values())
+    if has_names or not 0 < total <= _MOST_NUMBERS or any(len(t) > 1 for t in parts.values() if t.dim() > 1):
+        return None
+    rows = [
+        Score(None, None, value, None, target=" ".join(filter(None, [name or "output", str(at) * (len(values) > 1)])))
+        for name, tensor in parts.items()
+        for values in [as_float(tensor.detach()).flatten().tolist()]
+        for at, value in enumerate(values)
+    ]
+    return Answer("numbers", tuple(rows), len(rows))
