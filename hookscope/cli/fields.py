@@ -22,6 +22,8 @@ from hookscope import system
 
 SHORT_HELP = "hookscope.short_help"
 """In the ``meta`` of a context: whether the help is to be short."""
+GIVEN = "hookscope.given"
+"""In the ``meta`` of a context: the options that the command line has, with their text or texts."""
 _FIRST_WORDS = re.compile(r"(?:With \S+: )?.*?(?=[.:](?: |$)|$)")
 _DEFAULT = re.compile(r"  \[(?:default: .*?|required)(?=; \d*[<>=]*x|\])")
 Rows = Iterable[tuple[str, str]]
@@ -41,6 +43,12 @@ class Option(click.Option):
         super().__init__(names, **more)
         self.topic, self.section = topic, section
         self.spelled: str | None = self.opts[0]
+
+    def handle_parse_result(self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]) -> Any:
+        """As click does; the text of each option of the command line stays known."""
+        if self.name in opts:
+            ctx.meta.setdefault(GIVEN, {})[self] = opts[self.name]
+        return super().handle_parse_result(ctx, opts, args)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record = super().get_help_record(ctx)

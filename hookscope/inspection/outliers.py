@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hookscope.errors import spelled
 from hookscope.findings import percent
-from hookscope.hooks import passes_values_on
+from hookscope.hooks import layer_text, passes_values_on
 from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedLayer, InspectionEvidence, Place
 
 _FEWEST = 4  # blocks, calls or channels of one kind among which one can be unusual
@@ -181,9 +181,16 @@ _MEANINGS = {
 _COMMANDS = {"emptiest-maps": ("stats MODEL IMAGES", "StatisticsCollector")}
 
 
+def selected(key: str) -> str:
+    """What a selection takes for the call of this key."""
+    name, mark, call = key.partition("#")
+    return layer_text(name) + mark + call
+
+
 def _note(kind: str, key: str, reason: str, numbers: Mapping[str, float], *channels: int) -> Place:
     command, call = _COMMANDS.get(kind, ("visualize MODEL IMAGE", "capture"))
-    show = spelled(f"‹{call}(net.model, {key!r})|hookscope {command} --layer {shlex.quote(key)}›")
+    layer = selected(key)
+    show = spelled(f"‹{call}(net.model, {layer!r})|hookscope {command} --layer {shlex.quote(layer)}›")
     return Place(kind, "note", key, reason, channels or None, None, numbers, f"{_MEANINGS[kind]} {show}")
 
 

@@ -30,7 +30,7 @@ from hookscope.findings import SEVERITIES, Finding, counted, percent, single
 from hookscope.hooks import differentiable, enclosing
 from hookscope.inspection.facts import CallFacts, ImageMaps, InspectionEvidence, Place
 from hookscope.inspection.findings import network_findings
-from hookscope.inspection.outliers import block_places, far_beyond, map_places, separating_places, sizes_of
+from hookscope.inspection.outliers import block_places, far_beyond, map_places, selected, separating_places, sizes_of
 from hookscope.interventions import scores_without
 from hookscope.scores import class_label, probabilities
 
@@ -407,11 +407,11 @@ def _without_channels(evidence: InspectionEvidence, number: int, candidate: _Can
     }
     meaning = "The answer to this image depends on " + ("this channel." if them == "it" else "these channels.")
     meaning += " Its weights may be wrong." if candidate.times else ""
-    channels = ",".join(map(str, candidate.channels))
+    channels, layer = ",".join(map(str, candidate.channels)), selected(key)
     meaning += spelled(
         f" See the classes without {them}: "
-        f"‹intervene(net.model, {{{key!r}: Zero(channels={list(candidate.channels)})}})|"
-        f"hookscope intervene MODEL IMAGE --at {shlex.quote(key)} zero:channels={channels} --classes›"
+        f"‹intervene(net.model, {{{layer!r}: Zero(channels={list(candidate.channels)})}})|"
+        f"hookscope intervene MODEL IMAGE --at {shlex.quote(layer)} zero:channels={channels} --classes›"
     )
     return Place("carries-answer", "note", key, reason, candidate.channels, number, numbers, meaning)
 

@@ -42,6 +42,7 @@ from .names import (
     broken_pair as broken_pair,
     missing_package as missing_package,
     package_versions as package_versions,
+    short_name as short_name,
     unreadable_settings as unreadable_settings,
 )
 from .preprocess import Preprocess as Preprocess

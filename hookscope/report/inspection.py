@@ -16,6 +16,7 @@ from hookscope.exemplars import Crops, LayerExemplars
 from hookscope.explain import why_empty
 from hookscope.findings import ranked, severity_counts
 from hookscope.inspection import CallFacts, InspectedImage, Inspection, Place
+from hookscope.models import short_name
 from hookscope.report.charts import jpeg_address, png_address
 from hookscope.report.exemplars import exemplar_views, fewer_exemplars
 from hookscope.report.layers import (
@@ -53,7 +54,7 @@ def draw_page(
     rows = network_rows(inspection)
     facts = {
         "kind": "Inspection",
-        "title": inspection.model,
+        "title": short_name(inspection.model),
         "is_random": inspection.is_random,
         "provenance": inspection.provenance,
         "inspection": inspection,
@@ -211,7 +212,7 @@ def graph_views(inspection: Inspection, rows: Sequence[SimpleNamespace]) -> list
         if graphs and graph.nodes == graphs[-1].nodes:
             break
         graphs.append(graph)
-    title = f"graph of {inspection.model}"
+    title = f"graph of {short_name(inspection.model)}"
     return [
         {
             "blocks": sum(node.kind in ("layer", "block") for node in graph.nodes),

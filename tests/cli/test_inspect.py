@@ -1,11 +1,14 @@
 """`hookscope inspect`: the page, the rows, and about ten lines on a terminal."""
 
+import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import wcwidth
 from click.testing import CliRunner
 from PIL import Image
@@ -14,6 +17,7 @@ from hookscope import inspection
 from hookscope.cli.commands.inspect import PLACES, in_words
 from hookscope.cli.main import cli
 from hookscope.cli.output.table import Page
+from hookscope.errors import spelling_for_shell
 from hookscope.models import load_model
 from tests.cli.helpers import Run, files, one_error, rows
 
@@ -33,6 +37,34 @@ class Nothing(nn.Module):
 def raising():
     raise RuntimeError("no such file")
 '''
+DENSE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, answer):
+        super().__init__()
+        self.conv, self.answer = nn.Conv2d(3, 2, 3, padding=1), answer
+
+    def forward(self, x):
+        return self.answer(0 * self.conv(x))
+
+
+def halves():
+    left = (torch.arange(32) < 12).float()
+    return Net(lambda maps: maps + torch.stack([left, 1 - left])[:, None])
+
+
+def one_box():
+    box = torch.tensor([[2.0, 3.0, 20.0, 30.0]])
+    return Net(lambda maps: [{"boxes": box, "labels": torch.tensor([3]), "scores": torch.tensor([0.875])}])
+
+
+def number():
+    return Net(lambda maps: maps.mean((1, 2, 3)) + 7.5)
+"""
+SHAPES = Path(__file__).parents[2] / "samples" / "shapes"
 PICTURES = {"cat.jpg": (40, 32), "dog.png": (32, 40)}
 
 
@@ -211,3 +243,65 @@ def test_an_image_that_is_given_twice_is_used_once(run: Run, here: Path) -> None
     status, out, errors = run("one.png", "again.png", "--format", "json")
     assert status == 0 and "Note: again.png: left out: an earlier image has the same content" in errors
     assert "constant-output" not in out
+
+
+def pasted(meaning: str) -> list[str]:
+    """The words after ``hookscope`` of the command in a meaning, as a shell reads them."""
+    return shlex.split(meaning.partition("hookscope ")[2])
+
+
+def test_the_command_of_a_place_gives_the_numbers_of_its_row(here: Path) -> None:
+    star, ring = here / "it's a star.png", here / "a ring.png"
+    for path, source in ((star, "star.png"), (ring, "ring.png")):
+        path.write_bytes((SHAPES / source).read_bytes())
+    subject = [*(path.name for path in (star, ring)), "--mean", "0.4,0.5,0.5", "--std", "0.2", "--size", "96"]
+    with spelling_for_shell():
+        told = CliRunner().invoke(cli, ["inspect", "shapes", *subject, "-o", "page.html", "--format", "json"])
+    carriers = [row for row in json.loads(told.stdout) if row["kind"] == "carries-answer"]
+    assert {row["image"] for row in carriers} == {star.name, ring.name}
+    for row in carriers:
+        again = CliRunner().invoke(cli, [*pasted(row["meaning"]), "--format", "json"])
+        [answer] = [each for each in json.loads(again.stdout)["classes"] if each["class"] == row["numbers"]["class"]]
+        for name in ("probability", "probability_after"):
+            assert answer[name] == pytest.approx(row["numbers"][name], rel=1e-4)
+
+
+def test_commands_name_all_that_the_run_was_given_and_can_be_pasted(here: Path, finds: Any) -> None:
+    weights = here / "my weights.pth"
+    torch.save(load_model("nets.py:Small", input_size=(32, 32)).model.state_dict(), weights)
+    commands = [
+        "visualize MODEL IMAGE --layer conv1",
+        "stats MODEL IMAGES --layer conv1",
+        "intervene MODEL IMAGE --at conv1 zero",
+    ]
+    finds(*(place(meaning=f"See: hookscope {command}", image=1) for command in commands))
+    words = ["cat.jpg", "dog.png", "--weights", weights.name, "--limit", "2", "--resize", "stretch"]
+    told = CliRunner().invoke(cli, command_line(*words, "-o", "page.html", "--format", "json"))
+    options = ["--weights", weights.name, "--resize", "stretch", "--input-size", "32"]
+    read = [pasted(row["meaning"]) for row in json.loads(told.stdout)]
+    assert [line[:-2] for line in read[:2]] == [
+        ["visualize", "nets.py:Small", "dog.png", *options],
+        ["stats", "nets.py:Small", "cat.jpg", "dog.png", *options[:2], "--limit", "2", *options[2:]],
+    ]
+    assert [CliRunner().invoke(cli, line).exit_code for line in read] == [0, 0, 0]
+    page = (here / "page.html").read_text(encoding="utf-8")
+    assert "hookscope visualize nets.py:Small dog.png --weights &#39;my weights.pth&#39;" in page
+
+
+def test_the_title_of_the_page_is_the_name_of_the_model_and_no_path(here: Path) -> None:
+    model = f"{here}/nets.py:Small"
+    assert CliRunner().invoke(cli, command_line("cat.jpg", "-o", "page.html", model=model)).exit_code == 0
+    page = (here / "page.html").read_text(encoding="utf-8")
+    assert "<h1><bdi>nets.py:Small</bdi></h1>" in page and "<title>nets.py:Small on cat.jpg" in page
+    assert "graph of nets.py:Small" in page
+
+
+def test_a_segmentation_of_the_user_and_a_detector_have_an_answer_in_words(here: Path) -> None:
+    (here / "dense.py").write_text(DENSE, encoding="utf-8")
+    told = {
+        name: CliRunner().invoke(cli, command_line("cat.jpg", "--format", "table", model=f"dense.py:{name}")).stdout
+        for name in ("halves", "one_box", "number")
+    }
+    assert "cat.jpg: class 1 62.5 %, class 0 37.5 % of the pixels" in told["halves"]
+    assert "cat.jpg: 1 box: class 3 87.5 %" in told["one_box"]
+    assert "cat.jpg: output 7.5" in told["number"]

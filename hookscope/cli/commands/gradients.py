@@ -134,7 +134,12 @@ class Gradients(OfImage):
             "total_norm_after": measured.total_after,
         }
         with self.printed_after(Report(rows, findings, about, lines, caption=self.caption)):
-            said = {"findings": findings, "title": net.name, "weights": net.weights, "thresholds": thresholds}
+            said = {
+                "findings": findings,
+                "title": models.short_name(net.name),
+                "weights": net.weights,
+                "thresholds": thresholds,
+            }
             if self.plot is not None:
                 above = [f"preprocessing: {net.preprocess.describe()}", *lines]
                 write_plot(self.plot, report.plot(shown, lines=above, **said), _provenance(self, measured, findings))

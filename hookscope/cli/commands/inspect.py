@@ -18,7 +18,7 @@ from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, 
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import page_name, refuse_input
 from hookscope.cli.shared.picture_run import PictureCommand, write_bytes
-from hookscope.cli.shared.subject import ImageFiles, caption_of
+from hookscope.cli.shared.subject import ImageFiles, caption_of, with_subject
 from hookscope.cli.shared.written import wrote
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError, printable
@@ -111,7 +111,9 @@ class Inspect(PictureCommand):
             )
         if outcome.against is not None and outcome.against.finding is None:  # else it is the first place
             note(f"Note: {outcome.against.sentence}")
-        outcome = replace(outcome, provenance={**outcome.provenance, "command": process.command_line()})
+        places = [self.with_command(place, outcome.images[place.image or 0].name) for place in outcome.places]
+        provenance = {**outcome.provenance, "command": process.command_line()}
+        outcome = replace(outcome, provenance=provenance, places=tuple(places))
         words = [files.words[image.name] for image in images]
         file = place.path_for(page_name(words, net.name), "", net.name, alone=True)
         crops = exemplars.cut_crops(net, best)
@@ -127,9 +129,13 @@ class Inspect(PictureCommand):
                 system.make_folder(folder)
             system.write_atomically(file, data)
             wrote(file, lambda: report.draw_overview(outcome))
-            places = Section(list(_rows(outcome, file)), PLACES)
-            self.print(Report([places], in_words=partial(in_words, outcome, caption_of(net))))
+            rows = Section(list(_rows(outcome, file)), PLACES)
+            self.print(Report([rows], in_words=partial(in_words, outcome, caption_of(net))))
         return files.status
+
+    def with_command(self, place: inspection.Place, image: str) -> inspection.Place:
+        """The place, in whose meaning commands can be pasted."""
+        return replace(place, meaning=with_subject(place.meaning, self.model.model, image, self.paths))
 
     @cached_property
     def files(self) -> ImageFiles:

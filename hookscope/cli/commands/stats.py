@@ -46,7 +46,7 @@ class StatisticsCommand(RowCommand):
             layers, saved.totals.drifts(), saved.totals.images, thresholds, source.assumed
         )
         about = {name: getattr(source, name) for name in ("model", "weights", "preprocess")}
-        title = f"{source.model}, {counted(saved.totals.images, 'image')}"
+        title = f"{models.short_name(source.model)}, {counted(saved.totals.images, 'image')}"
         with self.printed_after(_report(saved, layers, findings, self.per_channel)):
             if self.plot is not None:
                 lines = [f"preprocessing: {source.preprocess}"]

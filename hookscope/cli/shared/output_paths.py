@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from hookscope import drawing
+from hookscope import drawing, models
 from hookscope.cli.shared.written import wrote
 from hookscope.errors import UsageError, WriteError
 from hookscope.hooks import Call
@@ -164,8 +164,7 @@ def _cut(text: str, limit: int) -> str:
 
 def model_word(model: str) -> str:
     """The model argument as part of a file name: ``nets/small.py:make(3)`` becomes ``small.py-make-3``."""
-    place, name, arguments = re.fullmatch(r"(.*?)(:[^:()/\\]+)?(\(.*\))?", model, re.DOTALL).groups("")  # type: ignore[union-attr]
-    word = re.sub(r"[^\w.+-]+", "-", re.split(r"[/\\]", place)[-1] + name + arguments).strip("-.")
+    word = re.sub(r"[^\w.+-]+", "-", models.short_name(model)).strip("-.")
     return _cut(word, _LONGEST_MODEL) or "model"
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 import sys
 import time
 import warnings
@@ -21,7 +23,7 @@ import click
 from hookscope import hooks, images as image_reader, models
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
-from hookscope.cli.fields import Options, argument, group, option
+from hookscope.cli.fields import GIVEN, Options, argument, group, option
 from hookscope.cli.output.formats import Output, note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import image_words
@@ -262,6 +264,31 @@ class ModelOptions(Options):
         if pictures:
             note_assumption(net)
         return net
+
+
+def with_subject(text: str, model: str, image: str, images: Sequence[str]) -> str:
+    """``text`` with complete commands: MODEL, IMAGE and IMAGES, and the options of the model and of images as given.
+
+    An option that a command lacks is left out.
+    """
+    context = click.get_current_context()
+
+    def complete(match: re.Match[str]) -> str:
+        group = context.parent.command if context.parent else None
+        command = group.get_command(context, match[1]) if isinstance(group, click.Group) else None
+        names = {param.name for param in command.params} if command else set()
+        topics = ("model", "images") if match[2] == "IMAGES" else ("model",)
+        options = [
+            word
+            for option, given in context.meta.get(GIVEN, {}).items()
+            if option.topic in topics and option.name in names
+            for value in (given if isinstance(given, list | tuple) else [given])
+            for word in (max(option.opts, key=len), value)
+        ]
+        named = images if match[2] == "IMAGES" else [image]
+        return shlex.join(["hookscope", match[1], model, *named, *options])
+
+    return re.sub(r"hookscope ([a-z-]+) MODEL (IMAGES?)\b", complete, text)
 
 
 def note_assumption(net: models.LoadedModel) -> None:
