@@ -264,6 +264,22 @@ def pass_progress(unit: str = "passes") -> Iterator[Callable[[int, int], None] |
 
 
 @contextlib.contextmanager
+def phases() -> Iterator[Callable[[str], None]]:
+    """Yield ``begin(phase)``: its words stand in place of the phase before, or of a bar; nothing off a terminal."""
+
+    def begin(phase: str) -> None:
+        if _shows_bars():
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"{_ERASE}{phase} ..." if phase else _ERASE)
+                sys.stderr.flush()
+
+    try:
+        yield begin
+    finally:
+        begin("")
+
+
+@contextlib.contextmanager
 def image_progress(
     total: int, unit: str = "images", start: float | None = None, keep: bool = True
 ) -> Iterator[Callable[[int], None]]:

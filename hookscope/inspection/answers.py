@@ -92,7 +92,8 @@ def _pixels(maps: Tensor, names: Sequence[str] | None) -> Answer:
 
 def _numbers(output: Any, has_names: bool) -> Answer | None:
     """The numbers of a short output without names of classes."""
-    parts = {name: tensor for name, tensor in tensors_in(output).items() if tensor.is_floating_point()}
+    parts = {} if isinstance(output, list) else tensors_in(output)
+    parts = {name: tensor for name, tensor in parts.items() if tensor.is_floating_point()}
     total = sum(tensor.numel() for tensor in parts.values())
     if has_names or not 0 < total <= _MOST_NUMBERS or any(len(t) > 1 for t in parts.values() if t.dim() > 1):
         return None

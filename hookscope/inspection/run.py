@@ -98,6 +98,7 @@ def inspect(
     categories: Sequence[str] | None = None,
     reference: SavedStatistics | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_phase: Callable[[str], None] | None = None,
     on_note: Callable[[str, str], None] = warn_of_image,
 ) -> Inspection:
     """What a model did with some images, and where to look first.
@@ -117,6 +118,7 @@ def inspect(
         categories: Names of the classes; None for the names in ``net``.
         reference: What `load_statistics` read: the first place is then the first call that left its range.
         on_progress: Called as ``on_progress(done, total)`` after each image.
+        on_phase: Called with the words for each part of the work that begins.
         on_note: Called with name and text of a note about an image; warns by default.
 
     Returns:
@@ -148,7 +150,13 @@ def inspect(
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
     wanted = Target.of(target)
     wanted.check(names)
-    return InspectionRun(loaded, input_images, layers, types, wanted, tuple(also), reference).inspection(on_progress)
+    begin = on_phase or (lambda phase: None)
+    begin("listing the calls of the network")
+    run = InspectionRun(loaded, input_images, layers, types, wanted, tuple(also), reference)
+    begin("running the network")
+    run.add_images(on_progress)
+    begin("finding where to look")
+    return run.inspection()
 
 
 def _read(image: GivenImage, net: LoadedModel) -> InputImage:
@@ -239,12 +247,11 @@ class InspectionRun:
         last = candidates(self.net.model, reversed(outputs), size)
         return list(dict.fromkeys(layer.call.key for layer in last))[:_LAST_FEW]
 
-    def inspection(self, on_progress: Callable[[int, int], None] | None) -> Inspection:
+    def add_images(self, on_progress: Callable[[int, int], None] | None) -> None:
         for number in range(len(self.input_images)):
             self._inspect(number)
             if on_progress is not None:
                 on_progress(number + 1, len(self.input_images))
-        return self._result()
 
     def _inspect(self, number: int) -> None:
         net, image, prepared = self.net, self.input_images[number], self.inputs[number]
@@ -355,7 +362,7 @@ class InspectionRun:
             part.call, label, "gradcam", values, len(part.maps.values), shown, unreached=not part.reached
         )
 
-    def _result(self) -> Inspection:
+    def inspection(self) -> Inspection:
         net = self.net
         layers = tuple(self._layers())
         if not layers:

@@ -153,7 +153,8 @@ def _duplicate_labels(rows: Tensor, norms: Tensor, cosine: float) -> Tensor:
     labels = torch.arange(len(rows), device=rows.device)
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, start + _BLOCK)
-        near = squares[block, None] + squares[None] - 2 * some[block] @ some.T <= alike
+        end = min(start + _BLOCK, len(rows))
+        near = squares[block, None] + squares[None, :end] - 2 * some[block] @ some[:end].T <= alike
         near.tril_(start - 1)  # each pair once, and no row with itself
         lower, upper = near.any(1).nonzero()[:, 0] + start, near.any(0).nonzero()[:, 0]
         if not len(lower):

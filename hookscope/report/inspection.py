@@ -78,7 +78,7 @@ def draw_page(
     whole = layer_views(inspection)
 
     def draw(room: float) -> tuple[str, int]:
-        views = fewer_channels(whole, room) if sum(view.weight for view in whole) > room else whole
+        views = fewer_channels(whole, room)
         page = render(
             "page.html",
             ("page.css", "graph.css", "layer.css", "exemplars.css"),

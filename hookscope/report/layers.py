@@ -24,6 +24,8 @@ from hookscope.report.charts import jpeg_address, png_address
 COLOUR_MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r", "PuOr")
 GAP = 1  # transparent pixels between the maps of a picture
 _WIDEST, _HIGHEST = 960, 72  # a picture may have this width on the screen, a map of it this height
+_PIXEL, _CHANNEL = 1.2, 140  # bytes of a page for each value of a map, and for the numbers of a channel
+_FAR = 2  # times the room: views of more bytes are not drawn whole
 _RUN_LENGTHS = (
     3  # zlib's strategy: the picture of noise is as small as with its search for repetitions, in half the time
 )
@@ -113,15 +115,15 @@ class LayerView:
             return numbers | {"values": [value if math.isfinite(value) else str(value) for value in values]}
         return {**numbers, **picture.about}
 
-    @property
+    @cached_property
     def ranges(self) -> list[Markup]:
         return [Markup("") if maps is None else self._items(maps.tiles) for maps in self.layer.images]
 
     def _items(self, tiles: Tiles) -> Markup:
         numbered = self.channels == tuple(range(len(self.channels)))
-        items, low, high = [], tiles.low.tolist(), tiles.high.tolist()
+        items, low, high, names = [], tiles.low.tolist(), tiles.high.tolist(), self.layer.names
         for channel in self.channels:
-            name = f"{escape(printable(self.layer.names[channel]))}: " if self.layer.names else ""
+            name = f"{escape(printable(names[channel]))}: " if names else ""
             if tiles.values:
                 words = f"{tiles.values[channel]:.4g}"
             else:
@@ -135,6 +137,12 @@ class LayerView:
         """Bytes of what grows with the number of channels."""
         addresses = sum(len(picture.address) for picture in (*self.pictures, self.filters) if picture)
         return addresses + len(self.data) + sum(map(len, self.ranges))
+
+    @property
+    def expected(self) -> float:
+        """About ``weight``, and rarely less, without drawing anything."""
+        shapes = (maps.tiles.levels.shape for maps in self.layer.images if maps)
+        return len(self.channels) * float(sum(_PIXEL * (h + GAP) * (w + GAP) + _CHANNEL for _, h, w in shapes))
 
     def best(self, count: int) -> LayerView:
         """The view with at most ``count`` channels: those with NaN or Inf, then others.
@@ -155,13 +163,18 @@ def layer_views(inspection: Inspection) -> list[LayerView]:
     return [LayerView(view.number, view.layer, tuple(range(view.total))) for view in views]
 
 
-def fewer_channels(views: Sequence[LayerView], most: float) -> list[LayerView]:
+def fewer_channels(views: Sequence[LayerView], most: float) -> Sequence[LayerView]:
     """The views with as many of their best channels as fit into about ``most`` bytes, and one at least.
 
-    No layer has more bytes than another that is not whole.
+    No layer has more bytes than another that is not whole. Views that are far too large are not drawn to know it.
     """
-    costs = [view.weight / max(1, len(view.channels)) for view in views]
-    few, many = 0.0, float(max(view.weight for view in views))
+    weights = [view.expected for view in views]
+    if sum(weights) <= _FAR * most:
+        weights = [view.weight for view in views]
+    if sum(weights) <= most:
+        return views
+    costs = [weight / max(1, len(view.channels)) for view, weight in zip(views, weights, strict=True)]
+    few, many = 0.0, float(max(weights))
     for _ in range(40):
         share = (few + many) / 2
         sizes = (cost * _count(view, cost, share) for view, cost in zip(views, costs, strict=True))

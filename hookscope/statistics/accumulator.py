@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.hooks import OPERATION, Call, Operation, activation_class, class_names, key_of, merge_moments
+from hookscope.hooks import OPERATION, Call, Operation, activation_class, class_names, key_of, merge_moments, one_thread
 from hookscope.statistics.facts import QUANTILES, LayerStatistics, ValuePosition
 from hookscope.statistics.moments import (
     Accumulator,
@@ -90,9 +90,9 @@ class PatternSketch(Accumulator):
             # channels that are constant at the sampled positions would all look alike
             sampled = length > np.sqrt(_SAMPLED * _LENGTH * share) * np.sqrt(moments.m2)
         chosen = np.flatnonzero(candidates & sampled & np.isfinite(length) & (moments.m2 > 0))
-        unit = own[chosen] / length[chosen, None]
-        pairs = np.argwhere(unit @ unit.T >= least - _ROUNDING)
-        pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+        unit = torch.from_numpy(own[chosen] / length[chosen, None])
+        with one_thread():  # the threads of NumPy wait for each other longer than they multiply
+            pairs = (unit @ unit.T >= least - _ROUNDING).triu_(1).nonzero().numpy()
         spread = np.sqrt(moments.variance[chosen])
         slack = max(0.01, (2.5 * (1 - least)) ** 0.5)
         for extreme in (moments.low[chosen], moments.high[chosen]):

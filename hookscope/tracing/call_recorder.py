@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -276,12 +277,13 @@ class CallRecorder:
         """Record the layer that runs now as the writer of every output that changed since the last call."""
         running = self._names[self._open[-1].layer] if self._open else ""
         unchanged = []
-        for watched in self._watched:
-            call, alias, version = watched
-            if alias._version == version:
-                unchanged.append(watched)
-            else:
-                self.calls[call] = replace(self.calls[call], overwritten_by=running or "the model")
+        with torch._C.DisableTorchFunction():  # a mode would see each look at a version
+            for watched in self._watched:
+                call, alias, version = watched
+                if alias._version == version:
+                    unchanged.append(watched)
+                else:
+                    self.calls[call] = replace(self.calls[call], overwritten_by=running or "the model")
         self._watched = unchanged
 
 

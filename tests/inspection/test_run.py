@@ -207,7 +207,7 @@ class TestAnswer:
     @pytest.mark.parametrize(
         ("net", "why"),
         [
-            (nn.Sequential(nn.Conv2d(3, 4, 3)), "no score for each class"),
+            (nn.Sequential(nn.Conv2d(3, 4, 3)), "to explain a class, try target=1"),
             (Function(lambda net, x: {"boxes": net.conv(x)}, conv=nn.Conv2d(3, 4, 3)), "no score for each class"),
             (nn.Sequential(nn.Conv2d(3, 4, 3), Function(lambda x: x / 0), head(4)), "is not finite"),
             (nn.Sequential(nn.Conv2d(3, 4, 3), Function(lambda x: x.detach()), head(4)), "that the score depends on"),

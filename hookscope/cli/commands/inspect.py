@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -41,6 +42,7 @@ PLACES = Columns(
     Column("file", help="the page"),
 )
 
+_LONG = 60  # seconds
 _MOST_IMAGES = 8  # side by side on a page, unless --limit says otherwise
 
 
@@ -74,7 +76,7 @@ class Inspect(PictureCommand):
     max_size: int = option(
         "Largest size of the page, such as 20MB or 512KiB. A larger page keeps the best channels of each layer.",
         type=shared.size,
-        default="50MB",
+        default="25MB",
     )
     exemplars: str | None = shared.in_file(
         "Show the exemplars that hookscope exemplars -o saved in FILE, in the views of their layers."
@@ -96,7 +98,16 @@ class Inspect(PictureCommand):
         files.groups(net)
         images = files.usable(net.preprocess.frames)
         best = [] if self.exemplars is None else exemplars.read_exemplars_of(self.exemplars, net)
-        with process.prints_to_standard_error(), process.pass_progress("images") as on_progress:
+        start = time.monotonic()
+
+        def on_progress(done: int, total: int) -> None:
+            seconds = (time.monotonic() - start) * total
+            if done == 1 and seconds > _LONG:
+                note(f"Note: {total} images take about {seconds / 60:.0f} min; --limit takes fewer")
+            if show is not None:
+                show(done, total)
+
+        with process.prints_to_standard_error(), process.phases() as begin, process.pass_progress("images") as show:
             outcome = inspection.inspect(
                 net,
                 images,
@@ -107,6 +118,7 @@ class Inspect(PictureCommand):
                 categories=shared.categories_of(net, self.categories),
                 reference=reference,
                 on_progress=on_progress,
+                on_phase=begin,
                 on_note=lambda name, text: note(f"Note: {name}: {text}"),
             )
         if outcome.against is not None and outcome.against.finding is None:  # else it is the first place
@@ -119,7 +131,9 @@ class Inspect(PictureCommand):
         crops = exemplars.cut_crops(net, best)
         if gone := exemplars.lost_words(crops):
             note(f"Note: {gone}")
-        page = report.draw_page(outcome, best, crops, max_size=self.max_size)
+        with process.phases() as begin:
+            begin("drawing the page")
+            page = report.draw_page(outcome, best, crops, max_size=self.max_size)
         data = page.encode(errors="backslashreplace")
         if place.kind == "stdout":
             write_bytes(data)
