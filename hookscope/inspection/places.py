@@ -256,6 +256,7 @@ _TOGETHER = (
 )  # numbers of channels of one layer that are tried; more where fewer do too little
 _LOST = 0.25  # of its probability, which an answer loses at least without the channels that carry it
 _MOST = 2  # places of one image
+_CARRIERS = 4  # places of channels that carry an answer, before all other reasons have theirs
 
 REASONS: list[Callable[[InspectionEvidence], Iterable[Place]]] = [separating_places, block_places, map_places]
 """What finds places after the channels that carry the answer, the most important first."""
@@ -269,7 +270,8 @@ def answer_places(evidence: InspectionEvidence) -> list[Place]:
     for place in sorted(places, key=_rank):
         carriers.setdefault((place.layer, place.channels), place)  # for the image that needs it most
     others = (place for find in REASONS for place in find(evidence))
-    return [*carriers.values(), *(place for place in others if (place.layer, place.channels) not in carriers)]
+    first, later = [*carriers.values()][:_CARRIERS], [*carriers.values()][_CARRIERS:]
+    return [*first, *(place for place in others if (place.layer, place.channels) not in carriers), *later]
 
 
 def _rank(place: Place) -> tuple[int, bool, float]:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from hookscope.drawing import palette
 from hookscope.errors import printable
+from hookscope.models import short_name
 from hookscope.report import draw_overview, draw_page
 from tests.report.example import HOSTILE, example
 
@@ -99,9 +100,9 @@ def test_every_link_leads_somewhere(opened):
 
 def test_nothing_hostile_runs(opened):
     page = opened(drawn(name=HOSTILE, images=2))
-    shown = printable(HOSTILE)
-    assert page.title().startswith(f"shapes {shown} on ")
-    assert page.locator("h1").inner_text() == f"shapes {shown}"
+    shown, title = printable(HOSTILE), printable(short_name(f"shapes {HOSTILE}"))
+    assert "<img src=x onerror=alert(1)>" in title and page.title().startswith(f"{title} on ")
+    assert page.locator("h1").inner_text() == title
     assert page.locator(".bars th").nth(3).inner_text() == shown
     assert page.locator("#calls tbody th").nth(1).inner_text().strip() == f"features.{shown}"
     assert page.locator("img[src='x']").count() == 0

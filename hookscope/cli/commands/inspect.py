@@ -98,12 +98,12 @@ class Inspect(PictureCommand):
         files.groups(net)
         images = files.usable(net.preprocess.frames)
         best = [] if self.exemplars is None else exemplars.read_exemplars_of(self.exemplars, net)
-        start = time.monotonic()
+        times: list[float] = []
 
         def on_progress(done: int, total: int) -> None:
-            seconds = (time.monotonic() - start) * total
-            if done == 1 and seconds > _LONG:
-                note(f"Note: {total} images take about {seconds / 60:.0f} min; --limit takes fewer")
+            times.append(time.monotonic())
+            if done == 2 and (seconds := (times[1] - times[0]) * total) > _LONG:  # the first image takes longer
+                note(f"Note: {total} images take about {math.ceil(seconds / 60)} min; --limit takes fewer")
             if show is not None:
                 show(done, total)
 
