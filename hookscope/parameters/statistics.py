@@ -149,12 +149,14 @@ def _duplicate_labels(rows: Tensor, norms: Tensor, cosine: float) -> Tensor:
     sample = rows[:, :: -(-rows.shape[1] // _SAMPLE)].double() / norms[:, None]
     spread = sample.square().mean(0) - sample.mean(0).square()
     some = sample[:, spread.topk(min(_COLUMNS, sample.shape[1])).indices]
-    squares = some.square().sum(1)
+    squares = some.square().sum(1, keepdim=True)
+    ones = torch.ones_like(squares)
+    lefts, rights = torch.cat([some, squares, ones], 1), torch.cat([-2 * some, ones, squares], 1)
     labels = torch.arange(len(rows), device=rows.device)
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, start + _BLOCK)
         end = min(start + _BLOCK, len(rows))
-        near = squares[block, None] + squares[None, :end] - 2 * some[block] @ some[:end].T <= alike
+        near = lefts[block] @ rights[:end].T <= alike  # the squared distances, in one product
         near.tril_(start - 1)  # each pair once, and no row with itself
         lower, upper = near.any(1).nonzero()[:, 0] + start, near.any(0).nonzero()[:, 0]
         if not len(lower):
