@@ -24,7 +24,7 @@ from hookscope.report.charts import jpeg_address, png_address
 COLOUR_MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r", "PuOr")
 GAP = 1  # transparent pixels between the maps of a picture
 _WIDEST, _HIGHEST = 960, 72  # a picture may have this width on the screen, a map of it this height
-_PIXEL, _CHANNEL = 1.2, 140  # bytes of a page for each value of a map, and for the numbers of a channel
+_PIXEL, _CHANNEL, _PICTURE = 1.2, 140, 1200  # bytes of a page for each value of a map, channel and empty picture
 _FAR = 2  # times the room: views of more bytes are not drawn whole
 _RUN_LENGTHS = (
     3  # zlib's strategy: the picture of noise is as small as with its search for repetitions, in half the time
@@ -171,6 +171,8 @@ def fewer_channels(views: Sequence[LayerView], most: float) -> Sequence[LayerVie
     weights = [view.expected for view in views]
     if sum(weights) <= _FAR * most:
         weights = [view.weight for view in views]
+    else:
+        most -= _PICTURE * sum(len(view.layer.images) for view in views)
     if sum(weights) <= most:
         return views
     costs = [weight / max(1, len(view.channels)) for view, weight in zip(views, weights, strict=True)]

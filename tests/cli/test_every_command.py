@@ -149,6 +149,7 @@ def test_it_succeeds_and_what_a_model_prints_is_no_row(run: Run, command: str) -
         ("cam", ["--method", "ablationcam"], "passes"),
         ("stats", ["--batch-size", "1"], "images/s"),
         ("inspect", ["dog.png"], "images/s"),
+        ("inspect", ["dog.png"], "finding where to look ..."),
     ],
 )
 def test_a_terminal_has_a_bar(

@@ -309,3 +309,15 @@ def test_the_command_line_of_a_place_shows_it(driven: LoadedModel) -> None:
     words = shlex.split(command.replace("MODEL", "shapes").replace("IMAGE", STAR))
     shown = CliRunner().invoke(cli, words)
     assert shown.exit_code == 0 and "star" in shown.stdout
+
+
+def test_other_reasons_have_their_places_before_the_fifth_channel_that_carries_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = {"probability": 1.0, "probability_after": 0.0}
+    carriers = [Place("carries-answer", "note", f"conv{at}", "", (at,), 0, numbers) for at in range(6)]
+    other = Place("widest-maps", "note", "conv9", "")
+    monkeypatch.setattr(places_module, "_of_image", lambda *_: carriers)
+    monkeypatch.setattr(places_module, "REASONS", [lambda evidence: [other]])
+    evidence: Any = SimpleNamespace(calls=(), images=(None,))
+    assert answer_places(evidence) == [*carriers[:4], other, *carriers[4:]]

@@ -14,7 +14,7 @@ from hookscope import inspect, load_model
 from hookscope.drawing import Scale, colours, palette, values_of_levels
 from hookscope.errors import WriteError
 from hookscope.report import draw_page
-from hookscope.report.layers import COLOUR_MAPS, GAP, layer_views
+from hookscope.report.layers import COLOUR_MAPS, GAP, fewer_channels, layer_views
 from tests.report.example import HOSTILE, inspection_of, layer_of
 
 
@@ -456,3 +456,14 @@ def test_a_layer_whose_numbers_cannot_be_read_keeps_its_plain_picture(browser, t
     page.locator(".layer.open.unread").wait_for()
     assert page.locator("img.maps").is_visible()
     page.close()
+
+
+def test_views_that_are_far_too_large_are_cut_before_they_are_drawn():
+    layers = [layer_of(*(noise(40, side, side, seed=at) for at in range(3)), name=str(side)) for side in (6, 40)]
+    views = layer_views(inspection_of(*layers))
+    whole = [view.weight for view in layer_views(inspection_of(*layers))]
+    assert all(weight <= view.expected <= 2 * weight for view, weight in zip(views, whole, strict=True))
+    few = fewer_channels(views, sum(whole) / 10)
+    assert sum(view.weight for view in few) <= sum(whole) / 10
+    assert all(len(view.channels) >= 1 for view in few) and not any("pictures" in vars(view) for view in views)
+    assert fewer_channels(views, sum(whole)) is views
