@@ -27,7 +27,7 @@ def class_colour(index: int) -> Colour:
 
 
 def draw_classes(image: Image.Image, mask: NDArray[np.int64]) -> Image.Image:
-    """The image in grey under the colours of the classes ``(h, w)``; -1 is no class."""
+    """The image in grey under the colours of the classes ``(h, w)``; -1 stands for none."""
     highest = int(mask.max(initial=0))
     table = np.array([class_colour(at) for at in range(highest + 1)] + [(0, 0, 0)], np.float32)
     way = Image.Resampling.NEAREST
