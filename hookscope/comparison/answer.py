@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,11 +12,12 @@ import numpy as np
 
 from hookscope.comparison.facts import INPUT, TIMES_NOISE, Agreement, Answer, Comparison, PairedCall, SideFacts
 from hookscope.comparison.inputs import InputChange
-from hookscope.comparison.side import functions_of
+from hookscope.comparison.pairing import LostCalls
+from hookscope.comparison.side import functions_of, hands_on
 from hookscope.display import text_of
 from hookscope.errors import spelled
 from hookscope.findings import counted, listed, percent
-from hookscope.hooks import MODEL, Call, Shape
+from hookscope.hooks import MODEL, OPERATION, Call, Shape
 from hookscope.models import DTYPES
 from hookscope.statistics import BrokenLimit, LimitsResult
 
@@ -37,11 +38,14 @@ class _AnswerFacts:
     only_a: Sequence[Call]
     only_b: Sequence[Call]
     input_change: InputChange
+    lost: Mapping[str, LostCalls]
+    relation: Callable[..., tuple[str, str]]
 
     @cached_property
     def trained(self) -> list[PairedCall]:
         """The pairs of layers with parameters, each layer once."""
-        layers = {pair.a.name: pair for pair in reversed(self.calls) if pair.parameters is not None}
+        trained = (pair for pair in reversed(self.calls) if pair.parameters is not None)
+        layers = {pair.a.name: pair for pair in trained if OPERATION not in pair.a.name}  # which a block holds
         return list(reversed(layers.values()))
 
     @cached_property
@@ -90,13 +94,20 @@ def find_answer(
     unpaired_a: Sequence[Call] = (),
     unpaired_b: Sequence[Call] = (),
     input_change: InputChange | None = None,
+    lost: Mapping[str, LostCalls] = {},
+    relation: Callable[..., tuple[str, str]] = lambda pair, buffers=False: ("", ""),
 ) -> Answer:
-    """Where the sides part: the first cause that the numbers show, before the difference that follows from it."""
+    """Where the sides part: the first cause that the numbers show, before the difference that follows from it.
+
+    ``lost`` has, for the key of a call of A, the calls of both sides without a partner through which its inputs came.
+    ``relation`` says of a pair what its parameters, or its buffers, are in B, as `Weights.relation` does.
+    """
     differing = [pair for pair in calls if pair.differs]
     if not differing:
         return _equal(calls, [*unpaired_a, *unpaired_b])
     first = next((pair for pair in differing if _nonfinite(pair)), differing[0])
-    facts = _AnswerFacts(calls, first, a, b, unpaired_a, unpaired_b, input_change or InputChange())
+    change = input_change or InputChange()
+    facts = _AnswerFacts(calls, first, a, b, unpaired_a, unpaired_b, change, lost, relation)
     if facts.rounding and not _nonfinite(first):  # rounding hides no other cause
         more = next((pair for pair in differing if facts.is_more_than_rounding(pair)), first)
         facts = replace(facts, first=more)
@@ -175,7 +186,8 @@ def _models(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     paired = len({pair.a.key for pair in facts.calls} - {INPUT, MODEL})
     alone = len(facts.only_a) + len(facts.only_b)
     foreign = alone > 0.2 * (2 * paired + alone)
-    if facts.a.model == facts.b.model or not (foreign or len(facts.changed) > _MOST * max(len(facts.trained), 1)):
+    other_weights = alone and len(facts.changed) > _MOST * max(len(facts.trained), 1)
+    if facts.a.model == facts.b.model or not (foreign or other_weights):
         return None
     of_a = f"{paired} of {counted(paired + len(facts.only_a), 'call')} of A have a partner in B"
     different = f", and the parameters of {_share(facts.changed, facts.trained)} differ" if facts.changed else ""
@@ -189,12 +201,19 @@ def _parameters(facts: _AnswerFacts) -> tuple[str, str, str] | None:
         what, change = ("buffers", first.buffers)
         if not facts.is_changed(change):
             return None
-    by = f"{_name(first)} by {change:.2g}"
+    place, words = facts.relation(first, what == "buffers")
+    said = f": {words}" if words else ""
+    by = f"by {change:.2g}{said}"
+    if place:  # of no layer
+        held = (MODEL, first.a.name.partition(OPERATION)[0])
+        others = [pair for pair in facts.changed if pair.a.name not in held]
+        more = f"; the parameters of {counted(len(others), 'layer')} differ too" if others else ""
+        return what, f"{place} {'differ' if ' and ' in place else 'differs'} {by}{more}", ""
     if what == "buffers":
         advice = "Look whether training went on after one of them was saved, or a BatchNorm was folded."
         name = f"The buffers of {_name(first)}, such as its running mean and variance"
-        return what, f"{name}, differ by {change:.2g}; its parameters do not", advice
-    share = f"the parameters of {_share(facts.changed, facts.trained)} differ, first in {by}"
+        return what, f"{name}, differ {by}; its parameters do not", advice
+    share = f"the parameters of {_share(facts.changed, facts.trained)} differ, first in {_name(first)} {by}"
     if len(facts.changed) > _MOST * len(facts.trained) > 1:
         return what, f"A and B have different weights: {share}", ""
     return what, f"T{share[1:]}", ""
@@ -214,18 +233,31 @@ def _rounding(facts: _AnswerFacts) -> tuple[str, str, str] | None:
 
 
 def _unpaired(facts: _AnswerFacts) -> tuple[str, str, str] | None:
-    """Calls without a partner between the last pair that is equal and the first that differs."""
-    at = facts.calls.index(facts.first)
-    before = facts.calls[at - 1] if at else None
-    sides = (
-        ("A", _between(facts.only_a, before.a if before else None, facts.first.a)),
-        ("B", _between(facts.only_b, before.b if before else None, facts.first.b)),
-    )
-    missing = [(side, listed([f"{call.key} ({call.type})" for call in calls], 3)) for side, calls in sides if calls]
-    between = [f"{side} has {keys}, and the other has not" for side, keys in missing]
-    if not between or facts.first.is_beyond_noise(facts.first.isolated_l2):
+    """Calls without a partner from which the inputs of the first pair that differs came.
+
+    Where nothing is known of its inputs, such calls between the last pair that is equal and the first that differs.
+    """
+    first, at = facts.first, facts.calls.index(facts.first)
+    if first.is_beyond_noise(first.isolated_l2):
         return None
-    return "unpaired", f"{'; '.join(between)}. {facts.where}", ""
+    before = facts.calls[at - 1] if at else None
+    lost = facts.lost.get(first.a.key, ((), ()))
+    sides = [[call for call in calls if not hands_on(call.type)] for calls in lost]
+    if not any(sides):
+        sides = [
+            _between(facts.only_a, before.a if before else None, first.a),
+            _between(facts.only_b, before.b if before else None, first.b),
+        ]
+    a, b = (
+        listed([call.key if OPERATION in call.name else f"{call.key} ({call.type})" for call in calls], 3)
+        for calls in (sides if any(sides) else lost)
+    )
+    if not a and not b:
+        return None
+    words = (
+        f"A has {a} where B has {b}" if a and b else f"A has {a}, and B has not" if a else f"B has {b}, and A has not"
+    )
+    return "unpaired", f"{words}. {facts.where}", ""
 
 
 def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:

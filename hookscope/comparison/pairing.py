@@ -11,18 +11,23 @@ from math import log, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.comparison.side import WITH_WEIGHTS, functions_of, is_activation
+from hookscope.comparison.side import WITH_WEIGHTS, functions_of, hands_on, is_activation
 from hookscope.errors import LayerError, UsageError, near_misses
 from hookscope.hooks import OPERATION, Call, Shape, call_key, enclosing
 
 
 @dataclass(frozen=True, slots=True)
 class SeenCall:
-    """A call of one side, the shape of its output for one image, and the shapes of its layer's own parameters."""
+    """A call of one side, the shape of its output for one image, and the shapes of its layer's own parameters.
+
+    ``sources`` are the keys of the calls that made its inputs, ``uses`` the parameters that an operation takes.
+    """
 
     call: Call
     shape: Shape
     parameters: Mapping[str, tuple[int, ...]]
+    sources: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +50,19 @@ class Pairing:
     """The pairs in order of execution of A, and the calls of each side without a partner.
 
     Calls that only hand values on or rearrange them need no partner, such as ``Dropout`` and ``Flatten``, nor do the
-    calls of a run before its last.
+    calls of a run before its last. ``free_a`` and ``free_b`` have them too.
     """
 
     pairs: tuple[Pair, ...]
     only_a: tuple[Call, ...] = ()
     only_b: tuple[Call, ...] = ()
+    free_a: tuple[Call, ...] = ()
+    free_b: tuple[Call, ...] = ()
 
+
+LostCalls = tuple[tuple[Call, ...], tuple[Call, ...]]  # of A, of B
 
 _BLOCK = "block"  # a layer with parameters of its own around layers with weights
-_HANDS_ON = ("identity", "dropout", "reshape", "quantize")
 _MAPPED = 1000.0  # score of a pair that the caller chose
 _NEIGHBOURS = 0.5  # of two pairs that follow each other on both sides; less than any pair
 
@@ -67,6 +75,7 @@ class _PairingSide:
         self.shapes = [_only_part(call.shape) for call in side]
         self.names = names  # keys, without the prefix of this side
         self.functions = [functions_of(call.call.type) for call in side]
+        self.hands_on = [hands_on(call.call.type) for call in side]
         # of matrices and kernels; frameworks order the axes differently
         self.weights = [
             tuple(sorted(tuple(sorted(shape)) for shape in call.parameters.values() if len(shape) > 1)) for call in side
@@ -83,7 +92,7 @@ class _PairingSide:
         self.free = set(range(len(side)))
 
     def free_between(self, start: int, stop: int) -> list[int]:
-        return [at for at in range(start, stop) if at in self.free and self.kinds[at] not in _HANDS_ON]
+        return [at for at in range(start, stop) if at in self.free and not self.hands_on[at]]
 
     def computes_one(self, at: int) -> bool:
         return self.kinds[at] != _BLOCK and len(self.functions[at]) == 1
@@ -100,7 +109,7 @@ class _PairingSide:
         ends_active = any(is_activation(function) for function in functions[1:])
         for following in range(at + 1, len(self.calls)):
             kind = self.kinds[following]
-            if kind in _HANDS_ON:
+            if self.hands_on[following]:
                 continue
             is_folded = not run and kind in ("batchnorm", "bias") and self.kinds[at] in WITH_WEIGHTS
             is_named = kind in functions[1:] or (is_activation(kind) and ends_active)
@@ -191,7 +200,8 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
         )
         for pair in matches
     )
-    return Pairing(pairs, base.left(), other.left())
+    free_a, free_b = (tuple(side.calls[at] for at in sorted(side.free)) for side in (base, other))
+    return Pairing(pairs, base.left(), other.left(), free_a, free_b)
 
 
 def _only_part(shape: Shape) -> Shape:

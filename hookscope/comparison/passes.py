@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookscope.comparison.cka import gram
 from hookscope.comparison.facts import INPUT
 from hookscope.comparison.inputs import PairedBatch, copied
-from hookscope.comparison.pairing import Pair, Pairing, SeenCall, nothing_pairs, pair_calls
+from hookscope.comparison.pairing import LostCalls, Pair, Pairing, SeenCall, nothing_pairs, pair_calls
 from hookscope.comparison.rows import RowSums, shape_for_one
 from hookscope.comparison.side import FUNCTIONAL, Side, is_layer_type
 from hookscope.hooks import (
@@ -60,6 +60,8 @@ class ComparedCalls:
         matrix_b: The same of B.
         bytes: What is kept of A for one image.
         ops: Whether operations may be among the calls.
+        lost: For the key of a call of A, the calls of A and of B without a partner through which its inputs came.
+        uses: For the key of an operation of A, the parameters that it and its partner take.
     """
 
     pairing: Pairing
@@ -69,6 +71,8 @@ class ComparedCalls:
     matrix_b: dict[str, Call]
     bytes: float
     ops: bool
+    lost: dict[str, LostCalls]
+    uses: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
     @cached_property
     def by_a(self) -> dict[str, Pair]:
@@ -119,6 +123,22 @@ class Copies:
         if not tensor.is_inference():  # torch counts no writes to those
             self._known[id(tensor)] = (ref(tensor), tensor._version, twin)
         return twin
+
+
+class Makers:
+    """Which call made each tensor of a pass."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Tensor], str]] = {}
+
+    def add(self, key: str, output: Any) -> None:
+        self._known |= {id(tensor): (ref(tensor), key) for tensor in tensors_in(output).values()}
+
+    def of(self, values: Any) -> tuple[str, ...]:
+        """The keys of the calls that made the tensors in ``values``, as far as it was seen."""
+        tensors = tensors_in(values).values()
+        known = [(tensor, self._known.get(id(tensor))) for tensor in tensors]
+        return tuple(dict.fromkeys(made[1] for tensor, made in known if made and made[0]() is tensor))
 
 
 def observers_of(side: Side, calls: Iterable[Call], ops: bool, on_call: Any, on_input: Any = None) -> list[Observer]:
@@ -294,6 +314,11 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
     pairs = tuple(pair for pair in pairing.pairs if pair.a.key in look_a.chosen)
     if not (pairs or wanted.matrix) and (of_a or of_b):  # models of one layer have an input and an output
         raise nothing_pairs(chosen_a, of_b)
+    free_a, free_b = ({call.key for call in calls} for calls in (pairing.free_a, pairing.free_b))
+    ends = {pair.a.key: ((pair.first or pair.a).key, (pair.first_b or pair.b).key) for pair in pairs}
+    ends[MODEL] = MODEL, MODEL
+    lost = {key: (look_a.lost(a, free_a), look_b.lost(b, free_b)) for key, (a, b) in ends.items()}
+    uses = {key: (look_a.uses(a), look_b.uses(b)) for key, (a, b) in ends.items()}
     every = wanted.ops or a.is_onnx == b.is_onnx  # else one side shows no operations, and the other no blocks
     only_a, only_b = (
         tuple(call for call in calls if every or is_layer_type(call.type))
@@ -309,6 +334,8 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
         {record.call.key: record.call for record in of_b if wanted.matrix},
         look_a.bytes / images,
         wanted.ops,
+        lost,
+        uses,
     )
 
 
@@ -320,10 +347,27 @@ class _Look:
     chosen: set[str] = field(default_factory=set)
     with_maps: set[str] = field(default_factory=set)
     bytes: int = 0
+    by_key: dict[str, SeenCall] = field(default_factory=dict)
+
+    def lost(self, key: str, free: Container[str]) -> tuple[Call, ...]:
+        """The calls in ``free`` from which the inputs of a call came, back to calls that are not in ``free``."""
+        found: dict[str, Call] = {}
+        left = [key]
+        while left:
+            seen = self.by_key.get(left.pop())
+            for source in seen.sources if seen else ():
+                if source in free and source not in found:
+                    found[source] = self.by_key[source].call
+                    left.append(source)
+        return tuple(sorted(found.values(), key=lambda call: call.order or 0))
+
+    def uses(self, key: str) -> tuple[str, ...]:
+        return self.by_key[key].uses if key in self.by_key else ()
 
 
 def _look(side: Side, inputs: tuple[Any, ...], images: int, wanted: Wanted, chosen: Selection | None = None) -> _Look:
-    look, copies = _Look(), Copies()
+    look, copies, makers = _Look(), Copies(), Makers()
+    parameters = {id(parameter): name for name, parameter in side.net.model.named_parameters()}
     of_chosen: list[Call] = []
     of_maps: list[Call] = []
 
@@ -332,7 +376,16 @@ def _look(side: Side, inputs: tuple[Any, ...], images: int, wanted: Wanted, chos
             parts = {part: shape_for_one(tensor, images) for part, tensor in tensors_in(output).items()}
             own = {} if isinstance(module, Operation) else dict(module.named_parameters(recurse=False))
             shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-            look.seen.append(SeenCall(side.named(call), parts.get("", parts), shapes))
+            given = tensors_in((args, kwargs)).values() if isinstance(module, Operation) else ()
+            uses = tuple(parameters[id(tensor)] for tensor in given if id(tensor) in parameters)
+            # what a block returns was made inside of it
+            sources = makers.of((args, kwargs, output))
+            look.seen.append(SeenCall(side.named(call), parts.get("", parts), shapes, sources, uses))
+            look.by_key[call.key] = look.seen[-1]
+            if call.order is not None:
+                makers.add(call.key, output)
+        elif not call.name:
+            look.by_key[MODEL] = SeenCall(call, None, {}, makers.of(output))
 
     def on_chosen(call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         copies.of(([args, kwargs] if wanted.alone else [], output))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,9 +231,8 @@ class RowSums:
             measured = np.inf if sums.moved == np.inf else sums.relative_l2 or 0.0
             row.noise = max(row.noise or 0.0, measured, rounding.get(part, 0.0))
 
-    def rows(self, a: Side, b: Side) -> Iterator[PairedCall]:
-        """The rows in order of execution of A, with the changes of the parameters of both sides."""
-        modules = dict(a.net.model.named_modules()), dict(b.net.model.named_modules())
+    def rows(self, a: Side, b: Side, change: Callable[[Pair, bool], float | None]) -> Iterator[PairedCall]:
+        """The rows in order of execution of A, with the ``change`` of the parameters, and of the buffers, of a pair."""
         for key, parts in self._sums.items():
             pair = self._pairs.get(key)
             if pair is None:
@@ -253,8 +252,8 @@ class RowSums:
                     {name: similarity.value for name, similarity in sums.similarities.items()},
                     sums.only_dead_in(sums.dead_a, sums.dead_b),
                     sums.only_dead_in(sums.dead_b, sums.dead_a),
-                    _change(pair, modules, "named_parameters"),
-                    _change(pair, modules, "named_buffers"),
+                    change(pair, False),
+                    change(pair, True),
                 )
 
 
@@ -277,18 +276,3 @@ def parts_of(
         return
     for (name, one), two in zip(of_a.items(), of_b.values(), strict=False):
         yield name, one, two, positions
-
-
-def _change(pair: Pair, modules: tuple[Mapping[str, Any], Mapping[str, Any]], what: str) -> float | None:
-    """How far the parameters or buffers are apart that both layers hold themselves, with the same names and shapes."""
-    names = ("" if call.name == MODEL else call.name for call in (pair.a, pair.b))
-    layers = [side.get(name) for side, name in zip(modules, names, strict=True)]
-    if layers[0] is None or layers[1] is None or pair.paired_by == "folded":
-        return None
-    a, b = (dict(getattr(layer, what)(recurse=False)) for layer in layers)
-    if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
-        return None
-    sums = DifferenceSums()
-    for name in a:
-        sums.add(a[name], b[name], (0,))
-    return sums.relative_l2 if sums.values else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,9 +37,10 @@ from hookscope.comparison.passes import (
 )
 from hookscope.comparison.rows import RowSums, parts_of
 from hookscope.comparison.side import Side
+from hookscope.comparison.weights import Weights
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
 from hookscope.findings import counted
-from hookscope.hooks import MODEL, Call, Layers, Selection, check_hookable, maps_or_vectors, named_inputs
+from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection, check_hookable, maps_or_vectors, named_inputs
 from hookscope.images import Listener
 from hookscope.jobs import RunSettings
 from hookscope.models import LoadedModel, package_versions
@@ -78,6 +79,31 @@ def calls_to_draw(found: Comparison) -> list[Call]:
     differing = [pair for pair in found.calls[1:-1] if pair.differs]
     chosen = [pair.a for pair in differing if pair.key in (found.answer.first, found.answer.most)]
     return chosen or [pair.a for pair in sorted(differing, key=how_different, reverse=True)[:1]]
+
+
+def is_unexplained(found: Comparison) -> bool:
+    """Whether the answer names a layer that gives the same on the same inputs, or one that could not run alone."""
+    first = next((pair for pair in found.calls if pair.key == found.answer.first), None)
+    no_layer = found.answer.kind == "nonfinite" and first is not None and first.a.name == MODEL
+    if first is None or not (no_layer or found.answer.kind in ("layer", "unpaired")):
+        return False
+    return not first.is_beyond_noise(first.isolated_l2)
+
+
+def with_operations(found: Comparison, again: Comparison) -> Comparison:
+    """``found`` with the answer of a comparison of operations too, and with the row that this answer names."""
+    answer = again.answer
+    if answer.kind in ("same", "noise", "models") or (answer.kind, answer.first) == ("layer", found.answer.first):
+        return found
+    rows, keys = list(found.calls), [pair.key for pair in again.calls]
+    for key in dict.fromkeys(filter(None, (answer.first, answer.most))):
+        known = [pair.key for pair in rows]
+        if key not in known:
+            following = next(other for other in keys[keys.index(key) :] if other in known)
+            rows.insert(known.index(following), again.calls[keys.index(key)])
+    first = [pair.key for pair in rows].index(answer.first)
+    same = sum(pair.difference is not None and pair.difference.is_same for pair in rows[:first])
+    return replace(found, answer=replace(answer, same_before=same), calls=tuple(rows))
 
 
 @dataclass
@@ -232,22 +258,23 @@ def compare(
                 done = len(sums.names) + sums.skipped
     if not sums.names:
         raise InputError("no image could be used", f"{sums.skipped} were tried", "see the errors above")
+
+    def of_first(count: int, **wanted: Any) -> Comparison:
+        """A comparison of the first images that could be used."""
+        some = slice(sums.first, sums.first + count)
+        of_b, quiet = None if others is None else others[some], Listener(note=lambda name, text: None)
+        settings = RunSettings(listener=quiet)
+        return compare(*sides, pictures[some], images_b=of_b, names=names, run=settings, **wanted)
+
     comparison = sums.comparison()
+    if layers is None and not ops and not compiled and is_unexplained(comparison):
+        with suppress(HookscopeError):  # what was compared stays compared
+            comparison = with_operations(comparison, of_first(_LEAST, ops=True, types=types, alone=alone))
     if keep is True and (calls := calls_to_draw(comparison)):
-        chosen, first = Selection.of_calls(calls), slice(sums.first, sums.first + 1)
-        found_of_one = compare(
-            *sides,
-            pictures[first],
-            images_b=None if others is None else others[first],
-            layers=chosen,
-            types=wanted.types,
-            ops=ops,
-            names=names,
-            alone=False,
-            keep=chosen,
-            run=RunSettings(listener=Listener(note=lambda name, text: None)),
-        )
-        comparison = replace(comparison, maps=found_of_one.maps)
+        chosen = Selection.of_calls(calls)
+        ops = ops or any(OPERATION in call.name for call in calls)
+        maps = of_first(1, layers=chosen, types=wanted.types, ops=ops, alone=False, keep=chosen).maps
+        comparison = replace(comparison, maps=maps)
     return comparison
 
 
@@ -335,7 +362,8 @@ class ComparisonRun:
 
     def comparison(self) -> Comparison:
         a, b = self.a.facts, self.b.facts
-        rows = tuple(self.rows.rows(self.a, self.b))
+        weights = Weights(self.a.net.model, self.b.net.model, self.calls.uses)
+        rows = tuple(self.rows.rows(self.a, self.b, weights.change))
         only = self.calls.pairing.only_a, self.calls.pairing.only_b
         training = [sum(module.training for module in side.net.model.modules()) for side in (self.a, self.b)]
         for side, count in zip("AB", training, strict=True):
@@ -361,7 +389,7 @@ class ComparisonRun:
             a,
             b,
             tuple(self.names),
-            find_answer(rows, a, b, *only, self.input_change),
+            find_answer(rows, a, b, *only, self.input_change, self.calls.lost, weights.relation),
             rows,
             *only,
             self.agreement.result(),

@@ -145,6 +145,11 @@ def is_layer_type(type_name: str) -> bool:
     return function not in ("add", "cat", "resize") and (function in _WORDS or is_activation(function))
 
 
+def hands_on(type_name: str) -> bool:
+    """Whether a class or an operator only hands values on or rearranges them."""
+    return functions_of(type_name)[0] in ("identity", "dropout", "reshape", "quantize")
+
+
 def is_activation(kind: str) -> bool:
     return kind in _ACTIVATIONS or kind == "act"
 

@@ -1,0 +1,137 @@
+"""How the parameters of a layer of B follow from the parameters of a layer of A: a factor, a permutation, an axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.comparison.facts import PairedCall
+from hookscope.comparison.pairing import Pair
+from hookscope.comparison.rows import DifferenceSums
+from hookscope.comparison.side import functions_of
+from hookscope.hooks import MODEL, as_plain, is_leaf
+
+_FEW = 4  # channels whose order is said
+_AXES = {  # of a weight, by what its layer computes
+    "conv": ("output channels", "input channels", "rows of the kernels", "columns of the kernels"),
+    "convtranspose": ("input channels", "output channels", "rows of the kernels", "columns of the kernels"),
+    "linear": ("output channels", "input channels"),
+    "batchnorm": ("channels",),
+    "layernorm": ("channels",),
+    "groupnorm": ("channels",),
+}
+
+
+@dataclass
+class Weights:
+    """The parameters and buffers of both sides; ``uses`` are the parameters that pairs of operations take, by key."""
+
+    a: nn.Module
+    b: nn.Module
+    uses: Mapping[str, tuple[Sequence[str], Sequence[str]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._modules = dict(self.a.named_modules()), dict(self.b.named_modules())
+
+    def held(
+        self, pair: Pair | PairedCall, buffers: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+        """The tensors that both calls of a pair hold themselves, by name; None if they do not belong together."""
+        if pair.paired_by == "folded":
+            return None
+        a, b = (
+            self._of(side, call.name, () if buffers else uses, buffers)
+            for side, call, uses in zip((0, 1), (pair.a, pair.b), self.uses.get(pair.a.key, ((), ())), strict=True)
+        )
+        if len(a) == len(b) == 1 and pair.a.key in self.uses and any(self.uses[pair.a.key]):
+            b = dict(zip(a, b.values(), strict=True))  # an operation calls it by another name
+        return (a, b) if a.keys() == b.keys() and all(a[name].shape == b[name].shape for name in a) else None
+
+    def _of(self, side: int, name: str, uses: Sequence[str], buffers: bool) -> dict[str, Tensor]:
+        if uses:
+            return {name: (self.a, self.b)[side].get_parameter(name) for name in uses}
+        module = self._modules[side].get("" if name == MODEL else name)
+        if module is None:
+            return {}
+        return dict((module.named_buffers if buffers else module.named_parameters)(recurse=False))
+
+    def change(self, pair: Pair | PairedCall, buffers: bool = False) -> float | None:
+        """How far the tensors are apart that both calls of a pair hold; None if they do not pair or are none."""
+        sums = DifferenceSums()
+        a, b = self.held(pair, buffers) or ({}, {})
+        for name in a:
+            sums.add(a[name], b[name], (0,))
+        return sums.relative_l2 if sums.values else None
+
+    def relation(self, pair: Pair | PairedCall, buffers: bool = False) -> tuple[str, str]:
+        """The names of what differs where no layer but a block or the model holds it, and what it is in B.
+
+        Such as ``B's weight is A's times 10``; empty if it is not known.
+        """
+        a, b = self.held(pair, buffers) or ({}, {})
+        module = self._modules[0].get("" if pair.a.name == MODEL else pair.a.name)
+        own = module is not None and is_leaf(module)
+        above = "" if own or module in (None, self.a) else f"{pair.a.name}."
+        changed = [name for name in a if not torch.equal(as_plain(a[name]), as_plain(b[name]).to(a[name].device))]
+        words: dict[str, list[str]] = {}
+        for name in changed:
+            axes = _AXES.get(functions_of(pair.a.type)[0], ()) if own else ()
+            found = relation(as_plain(a[name]).detach(), as_plain(b[name]).detach(), axes) or self._other(b[name], name)
+            words.setdefault(found, []).append(above + name)
+        place = "" if own else " and ".join(above + name for name in changed)
+        known = {it: " and ".join(names) + (" are" if names[1:] else " is") for it, names in words.items() if it}
+        said = " and ".join(f"B's {names} {it}" for it, names in known.items())
+        return place, said or (f"only its {' and '.join(changed)}" if own and len(changed) < len(a) else "")
+
+    def _other(self, value: Tensor, name: str) -> str:
+        """The parameter or buffer of another layer of A that ``value`` equals."""
+        last = name.rpartition(".")[2]
+        for other, tensor in itertools.chain(self.a.named_parameters(), self.a.named_buffers()):
+            same = tensor.shape == value.shape and tensor.numel() > 1 and other.rpartition(".")[2] == last
+            if same and torch.equal(tensor, value.to(tensor.device, tensor.dtype)):
+                return f"{other} of A"
+        return ""
+
+
+def relation(a: Tensor, b: Tensor, axes: Sequence[str] = ()) -> str:
+    """How ``b`` follows from ``a``, two different tensors of one shape: ``A's times 10``; empty if it is not known."""
+    rounding = max((torch.finfo(side.dtype).eps for side in (a, b) if side.is_floating_point()), default=0.0)
+    x, y = a.cpu().double(), b.cpu().double()
+    near = max(1e-5, 8 * rounding) * float(y.norm())
+
+    def is_b(value: Tensor) -> bool:
+        return float((value - y).norm()) <= near
+
+    if not (x.isfinite().all() and y.isfinite().all()):
+        return ""
+    if bool((y == y.flatten()[0]).all()):
+        return f"{float(y.flatten()[0]) + 0.0:.4g} everywhere"
+    factor = float((x * y).sum() / (x * x).sum().clamp(min=1e-300))
+    if abs(factor - 1) > 1e-3 and is_b(factor * x):
+        return "A's with the sign flipped" if abs(factor + 1) < 1e-3 else f"A's times {factor:.4g}"
+    for one, two in itertools.combinations(range(x.dim()), 2):
+        if x.shape[one] == x.shape[two] > 1 and is_b(x.transpose(one, two)):
+            return f"A's with {_axis(one, axes)} and {_axis(two, axes)} exchanged"
+    for axis, order in _orders(x, y):
+        if is_b(x.index_select(axis, order)):
+            said = f" ({', '.join(map(str, order.tolist()))})" if len(order) <= _FEW else ""
+            return f"A's with {_axis(axis, axes)} permuted{said}"
+    return ""
+
+
+def _axis(axis: int, axes: Sequence[str]) -> str:
+    return axes[axis] if axis < len(axes) else f"axis {axis}"
+
+
+def _orders(x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """For each axis the only order of the slices of ``x`` that may give ``y``: by one random projection of each."""
+    for axis in range(x.dim()):
+        rows, others = (side.movedim(axis, 0).flatten(1) if side.dim() > 1 else side[:, None] for side in (x, y))
+        weights = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        order = torch.empty(len(rows), dtype=torch.long)
+        order[(others @ weights).argsort()] = (rows @ weights).argsort()
+        yield axis, order
