@@ -152,6 +152,20 @@ def _not_finite(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     return "nonfinite", sentence, advice
 
 
+def _agreeing(facts: _AnswerFacts) -> tuple[str, str, str] | None:
+    """Outputs that agree, although something before them differs: no fault."""
+    outputs = [pair for pair in facts.calls if pair.a.name == MODEL]
+    if not outputs or any(pair.differs for pair in outputs):
+        return None
+    worst = max(outputs, key=_relative)
+    how = "to the bit" if worst.difference and worst.difference.is_same else f"but for noise: {_distance(worst)}"
+    inner = [pair for pair in facts.calls if pair.differs]
+    more = f"{counted(len(inner), 'pair')} before {'differs' if len(inner) == 1 else 'differ'}, first {_name(inner[0])}"
+    if inner[0] is facts.inputs and (side := facts.input_change.normalising):
+        more = f"{facts.input_change.words}, and {side} normalises it itself"
+    return "noise", f"The outputs of A and B are the same {how}; {more}", ""
+
+
 def _input(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     pair = facts.inputs
     if pair is None or not pair.differs or not facts.is_more_than_rounding(pair):
@@ -170,7 +184,7 @@ def _input(facts: _AnswerFacts) -> tuple[str, str, str] | None:
             f"The inputs have different sizes: {sizes}{more}",
             "Give both the same ‹input_size|--input-size›.",
         )
-    if facts.input_change.other_images:
+    if facts.input_change.other_images and not facts.input_change.words:
         return "input", f"The images differ: {_distance(pair)} of the inputs{more}", ""
     advice = (
         "Give both sides the same "
@@ -281,7 +295,7 @@ def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 
 
-_CAUSES: tuple[_Cause, ...] = (_not_finite, _models, _input, _parameters, _rounding, _unpaired, _layer)
+_CAUSES: tuple[_Cause, ...] = (_not_finite, _agreeing, _models, _input, _parameters, _rounding, _unpaired, _layer)
 
 
 def _nonfinite(pair: PairedCall) -> int:

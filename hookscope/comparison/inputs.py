@@ -26,15 +26,20 @@ Floats = NDArray[np.float64]
 
 _EXACT = 1e-4  # of the variance: a channel of B follows from one of A but for rounding
 _MOST_PERMUTED = 4  # channels
+_SAVED = 0.05  # the same where the images were saved with a loss, if another order leaves over four times as much
 _SCALED = 0.01  # a factor or an offset that is further from 1 or 0 is one
+_BY_256 = 255 / 256
 _IMAGENET = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
 
 
 class InputChange:
-    """Sums over the values of each channel of both inputs; ``other_images`` says whether B has images of its own."""
+    """Sums over the values of each channel of both inputs; ``other_images`` says whether B has images of its own.
+
+    ``resized`` says how both sides resize, where it is known and explains the difference.
+    """
 
     def __init__(self, other_images: bool = False) -> None:
-        self.other_images = other_images
+        self.other_images, self.resized = other_images, ""
         self._count = 0
         self._sums: dict[str, Floats] = {}
 
@@ -51,7 +56,19 @@ class InputChange:
     def words(self) -> str:
         """How channels of B follow from the channels of A; empty if they do not, or are the same but for rounding."""
         lines = self._lines()
-        return _words(*lines) if lines else ""
+        return (_words(*lines) if lines else "") or self.resized
+
+    @property
+    def normalising(self) -> str:
+        """The side whose model must normalise, where the inputs differ by a factor and an offset: its mean is not 0."""
+        lines = self._lines()
+        if lines is None or list(lines[0]) != sorted(lines[0]):
+            return ""
+        centre = {
+            side: abs(self._sums[mean] ** 2 / (self._count * self._sums[square] + 1e-12)).sum()
+            for side, mean, square in (("A", "a", "aa"), ("B", "b", "bb"))
+        }
+        return max(centre, key=lambda side: centre[side])
 
     def _lines(self) -> tuple[tuple[int, ...], Floats, Floats] | None:
         """``(order, factors, offsets)``: channel ``c`` of B is ``factors[c]`` times channel ``order[c]`` of A plus
@@ -62,14 +79,16 @@ class InputChange:
         variance_a, variance_b, covariance = aa - mean_a**2, bb - mean_b**2, ab - np.outer(mean_a, mean_b)
         if not (variance_a > 0).all() or not (variance_b > 0).all():  # constant, or NaN
             return None
-        follows = (covariance**2 > (1 - _EXACT) * np.outer(variance_a, variance_b)) & (covariance > 0)
+        unlike = 1 - covariance.clip(0) ** 2 / np.outer(variance_a, variance_b)
         channels = range(len(mean_a))
         # the first permutation is the order as it is
-        for order in permutations(channels) if len(channels) <= _MOST_PERMUTED else [tuple(channels)]:
-            if follows[order, channels].all():
-                factors = covariance[order, channels] / variance_a[list(order)]
-                return order, factors, mean_b - factors * mean_a[list(order)]
-        return None
+        orders = list(permutations(channels)) if len(channels) <= _MOST_PERMUTED else [tuple(channels)]
+        order = min(orders, key=lambda order: unlike[order, channels].max().clip(_EXACT))
+        left = unlike[order, channels].max()
+        if left >= _EXACT and (left > _SAVED or order == orders[0] or left > unlike[channels, channels].max() / 4):
+            return None
+        factors = covariance[order, channels] / variance_a[list(order)]
+        return order, factors, mean_b - factors * mean_a[list(order)]
 
 
 def _words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
@@ -77,6 +96,9 @@ def _words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
     if list(order) != list(range(len(order))):
         rgb = " (RGB in one, BGR in the other)" if list(order) == [2, 1, 0] else ""
         words.append(f"Channels {_numbers(range(len(order)))} of B's input are channels {_numbers(order)} of A's{rgb}")
+    for side, other, factor in (("B", "A", _BY_256), ("A", "B", 1 / _BY_256)):
+        if not words and (abs(factors / factor - 1) < _SCALED / 100).all():
+            return f"{side} divides the colours by 256 where {other} divides them by 255"
     scaled = bool((abs(factors - 1) > _SCALED).any() or (abs(offsets) > _SCALED * max(1.0, abs(factors).max())).any())
     if scaled and (not words or abs(factors - 1).max() > 0.1):  # after other channels, std differs by 2 %
         words.append(f"B's input is {_numbers(factors)} times A's plus {_numbers(offsets)}{_known(factors, offsets)}")

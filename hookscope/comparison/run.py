@@ -35,6 +35,7 @@ from hookscope.comparison.passes import (
     meet_outputs,
     run_alone,
 )
+from hookscope.comparison.resizes import resizes_apart
 from hookscope.comparison.rows import RowSums, parts_of
 from hookscope.comparison.side import Side
 from hookscope.comparison.weights import Weights
@@ -266,6 +267,10 @@ def compare(
         settings = RunSettings(listener=quiet)
         return compare(*sides, pictures[some], images_b=of_b, names=names, run=settings, **wanted)
 
+    same = sums.a.net.preprocess == sums.b.net.preprocess
+    if not same and others is None and not isinstance(pictures, Tensor) and not sums.input_change.words:
+        with suppress(HookscopeError):
+            sums.input_change.resized = resizes_apart(pictures[sums.first], sums.a.net, sums.b.net)
     comparison = sums.comparison()
     if layers is None and not ops and not compiled and is_unexplained(comparison):
         with suppress(HookscopeError):  # what was compared stays compared

@@ -58,3 +58,4 @@ from .sources import (
     find_source as find_source,
     model_names as model_names,
 )
+from .transforms import Resize as Resize

@@ -117,6 +117,14 @@ class Preprocess:
         height, width = self.input_shape[-2:]
         return replace(self, transforms=Transforms(values=values), default_size=(height, width), size=None)
 
+    def resized_like(self, other: Preprocess) -> Preprocess:
+        """The same with the resize of ``other``, for inputs of the own size; functions of the user stay as they are."""
+        own, steps = self.transforms, other.transforms
+        if not isinstance(own, Transforms) or not isinstance(steps, Transforms):
+            return self
+        resize = steps.resize if self._made in (None, other._made) else steps.resize.sized(self._made)
+        return replace(self, transforms=replace(own, resize=resize))
+
     def like(self, other: Preprocess) -> Preprocess:
         """The steps of ``other``, for inputs of the own size, where nobody has said the steps of this model."""
         own, steps = self.transforms, other.transforms

@@ -96,12 +96,17 @@ class Sides(Options):
 
 
 def load_sides(a: SideOptions, b: SideOptions) -> tuple[comparison.Side, comparison.Side]:
-    """Load both sides. A model that does not state its preprocessing gets the other's, unless an option sets it."""
+    """Load both sides. A model that does not state its preprocessing gets the other's, unless an option sets it.
+
+    A file with options for its values alone gets the other's resize.
+    """
     nets = [options.load(pictures=False) for options in (a, b)]
     own = [net.preprocess for net in nets]
-    for at in (0, 1):
+    for at, options in enumerate((a, b)):
         if not a.says_values and not b.says_values:
             nets[at] = replace(nets[at], preprocess=own[at].like(own[1 - at]))
+        elif _holds_weights(options.model) and options.preprocess == "weights" and options.resize is None:
+            nets[at] = replace(nets[at], preprocess=own[at].resized_like(own[1 - at]))
     for net in nets[: 1 if nets[0].preprocess == nets[1].preprocess else 2]:
         note_assumption(net)
     return a.side(nets[0]), b.side(nets[1])
