@@ -22,6 +22,8 @@ from hookscope.models import DTYPES
 from hookscope.statistics import BrokenLimit, LimitsResult
 
 _ROUNDING = 16  # times the precision of a data type: what rounding alone may do to the output of one layer
+_OUTLYING = 4  # times the median of all layers
+_OF_ROUNDING = 0.7  # of what a layer adds
 _MOST = 0.8  # of the layers with parameters: other weights, not other parameters of some layers
 # The spacing of numbers near 1; of 8-bit integers what their scale may lose of a layer's weights.
 _PRECISION = {name: dtype.spacing for name, dtype in DTYPES.items()} | {"quantized": 2**-4}
@@ -69,10 +71,19 @@ class _AnswerFacts:
         """Whether parameters or buffers that differ so far differ by more than rounding; NaN does."""
         return change is not None and not change <= self.rounding
 
+    @cached_property
+    def usual(self) -> float:
+        """What rounding alone may do to the output of one layer; to 8 bits it does about as much in every layer."""
+        alone = [pair.isolated_l2 for pair in self.calls if pair.isolated_l2 is not None]
+        if self.rounding < _PRECISION["quantized"] or not alone:
+            return _ROUNDING * self.rounding
+        return max(self.rounding, _OUTLYING * float(np.median(alone)))
+
     def is_more_than_rounding(self, pair: PairedCall) -> bool:
         """Whether rounding does not explain how far this pair differs, or what it differs in."""
-        adds = pair.isolated_l2 if pair.isolated_l2 is not None else _relative(pair)
-        usual = self.rounding if pair.a.name == INPUT else _ROUNDING * self.rounding
+        adds, usual = pair.isolated_l2, self.usual
+        if adds is None:  # what the layers before did is in it
+            adds, usual = _relative(pair), self.rounding if pair.a.name == INPUT else _ROUNDING * self.rounding
         return adds > usual or self.is_changed(pair.parameters) or self.is_changed(pair.buffers)
 
     @cached_property
@@ -242,8 +253,26 @@ def _rounding(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     ]
     last = facts.calls[-1]
     end = f": {_distance(last)} at {_name(last)}" if last.differs else ": the output does not differ"
-    most = f"; {_name(facts.alone)} adds most, {facts.alone.isolated_l2:.2g} alone" if facts.alone is not None else ""
+    alone, most = facts.alone, ""
+    if alone is not None:
+        of_output = "; rounding the output of {} to 8 bits adds most, {:.2g}" if _is_of_rounding(alone) else ""
+        most = (of_output or "; {} adds most, {:.2g} alone").format(_name(alone), alone.isolated_l2)
     return "precision", f"{words[0]}, {words[1]}{end}{most}", ""
+
+
+def _is_of_rounding(pair: PairedCall) -> bool:
+    """Whether what the layer adds comes of the 8 bits to which its output is rounded, not of the layer."""
+    return pair.rounding_l2 is not None and pair.rounding_l2 > _OF_ROUNDING * (pair.isolated_l2 or 0.0)
+
+
+def _steps(facts: _AnswerFacts) -> tuple[str, str, str] | None:
+    """An output that is rounded to 8 bits in steps that do not suit it: no fault of its layer."""
+    first = facts.first
+    if not facts.rounding or not _is_of_rounding(first):
+        return None
+    words = f"B rounds the output of {_name(first)} to 8 bits in steps that do not suit it"
+    lost = f"rounding adds relative L2 {first.rounding_l2:.2g}, and may add {facts.usual:.2g}"
+    return "precision", f"{words}: {lost}", "Calibrate its scale and zero point again, or leave it in float."
 
 
 def _unpaired(facts: _AnswerFacts) -> tuple[str, str, str] | None:
@@ -295,7 +324,17 @@ def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 
 
-_CAUSES: tuple[_Cause, ...] = (_not_finite, _agreeing, _models, _input, _parameters, _rounding, _unpaired, _layer)
+_CAUSES: tuple[_Cause, ...] = (
+    _not_finite,
+    _agreeing,
+    _models,
+    _input,
+    _parameters,
+    _rounding,
+    _steps,
+    _unpaired,
+    _layer,
+)
 
 
 def _nonfinite(pair: PairedCall) -> int:

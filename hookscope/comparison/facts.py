@@ -88,6 +88,7 @@ class PairedCall(Shown):
             is at least the unit roundoff of the data type, 6e-8 for float32.
         isolated_l2: Relative L2 difference of A and B when the layer of B runs on the inputs of A; None if not
             measured, inf where NaN or Inf are on one side only.
+        rounding_l2: Relative L2 difference of A's output and the same in the 8-bit steps of B's; None without steps.
         similarities: By name, such as ``cka``; None where one is not defined.
         dead_a: Share of channels that are dead in A and not in B, from 0 to 1; None without channels.
         dead_b: The same in B and not in A.
@@ -104,6 +105,7 @@ class PairedCall(Shown):
     difference: Difference | None
     noise: float | None = None
     isolated_l2: float | None = None
+    rounding_l2: float | None = None
     similarities: Mapping[str, float | None] = field(default_factory=dict)
     dead_a: float | None = None
     dead_b: float | None = None
@@ -336,6 +338,7 @@ PAIRS = Columns(
     Column("shape_b", where="rows"),
     _of("difference.relative_l2", help="norm of B - A, divided by the norm of A"),
     Column("isolated_l2", help="relative_l2 when B's layer runs on A's inputs: what it alone adds", hide="unknown"),
+    Column("rounding_l2", help="relative_l2 when A's output is rounded to the 8-bit steps of B's", where="rows"),
     Column("noise", help="relative_l2 of A against itself", where="rows"),
     Column("differs", help="true above ten times the noise, or if one side has NaN", where="rows"),
     _of("difference.cosine", help="of both outputs", need=5, hide="unknown"),

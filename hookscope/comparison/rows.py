@@ -18,6 +18,7 @@ from hookscope.comparison.side import Side
 from hookscope.comparison.similarities import SIMILARITIES
 from hookscope.hooks import MODEL, Call, Shape, as_plain, by_channel, tensors_in
 
+_LEVELS = 256  # of 8 bits
 _PIECE = 1 << 16  # values that are added at a time: in double precision they stay in the processor's cache
 
 
@@ -30,6 +31,20 @@ def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.complex64)
         a, b = (torch.view_as_real(side.to(wide).resolve_conj()) for side in (a, b))
     return a, b
+
+
+def rounded_as(a: Tensor, b: Tensor) -> Tensor | None:
+    """``a`` in the steps of ``b``, from its lowest to its highest; None if it does not have at most 256 equal ones."""
+    a, b = (as_plain(side).float() for side in (a, b))
+    levels = b.unique()
+    if not 2 < len(levels) <= _LEVELS or not levels.isfinite().all():
+        return None
+    step = levels.diff().min()
+    places = (levels - levels[0]) / step
+    if (places - places.round()).abs().max() > 0.1 or places[-1].round() >= _LEVELS:
+        return None
+    rounded: Tensor = levels[0] + ((a - levels[0]) / step).round().clamp(0, places[-1].round()) * step
+    return rounded
 
 
 def shape_for_one(tensor: Tensor, images: int) -> tuple[int, ...]:
@@ -162,6 +177,7 @@ class PartSums:
     shapes_differ: bool = False
     difference: DifferenceSums = field(default_factory=DifferenceSums)
     alone: DifferenceSums = field(default_factory=DifferenceSums)
+    rounding: DifferenceSums = field(default_factory=DifferenceSums)
     noise: float | None = None
     dead_a: ConstantChannels = field(default_factory=ConstantChannels)
     dead_b: ConstantChannels = field(default_factory=ConstantChannels)
@@ -210,10 +226,13 @@ class RowSums:
                     if side.is_floating_point() or side.is_quantized:
                         constant.add(by_channel(as_plain(side), layer, size))
 
-    def add_alone(self, key: str, output: Any, alone: Any) -> None:
+    def add_alone(self, key: str, output: Any, alone: Any, rounds: bool = False) -> None:
+        """Add what the layer of B gives on the inputs of A; ``rounds`` says whether it may round to 8 bits."""
         for part, a, b, images in parts_of(output, alone, (0,), False):
             if a.shape == b.shape and part in self._sums[key]:
                 self._sums[key][part].alone.add(a, b, images)
+                if rounds and (rounded := rounded_as(a, b)) is not None:
+                    self._sums[key][part].rounding.add(a, rounded, images)
 
     def add_noise(self, key: str, output: Any, again: Any, batch: PairedBatch, listed: bool = False) -> None:
         by_part: dict[str, DifferenceSums] = {}
@@ -249,6 +268,7 @@ class RowSums:
                     None if sums.shapes_differ else sums.difference.difference(),
                     sums.noise,
                     sums.alone_relative,
+                    sums.rounding.relative_l2,
                     {name: similarity.value for name, similarity in sums.similarities.items()},
                     sums.only_dead_in(sums.dead_a, sums.dead_b),
                     sums.only_dead_in(sums.dead_b, sums.dead_a),

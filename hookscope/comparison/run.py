@@ -38,13 +38,13 @@ from hookscope.comparison.passes import (
 from hookscope.comparison.resizes import resizes_apart
 from hookscope.comparison.rows import RowSums, parts_of
 from hookscope.comparison.side import Side
-from hookscope.comparison.weights import Weights
+from hookscope.comparison.weights import Weights, stored_as
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
 from hookscope.findings import counted
 from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection, check_hookable, maps_or_vectors, named_inputs
 from hookscope.images import Listener
 from hookscope.jobs import RunSettings
-from hookscope.models import LoadedModel, package_versions
+from hookscope.models import LoadedModel, is_quantized, package_versions
 from hookscope.scores import class_label, class_scores, probabilities, without_scores
 
 _CHANNELS = 16  # of a pair, whose maps are kept
@@ -296,6 +296,7 @@ class ComparisonRun:
         self.sha256: list[str] = []
         self.skipped = 0
         self.input_change = change
+        self.rounds = is_quantized(b.net.model)
         self.agreement = AgreementSums(a.net, b.net, categories)
         self.matrix: CkaSums | None = None
         self.maps: list[ComparedMaps] = []
@@ -363,10 +364,17 @@ class ComparisonRun:
             why = " ".join(str(error).split())[:200]
             self.notes[f"{pair.b.key} of B does not run on the inputs of {pair.a.key} of A: {why}"] = None
             return
-        self.rows.add_alone(pair.a.key, of_a.output, output)
+        self.rows.add_alone(pair.a.key, of_a.output, output, self.rounds)
 
     def comparison(self) -> Comparison:
         a, b = self.a.facts, self.b.facts
+        stored = [stored_as(side.net.model) for side in (self.a, self.b)]
+        if stored[0] != stored[1]:
+            words = [f"weights rounded to {name}" if name else "" for name in stored]
+            a, b = (
+                replace(side, special="; ".join(filter(None, (side.special, more))))
+                for side, more in zip((a, b), words, strict=True)
+            )
         weights = Weights(self.a.net.model, self.b.net.model, self.calls.uses)
         rows = tuple(self.rows.rows(self.a, self.b, weights.change))
         only = self.calls.pairing.only_a, self.calls.pairing.only_b

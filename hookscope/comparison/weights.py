@@ -14,6 +14,7 @@ from hookscope.comparison.pairing import Pair
 from hookscope.comparison.rows import DifferenceSums
 from hookscope.comparison.side import functions_of
 from hookscope.hooks import MODEL, as_plain, is_leaf
+from hookscope.models import dtype_name
 
 _FEW = 4  # channels whose order is said
 _AXES = {  # of a weight, by what its layer computes
@@ -95,6 +96,15 @@ class Weights:
             if same and torch.equal(tensor, value.to(tensor.device, tensor.dtype)):
                 return f"{other} of A"
         return ""
+
+
+def stored_as(model: nn.Module) -> str:
+    """The data type to whose numbers all float32 weights were rounded, such as ``float16``; empty if to none."""
+    weights = [value for value in model.parameters() if value.dtype == torch.float32 and value.dim() > 1]
+    for kind in (torch.bfloat16, torch.float16):
+        if weights and all(torch.equal(value, value.to(kind).to(value.dtype)) for value in weights):
+            return dtype_name(kind)
+    return ""
 
 
 def relation(a: Tensor, b: Tensor, axes: Sequence[str] = ()) -> str:

@@ -154,8 +154,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether layers hold their weights in 8 bits."""
-    return any(value.is_quantized for value in model.state_dict().values() if isinstance(value, Tensor))
+    """Whether layers hold their weights in 8 bits, or an ONNX file rounds values to 8 bits."""
+    return getattr(model, "rounds", False) or any(
+        value.is_quantized for value in model.state_dict().values() if isinstance(value, Tensor)
+    )
 
 
 @dataclass(frozen=True, repr=False)

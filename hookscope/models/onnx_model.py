@@ -105,6 +105,7 @@ class OnnxModel(nn.Module):
         self.channels_last = sizes[-1] in (1, 3) and sizes[1] not in (1, 3)
         self.batch = sizes[0]
         self.input_shape = (sizes[3], *sizes[1:3]) if self.channels_last else tuple(sizes[1:])
+        self.rounds = any("Quant" in node.op_type for part in graph.parts for node in part.nodes)
         self.input_dtype = _DTYPES[value.type.tensor_type.elem_type]
         self._steps: list[tuple[OnnxPart, OnnxLayer]] = []
         for part in graph.parts:
