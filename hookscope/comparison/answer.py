@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 from hookscope.comparison.facts import INPUT, TIMES_NOISE, Agreement, Answer, Comparison, PairedCall, SideFacts
 from hookscope.comparison.inputs import InputChange
 from hookscope.comparison.pairing import LostCalls
-from hookscope.comparison.side import functions_of, hands_on
+from hookscope.comparison.side import functions_of, hands_on, takes
 from hookscope.display import text_of
 from hookscope.errors import spelled
 from hookscope.findings import counted, listed, percent
@@ -284,22 +285,31 @@ def _unpaired(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     if first.is_beyond_noise(first.isolated_l2):
         return None
     before = facts.calls[at - 1] if at else None
-    lost = facts.lost.get(first.a.key, ((), ()))
-    sides = [[call for call in calls if not hands_on(call.type)] for calls in lost]
-    if not any(sides):
-        sides = [
-            _between(facts.only_a, before.a if before else None, first.a),
-            _between(facts.only_b, before.b if before else None, first.b),
+    lost: Sequence[Sequence[Call]] = facts.lost.get(first.a.key, ((), ()))
+    between = [
+        _between(facts.only_a, before.a if before else None, first.a),
+        _between(facts.only_b, before.b if before else None, first.b),
+    ]
+    # what takes values on both sides, or rearranges them as often, does not differ
+    a, b = (Counter("take" if takes(call.type) else functions_of(call.type)[0] for call in calls) for calls in lost)
+    alike = [kind for kind in a if b[kind] and (kind == "take" or (hands_on(kind) and a[kind] == b[kind]))]
+    lost, between = (
+        [
+            [call for call in calls if ("take" if takes(call.type) else functions_of(call.type)[0]) not in alike]
+            for calls in both
         ]
-    a, b = (
-        listed([call.key if OPERATION in call.name else f"{call.key} ({call.type})" for call in calls], 3)
-        for calls in (sides if any(sides) else lost)
+        for both in (lost, between)
     )
-    if not a and not b:
+    computing = [[call for call in calls if not hands_on(call.type)] for calls in lost]
+    sides = next(filter(any, (computing, between, lost)), None)
+    if sides is None:
         return None
-    words = (
-        f"A has {a} where B has {b}" if a and b else f"A has {a}, and B has not" if a else f"B has {b}, and A has not"
+    of_a, of_b = (
+        listed([call.key if OPERATION in call.name else f"{call.key} ({call.type})" for call in calls], 3)
+        for calls in sides
     )
+    words = f"A has {of_a} where B has {of_b}" if of_a and of_b else ""
+    words = words or (f"A has {of_a}, and B has not" if of_a else f"B has {of_b}, and A has not")
     return "unpaired", f"{words}. {facts.where}", ""
 
 

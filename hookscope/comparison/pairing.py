@@ -11,7 +11,7 @@ from math import log, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.comparison.side import WITH_WEIGHTS, functions_of, hands_on, is_activation
+from hookscope.comparison.side import WITH_WEIGHTS, functions_of, hands_on, is_activation, takes
 from hookscope.errors import LayerError, UsageError, near_misses
 from hookscope.hooks import OPERATION, Call, Shape, call_key, enclosing
 
@@ -122,7 +122,7 @@ class _PairingSide:
         """The last call of a run of several, or what follows and turns the axes of its output."""
         end = run[-1]
         for at in range(end + 1, len(self.calls)) if len(run) > 1 else ():
-            if self.kinds[at] != "reshape":
+            if self.kinds[at] not in ("reshape", "transpose"):
                 break
             end = at if self.shapes[at] == self.shapes[run[-1]] else end
         return end
@@ -397,7 +397,8 @@ def _between(base: _PairingSide, other: _PairingSide, matches: Sequence[_Match])
         for side, run in ((base, a), (other, b)):
             while len(run) > 1 and side.kinds[run[-1]] == "add":  # past a residual connection, that the other may hide
                 run.pop()
-        if a and b and 1 in (len(a), len(b)) and base.shapes[a[-1]] == other.shapes[b[-1]]:
+        is_pair = a and b and 1 in (len(a), len(b)) and base.shapes[a[-1]] == other.shapes[b[-1]]
+        if is_pair and takes(base.calls[a[-1]].type) == takes(other.calls[b[-1]].type):
             base.free.difference_update(a)
             other.free.difference_update(b)
             how = "order" if len(a) == len(b) else "folded"

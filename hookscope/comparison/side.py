@@ -112,7 +112,9 @@ _WORDS = {
     "maxpool": "maxpool",
     "avgpool": "(avg|average)pool",
     "dropout": "drop(out|path|block)|stochasticdepth",
-    "reshape": "^(un)?flatten|^reshape$|^view$|^permute$|^(un)?squeeze$|^transpose$",
+    "reshape": "^(un)?flatten|^reshape$|^view$|^(un)?squeeze$",
+    "transpose": "^permute$|^transpose$|^m?t$|^(move|swap)(dim|axes)$",
+    "copy": "^contiguous$|^clone$|^cast$|^to$|^float$|^half$",
     "quantize": "^(de)?quant(ize(?!d)|stub)",
     "cat": "^cat$|^concat(enate)?$",
     "resize": "upsampl|interpolate|^resize",
@@ -121,6 +123,7 @@ _WORDS = {
     "activation": "|".join(_ACTIVATIONS) + "|(?<=norm)act",
 }
 _WORD = re.compile("|".join(f"(?P<{kind}>{words})" for kind, words in _WORDS.items()))
+_TAKES = ("slice", "split", "chunk", "getitem", "gather", "unbind", "select", "narrow", "expand")
 WITH_WEIGHTS = ("conv", "convtranspose", "linear")  # a BatchNorm or a bias that follows can be folded into them
 _FUSED = (*WITH_WEIGHTS, "batchnorm", "add")  # classes that compute them may compute what follows too
 
@@ -142,12 +145,17 @@ def functions_of(type_name: str) -> tuple[str, ...]:
 def is_layer_type(type_name: str) -> bool:
     """Whether a class or an operator computes what most models leave to a layer, unlike ``+`` or a slice."""
     function = functions_of(type_name)[0]
-    return function not in ("add", "cat", "resize") and (function in _WORDS or is_activation(function))
+    return function not in ("add", "cat", "resize", "copy") and (function in _WORDS or is_activation(function))
 
 
 def hands_on(type_name: str) -> bool:
     """Whether a class or an operator only hands values on or rearranges them."""
-    return functions_of(type_name)[0] in ("identity", "dropout", "reshape", "quantize")
+    return functions_of(type_name)[0] in ("identity", "dropout", "reshape", "transpose", "copy", "quantize")
+
+
+def takes(type_name: str) -> bool:
+    """Whether a class or an operator takes some of the values, which exporters do in ways of their own."""
+    return functions_of(type_name)[0] in _TAKES
 
 
 def is_activation(kind: str) -> bool:

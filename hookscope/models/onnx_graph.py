@@ -360,7 +360,7 @@ class OnnxGraph:
                 and node.op_type != "DynamicQuantizeLinear"
                 and (taken[name] > (name in within) or name in self.outputs)
             ]
-
+            part.outputs = part.outputs or [name for name in part.nodes[-1].output if name]  # nothing takes them
             part.varying = [name in by_value for name in part.outputs]
 
     def _parameters_of(self, part: OnnxPart) -> dict[str, tuple[str, bool]]:
