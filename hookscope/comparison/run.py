@@ -369,7 +369,7 @@ class ComparisonRun:
     def comparison(self) -> Comparison:
         a, b = self.a.facts, self.b.facts
         stored = [stored_as(side.net.model) for side in (self.a, self.b)]
-        if stored[0] != stored[1]:
+        if stored[0] != stored[1] and a.dtype == b.dtype:
             words = [f"weights rounded to {name}" if name else "" for name in stored]
             a, b = (
                 replace(side, special="; ".join(filter(None, (side.special, more))))
