@@ -338,7 +338,6 @@ PAIRS = Columns(
     Column("shape_b", where="rows"),
     _of("difference.relative_l2", help="norm of B - A, divided by the norm of A"),
     Column("isolated_l2", help="relative_l2 when B's layer runs on A's inputs: what it alone adds", hide="unknown"),
-    Column("rounding_l2", help="relative_l2 when A's output is rounded to the 8-bit steps of B's", where="rows"),
     Column("noise", help="relative_l2 of A against itself", where="rows"),
     Column("differs", help="true above ten times the noise, or if one side has NaN", where="rows"),
     _of("difference.cosine", help="of both outputs", need=5, hide="unknown"),
@@ -358,6 +357,7 @@ PAIRS = Columns(
     Column("dead_b", need=3, hide="zero"),
     Column("parameters", help="relative change of the layer's parameters", need=9, hide="zero"),
     Column("buffers", help="relative change of the layer's buffers", need=6, hide="zero"),
+    Column("rounding_l2", help="relative_l2 when A's output is rounded to the 8-bit steps of B's", where="rows"),
 )
 """What ``compare`` says of a pair of calls, a `PairedCall`."""
 
