@@ -272,7 +272,8 @@ def compare(
         with suppress(HookscopeError):
             sums.input_change.resized = resizes_apart(pictures[sums.first], sums.a.net, sums.b.net)
     comparison = sums.comparison()
-    if layers is None and not ops and not compiled and is_unexplained(comparison):
+    changed = any(side.changes for side in sides)  # whose own operations would be named
+    if layers is None and not (ops or compiled or changed) and is_unexplained(comparison):
         with suppress(HookscopeError):  # what was compared stays compared
             comparison = with_operations(comparison, of_first(_LEAST, ops=True, types=types, alone=alone))
     if keep is True and (calls := calls_to_draw(comparison)):
