@@ -875,7 +875,7 @@ _warning(
     Threshold("zeros", 0.9, "chosen: share of zeros, where the median layer has less than half as many"),
     cases={
         "zeros": Case(
-            "Nearly all weights of the layer are 0, and those of the others are not.",
+            "Nearly all weights of the layer are 0. Other layers have far fewer zeros.",
             "Prune less of this layer, or look whether it was loaded whole.",
         )
     },
