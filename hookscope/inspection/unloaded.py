@@ -61,7 +61,7 @@ def _is_new(module: nn.Module) -> bool:
 
 
 def _biases(model: nn.Module) -> Iterator[Finding]:
-    """The layers whose biases are far larger than in all other layers, or exactly 0 where the biases of others differ."""
+    """The layers whose biases are far larger than in all other layers, or exactly 0 where other biases are not."""
     biases: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         bias, is_norm = getattr(module, "bias", None), any("Norm" in kind for kind in class_names(module))

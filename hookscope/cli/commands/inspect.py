@@ -76,7 +76,7 @@ class Inspect(PictureCommand):
     max_size: int = option(
         "Largest size of the page, such as 20MB or 512KiB. A larger page keeps the best channels of each layer.",
         type=shared.size,
-        default="25MB",
+        default="50MB",
     )
     exemplars: str | None = shared.in_file(
         "Show the exemplars that hookscope exemplars -o saved in FILE, in the views of their layers."
