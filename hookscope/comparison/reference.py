@@ -134,7 +134,7 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     if old is not None and new is not None and (at == 0 or (None not in old.shape and old.shape != new.shape)):
         case, text = "input", _input_words(old, new, shifts[0])
         if reference.source.preprocess != now.source.preprocess:
-            text += f" (here {now.source.preprocess}; there {reference.source.preprocess})"
+            text += f" (here {now.source.preprocess}, there {reference.source.preprocess})"
     else:
         with_weights = next((shift for shift in shifts if before[shift.reference].parameters), None)
         case = "first" if with_weights is first and INPUT_CALL in before else ""

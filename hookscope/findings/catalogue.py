@@ -810,7 +810,7 @@ _note(
             "The layer seems to compute the opposite of what its BatchNorm expects.",
             "Compare the weights with the checkpoint: their signs may have been changed.",
         ),
-        "assumed": Case(_ASSUMED, f"{_SAY_PREPROCESSING} Then compare the layer with the checkpoint."),
+        "assumed": Case(_ASSUMED, f"{_SAY_PREPROCESSING} Then compare the checkpoint."),
     },
 )
 _warning(

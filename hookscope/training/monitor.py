@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hookscope import statistics  # loaded for a reference alone, see there
 from hookscope._version import __version__
 from hookscope.errors import LayerError, ModelError, UsageError, first_line, nearest
 from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
-from hookscope.statistics import save_statistics
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.optimizers import Optimizers, parameters_of
@@ -207,7 +207,7 @@ class Monitor(RunProgress):
         if self._reference is not None and self._watcher.inputs is not None and error is None:
             try:
                 self.reference = self._watcher.inputs.measured()
-                save_statistics(self._reference, self.reference)
+                statistics.save_statistics(self._reference, self.reference)
             except Exception as trouble:  # the run itself has succeeded
                 text = f"no reference was written: {first_line(trouble)}"
                 self._output.announce("no-reference", self._watcher.last_step, text)

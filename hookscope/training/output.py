@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hookscope import statistics
 from hookscope.errors import NonFiniteError, first_line, printable
 from hookscope.hooks import MODEL, call_key
-from hookscope.statistics import SavedStatistics
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.log.series import METRICS
@@ -30,7 +30,7 @@ class RunProgress:
     facts: list[dict[str, Any]] = field(default_factory=list)
     written_to: list[str] = field(default_factory=list)
     trouble: str | None = None
-    reference: SavedStatistics | None = None
+    reference: statistics.SavedStatistics | None = None
     stopped: NonFiniteError | None = None
     on_caught: Callable[[], None] | None = None  # the script has caught ``stopped`` and goes on
 

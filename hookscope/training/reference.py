@@ -10,10 +10,9 @@ from weakref import ref
 import torch
 from torch import nn
 
+from hookscope import models, statistics  # loaded at the end: they import torchvision, which a script may not want
 from hookscope.errors import UsageError
 from hookscope.hooks import buffers_kept, differentiable, map_tensors, tensors_in
-from hookscope.models import as_loaded
-from hookscope.statistics import SavedStatistics, StatisticsCollector
 
 _IMAGES = 64  # that are kept at least, if so many were seen
 
@@ -38,14 +37,14 @@ class LastInputs:
         while sum(count for count, _ in self._passes) - self._passes[0][0] >= _IMAGES:
             self._passes.popleft()
 
-    def measured(self) -> SavedStatistics:
+    def measured(self) -> statistics.SavedStatistics:
         """Measure the model in eval mode on the kept inputs; its state stays as it is."""
         model = None if self._model is None else self._model()
         if model is None:
             raise UsageError("no pass of a model was sampled", do="sample more often: ‹every|--every›")
-        collector = StatisticsCollector(model, ranges=True)
+        collector = statistics.StatisticsCollector(model, ranges=True)
         with differentiable(model, parameters=False), buffers_kept(model), torch.no_grad(), collector:
             for _, args in self._passes:
                 model(*args)
-        saved = SavedStatistics.of(as_loaded(model), collector.totals)
+        saved = statistics.SavedStatistics.of(models.as_loaded(model), collector.totals)
         return replace(saved, source=replace(saved.source, preprocess="as in training"))

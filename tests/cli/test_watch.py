@@ -222,7 +222,14 @@ class FunctionAsScript:
 
 def watched_here(log: Path, script: FunctionAsScript, *sinks: SinkChoice, **options: Any) -> WatchRun:
     """A run that was watched in this process, with all that happens at its exit."""
-    settings = {"every": 1, "layers": ("all",), "types": ("all",), "stop_on": None, "histograms": None} | options
+    settings = {
+        "every": 1,
+        "layers": ("all",),
+        "types": ("all",),
+        "stop_on": None,
+        "reference": None,
+        "histograms": None,
+    } | options
     run = WatchRun(script, str(log), sinks, settings, 0, 1)
     try:
         run.run()
