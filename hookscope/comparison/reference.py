@@ -245,11 +245,11 @@ def _input_words(before: CallRange, now: CallRange, shift: CallShift) -> str:
         return f"the input is {text_of(now.shape)}, and {text_of(before.shape)} in the reference"
     turned = replace(now, mean=now.mean[:, ::-1], m2=now.m2[:, ::-1], mixed=now.mixed[:, ::-1])
     if now.channels == 3 and shift.times > 1 >= _shift(before, turned).times:
-        return "its colours are in reverse order, as in BGR"
+        return "the colours of the input are in reverse order, as in BGR"
     sizes = [float(np.sqrt((each.mean[:2] ** 2).sum(0).mean())) for each in (before, now)]
     if min(sizes) > 0 and max(sizes) > _SCALED * min(sizes):
-        return f"its values are {sizes[1] / sizes[0]:.3g} times as large as in the reference"
-    return _words(shift)
+        return f"the values of the input are {sizes[1] / sizes[0]:.3g} times as large as in the reference"
+    return _words(shift).replace("its channels", "the input's channels")
 
 
 def check_shifts(
