@@ -39,6 +39,7 @@ _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
 _MOSTLY_DEAD, _FEW_DEAD = 0.7, 0.2  # shares of dead channels: of a layer pushed off, and of the median layer at most
 _RMS_ERROR, _KOLMOGOROV = 1.3, 1.63  # three standard deviations of the rms, times the root of the number of values
+_FULL = 0.97  # of the bound of an initialisation, which the largest of 256 weights or more exceeds
 _STEP, _SURE = default("sudden-drift", "sudden_step"), default("sudden-drift", "sudden_sure")
 
 
@@ -238,8 +239,11 @@ def _initial(full: str, values: Tensor, norms: Tensor) -> Iterator[Finding]:
     peak, rms = max(-float(low), float(high)), float(norms.double().square().sum() / values.numel()) ** 0.5
     if values.numel() < default(kind.name, "few_weights") or not rms > 0:
         return
-    allowed = max(default(kind.name, "uniform"), _RMS_ERROR * values.numel() ** -0.5)
-    if abs(peak / rms / 3**0.5 - 1) <= allowed and _is_even(values, peak):
+    off, inputs = abs(peak / rms / 3**0.5 - 1), values[0].numel()
+    both = inputs + len(values) * inputs // values.shape[1]
+    bounds = [(factor / number) ** 0.5 for factor, number in ((1, inputs), (3, inputs), (6, inputs), (6, both))]
+    by_chance = off <= _RMS_ERROR * values.numel() ** -0.5 and any(_FULL <= peak / high <= 1.0001 for high in bounds)
+    if (off <= default(kind.name, "uniform") or by_chance) and _is_even(values, peak):
         text = f"its {values.numel():,} weights are uniform between -{peak:.3g} and {peak:.3g}"
         yield kind.finding(full, text, numbers={"bound": peak, "rms": rms})
 
