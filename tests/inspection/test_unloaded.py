@@ -62,6 +62,26 @@ def test_rounded_weights_are_named_where_the_others_are_not_rounded(bits: int) -
     assert found(net, inputs) == [], "all layers"
 
 
+@pytest.mark.parametrize(("change", "named"), [("fresh", True), ("xavier", True), ("scaled", False), ("normal", False)])
+def test_a_small_layer_is_initial_if_it_is_uniform_up_to_the_bound_of_an_initialisation(
+    change: str, named: bool
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(4)), nn.Flatten(), nn.Linear(8 * 16, 4)).eval()
+    for layer in net[:4]:
+        nn.init.normal_(layer.weight, std=0.1)
+    weight = net[5].weight.data  # 512 weights
+    if change == "scaled":
+        weight *= 1.3
+    elif change == "xavier":
+        nn.init.xavier_uniform_(weight)
+    elif change != "fresh":
+        nn.init.normal_(weight, std=0.05)
+    evidence = evidence_of(net, torch.randn(1, 8, 12, 12))
+    layers = [each.layer for each in network_findings(evidence) if each.finding == "initial-weights"]
+    assert layers == ["5.weight"] * named
+
+
 def test_a_weight_of_zeros_among_full_ones_is_named() -> None:
     net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(5))).eval()
     dropped = torch.rand(8, 8, 3, 3, generator=torch.Generator().manual_seed(0)) < 0.95
