@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from hookscope.drawing import Tiles, reduce_maps
 from hookscope.errors import NoMapError
+from hookscope.explain import ClassActivationMap
 from hookscope.hooks import (
     Call,
     InputSize,
     Maps,
     Shape,
     as_float,
+    call_key,
     finite_values,
     hook_tensor,
     is_leaf,
@@ -32,9 +34,11 @@ from hookscope.hooks import (
     shape_of,
     tensors_in,
 )
-from hookscope.inspection.facts import ImageMaps, InspectedLayer
+from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedLayer
 from hookscope.inspection.reads import LayerInputs
+from hookscope.scores import Score
 from hookscope.statistics import in_intervals
+from hookscope.tracing import Trace, rows_of_type
 
 BINS = 32
 """Intervals of the histogram of a call."""
@@ -226,6 +230,22 @@ class Recorder:
         self._unseen(self._draw, call, module, own)
         return handed_on
 
+    def cam(self, label: Score, lowest: bool = False) -> ClassActivationMap | None:
+        """The Grad-CAM at the last map that the score depends on, or at the last of the ``lowest`` resolution."""
+        last = [part for key in self._followed for part in self.followed if part.call.key == key]
+        parts = [part for part in [*last, *reversed(self.drawn)] if part.cam is not None and part.maps.items == 1]
+        if lowest:  # the last maps of a segmentation are the scores themselves
+            parts.sort(key=lambda part: part.maps.values[0].numel())
+        part = next((part for part in parts if part.reached), parts[0] if parts else None)
+        if part is None or part.cam is None:
+            return None
+        values, shown = part.cam, (self._size.height, self._size.width)
+        if part.maps.frames > 1:  # side by side
+            values = values.reshape(len(values), part.maps.frames, -1).transpose(1, 0, 2)
+        return ClassActivationMap(
+            part.call, label, "gradcam", values, len(part.maps.values), shown, unreached=not part.reached
+        )
+
     def _measure(self, call: Call, output: Any, before: Tensor | None) -> None:
         after = next(iter(tensors_in(output).values()), None)
         self.record.numbers[call.key] = self._numbers_of(call, output)
@@ -296,3 +316,30 @@ def _change(before: Tensor | None, after: Tensor) -> float:
     values = as_float(before)
     norm = float(torch.linalg.vector_norm(values))
     return float(torch.linalg.vector_norm(after - values)) / norm if norm else float("nan")
+
+
+def call_facts(traced: Trace, records: Sequence[PassRecord], drawn: Collection[str]) -> Iterator[CallFacts]:
+    """The numbers of every call of a single layer and of each drawn block, in order of execution."""
+    rows = {call_key(row.name, row.call): row for row in rows_of_type(traced, ("all",)) if row.call is not None}
+    everything: dict[str, CallNumbers] = {}
+    for record in records:
+        for key, numbers in record.numbers.items():
+            if everything.setdefault(key, numbers) is not numbers:
+                everything[key].merge(numbers)
+    for key, numbers in everything.items():
+        row = rows.get(key)
+        if row is None and numbers.call.order is None and key not in drawn:
+            continue
+        total = numbers.count + numbers.nonfinite
+        yield CallFacts(
+            numbers.call,
+            numbers.shape,
+            row.params if row else 0,
+            row.macs if row else 0,
+            numbers.low if numbers.count else None,
+            numbers.total / numbers.count if numbers.count else None,
+            numbers.high if numbers.count else None,
+            numbers.zeros / total if total else None,
+            numbers.nonfinite,
+            numbers.histogram,
+        )

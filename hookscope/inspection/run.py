@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from hookscope.errors import (
     is_out_of_memory,
     spelled,
 )
-from hookscope.explain import ClassActivationMap, candidates
+from hookscope.explain import candidates
 from hookscope.findings import ranked
 from hookscope.hooks import (
     MODEL,
@@ -34,7 +34,6 @@ from hookscope.hooks import (
     Layers,
     Observer,
     Selection,
-    call_key,
     class_names,
     differentiable,
     enclosing,
@@ -47,7 +46,6 @@ from hookscope.hooks import (
 from hookscope.images import InputImage, read_picture, warn_of_image
 from hookscope.inspection.answers import answer_of
 from hookscope.inspection.facts import (
-    CallFacts,
     ImageMaps,
     InspectedImage,
     InspectedLayer,
@@ -56,7 +54,7 @@ from hookscope.inspection.facts import (
 )
 from hookscope.inspection.places import find_places
 from hookscope.inspection.reads import LayerInputs
-from hookscope.inspection.recorder import CallNumbers, PassRecord, Recorder
+from hookscope.inspection.recorder import PassRecord, Recorder, call_facts
 from hookscope.models import (
     LoadedModel,
     as_loaded,
@@ -78,7 +76,7 @@ from hookscope.scores import (
     without_scores,
 )
 from hookscope.statistics import SavedStatistics, StatisticsCollector, StatisticsThresholds, find_problems
-from hookscope.tracing import Trace, rows_of_type, trace
+from hookscope.tracing import trace
 
 GivenImage = str | os.PathLike[str] | InputImage | Image.Image
 
@@ -279,7 +277,7 @@ class InspectionRun:
                 why = why or without_scores(output, net.family, net.name)
             elif label is not None and not why:
                 why = self._explain(score, label, recorder)
-        cam = None if label is None or why else self._cam(recorder, label, prepared[0], is_map)
+        cam = None if label is None or why else recorder.cam(label, is_map)
         if cam is None:
             why = why or "no layer has a map that the score depends on"
         frames = input_frames(net, prepared)[0]
@@ -343,25 +341,6 @@ class InspectionRun:
             return f"no gradient can flow through {self.net.name}: {describe_error(error)}"
         return ""
 
-    def _cam(
-        self, recorder: Recorder, label: Score, prepared: Tensor, lowest: bool = False
-    ) -> ClassActivationMap | None:
-        """The Grad-CAM at the last map that the score depends on, or at the last of the ``lowest`` resolution."""
-        last = [part for key in self.followed for part in recorder.followed if part.call.key == key]
-        parts = [part for part in [*last, *reversed(recorder.drawn)] if part.cam is not None and part.maps.items == 1]
-        if lowest:  # the last maps of a segmentation are the scores themselves
-            parts.sort(key=lambda part: part.maps.values[0].numel())
-        part = next((part for part in parts if part.reached), parts[0] if parts else None)
-        if part is None or part.cam is None:
-            return None
-        values, size = part.cam, input_size_of(prepared)
-        if part.maps.frames > 1:  # side by side
-            values = values.reshape(len(values), part.maps.frames, -1).transpose(1, 0, 2)
-        shown = (size.height, size.width)
-        return ClassActivationMap(
-            part.call, label, "gradcam", values, len(part.maps.values), shown, unreached=not part.reached
-        )
-
     def inspection(self) -> Inspection:
         net = self.net
         layers = tuple(self._layers())
@@ -382,7 +361,7 @@ class InspectionRun:
             inputs=self.inputs,
             images=tuple(self.images),
             scores=tuple(self.scores),
-            calls=tuple(_call_facts(self.trace, self.records, {layer.call.key for layer in layers})),
+            calls=tuple(call_facts(self.trace, self.records, {layer.call.key for layer in layers})),
             layers=layers,
             totals=totals,
             statistics=measured,
@@ -463,30 +442,3 @@ def _checkpoint(path: str) -> dict[str, str] | None:
         return None
     with open(path, "rb") as file:
         return {"file": os.path.basename(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _call_facts(traced: Trace, records: Sequence[PassRecord], drawn: Collection[str]) -> Iterator[CallFacts]:
-    """The numbers of every call of a single layer and of each drawn block, in order of execution."""
-    rows = {call_key(row.name, row.call): row for row in rows_of_type(traced, ("all",)) if row.call is not None}
-    everything: dict[str, CallNumbers] = {}
-    for record in records:
-        for key, numbers in record.numbers.items():
-            if everything.setdefault(key, numbers) is not numbers:
-                everything[key].merge(numbers)
-    for key, numbers in everything.items():
-        row = rows.get(key)
-        if row is None and numbers.call.order is None and key not in drawn:
-            continue
-        total = numbers.count + numbers.nonfinite
-        yield CallFacts(
-            numbers.call,
-            numbers.shape,
-            row.params if row else 0,
-            row.macs if row else 0,
-            numbers.low if numbers.count else None,
-            numbers.total / numbers.count if numbers.count else None,
-            numbers.high if numbers.count else None,
-            numbers.zeros / total if total else None,
-            numbers.nonfinite,
-            numbers.histogram,
-        )

@@ -2,7 +2,7 @@
 
 Do not tune a rule to one of these faults: they are a fair judge only while nobody does. Model and images give away 101
 of the 117 faults that were first tried. Then 68 of these were among the first three places, 52 with the cause, and 62
-as an error or a warning; before that sitting, 44. A place that only carries the answer does not count, nor one that
+as an error or a warning; before this, 44. A place that only carries the answer does not count, nor one that
 the sound network has too.
 """
 
