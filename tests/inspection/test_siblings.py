@@ -55,8 +55,10 @@ def test_a_block_that_differs_in_one_step_from_three_others_is_named(name: str, 
     assert named == ([(str(at), text)] if others > 2 else []), "two are too few"
 
 
-def test_the_first_of_a_kind_and_two_that_agree_are_no_fault() -> None:
+def test_the_first_of_a_kind_two_that_agree_and_another_order_are_no_fault() -> None:
     inputs = torch.randn(1, 6, 5, 5)
+    order = [*(Block(usual) for _ in range(3)), Block(lambda b, x: x + F.relu(b.norm(b.conv(0.5 * x))).softmax(-1))]
+    assert found(nn.Sequential(*order).eval(), inputs) == []
     skip = STEPS["skip"][0]
     first = [Block(skip), *(Block(usual) for _ in range(4))]
     two = [Block(usual), Block(skip), Block(skip), *(Block(usual) for _ in range(4))]
