@@ -333,7 +333,7 @@ PAIRS = Columns(
     Column("part", where="rows"),
     _of("b.key", "layer_b", where="rows"),
     _of("b.type", "type_b", where="rows"),
-    Column("paired_by", help="name, order, map, or folded: one layer does the work of more", where="rows"),
+    Column("paired_by", help="name, order, map, or folded: one layer does the work of several", where="rows"),
     Column("shape", lambda pair: pair.shape_a, need=4),
     Column("shape_b", where="rows"),
     _of("difference.relative_l2", help="norm of B - A, divided by the norm of A"),

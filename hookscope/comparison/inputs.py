@@ -97,7 +97,7 @@ def _words(order: Sequence[int], factors: Floats, offsets: Floats) -> str:
         rgb = " (RGB in one, BGR in the other)" if list(order) == [2, 1, 0] else ""
         words.append(f"Channels {_numbers(range(len(order)))} of B's input are channels {_numbers(order)} of A's{rgb}")
     for side, other, factor in (("B", "A", _BY_256), ("A", "B", 1 / _BY_256)):
-        if not words and (abs(factors / factor - 1) < _SCALED / 100).all():
+        if not words and (abs(factors / factor - 1) < _SCALED / 100).all() and abs(offsets).max() < _SCALED:
             return f"{side} divides the colours by 256 where {other} divides them by 255"
     scaled = bool((abs(factors - 1) > _SCALED).any() or (abs(offsets) > _SCALED * max(1.0, abs(factors).max())).any())
     if scaled and (not words or abs(factors - 1).max() > 0.1):  # after other channels, std differs by 2 %

@@ -14,6 +14,7 @@ from hookscope.errors import InputError
 from hookscope.findings import CATALOGUE, Finding, counted, default
 from hookscope.hooks import CALL, MODEL, Call, Layers
 from hookscope.statistics import (
+    AS_IN_TRAINING,
     INPUT_CALL,
     NUMBERS,
     BrokenLimit,
@@ -71,7 +72,7 @@ SHIFTS = Columns(
     *CALL.but(type={"need": 1}),
     Column("reference", help="the call of the reference", where="rows"),
     Column("shift", help="of the means, in standard deviations of the reference, over all channels"),
-    Column("times", help="how many times as far off as so few images explain; above 1 it has left its range"),
+    Column("times", help="how many times what chance explains with so few images; above 1 it has left its range"),
     Column("number", help="what is furthest off", need=5),
     Column("channel", need=4),
     Column("dead", lambda shift: len(shift.dead), "channels that are dead, and were not in the reference", hide="zero"),
@@ -118,23 +119,23 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     shifts = tuple(_shift(before[key], other) for key, other in pairs.items())
     if not any(shift.call.name != INPUT_CALL for shift in shifts):
         raise InputError("the reference has no call that this model has", do="give a reference of this model")
-    about = counted(now.totals.images, "image"), counted(images, "image")
-    gone = [each for key, each in before.items() if key not in after]
+    gone = [each for key, each in before.items() if key not in after and key not in pairs]
     if 0 < len(gone) <= _FEW_GONE * len(before):  # of more the names are others
         rest = list(before)[list(before).index(gone[0].key) :]
-        none = CallShift(gone[0].call, gone[0].key, 0.0, np.inf, "gone", 0, (), gone[0].channels)
+        none = CallShift(gone[0].call, gone[0].key, np.inf, np.inf, "gone", 0, (), gone[0].channels)
         at = next((at for at, shift in enumerate(shifts) if shift.reference in rest), len(shifts))
         shifts = (*shifts[:at], none, *shifts[at:])
     out = [shift for shift in shifts if shift.times > 1]
     if not out:
-        words = f"all {counted(len(shifts), 'call')} are in the range of the reference ({about[0]}, there {about[1]})"
+        words = f"all {counted(len(shifts), 'call')} are in the range of the reference"
+        words += f" ({counted(now.totals.images, 'image')} now, {images} in the reference)"
         return AgainstReference(shifts, None, words, now.totals.images, images)
     first, at = out[0], shifts.index(out[0])
     old, new = (side.get(INPUT_CALL) for side in (before, after))
     if old is not None and new is not None and (at == 0 or (None not in old.shape and old.shape != new.shape)):
         case, text = "input", _input_words(old, new, shifts[0])
-        if reference.source.preprocess != now.source.preprocess:
-            text += f" (here {now.source.preprocess}, there {reference.source.preprocess})"
+        if reference.source.preprocess not in (now.source.preprocess, AS_IN_TRAINING):
+            text += f" (now {now.source.preprocess}, in the reference {reference.source.preprocess})"
     else:
         with_weights = next((shift for shift in shifts if before[shift.reference].parameters), None)
         case = "first" if with_weights is first and INPUT_CALL in before else ""
@@ -181,8 +182,9 @@ def _shift(before: CallRange, now: CallRange) -> CallShift:
     """How far ``now`` is from ``before``: each number of each channel against its spread between images."""
     if before.channels != now.channels:
         return CallShift(now.call, before.key, np.inf, np.inf, "channels", 0, (), now.channels)
-    if np.isfinite(before.mean).all() and not np.isfinite(now.mean).all():
-        channel = int((~np.isfinite(now.mean[0])).argmax())
+    known, finite = (np.isfinite(each.low) & np.isfinite(each.high) for each in (before, now))
+    if known.all() and not finite.all():
+        channel = int((~finite).argmax())
         return CallShift(now.call, before.key, np.inf, np.inf, "nonfinite", channel, (), now.channels)
     rows = slice(min(len(before.mean), len(now.mean)))
     variance, variance_now = (each.m2[rows] / max(each.images - 1, 1) for each in (before, now))
@@ -233,10 +235,13 @@ def _words(shift: CallShift) -> str:
     if shift.number == "nonfinite":
         return f"channel {shift.channel} has NaN or Inf, which the reference has not"
     name, _, how = shift.number.partition(" ")
+    name = "highest value" if name == "highest" else name
     what = f"the variance between images of the {name}" if how == "between images" else f"the {name}"
     where = f", most in channel {shift.channel}" if shift.channels > 1 else ""
-    where = " if each is held against the others" if how.startswith("beside") else where
-    return f"{what} of its channels is {shift.times:.3g} times as far off as so few images explain{where}"
+    by = f"{shift.times:.3g} times what chance explains with so few images"
+    if how.startswith("beside"):
+        return f"its channels do not go together as in the reference, by {by}"
+    return f"{what} of its channels differs from the reference by {by}{where}"
 
 
 def _input_words(before: CallRange, now: CallRange, shift: CallShift) -> str:
@@ -271,7 +276,9 @@ def check_shifts(
             if value > allowed and is_claimed:
                 died = f"{len(each.dead)} of {counted(each.channels, 'channel')}"
                 text = {
-                    "max-shift": f"the means of its channels are {each.shift:.3g} standard deviations off",
+                    "max-shift": f"the means of its channels are {each.shift:.3g} standard deviations off"
+                    if np.isfinite(each.shift)
+                    else _words(each),
                     "max-dead-more": f"{died} are dead, and were not in the reference",
                     "reference": _words(each),
                 }[name]

@@ -43,16 +43,19 @@ def resizes_apart(picture: str | os.PathLike[str] | InputImage | Image.Image, a:
 
 def _ways(image: Image.Image, size: tuple[int, int], own: list[Resize]) -> Iterator[tuple[Resize, Tensor]]:
     """The usual ways to make an image of ``size``, and what they make."""
-    shares = [(round(side * 256 / 224), round(other * 256 / 224)) for side, other in (size,)]
     usual = [Resize("stretch", size), *(Resize(mode, size, size) for mode in ("shorter", "pad"))]
-    usual += [Resize("shorter", share, size) for share in shares]
-    for way in dict.fromkeys([*(way for way in own if way.made == size), *usual]):
+    usual.append(Resize("shorter", (round(size[0] * 256 / 224), round(size[1] * 256 / 224)), size))
+    ways: dict[str, Resize] = {}
+    for way in [*(way for way in own if way.made == size), *usual]:
+        ways.setdefault(replace(way, interpolation="bilinear", antialias=True).describe(), way)
+    pixels = F.pil_to_tensor(image)
+    for way in ways.values():
         for interpolation in _SMOOTH:
             smooth = replace(way, interpolation=interpolation, antialias=True)
             yield smooth, F.pil_to_tensor(smooth(image))
         for interpolation in _PLAIN:
             plain = replace(way, interpolation=interpolation, antialias=False)
-            yield plain, plain(F.pil_to_tensor(image))
+            yield plain, plain(pixels)
 
 
 def _described(resize: Resize) -> str:

@@ -100,9 +100,9 @@ def with_operations(found: Comparison, again: Comparison) -> Comparison:
     for key in dict.fromkeys(filter(None, (answer.first, answer.most))):
         known = [pair.key for pair in rows]
         if key not in known:
-            following = next(other for other in keys[keys.index(key) :] if other in known)
-            rows.insert(known.index(following), again.calls[keys.index(key)])
-    first = [pair.key for pair in rows].index(answer.first)
+            later = (known.index(other) for other in keys[keys.index(key) :] if other in known)
+            rows.insert(next(later, len(rows)), again.calls[keys.index(key)])
+    first = next((at for at, pair in enumerate(rows) if pair.key == answer.first), len(rows))
     same = sum(pair.difference is not None and pair.difference.is_same for pair in rows[:first])
     return replace(found, answer=replace(answer, same_before=same), calls=tuple(rows))
 
@@ -267,11 +267,13 @@ def compare(
         settings = RunSettings(listener=quiet)
         return compare(*sides, pictures[some], images_b=of_b, names=names, run=settings, **wanted)
 
-    same = sums.a.net.preprocess == sums.b.net.preprocess
-    if not same and others is None and not isinstance(pictures, Tensor) and not sums.input_change.words:
+    comparison = sums.comparison()
+    same = sums.a.net.preprocess == sums.b.net.preprocess or others is not None
+    known = same or bool(sums.input_change.words) or isinstance(keep, Selection)  # which draws what was compared
+    if comparison.answer.kind == "input" and not known and not isinstance(pictures, Tensor):
         with suppress(HookscopeError):
             sums.input_change.resized = resizes_apart(pictures[sums.first], sums.a.net, sums.b.net)
-    comparison = sums.comparison()
+            comparison = sums.comparison()
     changed = any(side.changes for side in sides)  # whose own operations would be named
     if layers is None and not (ops or compiled or changed) and is_unexplained(comparison):
         with suppress(HookscopeError):  # what was compared stays compared

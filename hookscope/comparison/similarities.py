@@ -27,5 +27,5 @@ def _cka() -> Any:
     return PairCka()
 
 
-SIMILARITIES = {"cka": Similarity(_cka, "linear CKA over the images, of 4 or more")}
+SIMILARITIES = {"cka": Similarity(_cka, "linear CKA over the images, if there are 4 or more")}
 """The measures by the name of their column."""

@@ -77,11 +77,12 @@ class Weights:
         module = self._modules[0].get("" if pair.a.name == MODEL else pair.a.name)
         own = module is not None and is_leaf(module)
         above = "" if own or module in (None, self.a) else f"{pair.a.name}."
-        changed = [name for name in a if not torch.equal(as_plain(a[name]), as_plain(b[name]).to(a[name].device))]
+        both = {name: (as_plain(a[name]).detach(), as_plain(b[name]).detach().to(a[name].device)) for name in a}
+        changed = [name for name, (one, two) in both.items() if not torch.equal(one.to(two.dtype), two)]
         words: dict[str, list[str]] = {}
         for name in changed:
             axes = _AXES.get(functions_of(pair.a.type)[0], ()) if own else ()
-            found = relation(as_plain(a[name]).detach(), as_plain(b[name]).detach(), axes) or self._other(b[name], name)
+            found = relation(*both[name], axes) or self._other(b[name], name)
             words.setdefault(found, []).append(above + name)
         place = "" if own else " and ".join(above + name for name in changed)
         known = {it: " and ".join(names) + (" are" if names[1:] else " is") for it, names in words.items() if it}
@@ -116,7 +117,7 @@ def relation(a: Tensor, b: Tensor, axes: Sequence[str] = ()) -> str:
     def is_b(value: Tensor) -> bool:
         return float((value - y).norm()) <= near
 
-    if not (x.isfinite().all() and y.isfinite().all()):
+    if x.numel() < 2 or not (x.isfinite().all() and y.isfinite().all()) or is_b(x):
         return ""
     if bool((y == y.flatten()[0]).all()):
         return f"{float(y.flatten()[0]) + 0.0:.4g} everywhere"

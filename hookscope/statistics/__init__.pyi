@@ -34,6 +34,7 @@ from .ranges import (
     CallRange as CallRange,
 )
 from .run import (
+    AS_IN_TRAINING as AS_IN_TRAINING,
     SavedStatistics as SavedStatistics,
     StatisticsJob as StatisticsJob,
     StatisticsSource as StatisticsSource,

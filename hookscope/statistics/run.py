@@ -37,6 +37,10 @@ _GIVE = "give what ‹save_statistics|`stats --save`› wrote"
 _KIND = StateKind("saved statistics", _GIVE)
 
 
+AS_IN_TRAINING = "as in training"
+"""The preprocessing of a reference that a training wrote."""
+
+
 @dataclass(frozen=True)
 class StatisticsSource(RunIdentity):
     """What was measured; only running statistics of the same source can be merged.

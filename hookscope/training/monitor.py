@@ -19,7 +19,7 @@ from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
 from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.optimizers import Optimizers, parameters_of
-from hookscope.training.output import RunProgress, WatcherOutput
+from hookscope.training.output import RunProgress, WatcherOutput, has_failed
 from hookscope.training.reference import LastInputs
 from hookscope.training.sinks import Sink, SinkChoice
 from hookscope.training.tracker import LayerChoice, ModelTracker
@@ -204,9 +204,10 @@ class Monitor(RunProgress):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.off()
-        if self._reference is not None and self._watcher.inputs is not None and error is None:
+        inputs = None if self._output.is_forked or has_failed(error) else self._watcher.inputs
+        if self._reference is not None and inputs is not None:
             try:
-                self.reference = self._watcher.inputs.measured()
+                self.reference = inputs.measured()
                 statistics.save_statistics(self._reference, self.reference)
             except Exception as trouble:  # the run itself has succeeded
                 text = f"no reference was written: {first_line(trouble)}"

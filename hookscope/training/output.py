@@ -63,6 +63,10 @@ class WatcherOutput:
             self._close(failed=True)
             raise
 
+    @property
+    def is_forked(self) -> bool:
+        return os.getpid() != self._pid
+
     def write_step(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
         rows = [self._line("layer", step, line) for line in lines]
         self._run.sampled += 1
@@ -105,12 +109,12 @@ class WatcherOutput:
 
     def end(self, step: int | None, error: BaseException | None) -> None:
         """Write the last line and close the files; a forked process does neither."""
-        if os.getpid() != self._pid:
+        if self.is_forked:
             return
         with contextlib.suppress(Exception):  # the log is valid without its last line
             if self._log is not None:
                 self._log.write([self._line("end", step, {"sampled": self._run.sampled} | _reason(error))])
-        self._close(failed=error is not None and _reason(error)["status"] != 0)
+        self._close(failed=has_failed(error))
 
     def _line(self, row: str, step: int | None, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"row": row, "step": step, "time": round(time.monotonic() - self._started, 6), **fields}
@@ -145,6 +149,11 @@ def scalars_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def _tag(row: Mapping[str, Any]) -> str:
     layer = printable(call_key(row["layer"] or MODEL, row["call"]))  # a tag with an empty group is lost
     return f"model{row['model']}/{layer}" if row["model"] else layer
+
+
+def has_failed(error: BaseException | None) -> bool:
+    """Whether a run ended with an error, and not by itself or by an exit with status 0."""
+    return error is not None and _reason(error)["status"] != 0
 
 
 def _reason(error: BaseException | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import nn
@@ -18,33 +17,35 @@ _IMAGES = 64  # that are kept at least, if so many were seen
 
 
 class LastInputs:
-    """The inputs of the latest sampled passes of the model that ran last."""
+    """The inputs of the latest sampled passes of each model that learns."""
 
     def __init__(self) -> None:
-        self._model: ref[nn.Module] | None = None
-        self._passes: deque[tuple[int, tuple[Any, ...]]] = deque()
+        self._passes: dict[nn.Module, deque[tuple[int, tuple[Any, ...]]]] = {}
 
     def keep(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         """Keep copies: the loop may write to its batch."""
         tensors = list(tensors_in(args).values())
-        if not tensors or not tensors[0].dim():
+        if not tensors or not tensors[0].dim() or not _learning(model):
             return
-        if self._model is None or self._model() is not model:
-            self._model = ref(model)
-            self._passes.clear()
+        kept = self._passes.setdefault(model, deque())
         images = len(tensors[0]) if tensors[0].dim() != 3 else 1
-        self._passes.append((images, map_tensors(args, lambda tensor: tensor.detach().clone())))
-        while sum(count for count, _ in self._passes) - self._passes[0][0] >= _IMAGES:
-            self._passes.popleft()
+        kept.append((images, map_tensors(args, lambda tensor: tensor.detach().clone())))
+        while sum(count for count, _ in kept) - kept[0][0] >= _IMAGES:
+            kept.popleft()
 
     def measured(self) -> statistics.SavedStatistics:
-        """Measure the model in eval mode on the kept inputs; its state stays as it is."""
-        model = None if self._model is None else self._model()
-        if model is None:
-            raise UsageError("no pass of a model was sampled", do="sample more often: ‹every|--every›")
+        """Measure the model with most parameters that learn, in eval mode on its inputs; its state stays as it is."""
+        if not self._passes:
+            raise UsageError("no pass of a model that learns was sampled", do="give its inputs by position")
+        model = max(self._passes, key=_learning)
         collector = statistics.StatisticsCollector(model, ranges=True)
         with differentiable(model, parameters=False), buffers_kept(model), torch.no_grad(), collector:
-            for _, args in self._passes:
+            for _, args in self._passes[model]:
                 model(*args)
         saved = statistics.SavedStatistics.of(models.as_loaded(model), collector.totals)
-        return replace(saved, source=replace(saved.source, preprocess="as in training"))
+        return replace(saved, source=replace(saved.source, preprocess=statistics.AS_IN_TRAINING))
+
+
+def _learning(model: nn.Module) -> int:
+    """Number of values that learn: 0 in the frozen network of a perceptual loss."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

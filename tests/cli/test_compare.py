@@ -10,6 +10,8 @@ import torch
 
 from hookscope.comparison import PAIRS
 from hookscope.drawing.files import read_provenance
+from hookscope.models import as_loaded
+from hookscope.statistics import SavedStatistics, StatisticsCollector, save_statistics
 from tests.cli.helpers import Run, one_error, rows
 from tests.cli.nets import Small
 from tests.exports import deployed, to_onnx
@@ -179,3 +181,19 @@ def test_a_table_says_what_is_within_the_noise_before_the_first(run: Run, here: 
     to_onnx(deployed(), here / "net.onnx", size=(1, 3, 32, 32))
     _, out, _ = run("--at-b", "fc2", "zero", "--format", "table", a="tests.exports:deployed", b="net.onnx")
     assert "after 1 pair the same to the bit and 9 pairs within the noise; adds most: fc2" in " ".join(out.split())
+
+
+def test_two_saved_files_are_compared_and_what_needs_images_is_refused(run: Run, here: Path) -> None:
+    net = as_loaded(seeded(Small).eval())
+    for name, seed in (("a.json", 0), ("b.json", 1)):
+        with StatisticsCollector(net.model, ranges=True) as collector, torch.no_grad():
+            net.model(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(seed)))
+        save_statistics(here / name, SavedStatistics.of(net, collector.totals))
+    status, _, errors = run("--format", "tsv", a="a.json", b="b.json", image="")
+    assert status == 0 and "in the range of the reference (8 images now, 8 in the reference)" in errors
+    out = run("--format", "ndjson", a="a.json", b="b.json", image="")[1]
+    assert [row["name"] for row in rows(out)] == ["(input)", "conv1", "relu", "conv2", "fc", "(model)"]
+    for option in ("--html", "--max-relative"):
+        words = run(option, "1" if option == "--max-relative" else "p.html", a="a.json", b="b.json", image="")
+        one_error(words, 2, f"{option} needs models and images")
+    assert not (here / "p.html").exists()

@@ -36,6 +36,7 @@ AXES = ("output channels", "input channels", "rows of the kernels", "columns of 
         ((10 * WEIGHT).half(), "A's times 10"),
         (WEIGHT.roll(1) * 1.01, ""),
         (WEIGHT + 0.01 * WEIGHT.flip(0), ""),  # fine-tuned: no relation is claimed
+        (WEIGHT.half(), ""),  # rounded alone
     ],
 )
 def test_how_a_weight_follows_from_another(changed: Tensor, words: str) -> None:

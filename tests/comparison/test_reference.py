@@ -100,7 +100,7 @@ def test_the_layer_that_changed_is_named(layer: str, change: object, count: int)
     [
         ("reverse order", lambda pictures: pictures.flip(1)),
         ("times as large as", lambda pictures: pictures * 255),
-        ("off as so few images explain", lambda pictures: pictures * 0.3),
+        ("what chance explains with so few images", lambda pictures: pictures * 0.3),
     ],
 )
 def test_the_input_is_the_cause_before_all_layers(words: str, change: object) -> None:

@@ -502,10 +502,28 @@ def test_a_run_leaves_a_reference_behind_and_the_model_as_it_is(tmp_path: Path) 
     assert against_reference(SavedStatistics.of(as_loaded(model), collector.totals), reference).finding is None
 
 
+def test_the_reference_is_of_the_model_that_learns_also_when_the_script_exits(tmp_path: Path) -> None:
+    def train() -> None:  # the model is gone after it
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+        frozen = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten()).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            batch = torch.randn(8, 3, 6, 6)
+            (model(batch).square().mean() + frozen(batch).mean()).backward()
+            optimizer.step()
+        raise SystemExit(0)
+
+    with pytest.raises(SystemExit), Monitor(reference=tmp_path / "a.json"):
+        train()
+    ranges = load_statistics(tmp_path / "a.json").totals.ranges
+    assert ranges["0"].channels == 4 and ranges["0"].images == 24
+
+
 def test_a_run_that_fails_or_samples_nothing_writes_no_reference(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(RuntimeError), Monitor(model, reference=tmp_path / "a.json"):
         model(torch.ones(1, 3))
     with Monitor(model, reference=tmp_path / "a.json", on_trouble=(said := []).append):
         pass
-    assert "no pass of a model was sampled" in said[0] and not (tmp_path / "a.json").exists()
+    assert "no pass of a model that learns was sampled" in said[0] and not (tmp_path / "a.json").exists()

@@ -65,7 +65,7 @@ class Check(Measuring):
         needs="reference",
     )
     max_dead_more: float | None = option(
-        "Largest allowed share of channels that are dead, and not in the reference.",
+        "Largest allowed share of channels that are dead now and were alive in the reference.",
         type=shared.share,
         needs="reference",
     )

@@ -121,7 +121,7 @@ def _holds_weights(model: str) -> bool:
 
 
 class Compare(RowCommand, ImageList, BatchOptions):
-    """Compare MODEL_A and MODEL_B call by call on each IMAGE, and say where they part.
+    """Compare MODEL_A and MODEL_B call by call on each IMAGE, and say where they first differ.
 
     \b
     Examples:
@@ -160,7 +160,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
     types: tuple[str, ...] = shared.type_option()
     ops: bool | None = shared.ops_option()
     map: dict[str, str] | None = shared.in_file(
-        "Pair layers by hand: each line of FILE is a name in A, a tab, a name in B; * is one text in both.",
+        "Pair layers by hand: each line of FILE is a name in A, a tab, a name in B; * is the same text in both.",
         parse=lambda path: _read_map(path),
     )
     alone: bool = option(
@@ -213,6 +213,23 @@ class Compare(RowCommand, ImageList, BatchOptions):
 
     def run(self) -> int:
         if self.saved:
+            others = (
+                "image_b",
+                "layers",
+                "map",
+                "plot",
+                "grid",
+                "matrix",
+                "html",
+                "junit",
+                "max_relative",
+                "min_cosine",
+            )
+            if unused := [
+                name for name in (*others, "min_agreement") if getattr(self, name, None) not in (None, False)
+            ]:
+                asked = f"--{unused[0].replace('_', '-').replace('layers', 'layer')} needs models and images"
+                raise UsageError(f"{asked}, not saved statistics", do="leave it out, or use `check --reference`")
             self.print(_saved_report(*map(statistics.load_statistics, self.saved)))
             return 0
         side_a, side_b = load_sides(self.sides.a, self.sides.b)

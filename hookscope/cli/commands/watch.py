@@ -71,7 +71,7 @@ class Watch(Command):
     Another line of each sampled step, facts, says why a run may not learn: backward passes, clipping, gradients of the
     step before, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
 
-    --to also writes the metrics and the histograms to another program, as a run apart from the script's runs. MLflow
+    --to also writes the metrics and the histograms to another program, as a separate run. MLflow
     has no histograms: they are JSON files of the run. If the program fails, a note says so, and the log goes on.
 
     --histograms adds to the line of a layer, in every N-th sampled step, the histograms of its output, its own
@@ -123,8 +123,8 @@ class Watch(Command):
     )
 
     reference: str | None = out_file(
-        "At the end, write what the model does in eval mode on its latest sampled batches, for --reference of inspect"
-        " and check."
+        "At the end, rank 0 writes what the model does in eval mode on its latest sampled batches, for --reference of"
+        " inspect and check."
     )
 
     def run(self) -> Callable[[], None]:

@@ -188,7 +188,8 @@ def in_file(help: str, *names: str, **more: Any) -> Any:
 
 def reference_option() -> Any:
     return in_file(
-        "Compare with FILE, which stats --save wrote when all was well, and name the first layer that moved."
+        "Compare with FILE, which `stats --save` or `watch --reference` wrote for a healthy model, and name the first"
+        " layer that left its range."
     )
 
 

@@ -254,7 +254,7 @@ class ExplainCommand(PictureCommand):
         parse=scores.Region.parse,
     )
     similar_to: ImageFiles | None = shared.in_file(
-        "Explain the similarity to IMAGE: the cosine of both outputs, instead of the score of a class.",
+        "Explain the similarity to IMAGE: the cosine similarity of the two outputs, instead of the score of a class.",
         metavar="IMAGE",
         parse=_reference,
     )

@@ -19,7 +19,7 @@ from hookscope.system import InChildren, Script, after_import, before_terminatio
 from hookscope.training import LateLog, RunLog, Sink, SinkChoice
 
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
-_OWN_OPTIONS = ("--log", "--every", "--layer", "--to", "--tensorboard", "--histograms", "--stop-on", "--show", "--plot")
+_OWN_OPTIONS = ("--log", "--every", "--layer", "--to", "--tensorboard", "--histograms", "--stop-on", "--reference")
 
 
 class WatchRun:
@@ -45,7 +45,7 @@ class WatchRun:
         self._stops = options["stop_on"] is not None
         self._settings = {
             **{name: options[name] for name in ("every", "layers", "stop_on")},
-            "reference": options["reference"] and os.path.abspath(options["reference"]),
+            "reference": os.path.abspath(options["reference"]) if options["reference"] and not rank else None,
             "types": options["types"] or None,
             "histograms": options["histograms"] or 0,
             "command": list(script.words),
@@ -155,7 +155,8 @@ class WatchRun:
             if self._monitor is not None and os.getpid() == self._pid:
                 self._monitor.__exit__(None if self._error is None else type(self._error), self._error, None)
                 if self._monitor.reference is not None:
-                    self._say(f"Note: the reference is in {self._settings['reference']}")
+                    model = self._monitor.reference.source.model
+                    self._say(f"Note: the reference of {model} is in {self._settings['reference']}")
             elif os.getpid() == self._pid:
                 for sink in self._sinks:
                     if isinstance(sink, Sink):
@@ -210,6 +211,7 @@ class _WatchedChild(WatchRun):
         self._name, self._path = script, path
         self._settings = {
             **settings,
+            "reference": None,  # one file has one writer
             "on_trouble": lambda text: self._say(f"Note: {self._name}: {text}"),
         }
         self._pid, self._stderr = os.getpid(), sys.stderr
