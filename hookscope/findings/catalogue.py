@@ -827,7 +827,7 @@ _warning(
     cases={
         "norm": Case(
             "The scale is 1 and the shift is 0, as before training, but the other layers of this class were trained."
-            " These two were probably not loaded."
+            " The scale and the shift were probably not loaded."
         ),
         "bias": _as_note("All biases are 0, as after many initialisations: they may not have been loaded."),
         "loose": Case(
@@ -852,13 +852,13 @@ _warning(
 )
 _warning(
     "attention-axis",
-    "The weights of each query must add up to 1 over the keys. These do not: the softmax is over another axis.",
+    "The weights of each query must add up to 1 over the keys. Here they do not: the softmax is over another axis.",
     "Take the softmax over the last axis of the scores, queries x keys.",
 )
 _warning(
     "idle-layer",
     "The layer has weights, but the model does not use them.",
-    "Look for a call that is missing in forward.",
+    "Look for a call that is missing in forward. A layer that runs in training only is not a fault.",
     cases={
         "unread": Case(
             "The answers of these images do not depend on the layer.",
@@ -882,8 +882,8 @@ _warning(
 )
 _note(
     "unordered-positions",
-    "Training makes the positions of neighbouring patches alike. These are not: they may be in a wrong order, or"
-    " were not needed.",
+    "Training makes the positions of neighbouring patches alike. Here they are not alike: they may be in a wrong"
+    " order, or the model did not need them.",
     "Compare them with the checkpoint, and see whether they were resized.",
     Threshold("neighbours", 2.2, "standard deviations from chance; two small transformers reach 10"),
 )

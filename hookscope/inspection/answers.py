@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from hookscope.display import Cells, Shown
 from hookscope.drawing import input_size_of
 from hookscope.findings import percent
 from hookscope.hooks import as_float, tensors_in
 from hookscope.models import LoadedModel, detections_in
-from hookscope.scores import BoxTarget, Score, class_label, class_maps
+from hookscope.scores import BoxTarget, Score, class_at, class_label, class_maps
 
 _MOST_ROWS = 8
 _MOST_NUMBERS = 16  # an output of more values is not a list that a person reads
@@ -68,7 +69,7 @@ def answer_of(output: Any, net: LoadedModel, prepared: Tensor) -> Answer | None:
     if maps is not None and len(maps) == 1 and bool(maps.isfinite().all()):
         if max(size.height / maps.shape[2], size.width / maps.shape[3]) > _COARSEST:
             return None
-        like = 0.0 if isinstance(output, Mapping) or maps[0].shape != prepared.shape else _likeness(maps[0], prepared)
+        like = 0.0 if isinstance(output, Mapping) or len(maps[0]) != len(prepared) else _likeness(maps[0], prepared)
         if like > _LIKE:  # an autoencoder returns an image
             return Answer("numbers", (Score(None, None, like, None, target="correlation with the input"),), 1)
         return _pixels(maps[0].detach(), names)
@@ -77,13 +78,14 @@ def answer_of(output: Any, net: LoadedModel, prepared: Tensor) -> Answer | None:
 
 def _likeness(maps: Tensor, prepared: Tensor) -> float:
     """The lowest correlation of a channel of the output with its channel of the input."""
-    pairs = zip(as_float(maps.detach()).flatten(1), as_float(prepared).to(maps.device).flatten(1), strict=True)
+    given = interpolate(as_float(prepared)[None].to(maps.device), maps.shape[1:])[0]  # or it has another resolution
+    pairs = zip(as_float(maps.detach()).flatten(1), given.flatten(1), strict=True)
     return min(float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in pairs)
 
 
 def _pixels(maps: Tensor, names: Sequence[str] | None) -> Answer:
-    """The classes by their share of the positions; a single map is of a class where it is above 0."""
-    best = maps.argmax(0) if len(maps) > 1 else (maps[0] > 0).long() - 1
+    """The classes by their share of the positions."""
+    best = class_at(maps)
     shares = torch.bincount(best[best >= 0], minlength=len(maps)).double() / best.numel()
     classes = [at for at in shares.argsort(descending=True, stable=True).tolist() if shares[at] > 0]
     rows = (Score(at, class_label(at, names), float(shares[at]), None) for at in classes[:_MOST_ROWS])

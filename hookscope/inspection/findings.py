@@ -39,6 +39,7 @@ _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
 _MOSTLY_DEAD, _FEW_DEAD = 0.7, 0.2  # shares of dead channels: of a layer pushed off, and of the median layer at most
 _RMS_ERROR, _KOLMOGOROV = 1.3, 1.63  # three standard deviations of the rms, times the root of the number of values
+_SAMPLE = 1 << 16  # weights of a layer
 _FULL = 0.97  # of the bound of an initialisation, which the largest of 256 weights or more exceeds
 _STEP, _SURE = default("sudden-drift", "sudden_step"), default("sudden-drift", "sudden_sure")
 
@@ -250,7 +251,8 @@ def _initial(full: str, values: Tensor, norms: Tensor) -> Iterator[Finding]:
 
 def _is_even(values: Tensor, peak: float) -> bool:
     """Whether values spread evenly from ``-peak`` to ``peak``: the test of Kolmogorov and Smirnov at 1 %."""
-    expected = (values.flatten().double().sort().values + peak) / (2 * peak)
+    some = values.flatten()[:: -(-values.numel() // _SAMPLE)]
+    expected = (some.double().sort().values + peak) / (2 * peak)
     count = len(expected)
     shares = torch.arange(count, device=values.device) / count
     return bool((expected - shares).abs().max() * count**0.5 < _KOLMOGOROV)
@@ -319,7 +321,7 @@ def _pictures(evidence: InspectionEvidence) -> Iterator[Finding]:
         text = f"the brightest value of all images is {brightest} of 255"
         yield kind.finding("", text, "dark", numbers={"brightest": brightest})
     weights = (weights_of(module) for module in evidence.net.model.modules())
-    first = next((weight for weight in weights if weight is not None), None)
+    first = next((weight for weight in weights if weight is not None and weight.shape[2] > 1), None)
     sees_colours = first is not None and first.shape[1] == 3 and bool((first != first[:, :1]).any())
     if sees_colours and pictures and all(map(_is_grey, pictures)):
         yield kind.finding("", "all images are grey", "grey")

@@ -294,8 +294,10 @@ class Recorder:
 
         return [part for *_, parts in results for part in parts]
 
-    def _on_gradient(self, number: int, name: str, module: nn.Module, parts: list[DrawnPart], gradient: Tensor) -> None:
-        if self._pending.pop(number, None) is None:
+    def _on_gradient(
+        self, number: int, name: str, module: nn.Module, parts: list[DrawnPart], gradient: Tensor | None
+    ) -> None:
+        if self._pending.pop(number, None) is None or gradient is None:  # a dynamically quantized layer has none
             return
         with torch.no_grad(), one_thread():
             for part, slopes in zip(parts, _of_part(name, gradient, module, self._size), strict=True):

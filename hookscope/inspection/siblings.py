@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import nn
 
 from hookscope.findings import CATALOGUE, Finding, counted
-from hookscope.hooks import OPERATION, activation_class, enclosing, passes_values_on
+from hookscope.hooks import OPERATION, Shape, activation_class, enclosing, passes_values_on
 from hookscope.inspection.reads import weights_of
 from hookscope.tracing import Trace, TracedCall, TracedLayer
 
@@ -22,7 +23,7 @@ _FEWEST = 3  # blocks or layers that do the same, where one does not
 _STEPS = 2  # in which it differs at most: more are another kind of block
 _LINEAR = {"add", "iadd", "sub", "cat", "contiguous", "mean", "mul", "div", "truediv", "interpolate", "pad", "clone"}
 _MOVES = {"view", "reshape", "permute", "transpose", "flatten", "getitem", "squeeze", "unsqueeze", "movedim", "to"}
-_PRODUCTS = {"matmul", "bmm", "einsum"}
+_PRODUCTS = {"matmul", "bmm"}  # an einsum may sum over any axis
 _POOLS = ("max_pool", "avg_pool")
 
 Steps = tuple[str, ...]
@@ -108,13 +109,19 @@ def _attends_wrongly(trace: Trace, followers: dict[int, list[int]]) -> Iterator[
     for at, call in enumerate(trace.calls):
         shape = call.output_shape if isinstance(call.output_shape, tuple) else ()
         if call.settings and "softmax" in trace.layers[call.layer].type and len(shape) > 2 and shape[-1] == shape[-2]:
-            summed = any(trace.layers[trace.calls[reader].layer].type in _PRODUCTS for reader in followers[at])
+            summed = any(_weighs(trace, trace.calls[reader], shape) for reader in followers[at])
             wrong += [(trace.layers[call.layer].name, call.settings[0])] * (summed and call.settings[0] != -1)
     if wrong:
         name, axis = wrong[0]
         also = f", as in {counted(len(wrong) - 1, 'later block')}" * (len(wrong) > 1)
         text = f"its softmax is over axis {axis}, and its product with the values sums over axis -1{also}"
         yield CATALOGUE["attention-axis"].finding(name.partition(OPERATION)[0], text, numbers={"axis": axis})
+
+
+def _weighs(trace: Trace, call: TracedCall, shape: Shape) -> bool:
+    """Whether it is a product with the attention ``shape`` as its left factor, whose last axis it sums over."""
+    given = call.input_shape if isinstance(call.input_shape, dict) else {}
+    return trace.layers[call.layer].type in _PRODUCTS and given.get("0") == shape != given.get("1")
 
 
 def _without_activation(trace: Trace, model: nn.Module, followers: dict[int, list[int]]) -> Iterator[Finding]:
@@ -130,7 +137,9 @@ def _without_activation(trace: Trace, model: nn.Module, followers: dict[int, lis
         outputs, inputs = weights[odd[0]].shape[:2]
         if outputs >= inputs:  # a narrow code is linear
             text = f"no activation function follows it, unlike {counted(len(linear) - 1, 'other convolution')}"
-            yield CATALOGUE["unlike-siblings"].finding(odd[0], text, numbers={"alike": len(linear) - 1})
+            finding = CATALOGUE["unlike-siblings"].finding(odd[0], text, numbers={"alike": len(linear) - 1})
+            is_last = odd[0] == next(reversed(linear))  # which may be meant as the features of a head
+            yield replace(finding, severity="note") if is_last else finding
 
 
 def _reaches(at: int, trace: Trace, followers: dict[int, list[int]]) -> bool:

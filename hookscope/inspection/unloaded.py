@@ -65,7 +65,7 @@ def _biases(model: nn.Module) -> Iterator[Finding]:
     biases: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         bias, is_norm = getattr(module, "bias", None), any("Norm" in kind for kind in class_names(module))
-        if isinstance(bias, nn.Parameter) and is_leaf(module) and not (is_norm or bias.is_meta):
+        if isinstance(bias, nn.Parameter) and is_leaf(module) and not is_norm:
             biases |= {name: as_float(bias.detach()).abs()} if bias.numel() >= _FEW_OTHERS else {}
     zero = [name for name, bias in biases.items() if not bias.any()]
     if len(zero) * _FEW_OTHERS <= len(biases):
@@ -84,18 +84,20 @@ def _biases(model: nn.Module) -> Iterator[Finding]:
 
 def _rounded(model: nn.Module) -> Iterator[Finding]:
     """The few weights with a handful of different values, or nearly all 0, in a network that has others elsewhere."""
+    trains = _trains(model)
     large = {
         name: parameter.detach()
         for name, parameter in model.named_parameters()
-        if parameter.dim() > 1 and parameter.numel() >= _FEW_ROUNDED and not parameter.is_meta
+        if parameter.dim() > 1 and parameter.numel() >= _FEW_ROUNDED and parameter.is_floating_point()
+        if parameter.requires_grad or not trains
     }
     kind, some = CATALOGUE["rounded-weights"], 8 * int(_FEW_ROUNDED)
     different = {name: len(values.flatten()[:some].unique()) for name, values in large.items()}
     rounded = [name for name, count in different.items() if 1 < count <= _ROUNDED]
     zeros = {name: float((values == 0).float().mean()) for name, values in large.items()}
-    pruned = [name for name, share in zeros.items() if _PRUNED <= share < 1]
+    pruned = [name for name, share in zeros.items() if _PRUNED <= share < 1 and not _is_one_to_one(large[name])]
     if len(rounded) * _FEW_OTHERS <= len(large):
-        for name in set(rounded) - set(pruned):
+        for name in (name for name in rounded if name not in pruned):
             text = f"its {large[name].numel():,} weights have only {different[name]} different values"
             yield kind.finding(name, text, numbers={"values": different[name]})
     if len(pruned) * _FEW_OTHERS <= len(large) and np.median([*zeros.values(), 1.0]) < _PRUNED / 2:
@@ -104,12 +106,23 @@ def _rounded(model: nn.Module) -> Iterator[Finding]:
             yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
 
 
+def _trains(model: nn.Module) -> bool:
+    """Whether a parameter learns: one that is frozen alone was set on purpose."""
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _is_one_to_one(values: Tensor) -> bool:
+    """Whether each channel reads one other channel, as in bilinear upsampling by a convolution."""
+    return values.dim() > 2 and int(values.flatten(2).any(2).sum()) <= max(values.shape[:2])
+
+
 def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
     """Parameters beside the layers: all values equal where the answer depends on them; positions in no order."""
+    trains = _trains(evidence.net.model)
     for name, parameter in evidence.net.model.named_parameters():
         layer, _, own = name.rpartition(".")
         is_loose = own not in ("weight", "bias") and not is_closed(evidence.net.model.get_submodule(layer))
-        if not is_loose or parameter.numel() < _FEW_OTHERS or parameter.is_meta:
+        if not is_loose or parameter.numel() < _FEW_OTHERS or (trains and not parameter.requires_grad):
             continue
         values = as_float(parameter.detach())
         first = float(values.flatten()[0])
@@ -123,7 +136,7 @@ def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
             and (order := _order(values.squeeze())) is not None
             and order < _NEIGHBOURS
         ):
-            text = f"the positions of neighbours are no more alike than others: {order:.2g} standard deviations"
+            text = f"neighbouring positions are no more alike than others: {order:.2g} standard deviations from chance"
             yield CATALOGUE["unordered-positions"].finding(name, text, numbers={"order": order})
 
 

@@ -5,6 +5,7 @@ from .logits import (
     check_categories as check_categories,
     check_family as check_family,
     check_finite_score as check_finite_score,
+    class_at as class_at,
     class_maps as class_maps,
     class_scores as class_scores,
     gives_boxes as gives_boxes,

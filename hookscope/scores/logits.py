@@ -104,6 +104,17 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
     raise ModelError(f"{what} gives {described(output)}, no score for each class", do=do)
 
 
+def class_at(maps: Tensor) -> Tensor:
+    """``(h, w)`` the class with the highest of the scores ``(K, h, w)`` at each position, -1 for none.
+
+    One map alone has its class where the score is above 0, or above 0.5 if its values are probabilities.
+    """
+    if len(maps) > 1:
+        return maps.argmax(0)
+    low, high = maps.aminmax()
+    return (maps[0] > (0.5 if low >= 0 and high <= 1 else 0.0)).long() - 1
+
+
 def class_maps(output: Any, bare: bool = False) -> Tensor | None:
     """The scores ``(N, K, h, w)`` of ``K`` classes at each position; None for the output of other models.
 

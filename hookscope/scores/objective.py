@@ -20,6 +20,7 @@ from hookscope.scores.logits import (
     Prediction,
     Score,
     check_categories,
+    class_at,
     class_maps,
     class_scores,
     described,
@@ -154,7 +155,7 @@ def class_regions(
         )[0, 0]
         return dict.fromkeys(target.indices(_means(maps, region)[0].tolist(), categories), region)
     numbers = torch.arange(len(values), device=maps.device)[:, None, None]
-    is_best = maps[0] > 0 if len(values) == 1 else numbers == maps[0].argmax(0)
+    is_best = numbers == class_at(maps[0])
     pixels = is_best.sum((1, 2)).tolist()
     chosen = target.indices([count or None for count in pixels], categories)
     for at in chosen:

@@ -73,6 +73,20 @@ def test_a_single_map_is_of_the_class_where_it_is_above_0() -> None:
     assert sum(row.score for row in image.answer.rows) == float((output > 0).double().mean())
 
 
+def test_a_map_of_probabilities_is_of_the_class_above_one_half() -> None:
+    image, output = seen(ready(nn.Sequential(segmenter(1), nn.Sigmoid())))
+    assert 0 < float((output > 0.5).float().mean()) < 1
+    np.testing.assert_array_equal(image.answer.mask, (output[0, 0].numpy() > 0.5).astype(int) - 1)
+
+
+def test_an_enlarged_input_is_an_image_too() -> None:
+    enlarged = Function(
+        lambda net, x: nn.functional.interpolate(x, scale_factor=2) + 0.01 * net.conv(x).mean(), conv=nn.Conv2d(3, 3, 3)
+    )
+    image, _ = seen(ready(enlarged))
+    assert image.answer.words() == "correlation with the input 1"
+
+
 def test_an_output_like_the_input_is_an_image_and_not_a_segmentation() -> None:
     image, output = seen(ready(Function(lambda net, x: x + net.conv(x) / 10, conv=nn.Conv2d(3, 3, 3, padding=1))))
     pairs = zip(output[0].numpy(), ready(nn.Identity()).prepare(noise()).numpy(), strict=True)

@@ -39,9 +39,9 @@ STEPS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
 }
 
 
-def found(net: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
+def found(net: nn.Module, inputs: Tensor, severity: str = "warning") -> list[tuple[str, str]]:
     findings = list(unlike_siblings(trace(net, (inputs,), sources=True), net))
-    assert all(each.severity == "warning" for each in findings)
+    assert all(each.severity == severity for each in findings)
     return [(each.layer, each.evidence) for each in findings]
 
 
@@ -75,7 +75,8 @@ def test_a_convolution_without_activation_is_named_where_all_others_have_one(at:
     net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 16, 3)).eval()
     place = str(2 * at + (at > 3))
     text = "no activation function follows it, unlike 4 other convolutions"
-    assert found(net, torch.randn(1, 4, 8, 8)) == ([(place, text)] if at else []), "the stem may be linear"
+    named = found(net, torch.randn(1, 4, 8, 8), "note" if at == 4 else "warning")
+    assert named == ([(place, text)] if at else []), "the stem may be linear"
 
 
 def test_a_narrow_code_of_an_autoencoder_is_no_fault() -> None:
@@ -110,3 +111,15 @@ def test_attention_over_another_axis_than_the_keys_is_named_also_where_all_block
     assert [layer for layer, _ in named] == ["0"] * wrong
     assert all(f"over axis {axis - 4 if axis > 0 else axis}, " in text for _, text in named)
     assert all((", as in 2 later blocks" in text) == (layers == 3) for _, text in named)
+
+
+@pytest.mark.parametrize("layout", ["keys x queries", "einsum"])
+def test_attention_of_keys_by_queries_is_sound(layout: str) -> None:
+    def attend(block: Any, x: Tensor) -> Tensor:
+        query, key, value = block.qkv(x).chunk(3, -1)
+        weights = (key @ query.transpose(1, 2)).softmax(-2)  # axes: image, key, query
+        mixed = torch.einsum("bkq,bkd->bqd", weights, value) if layout == "einsum" else value.transpose(1, 2) @ weights
+        return x + (mixed if layout == "einsum" else mixed.transpose(1, 2))  # type: ignore[no-any-return]
+
+    net = nn.Sequential(Function(attend, qkv=nn.Linear(8, 24))).eval()
+    assert found(net, torch.randn(1, 5, 8)) == []

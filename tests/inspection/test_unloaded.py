@@ -110,6 +110,16 @@ def test_biases_of_one_layer_that_are_0_or_far_larger_are_named(value: float, ex
     assert found(net, torch.randn(1, 8, 12, 12)) == expected
 
 
+def test_what_was_frozen_alone_or_copies_channels_or_is_complex_is_no_fault() -> None:
+    net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(4)), nn.ConvTranspose2d(8, 8, 4, 2)).eval()
+    net[4].weight.data[~torch.eye(8, dtype=torch.bool)] = 0  # as bilinear upsampling
+    net.blur = Function(lambda x: x)
+    net.blur.kernel = nn.Parameter(torch.ones(8, 1, 3, 3) / 9, requires_grad=False)
+    net.blur.forward = lambda x: nn.functional.conv2d(x, net.blur.kernel, groups=8)
+    net.waves = nn.Parameter(torch.randn(8, 40, dtype=torch.complex64))
+    assert found(net, torch.randn(1, 8, 16, 16)) == []
+
+
 class Tokens(nn.Module):
     """Tokens of 4 x 4 patches, with positions, a token that is read, and one that is not."""
 
