@@ -68,7 +68,7 @@ class Watch(Command):
       running_mean_shift, running_var_ratio
                          BatchNorm: the batch against the running statistics
 
-    Another line of each sampled step, facts, says why a run may not learn: backward passes, clipping, gradients of the
+    Another line of each sampled step, facts, helps to explain why a run does not learn: backward passes, clipping, gradients of the
     step before, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
 
     --to also writes the metrics and the histograms to another program, as a separate run. MLflow
