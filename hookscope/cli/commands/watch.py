@@ -68,11 +68,11 @@ class Watch(Command):
       running_mean_shift, running_var_ratio
                          BatchNorm: the batch against the running statistics
 
-    Another line of each sampled step, facts, helps to explain why a run does not learn: backward passes, clipping, gradients of the
-    step before, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
+    Another line of each sampled step, facts, helps to explain why a run does not learn: backward passes, clipping,
+    gradients of the step before, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
 
-    --to also writes the metrics and the histograms to another program, as a separate run. MLflow
-    has no histograms: they are JSON files of the run. If the program fails, a note says so, and the log goes on.
+    --to also writes the metrics and the histograms to another program, as a separate run. MLflow has no
+    histograms: they are JSON files of the run. If the program fails, a note says so, and the log goes on.
 
     --histograms adds to the line of a layer, in every N-th sampled step, the histograms of its output, its own
     parameters and their gradients: edges and counts. They take about as long as the other metrics, and nine times
