@@ -827,7 +827,7 @@ _warning(
     cases={
         "norm": Case(
             "The scale is 1 and the shift is 0, as before training, but the other layers of this class were trained."
-            " The scale and the shift were probably not loaded."
+            " They were probably not loaded."
         ),
         "bias": _as_note("All biases are 0, as after many initialisations: they may not have been loaded."),
         "loose": Case(
