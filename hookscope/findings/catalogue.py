@@ -124,6 +124,10 @@ _warning(
             "A gate near a bound lets its channel through unchanged, or blocks it.",
             "This is usual in squeeze-and-excitation; if no gate ever changes, normalise the input of the gates.",
         ),
+        "clipped": Case(
+            "The scores are cut at a bound, so that the best class cannot be told.",
+            "Look for a clamp, a hardtanh or a ReLU after the last layer.",
+        ),
         "output": _as_note(
             "The last function of the model is near its bounds: the model is confident.",
             "This is expected for probabilities of a trained model and for generated images.",
@@ -473,7 +477,12 @@ _note(
         " duplicates only if equal.",
         most=1.0,
     ),
-    cases={"many": _as_warning(advice="Look for weights that were copied or set to one value.")},
+    cases={
+        "many": _as_warning(advice="Look for weights that were copied or set to one value."),
+        "alike": _as_warning(
+            "Nearly all filters detect the same thing.", "Look for weights that were averaged or reset."
+        ),
+    },
 )
 _note(
     "collapsed-variance",
@@ -736,6 +745,10 @@ _warning(
     Threshold("large_input", 8.0, "chosen: mean and std of training leave values within 3, a range of -1 to 1 less"),
     Threshold("dark_input", 40.0, "chosen: of 255, the brightest value of pictures that are nearly black"),
     cases={
+        "faint": Case(
+            "The prepared images have lost their contrast: the preprocessing may divide twice.",
+            "Divide by 255 once, and give the mean and std of the training.",
+        ),
         "grey": _as_note(
             "The filters of the first layer see colours, and these images have none.", "Give images with colours."
         ),
@@ -806,6 +819,10 @@ _note(
     Threshold("sudden_step", 2.0, "over the largest before it: in sound networks 1.6"),
     Threshold("sudden_sure", 1.3, "chosen: this far beyond a threshold, on eight images or more, it is a warning"),
     cases={
+        "undone": Case(
+            "The network was probably trained with this change, so that a step is missing here, or is one too many.",
+            "Compare the forward pass with the code of the training.",
+        ),
         "sign": Case(
             "The layer seems to compute the opposite of what its BatchNorm expects.",
             "Compare the weights with the checkpoint: their signs may have been changed.",
@@ -830,11 +847,20 @@ _warning(
             " They were probably not loaded."
         ),
         "bias": _as_note("All biases are 0, as after many initialisations: they may not have been loaded."),
+        "length": Case(
+            "All filters have the same length, as weights without the lengths that weight_norm keeps beside them.",
+            "Look for these lengths in the checkpoint: weight_g, or original0.",
+        ),
         "loose": Case(
             "All values of this parameter are equal, as before training: it was probably not loaded.",
             "Look for its name in the checkpoint.",
         ),
     },
+)
+_warning(
+    "copied-weights",
+    "Two layers have the same weights. Training never makes them equal: the weights of one were loaded into both.",
+    "Compare the names of the weights in the checkpoint with the names in the model.",
 )
 _warning(
     "unsuited-weights",
@@ -947,8 +973,8 @@ _ORDER = {
     " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
     "inspection": "random-weights left-range input-mismatch probabilities-as-scores random-output initial-weights"
-    " idle-layer attention-axis unlike-siblings rounded-weights unsuited-weights sudden-drift outlier-layer"
-    " outlier-weights unordered-positions",
+    " idle-layer attention-axis unlike-siblings rounded-weights copied-weights unsuited-weights sudden-drift"
+    " outlier-layer outlier-weights unordered-positions",
 }
 REPORT_ORDER = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the most severe first: the order in which findings are reported."""

@@ -17,9 +17,8 @@ from hookscope.display import Cells, Picture, Shown
 from hookscope.drawing import Heat, Tiles, draw_heat, image_bytes
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
-from hookscope.hooks import Call, Shape
+from hookscope.hooks import OPERATION, Call, Shape, enclosing
 from hookscope.inspection.answers import Answer
-from hookscope.inspection.reads import LayerInputs
 from hookscope.models import LoadedModel, is_random
 from hookscope.parameters import ParameterStatistics
 from hookscope.scores import Prediction
@@ -255,7 +254,6 @@ class InspectionEvidence:
         findings: On activations and parameters, the most severe first.
         changes: Of each block, by the key of its call, ``(images,)`` norm of output minus input over norm of input; NaN
             where their shapes differ. Blocks have layers inside, and are members of a Sequential or a ModuleList.
-        read: What convolutions and Linear layers read.
         trace: Every call of a layer and of an operation, with what it read.
         pictures: The images as they were read, upright and RGB.
         against: Where the model is outside the range of the reference, if there is one.
@@ -272,7 +270,25 @@ class InspectionEvidence:
     parameters: tuple[ParameterStatistics, ...]
     findings: tuple[Finding, ...]
     changes: Mapping[str, NDArray[np.float64]]
-    read: LayerInputs | None = None
     trace: Trace = field(default_factory=lambda: Trace((), (), ()))
     pictures: tuple[Image.Image, ...] = ()
     against: AgainstReference | None = None
+
+    def feeders(self) -> dict[str, str]:
+        """The layer with weights right before each BatchNorm."""
+        kinds = {row.layer: row for row in self.parameters}
+        feeders, last = {}, ""
+        for facts in self.calls:
+            row = kinds.get(facts.call.name)
+            if row is None:
+                continue
+            if row.name.endswith(("running_mean", "running_var")):
+                feeders[facts.call.name] = last
+            else:
+                last = facts.call.name
+        return feeders
+
+    def is_bypassed(self, layer: str) -> bool:
+        """Whether a skip connection goes around a layer: it may be dead in a sound network."""
+        joins = (name for name in (each.name for each in self.trace.layers) if name.endswith(f"{OPERATION}add"))
+        return bool({name.partition(OPERATION)[0] for name in joins} & {*enclosing(layer)} - {""})

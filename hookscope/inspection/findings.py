@@ -10,14 +10,14 @@ import torch
 from PIL import Image, ImageChops
 from torch import Tensor, nn
 
-from hookscope.findings import CATALOGUE, Finding, alike, counted, default
+from hookscope.findings import CATALOGUE, Finding, alike, counted, default, single
 from hookscope.hooks import MODEL, Selection, as_float
+from hookscope.inspection.aligned import misaligned, weights_of
 from hookscope.inspection.facts import InspectionEvidence
 from hookscope.inspection.outliers import deviations
-from hookscope.inspection.reads import weights_of
 from hookscope.inspection.repeated import unrepeated
 from hookscope.inspection.siblings import unlike_siblings
-from hookscope.inspection.suited import unsuited
+from hookscope.inspection.tried import fit, what_would_fit
 from hookscope.inspection.unloaded import unloaded
 from hookscope.models import is_random
 from hookscope.statistics import BatchNormDrift, Floats, StatisticsCollector
@@ -30,15 +30,18 @@ _SMALL = 0.05  # biases and scales below it are noise beside each other
 _VARIED = 0.4  # spread of the running means, below which their correlation says little
 _OPPOSITE = 0.5
 _DRIFTS = 3
+_TRIED, _FAR = 4, 0.7  # BatchNorms whose drift may be undone, and how far their inputs are at least
+_SOME_IMAGES = 4  # fewer tell too little of the statistics
+_FLAT, _FAINT = 0.02, 0.1  # spread of a picture without contrast, and times that a preprocessing leaves at least
 _FIRST = 3  # BatchNorms that judge an input
 _ROUNDING = 1e-3
-_SOME_IMAGES = 4  # fewer show too little of what goes together
 _MANY_IMAGES = 8  # of which the variances of channels are known well enough
 _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
 _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
 _MOSTLY_DEAD, _FEW_DEAD = 0.7, 0.2  # shares of dead channels: of a layer pushed off, and of the median layer at most
 _RMS_ERROR, _KOLMOGOROV = 1.3, 1.63  # three standard deviations of the rms, times the root of the number of values
+_EVEN, _ALIKE = 1e-4, 0.8  # spread of the norms of filters, and cosine of any two, that no training leaves
 _SAMPLE = 1 << 16  # weights of a layer
 _FULL = 0.97  # of the bound of an initialisation, which the largest of 256 weights or more exceeds
 _STEP, _SURE = default("sudden-drift", "sudden_step"), default("sudden-drift", "sudden_sure")
@@ -52,10 +55,17 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
     random = list(_random(evidence, initial))
     if random:
         return random + [each for each in weights if each not in initial and each.severity == "note"]
-    unusual = [*unloaded(evidence), *_dead(evidence), *unlike_siblings(evidence.trace, evidence.net.model)]
-    if evidence.read is not None and evidence.totals.images >= _SOME_IMAGES:
-        unusual += unsuited(evidence.read)
-    answers = [*_probabilities(evidence), *unrepeated(evidence.net, evidence.inputs, next(iter(evidence.scores), None))]
+    unlike = list(unlike_siblings(evidence.trace, evidence.net.model))
+    unusual = [*unloaded(evidence), *_dead(evidence), *unlike]
+    if not unlike:  # a block without its skip reads other channels
+        known = {finding.layer for finding in (*weights, *unusual, *single(evidence.findings))}
+        drifted = {evidence.feeders().get(finding.layer, "") for finding in drifts}
+        unusual += misaligned(evidence.trace, evidence.net.model, known, drifted)
+    answers = [
+        *_probabilities(evidence),
+        *_clipped(evidence),
+        *unrepeated(evidence.net, evidence.inputs, next(iter(evidence.scores), None)),
+    ]
     return [*([] if scaled else _input(evidence, drifts)), *answers, *drifts, *weights, *unusual]
 
 
@@ -69,6 +79,15 @@ def _probabilities(evidence: InspectionEvidence) -> Iterator[Finding]:
         yield CATALOGUE["probabilities-as-scores"].finding(layer, text)
 
 
+def _clipped(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """Whether several classes have exactly the best score of an image, for most images."""
+    scores = [as_float(each) for each in evidence.scores if each is not None and each.shape[1] > 2]
+    tied = [float(each.max()) for each in scores if int((each == each.max()).sum()) > 1]
+    if len(tied) * 2 > len(scores) and len(set(tied)) == 1 and all(bool(each.any()) for each in scores):
+        text = f"several classes have exactly the best score, {tied[0]:.3g}, for {len(tied)} of {len(scores)} images"
+        yield CATALOGUE["saturated"].finding(MODEL, text, "clipped", numbers={"bound": tied[0]})
+
+
 def _dead(evidence: InspectionEvidence) -> Iterator[Finding]:
     """The first layer most of whose channels are constant, where few are in the others."""
     shares = {
@@ -80,7 +99,7 @@ def _dead(evidence: InspectionEvidence) -> Iterator[Finding]:
         return
     for layer in evidence.statistics:
         dead = layer.dead_channels
-        if _MOSTLY_DEAD <= shares.get(layer.key, 0.0) < 1:
+        if _MOSTLY_DEAD <= shares.get(layer.key, 0.0) < 1 and not evidence.is_bypassed(layer.key):
             text = f"{len(dead)} of {counted(layer.channels, 'channel')} have one constant value on all images"
             numbers = {"dead": len(dead), "channels": layer.channels, "times": shares[layer.key] / _FEW_DEAD}
             yield CATALOGUE["dead-channels"].finding(layer.key, text, "mostly", channels=dead, numbers=numbers)
@@ -152,7 +171,19 @@ def _sudden(evidence: InspectionEvidence) -> list[Finding]:
             sure = largest and evidence.totals.images >= _MANY_IMAGES and times[most] >= _SURE
             findings.append(replace(finding, severity="warning") if sure else finding)
         largest = {name: max(value, largest.get(name, 0.0)) for name, value in now.items()}
-    return findings[:_DRIFTS]
+    return [*_undone(evidence), *findings][:_DRIFTS]
+
+
+def _undone(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """The first of the BatchNorms farthest from their statistics that a change of the network would cure."""
+    drifts = [drift for drift in evidence.totals.drifts() if drift.updated and drift.items >= _FEW_VALUES]
+    far = [drift.layer for drift in sorted(drifts[1:], key=fit, reverse=True)[:_TRIED] if fit(drift) > _FAR]
+    if evidence.totals.images >= _SOME_IMAGES:
+        for layer in (drift.layer for drift in drifts if drift.layer in far):
+            if change := what_would_fit(evidence, layer):
+                text = f"{change[0]}, its inputs fit its running statistics {change[1]:.2g} times better"
+                yield CATALOGUE["sudden-drift"].finding(layer, text, "undone", numbers={"times": change[1]})
+                return  # what follows drifts for the same reason
 
 
 def _sudden_finding(
@@ -181,6 +212,8 @@ def _sudden_finding(
 def _weights(model: nn.Module) -> Iterator[Finding]:
     """The layers, and the channels of layers, whose weights are on another scale than all others."""
     sizes: dict[str, float] = {}
+    spreads: dict[str, float] = {}  # of the norms of filters, over their median
+    likeness: dict[str, float] = {}  # the mean cosine of two filters
     for layer, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None or parameter.numel() == 0 or parameter.is_meta:
@@ -193,6 +226,9 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                     continue
                 if float(norms.max()):
                     sizes[full] = float(norms[norms > 0].median())
+                    spreads[full] = float(norms.std()) / sizes[full]
+                    mean = float((values.flatten(1)[norms > 0] / norms[norms > 0, None]).sum(0).square().sum())
+                    likeness[full] = (mean - len(norms)) / max(len(norms) * (len(norms) - 1), 1)
                 yield from _initial(full, values, norms)
                 if getattr(module, "groups", 1) > 1:
                     yield from _copied(full, parameter.detach().flatten(1))
@@ -204,6 +240,14 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                 yield from _outlier(full, values.abs(), name)
     if len(sizes) < _FEW_CHANNELS:
         return
+    for full in (full for full, spread in spreads.items() if spread < _EVEN < np.median([*spreads.values()])):
+        text = f"all its filters have the same length, {sizes[full]:.4g}"
+        yield CATALOGUE["initial-weights"].finding(full, text, "length", numbers={"norm": sizes[full]})
+    for full in (
+        full for full, mean in likeness.items() if mean > _ALIKE and np.median([*likeness.values()]) < _ALIKE / 2
+    ):
+        text = f"its filters are nearly one: their mean cosine is {likeness[full]:.2f}"
+        yield CATALOGUE["duplicate-filters"].finding(full, text, "alike", numbers={"cosine": likeness[full]})
     norms_of_layers, last = np.array(list(sizes.values())), list(sizes)[-1]  # a head may start small
     usual = float(np.median(norms_of_layers))
     for (full, size), far, factor in zip(sizes.items(), *deviations(norms_of_layers), strict=True):
@@ -214,7 +258,10 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
             and times >= default("outlier-layer", "alone_times")
         )
         if alone or factor > default("outlier-layer", "outlier_layer"):
-            text = f"its filters have a norm of {size:.3g}, the median of the layers is {usual:.3g}"
+            text = (
+                f"its filters are {times:.3g} times {'larger' if factor > 1 else 'smaller'} than in the median layer:"
+            )
+            text += f" their norm is {size:.3g}, there {usual:.3g}"
             numbers = {"norm": size, "usual": usual, "times": times / default("outlier-layer", "alone_times")}
             yield CATALOGUE["outlier-layer"].finding(full, text, "alone" if alone else "", numbers=numbers)
 
@@ -279,6 +326,7 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "without ImageNet's mean and std": lambda x: x * _STD.to(x) + _MEAN.to(x),
     "in a range of -1 to 1": lambda x: 2 * x - 1,
     "in a range of 0 to 255": lambda x: 255 * x,
+    "with red and blue exchanged": lambda x: x.flip(0),
 }
 """Other ways to prepare an image: steps that may be missing, or done twice."""
 
@@ -320,6 +368,13 @@ def _pictures(evidence: InspectionEvidence) -> Iterator[Finding]:
     if brightest < default(kind.name, "dark_input"):
         text = f"the brightest value of all images is {brightest} of 255"
         yield kind.finding("", text, "dark", numbers={"brightest": brightest})
+    contrasts = [
+        float(as_float(tensors[0]).flatten(1).std(1).mean()) / max(float(np.std(np.asarray(picture))) / 255, _FLAT)
+        for tensors, picture in zip(evidence.inputs, pictures, strict=False)
+    ]
+    if contrasts and max(contrasts) < _FAINT and brightest > 255 * _FLAT:
+        text = f"the contrast of the prepared images is {max(contrasts):.2g} times the contrast of the pictures"
+        yield kind.finding("", text, "faint", numbers={"contrast": max(contrasts)})
     weights = (weights_of(module) for module in evidence.net.model.modules())
     first = next((weight for weight in weights if weight is not None and weight.shape[2] > 1), None)
     sees_colours = first is not None and first.shape[1] == 3 and bool((first != first[:, :1]).any())
@@ -333,12 +388,8 @@ def _is_grey(picture: Image.Image) -> bool:
 
 
 def _fit(drifts: Sequence[BatchNormDrift]) -> float:
-    """How far the inputs of some BatchNorms are from their statistics: the mean of four measures of each."""
-    distances = []
-    for drift in drifts:
-        ratio: Floats = np.log(drift.ratio.clip(1e-30, 1e30))
-        distances.append(np.mean(np.abs(drift.shift)) + np.std(ratio) + abs(np.mean(ratio)))
-    return float(np.mean(distances)) if distances else np.inf
+    """How far the inputs of some BatchNorms are from their statistics."""
+    return float(np.mean([fit(drift) for drift in drifts])) if drifts else np.inf
 
 
 def _drifts_of(

@@ -158,7 +158,8 @@ def _unusual(evidence: InspectionEvidence) -> Iterator[Finding]:
     dead = [finding for finding in findings if finding.finding == "dead-filters"]
     bounded = sum(layer.saturated is not None for layer in evidence.statistics)
     for finding in findings:
-        if finding.finding == "saturated" and bounded < _FEW_BOUNDED:
+        bounded_few = finding.finding == "saturated" and bounded < _FEW_BOUNDED
+        if bounded_few or (finding.finding == "dead-channels" and evidence.is_bypassed(finding.layer)):
             yield replace(finding, severity="note")
             continue
         unusual = finding.severity != "note" or finding.finding == "duplicate-filters"
@@ -193,7 +194,7 @@ def _names(evidence: InspectionEvidence) -> dict[str, str]:
 def _causes(evidence: InspectionEvidence, findings: Sequence[Finding]) -> list[_Cause]:
     names = _names(evidence)
     order = _order(evidence)
-    feeders = _feeders(evidence)
+    feeders = evidence.feeders()
 
     def at(finding: Finding) -> float:
         name = names.get(finding.layer, finding.layer)
@@ -216,21 +217,6 @@ def _causes(evidence: InspectionEvidence, findings: Sequence[Finding]) -> list[_
         else:
             causes.append(_Cause(at(finding), layer, [finding], [finding] * (finding.layer in parameters)))
     return causes
-
-
-def _feeders(evidence: InspectionEvidence) -> dict[str, str]:
-    """The layer with weights right before each BatchNorm."""
-    kinds = {row.layer: row for row in evidence.parameters}
-    feeders, last = {}, ""
-    for facts in evidence.calls:
-        row = kinds.get(facts.call.name)
-        if row is None:
-            continue
-        if row.name.endswith(("running_mean", "running_var")):
-            feeders[facts.call.name] = last
-        else:
-            last = facts.call.name
-    return feeders
 
 
 def _place(cause: _Cause) -> Place:

@@ -35,7 +35,6 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.inspection.facts import CallFacts, ImageMaps, InspectedLayer
-from hookscope.inspection.reads import LayerInputs
 from hookscope.scores import Score
 from hookscope.statistics import in_intervals
 from hookscope.tracing import Trace, rows_of_type
@@ -190,7 +189,6 @@ class Recorder:
         blocks: Collection[str],
         followed: Collection[str],
         unseen: Callable[..., Any],
-        read: LayerInputs,
     ) -> None:
         self.record = PassRecord()
         self.drawn: list[DrawnPart] = []
@@ -199,7 +197,6 @@ class Recorder:
         self._last: tuple[ref[Tensor], int, CallNumbers] | None = None
         self._numbers = count()
         self._size, self._blocks, self._followed, self._unseen = size, blocks, followed, unseen
-        self._read = read
 
     @property
     def waiting(self) -> list[Tensor]:
@@ -208,8 +205,6 @@ class Recorder:
 
     def on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """A copy of the input of a block, which layers inside it may overwrite."""
-        if module in self._read:
-            self._unseen(self._read.update, module, args)
         if is_leaf(module):
             return None
         tensor = next(iter(tensors_in((args, kwargs)).values()), None)

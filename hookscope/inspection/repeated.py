@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,10 @@ from hookscope.models import LoadedModel
 
 _DIFFERENCE = default("random-output", "difference")
 _SAMPLE = 256  # values of a call that are compared
+_PASSES = 12  # of a model that draws random numbers: a block that is left out now and then
+
+Calls = dict[str, tuple[Sequence[int], Tensor]]
+"""Shape and some values of the first output of each call."""
 
 
 def unrepeated(
@@ -30,21 +34,27 @@ def unrepeated(
     try:
         with differentiable(net.model, parameters=False), torch.no_grad():
             torch.manual_seed(torch.initial_seed() ^ 1)  # the pass before began with the same random numbers
+            state = torch.get_rng_state()
             beside = _values(net.model(*both))
-            if scores is not None and _agree(_values(scores), beside):
+            draws = not torch.equal(torch.get_rng_state(), state)  # what is drawn may seldom matter
+            if scores is not None and not draws and _agree(_values(scores), beside):
                 return
-            first, again = (_values(net.model(*alone)) for _ in range(2))
+            passes = range(_PASSES if draws else 1)
+            first = _values(net.model(*alone))
+            again = next((other for _ in passes if not _agree(first, other := _values(net.model(*alone)))), first)
             case = "batch" if _agree(first, again) else ""
             other = beside if case else again
             if _agree(first, other):
                 return
-            calls, others = (_calls(net, given) for given in (alone, both if case else alone))
+            calls = _calls(net, alone, {})
+            shapes = {key: shape for key, (shape, _) in calls.items()}
+            tried = (_differing(calls, _calls(net, both if case else alone, shapes)) for _ in passes)
+            layer = next(filter(None, tried), "")
     except Exception:  # whatever a model raises that takes no batch of two
         return
-    layer = next((key for key in calls if key in others and not _agree(calls[key], others[key])), "")
     difference = _distance(first, other)
-    when = "beside another image" if case else "in a second pass"
-    text = f"the output of the model differs {when} by {difference:.2g} times the spread of its values"
+    what = "the output for an image depends on the other images of the batch" if case else "a second pass differs"
+    text = f"{what}: by {difference:.2g} times the spread of its values"
     yield CATALOGUE["random-output"].finding(layer, text, case, numbers={"difference": difference})
 
 
@@ -54,24 +64,36 @@ def _joined(one: Any, other: Any) -> Tensor | None:
     return torch.cat([one, other]) if fits and one.dim() > 2 and len(one) == 1 else None
 
 
-def _values(output: Any) -> Tensor:
-    """Some values of the first image in the first tensor of an output; empty if it has none."""
+def _values(output: Any, shape: Sequence[int] = ()) -> Tensor:
+    """Some values of the first image in the first tensor of an output; empty if it has none.
+
+    With the ``shape`` that one image makes, images are along the first axis that is longer, else along axis 0.
+    """
     tensor = next(iter(tensors_in(output).values()), None)
     if tensor is None or tensor.dim() < 2 or not tensor.is_floating_point():
         return torch.zeros(0)
-    values = tensor[0].detach().flatten()
+    longer = (axis for axis, (size, own) in enumerate(zip(tensor.shape, shape, strict=False)) if size > own)
+    axis = next(longer, 0)
+    values = tensor.detach().narrow(axis, 0, shape[axis] if shape else 1).flatten()
     return values[:: -(-len(values) // _SAMPLE) or 1].double().cpu()
 
 
-def _calls(net: LoadedModel, inputs: Sequence[Any]) -> dict[str, Tensor]:
-    kept: dict[str, Tensor] = {}
+def _calls(net: LoadedModel, inputs: Sequence[Any], shapes: Mapping[str, Sequence[int]]) -> Calls:
+    """The calls of a pass; ``shapes`` are the shapes for one image."""
+    kept: Calls = {}
 
     def keep(call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        kept.setdefault(call.key, _values(output))
+        shape = next((tensor.shape for tensor in tensors_in(output).values()), ())
+        kept.setdefault(call.key, (shape, _values(output, shapes.get(call.key, shape))))
 
     with Observer(net.model, "*", None, keep):
         net.model(*inputs)
     return kept
+
+
+def _differing(calls: Calls, others: Calls) -> str:
+    """The first call with other values; empty if there is none."""
+    return next((key for key in calls if key in others and not _agree(calls[key][1], others[key][1])), "")
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

@@ -53,7 +53,6 @@ from hookscope.inspection.facts import (
     InspectionEvidence,
 )
 from hookscope.inspection.places import find_places
-from hookscope.inspection.reads import LayerInputs
 from hookscope.inspection.recorder import PassRecord, Recorder, call_facts
 from hookscope.models import (
     LoadedModel,
@@ -203,12 +202,12 @@ class InspectionRun:
             and type(module) not in _CONTAINERS
             and isinstance(net.model.get_submodule(name.rpartition(".")[0]), _CONTAINERS)
         ]
+        self.chosen = layers is not None
         self.selection = self._usual() if layers is None else Selection.of(layers)
         if also:
             self.selection = Selection([self.selection, Selection.of_names(also)])
         self.followed = self._last_maps(input_size_of(self.inputs[0][0]))
         self.collector = StatisticsCollector(net.model, ranges=reference is not None)
-        self.read = LayerInputs(net.model, self.whole)
         self.records: list[PassRecord] = []
         self.images: list[InspectedImage] = []
         self.scores: list[Tensor | None] = []
@@ -290,7 +289,7 @@ class InspectionRun:
     def _forward(self, number: int) -> tuple[Recorder, Any]:
         """One pass with hooks of every call, of drawn calls, and of the statistics, which see what these hand on."""
         net, prepared = self.net, self.inputs[number]
-        recorder = Recorder(input_size_of(prepared[0]), self.blocks, self.followed, self.collector.unseen, self.read)
+        recorder = Recorder(input_size_of(prepared[0]), self.blocks, self.followed, self.collector.unseen)
 
         def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             return recorder.on_call(call, module, args, kwargs, output, everything.input)
@@ -344,7 +343,7 @@ class InspectionRun:
     def inspection(self) -> Inspection:
         net = self.net
         layers = tuple(self._layers())
-        if not layers:
+        if not layers and self.chosen:
             reasons = [(key, why) for record in self.records for key, why in record.without_map.items()]
             key, why = reasons[0] if reasons else ("", "no chosen layer ran")
             raise NoMapError(f"nothing to draw in {key or MODEL}: {why}", do="choose a layer with feature maps")
@@ -367,7 +366,6 @@ class InspectionRun:
             statistics=measured,
             parameters=parameters,
             findings=tuple(ranked([*findings, *parameter_findings(parameters)])),
-            read=self.read,
             trace=self.whole,
             pictures=tuple(image.image for image in self.input_images),
             against=against,

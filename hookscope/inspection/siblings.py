@@ -16,13 +16,12 @@ from torch import nn
 
 from hookscope.findings import CATALOGUE, Finding, counted
 from hookscope.hooks import OPERATION, Shape, activation_class, enclosing, passes_values_on
-from hookscope.inspection.reads import weights_of
+from hookscope.inspection.aligned import MOVES, weights_of
 from hookscope.tracing import Trace, TracedCall, TracedLayer
 
-_FEWEST = 3  # blocks or layers that do the same, where one does not
+_FEWEST, _FEWER = 3, 2  # blocks or layers that do the same, where one does not
 _STEPS = 2  # in which it differs at most: more are another kind of block
 _LINEAR = {"add", "iadd", "sub", "cat", "contiguous", "mean", "mul", "div", "truediv", "interpolate", "pad", "clone"}
-_MOVES = {"view", "reshape", "permute", "transpose", "flatten", "getitem", "squeeze", "unsqueeze", "movedim", "to"}
 _PRODUCTS = {"matmul", "bmm"}  # an einsum may sum over any axis
 _POOLS = ("max_pool", "avg_pool")
 
@@ -40,19 +39,24 @@ def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
     for kind, blocks in kinds.items():
         usual, times = Counter(blocks.values()).most_common(1)[0]
         odd = [name for name, steps in blocks.items() if steps != usual]
-        if len(odd) != 1 or times < _FEWEST:
+        if len(odd) != 1:
             continue
         missing, added = (
             list((Counter(one) - Counter(other)).elements())
             for one, other in ((usual, blocks[odd[0]]), (blocks[odd[0]], usual))
         )
         is_first, activations = odd[0] == next(iter(blocks)), not added and all(map(_activates, missing))
-        if (is_first and not activations) or (len(kind) == 1 and "add" in (*missing, *added)):
+        lost = not added and all(_activates(step) or "Norm" in step for step in missing)  # no block leaves these out
+        if (
+            times < (_FEWER if lost else _FEWEST)
+            or (is_first and not activations)
+            or (len(kind) == 1 and "add" in (*missing, *added))
+        ):
             continue
         if (
             1 <= max(len(missing), len(added)) <= _STEPS  # the order of steps may be free
             and all(map(_may_be_lost, missing))
-            and not any(map(_layer_of, added))
+            and all(_activates(step) or not _layer_of(step) for step in added)
         ):
             words = [f"does not run {', '.join(missing)}"] * bool(missing) + [f"runs {', '.join(added)}"] * bool(added)
             text = f"it {' but '.join(words)}, unlike {counted(times, 'other block')} like it"
@@ -160,5 +164,5 @@ def _reaches(at: int, trace: Trace, followers: dict[int, list[int]]) -> bool:
 def _is_linear(layer: TracedLayer, call: TracedCall) -> bool:
     kind = layer.type.rstrip("_")
     by_tensor = kind in ("mul", "div", "truediv") and not call.settings
-    moves = kind in _LINEAR | _MOVES or any(pool in kind for pool in _POOLS) or "dropout" in kind
+    moves = kind in _LINEAR | MOVES or any(pool in kind for pool in _POOLS) or "dropout" in kind
     return (moves and not by_tensor) or "Norm" in kind or passes_values_on(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from math import isqrt
 
@@ -21,6 +22,8 @@ _ROUNDED, _FEW_ROUNDED = default("rounded-weights", "values"), default("rounded-
 _LARGE_BIAS, _PRUNED = default("outlier-layer", "large_bias"), default("rounded-weights", "zeros")
 _NEIGHBOURS = default("unordered-positions", "neighbours")
 _PERMUTATIONS = 64
+_BLOCK, _FEW_SCALARS = re.compile(r"\d+\."), 3  # the number of a block, and values of one kind
+_EMPTY, _NO_ZEROS = 0.25, 1e-3  # shares of zeros in weights that were pruned, and in the others
 
 
 def unloaded(evidence: InspectionEvidence) -> Iterator[Finding]:
@@ -28,6 +31,8 @@ def unloaded(evidence: InspectionEvidence) -> Iterator[Finding]:
     yield from _norms(evidence.net.model)
     yield from _biases(evidence.net.model)
     yield from _rounded(evidence.net.model)
+    yield from _loaded_twice(evidence.net.model)
+    yield from _scalars(evidence.net.model)
     yield from _loose(evidence)
     yield from _idle(evidence)
 
@@ -66,9 +71,9 @@ def _biases(model: nn.Module) -> Iterator[Finding]:
     for name, module in model.named_modules():
         bias, is_norm = getattr(module, "bias", None), any("Norm" in kind for kind in class_names(module))
         if isinstance(bias, nn.Parameter) and is_leaf(module) and not is_norm:
-            biases |= {name: as_float(bias.detach()).abs()} if bias.numel() >= _FEW_OTHERS else {}
+            biases |= {name: as_float(bias.detach()).abs()} if bias.numel() > 1 else {}
     zero = [name for name, bias in biases.items() if not bias.any()]
-    if len(zero) * _FEW_OTHERS <= len(biases):
+    if len(zero) * _FEW_OTHERS <= len(biases) * (_FEW_OTHERS - 1):
         text = f"its biases are exactly 0, and the biases of {counted(len(biases) - len(zero), 'other layer')} are not"
         for name in zero:
             yield CATALOGUE["initial-weights"].finding(f"{name}.bias", text, "bias")
@@ -95,15 +100,61 @@ def _rounded(model: nn.Module) -> Iterator[Finding]:
     different = {name: len(values.flatten()[:some].unique()) for name, values in large.items()}
     rounded = [name for name, count in different.items() if 1 < count <= _ROUNDED]
     zeros = {name: float((values == 0).float().mean()) for name, values in large.items()}
-    pruned = [name for name, share in zeros.items() if _PRUNED <= share < 1 and not _is_one_to_one(large[name])]
-    if len(rounded) * _FEW_OTHERS <= len(large):
+    least = _PRUNED if np.median([*zeros.values(), 0.0]) > _NO_ZEROS else _EMPTY
+    pruned = [name for name, share in zeros.items() if least <= share < 1 and not _is_one_to_one(large[name])]
+    if len(rounded) * 2 <= len(large):
         for name in (name for name in rounded if name not in pruned):
             text = f"its {large[name].numel():,} weights have only {different[name]} different values"
             yield kind.finding(name, text, numbers={"values": different[name]})
     if len(pruned) * _FEW_OTHERS <= len(large) and np.median([*zeros.values(), 1.0]) < _PRUNED / 2:
         for name in pruned:
-            text = f"{percent(zeros[name])} of its {large[name].numel():,} weights are 0"
+            text = f"{percent(zeros[name])} of its {large[name].numel():,} weights are zero, as after pruning"
             yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
+    for name, values in [*large.items()][-1:]:
+        if zero := int((~values.flatten(1).any(1)).sum()) % len(values):
+            text = f"all weights of {zero} of its {counted(len(values), 'output')} are zero, as if never trained"
+            yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
+    read = {name: int(values.transpose(0, 1).flatten(1).any(1).sum()) for name, values in large.items()}
+    empty = [name for name, count in read.items() if 0 < count <= (1 - _EMPTY) * large[name].shape[1]]
+    if len(empty) * _FEW_OTHERS <= len(large):
+        for name in (name for name in empty if name not in pruned):
+            unread = large[name].shape[1] - read[name]
+            text = f"all weights of {unread} of its {large[name].shape[1]} input channels are zero, as after pruning"
+            yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
+
+
+def _loaded_twice(model: nn.Module) -> Iterator[Finding]:
+    """The weights that equal the weights of an earlier layer in every bit, and do not share their memory."""
+    seen: dict[tuple[torch.Size, float], tuple[str, Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach()
+        if (
+            values.dim() < 2
+            or values.numel() < _FEW_OTHERS
+            or values.is_meta
+            or bool((values == values.flatten()[0]).all())
+        ):
+            continue
+        first, other = seen.setdefault((values.shape, float(values.double().sum())), (name, values))
+        if first != name and other.data_ptr() != values.data_ptr() and torch.equal(values, other):
+            text = f"its {values.numel():,} weights are the weights of {first.removesuffix('.weight')} in every bit"
+            yield CATALOGUE["copied-weights"].finding(name, text)
+
+
+def _scalars(model: nn.Module) -> Iterator[Finding]:
+    """Single numbers, such as the scale of a block, that are exactly 0 or 1 where others are not, or all of them."""
+    kinds: dict[str, dict[str, float]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 1 and not parameter.is_meta and (parameter.requires_grad or not _trains(model)):
+            kinds.setdefault(_BLOCK.split(name)[-1], {})[name] = float(parameter)
+    for values in kinds.values():
+        initial = [name for name, value in values.items() if value in (0.0, 1.0)]
+        rest = len(values) - len(initial)
+        if len(values) >= _FEW_SCALARS and (not rest or len(initial) < rest):
+            for name in initial[: len(initial) if rest else 1]:
+                others = f"{counted(len(values) - 1, 'number')} like it {'are other' if rest else 'too'}"
+                text = f"it is exactly {values[name]:g}, and {others}"
+                yield CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": values[name]})
 
 
 def _trains(model: nn.Module) -> bool:
@@ -128,7 +179,7 @@ def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
         first = float(values.flatten()[0])
         if bool((values == first).all()):
             if _matters(evidence, [name]):
-                text = f"its {counted(values.numel(), 'value')} are all {first:.3g}"
+                text = f"its {counted(values.numel(), 'value')} are all {f'{first:.3g}' if first else 'zero'}"
                 yield CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": first})
         elif (
             "pos" in own
@@ -164,7 +215,8 @@ def _idle(evidence: InspectionEvidence) -> Iterator[Finding]:
         held = [f"{name}.{own}" for own in module._parameters if module._parameters[own] is not None]
         beside = name and is_leaf(module) and name not in ran and name.rpartition(".")[0] in ran
         if beside and held and not _matters(evidence, held):
-            yield CATALOGUE["idle-layer"].finding(name, "it has weights, and the model does not run it")
+            text = f"this {type(module).__name__} has weights, and the model does not run it"
+            yield CATALOGUE["idle-layer"].finding(name, text)
     answers = {
         layer.call.key: [maps.answer for maps in layer.images if maps is not None and maps.answer is not None]
         for layer in evidence.layers
@@ -173,7 +225,7 @@ def _idle(evidence: InspectionEvidence) -> Iterator[Finding]:
     unread = [key for key in known if not any(answer.any() for answer in answers[key])]
     if len(unread) * _FEW_OTHERS <= len(known) and unread and unread[-1] != known[-1]:
         also = f", nor on {counted(len(unread) - 1, 'layer')} before it" * (len(unread) > 1)
-        text = f"no answer depends on it{also}: its gradient is 0 for all images"
+        text = f"what it computes is lost: no answer depends on it{also}"
         yield CATALOGUE["idle-layer"].finding(unread[-1], text, "unread")
 
 

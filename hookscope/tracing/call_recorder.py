@@ -293,6 +293,8 @@ def _settings(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
         axes = args[0].dim() if args and isinstance(args[0], Tensor) else 0
         return (axis - axes if axis >= 0 else axis,) if isinstance(axis, int) else ()
+    if kind == "scaled_dot_product_attention":
+        return (1.0,) if kwargs.get("is_causal", len(args) > 5 and args[5]) else ()
     numbers = [value for value in args if isinstance(value, int | float) and not isinstance(value, bool)]
     return tuple(numbers) if kind.strip("_") in ("mul", "div", "truediv", "imul") else ()
 

@@ -119,7 +119,7 @@ class TracedCall:
 
     ``reads`` are positions of the calls that made the values that it read, -1 for the input of the model; only calls
     without calls in them have some, and only where sources were followed. ``settings`` of an operation are the number
-    by which it multiplies or divides, or the axis, from the end, of a softmax."""
+    by which it multiplies or divides, the axis, from the end, of a softmax, or 1 for attention to earlier positions."""
 
     layer: int
     depth: int

@@ -16,7 +16,6 @@ from hookscope.findings import ranked
 from hookscope.hooks import Observer, is_single
 from hookscope.inspection import InspectionEvidence, Place, run
 from hookscope.inspection.facts import CallFacts
-from hookscope.inspection.reads import LayerInputs
 from hookscope.models import LoadedModel, WeightsMetadata
 from hookscope.parameters import parameter_findings, parameter_statistics
 from hookscope.statistics import StatisticsThresholds, find_problems
@@ -39,13 +38,9 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
 
     thresholds, collector = StatisticsThresholds(), StatisticsCollector(loaded.model)
     traced = trace(loaded.model, (inputs[:1],), sources=True)
-    read = LayerInputs(loaded.model, traced)
-    hooks = [module.register_forward_pre_hook(read.update) for module in loaded.model.modules() if module in read]
     with Observer(loaded.model, "*", None, seen, ordered=True), collector, torch.no_grad():
         for image in inputs:
             loaded.model(image[None])
-    for hook in hooks:
-        hook.remove()
     totals = collector.totals
     measured, parameters = tuple(totals.statistics()), tuple(parameter_statistics(loaded.model))
     problems = find_problems(measured, totals.drifts(), totals.images, thresholds)
@@ -60,7 +55,6 @@ def evidence_of(net: LoadedModel | nn.Module, inputs: Tensor, weights: str = "tr
         parameters=parameters,
         findings=tuple(ranked([*problems, *parameter_findings(parameters)])),
         changes={},
-        read=read,
         trace=traced,
         scores=(),
     )

@@ -47,12 +47,13 @@ def found(net: nn.Module, inputs: Tensor, severity: str = "warning") -> list[tup
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize(("at", "others"), [(2, 3), (4, 4), (1, 2)])
-def test_a_block_that_differs_in_one_step_from_three_others_is_named(name: str, at: int, others: int) -> None:
+def test_a_block_that_differs_in_one_step_from_enough_others_is_named(name: str, at: int, others: int) -> None:
     step, words = STEPS[name]
     blocks = [Block(step if number == at else usual) for number in range(others + 1)]
     named = found(nn.Sequential(*blocks).eval(), torch.randn(1, 6, 5, 5))
     text = f"it {words}, unlike {others} other blocks like it"
-    assert named == ([(str(at), text)] if others > 2 else []), "two are too few"
+    enough = 2 if name in ("relu", "norm") else 3  # which no block leaves out on purpose
+    assert named == ([(str(at), text)] if others >= enough else [])
 
 
 def test_the_first_of_a_kind_two_that_agree_and_another_order_are_no_fault() -> None:

@@ -90,7 +90,7 @@ def test_a_weight_of_zeros_among_full_ones_is_named() -> None:
     [finding] = unloaded(evidence)
     share = float(dropped.float().mean())
     assert (finding.finding, finding.layer) == ("rounded-weights", "2.weight")
-    assert finding.evidence == f"{100 * share:.1f} % of its 576 weights are 0"
+    assert finding.evidence == f"{100 * share:.1f} % of its 576 weights are zero, as after pruning"
     for layer in net:
         layer.weight.data[dropped] = 0
     assert found(net, torch.randn(1, 8, 12, 12)) == [], "all layers"

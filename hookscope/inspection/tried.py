@@ -1,0 +1,128 @@
+"""What would undo a drift: a lost activation or skip, a sign, an order, other statistics. Each is tried on the images.
+
+The running statistics of a BatchNorm are two numbers for each channel that a sound network meets closely. A change with
+which it meets them again is the cause; wrong ones hardly help.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks import HookHandles, activation_class, is_leaf, tensors_in
+from hookscope.inspection.facts import InspectionEvidence
+from hookscope.statistics import BatchNormDrift
+from hookscope.tracing import INPUT
+
+_IMAGES, _BLOCKS = 8, 6  # the first, and the last blocks before the layer, whose inputs may be missing
+_BETTER = 2.5  # times, which a change must improve the fit
+_GOOD = 0.5  # a fit of sound layers on a few images
+
+Values = Sequence[Tensor]
+"""One tensor of a pass, for each image."""
+
+
+def fit(drift: BatchNormDrift) -> float:
+    """How far the inputs of a BatchNorm are from its statistics: 0.1 to 0.5 in sound networks, on a few images."""
+    ratio = np.log(drift.ratio.clip(1e-30, 1e30))
+    return float(np.mean(np.abs(drift.shift)) + np.std(ratio) + abs(np.mean(ratio)))
+
+
+def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, float] | None:
+    """The change with which a BatchNorm meets its running statistics, and how many times better; None if none does."""
+    norms, feeder = evidence.totals.batch_norms, evidence.feeders().get(layer, "")
+    modules = dict(evidence.net.model.named_modules())
+    if layer not in modules or feeder not in modules:  # a later call of the same layer
+        return None
+    now = fit(norms[layer].drift(layer))
+    tried: dict[str, float] = {}
+    with torch.no_grad():
+        read = _inputs(evidence, modules, layer, feeder)
+        own, before = read.pop(layer), read.pop(feeder, ())
+        computes = modules[feeder] if before and _same(modules[feeder](before[0]), own[0]) else None
+        changed = [*_changes(own, read, "", lambda values: values)]
+        if computes is not None:
+            activation = Counter(filter(None, (activation_class(each.type) for each in evidence.trace.layers)))
+            usual = next((kind for kind, _ in activation.most_common(1)), "ReLU")
+            if float(min(values.min() for values in before)) < 0:
+                activated = [computes(getattr(nn, usual)()(values)) for values in before]
+                changed.append((f"with {usual} before {feeder}", activated))
+            if parts := _parts(evidence, feeder):
+                turned = [computes(torch.cat(values.split(parts, 1)[::-1], 1)) for values in before]
+                changed.append((f"with what {feeder} reads in another order", turned))
+            changed += _changes(before, read, f" before {feeder}", computes)
+        tried |= {words: _distance(evidence, values, layer) for words, values in changed}
+        for other, norm in norms.items():
+            if other != layer and norm.channels == norms[layer].channels:
+                tried[f"with the running statistics of {other}"] = _distance(evidence, own, other)
+    best = min(tried, key=lambda words: tried[words])
+    return (best, now / tried[best]) if tried[best] <= min(_GOOD, now / _BETTER) else None
+
+
+def _inputs(
+    evidence: InspectionEvidence, modules: Mapping[str, nn.Module], layer: str, feeder: str
+) -> dict[str, Values]:
+    """What ``layer`` and ``feeder`` read for each image, and the last blocks that began before them, by name."""
+    net, passes = evidence.net, list[dict[str, Tensor]]()
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            values = next(iter(tensors_in(args).values()), None)
+            if layer not in passes[-1] and values is not None:
+                passes[-1].pop(name, None)  # the last call counts
+                passes[-1][name] = values
+
+        return hook
+
+    with HookHandles() as handles:
+        for name, module in modules.items():
+            if name in (layer, feeder) or (name and not is_leaf(module)):
+                handles.forward_pre(module, keep(name))
+        for tensors in evidence.inputs[:_IMAGES]:
+            passes.append({})
+            net.model(*net.inputs(*tensors))
+            shapes = {passes[-1][name].shape for name in (layer, feeder) if name in passes[-1]}
+            fitting = [name for name, values in passes[-1].items() if values.shape in shapes]
+            passes[-1] = {name: passes[-1][name] for name in fitting[-_BLOCKS - 2 :]}
+    return {name: [each[name] for each in passes] for name in passes[0] if all(name in each for each in passes)}
+
+
+def _changes(
+    values: Values, read: Mapping[str, Values], where: str, computes: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Values]]:
+    """Another sign, and the input of each block added or taken away."""
+    yield f"with the other sign{where}", [computes(-each) for each in values]
+    for block, inputs in read.items():
+        pairs = list(zip(values, inputs, strict=True))
+        if all(one.shape == other.shape for one, other in pairs) and not _same(*pairs[0]):
+            yield f"with the input of {block} added{where}", [computes(one + other) for one, other in pairs]
+            yield f"without the input of {block}{where}", [computes(one - other) for one, other in pairs]
+
+
+def _parts(evidence: InspectionEvidence, feeder: str) -> list[int]:
+    """The numbers of channels of what a layer reads, if that is a concatenation."""
+    trace = evidence.trace
+    call = next((call for call in trace.calls if trace.layers[call.layer].name == feeder), None)
+    source = trace.calls[call.reads[0]] if call and call.reads and call.reads[0] != INPUT else None
+    if source is None or trace.layers[source.layer].type not in ("cat", "concat"):
+        return []
+    return [shape[1] for shape in source.input_shape.values()] if isinstance(source.input_shape, dict) else []
+
+
+def _distance(evidence: InspectionEvidence, values: Values, layer: str) -> float:
+    """The `fit` of some values to the running statistics of a layer."""
+    norm = evidence.totals.batch_norms[layer]
+    rows = torch.cat([each.movedim(1, -1).flatten(0, -2).double() for each in values])
+    mean, variance = rows.mean(0).cpu().numpy(), rows.var(0, correction=0).cpu().numpy()
+    scale = norm.running_var + norm.eps
+    shift, ratio = (mean - norm.running_mean) / scale**0.5, (variance + norm.eps) / scale
+    return fit(BatchNormDrift(layer, len(rows), True, shift, ratio))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4)
