@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -87,35 +88,6 @@ def script(folder: Path, text: str, name: str = "train.py") -> str:
     return name
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
-    """Status, output and errors of TRAIN with Python alone."""
-    folder = tmp_path_factory.mktemp("plain")
-    return ended(folder, script(folder, TRAIN), "12", "0", *WORDS)
-
-
-def test_a_watched_script_trains_to_the_same_bits_and_each_rank_has_its_log(
-    tmp_path: Path, trained: tuple[int, str, str]
-) -> None:
-    words = (script(tmp_path, TRAIN), "12", "0", *WORDS)
-    options = ("--every", "5", "--log", "run.ndjson", "--type", "all", "--layer", "0,2,5", "--")
-    *same, [note] = watched(tmp_path, *options, *words, RANK="1", WORLD_SIZE="2")
-    status, output, errors = trained
-    assert tuple(same) == trained and (status, errors, len(output.splitlines())) == (0, "", 14)
-    assert output.startswith(f"{list(WORDS)} False\n") and output.endswith(" 1\n")  # no torch yet; one thread
-    assert [path.name for path in tmp_path.glob("*.ndjson")] == ["run.rank1.ndjson"]
-    [run] = read_runs(tmp_path / "run.rank1.ndjson")
-    assert run.header["command"] == list(words) and run.header["every"] == 5 and run.end["reason"] == "done"
-    assert (run.header["rank"], run.header["world_size"]) == (1, 2)
-    assert [(row["step"], row["layer"]) for row in run.rows] == [
-        (step, layer) for step in (0, 1, 2, 4, 5, 10) for layer in ("0", "2", "5")
-    ]
-    losses = [float.fromhex(output.splitlines()[1 + step].split()[1]) for step in (0, 1, 2, 4, 5, 10)]
-    assert [row["loss"] for row in run.rows[::3]] == pytest.approx(losses, rel=1e-6)
-    assert note.startswith("Note: 6 of 12 steps sampled, 18 lines in run.rank1.ndjson; ")
-    assert note.endswith("; see `hookscope show-run run.rank1.ndjson`\n")
-
-
 EVERYTHING = """
 import atexit, io, os, pickle, signal, sys, warnings
 
@@ -139,12 +111,20 @@ def main():
     print(os.waitpid(child, 0)[1])
     warnings.warn("look")
     torch.manual_seed(0)
-    net = Net(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    torch.set_num_threads(1)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Flatten(), Net(144, 3)
+    )
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     os.chdir("deep")
-    for _ in range(3):
-        net(torch.ones(1, 2)).sum().backward()
+    for step in range(6):
+        images, labels = torch.randn(8, 3, 8, 8), torch.randint(3, (8,))
+        loss = nn.functional.cross_entropy(net(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()
+        print("loss", loss.item().hex())
+    print(*(value.numpy().tobytes().hex() for value in net.state_dict().values()), torch.get_num_threads())
     file = io.BytesIO()
     torch.save((net, optimizer.state_dict()), file)
     file.seek(0)
@@ -164,7 +144,7 @@ def fails(net):
         def forward(ctx, x): return 2 * x
         @staticmethod
         def backward(ctx, gradient): raise RuntimeError("no way back")
-    Twice.apply(net(torch.ones(1, 2))).sum().backward()
+    Twice.apply(net(torch.ones(2, 3, 8, 8))).sum().backward()
 
 if __name__ == "__main__":
     from torch import nn
@@ -173,15 +153,29 @@ if __name__ == "__main__":
 """
 
 
-def test_a_watched_script_finds_nothing_changed_and_its_exception_is_shown_as_python_shows_it(tmp_path: Path) -> None:
+def test_a_watched_script_trains_to_the_same_bits_and_finds_nothing_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "deep").mkdir()
-    options = ("--every", "1", "--")  # with all hooks on
-    status, output, errors, [note] = both(tmp_path, script(tmp_path, EVERYTHING), "a b", options=options)
+    monkeypatch.setitem(ENVIRONMENT, "RANK", "1")
+    monkeypatch.setitem(ENVIRONMENT, "WORLD_SIZE", "2")
+    options = ("--every", "2", "--log", "run.ndjson", "--type", "all", "--layer", "0,2,5", "--")
+    words = (script(tmp_path, EVERYTHING), "a b", "--layer", "x", "--help", "--", "-m")
+    status, output, errors, [note] = both(tmp_path, *words, options=options)  # its exception ends a pass with all hooks
     assert status == 1 and output.endswith("finally\nat exit\n") and "in a child" in output
+    assert output.startswith(f"{list(words)} ") and "\nFalse " in output  # no torch yet
     assert "UserWarning: look" in errors and errors.endswith("RuntimeError: no way back\n")
-    assert "3 of 3 steps sampled" in note
-    [run] = read_runs(tmp_path / "hookscope.ndjson")
-    assert len(run.rows) == 3 and run.end["reason"] == "exception"  # nothing of the child
+    assert [path.name for path in tmp_path.glob("**/*.ndjson")] == ["run.rank1.ndjson"]
+    [run] = read_runs(tmp_path / "run.rank1.ndjson")
+    assert run.header["command"] == list(words) and run.header["every"] == 2 and run.end["reason"] == "exception"
+    assert (run.header["rank"], run.header["world_size"]) == (1, 2)
+    assert [(row["step"], row["layer"]) for row in run.rows] == [  # nothing of the child
+        (step, layer) for step in (0, 1, 2, 4) for layer in ("0", "2", "5")
+    ]
+    losses = [float.fromhex(value) for value in re.findall("^loss (.*)$", output, re.MULTILINE)]
+    assert [row["loss"] for row in run.rows[::3]] == pytest.approx([losses[step] for step in (0, 1, 2, 4)], rel=1e-6)
+    assert note.startswith("Note: 4 of 6 steps sampled, 12 lines in run.rank1.ndjson; ")
+    assert note.endswith("; see `hookscope show-run run.rank1.ndjson`\n")
 
 
 WITHOUT_TORCH = {
@@ -298,12 +292,14 @@ def test_a_run_that_never_steps_points_to_its_log(tmp_path: Path, capsys: pytest
     assert note.startswith("Note: no optimizer of torch took a step in train.py, ") and "no-step" in note
 
 
-def three_steps() -> None:
+def three_steps() -> list[float]:
+    torch.manual_seed(0)
     net = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for _ in range(3):
         net(torch.ones(1, 1)).sum().backward()
         optimizer.step()
+    return [parameter.item() for parameter in net.parameters()]
 
 
 def test_a_sink_that_does_not_open_or_end_is_left_alone(
@@ -339,10 +335,15 @@ def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 ENDS = {signal.SIGKILL: None, signal.SIGINT: ("stopped", None), signal.SIGTERM: ("exit", 143)}
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM))],
-)
+def test_what_was_sampled_is_in_the_log_at_once(tmp_path: Path) -> None:
+    log, steps = tmp_path / "log", []
+    looks = FunctionAsScript(lambda: [three_steps(), steps.extend(row["step"] for row in read_runs(log)[0].rows)])
+    watched_here(log, looks)
+    assert steps == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ENDS)
 def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path, number: signal.Signals) -> None:
     waits = "import time; print('ready', flush=True); time.sleep(60)"
     words = ["-m", "hookscope", "watch", "--every", "1", script(tmp_path, TRAIN), "12", waits]
@@ -359,12 +360,29 @@ def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path, number: si
     assert (b"KeyboardInterrupt" in errors) == (number == signal.SIGINT) and b"hookscope/" not in errors
 
 
-def test_a_script_that_closes_the_log_goes_on_with_one_note(tmp_path: Path, trained: tuple[int, str, str]) -> None:
-    statement = "import os; os.closerange(3, 256); files = [open(f'mine{n}', 'w') for n in range(20)]"
-    *same, notes = watched(tmp_path, "--every", "1", "--", script(tmp_path, TRAIN), "12", statement, *WORDS)
-    assert tuple(same) == trained
-    assert len([note for note in notes if "hookscope.ndjson: somebody closed it" in note]) == 1 and len(notes) <= 2
-    assert not any(path.stat().st_size for path in tmp_path.glob("mine*"))
+def test_a_script_that_closes_the_log_goes_on_with_one_note(tmp_path: Path) -> None:
+    errors, unwatched = tmp_path / "errors", three_steps()
+
+    def closes() -> None:
+        assert three_steps() == unwatched
+        os.closerange(3, 256)
+        files = [open(tmp_path / f"mine{number}", "w") for number in range(20)]  # noqa: SIM115
+        assert three_steps() == unwatched and len(files) == 20
+
+    def child() -> None:
+        with errors.open("w") as file:
+            os.dup2(file.fileno(), 2)
+        sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115
+        watched_here(tmp_path / "log", FunctionAsScript(closes))
+
+    process = get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0, errors.read_text()
+    notes = errors.read_text().splitlines()
+    assert len([note for note in notes if "log: somebody closed it" in note]) == 1 and len(notes) <= 3, notes
+    mine = [path.read_text() for path in tmp_path.glob("mine*")]
+    assert len(mine) == 20 and not any('"row"' in text for text in mine), mine
 
 
 PROCESSES = """

@@ -3,12 +3,14 @@
 import base64
 import json
 import os
-import subprocess
+import re
 import sys
 import zipfile
 import zlib
 from collections.abc import Callable
 from functools import cache
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hookscope.errors import WeightsError
+from hookscope.errors import HookscopeError, WeightsError
 from hookscope.jobs.state_file import BEGINNING, _digest
-from hookscope.models.checkpoints import load_checkpoint, read_checkpoint
+from hookscope.models.checkpoints import load_checkpoint, load_content, read_checkpoint
 from hookscope.models.load import load_model
 from hookscope.models.model_source import WeightsChoice, WeightsKind
+from hookscope.statistics.run import load_statistics
+from hookscope.training.log.file import read_runs
 from tests.helpers import Trap, same_values
 
 State = dict[str, Tensor]
@@ -222,25 +226,21 @@ def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
     assert same_values(model, task.model.state_dict())
 
 
-PROGRAM = """
-import resource, sys
-import hookscope.models.load
-from hookscope import HookscopeError
-from hookscope.models.checkpoints import load_content
-from hookscope.statistics.run import load_statistics
-from hookscope.training.log.file import read_runs
+def read_in_little_memory(files: list[tuple[str, str]], answers: Connection) -> None:
+    """Send the error of each kind of file, with 150 MB beside what this process has."""
+    import resource
 
-used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (used + (150 << 20),) * 2)
-readers = {"checkpoint": load_content, "statistics": load_statistics, "log": read_runs}
-for line in sys.stdin:
-    kind, path = line.rstrip().split(" ", 1)
-    try:
-        readers[kind](path)
-        print("read", flush=True)
-    except HookscopeError as error:
-        print(error, flush=True)
-"""
+    [used] = re.findall(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    resource.setrlimit(resource.RLIMIT_DATA, (int(used) * 1024 + (150 << 20),) * 2)
+    readers = {"checkpoint": load_content, "statistics": load_statistics, "log": read_runs}
+    for kind, path in files:
+        try:
+            readers[kind](path)
+            answers.send("read")
+        except HookscopeError as error:
+            answers.send(str(error))
+
+
 SIZE = 1 << 28
 
 
@@ -311,15 +311,17 @@ BOMBS = [
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory in use is read from /proc")
 def test_files_that_swell_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
-    lines = []
+    files = []
     for number, (kind, content, _) in enumerate(BOMBS):
         path = content if isinstance(content, str) else str(tmp_path / str(number))
         if not isinstance(content, str):
             content(Path(path))
-        lines.append(f"{kind} {path}")
-    command = [sys.executable, "-c", PROGRAM]
-    ended = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=120, check=True)
-    answers = ended.stdout.splitlines()
-    assert len(answers) == len(BOMBS), ended.stderr
-    for answer, (kind, _, text) in zip(answers, BOMBS, strict=True):
+        files.append((kind, path))
+    answers, end = Pipe(duplex=False)
+    process = get_context("fork").Process(target=read_in_little_memory, args=(files, end))
+    process.start()
+    end.close()
+    for kind, _, text in BOMBS:
+        answer = answers.recv()
         assert text in answer, (kind, answer)
+    process.join()
