@@ -18,7 +18,7 @@ from hookscope.interventions import Zero
 
 IMAGES = [str(path) for path in sorted((Path(__file__).parents[1] / "samples" / "shapes").glob("*.png"))[:2]]
 EARLY, LATE = "features.6.squeeze", "features.12.squeeze"
-X = torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(0))
+X = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 Given = dict[str, Any]
 
 
@@ -41,7 +41,7 @@ def step(monitor: hookscope.Monitor, net: Any) -> Any:
 def with_attention(net: Any) -> Any:
     """A transformer in place of ``net``."""
     torch.manual_seed(0)
-    module = VisionTransformer(128, 64, 1, 2, 8, 16).eval()
+    module = VisionTransformer(64, 32, 1, 2, 8, 16).eval()
     return module if net is getattr(net, "model", net) else replace(net, model=module)
 
 
@@ -58,7 +58,9 @@ CALLS: dict[str, Callable[[Any, Given, Given], Any]] = {
     ).totals.images,
     "ablate_each": lambda net, names, size: hookscope.ablate_each(net, X, LATE, "star", **names).channels,
     "attention_maps": lambda net, names, size: hookscope.attention_maps(with_attention(net), X),
-    "cam_faithfulness": lambda net, names, size: hookscope.cam_faithfulness(net, X, LATE, "star", ["gradcam"], **names),
+    "cam_faithfulness": lambda net, names, size: hookscope.cam_faithfulness(
+        net, X, LATE, "star", ["gradcam"], steps=2, **names
+    ),
     "capture": lambda net, names, size: inside(hookscope.capture(net, EARLY), net)[EARLY].sum(),
     "change_gradients": lambda net, names, size: inside(
         hookscope.change_gradients(net, {EARLY: hookscope.ZeroGradient()}), net
@@ -81,7 +83,7 @@ CALLS: dict[str, Callable[[Any, Given, Given], Any]] = {
     "list_layers": lambda net, names, size: hookscope.list_layers(net, **size),
     "make_side": lambda net, names, size: type(hookscope.make_side(net).net.model),
     "measure_faithfulness": lambda net, names, size: hookscope.measure_faithfulness(
-        net, X, {"ones": torch.ones(128, 128)}, "star", steps=2, baselines=False, **names
+        net, X, {"ones": torch.ones(64, 64)}, "star", steps=2, baselines=False, **names
     ),
     "parameter_statistics": lambda net, names, size: hookscope.parameter_statistics(net, layers=EARLY),
     "plan": lambda net, names, size: [call.macs for call in hookscope.plan(net, **size).calls],

@@ -30,14 +30,13 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 
     class EmptyOnMeta(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = dict(kwargs or {})
-            if func is torch.empty:
-                kwargs["device"] = "meta"
+            kwargs = dict(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {})
+            if getattr(func, "__module__", "") == "torch.nn.init" and getattr(kwargs.get("tensor"), "is_meta", False):
+                return kwargs["tensor"]
             return func(*args, **kwargs)
 
     with EmptyOnMeta():
-        model = build()
-    return model.to("meta")
+        return build().to("meta")
 
 
 def meta_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:

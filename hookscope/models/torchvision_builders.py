@@ -166,14 +166,14 @@ class Architecture:
         except Exception:
             return self.build(**kwargs)
 
-    def kwargs_for(self, state: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    def kwargs_for(self, state: Mapping[str, Tensor], usual: nn.Module | None = None) -> dict[str, Any] | None:
         """The builder arguments with which ``state`` fits, None if nothing helps; auxiliary heads may come or go."""
         tries: list[dict[str, Any]] = [{}]
         if any(key.startswith("aux_classifier.") for key in state):
             tries = [{"aux_loss": True}]
         elif self.builder.removeprefix("quantized_") in ("googlenet", "inception_v3"):
             tries = [{}, {"aux_logits": False}]
-        return fitting_kwargs(self.skeleton, tries, state)
+        return fitting_kwargs(lambda **kwargs: usual if usual and not kwargs else self.skeleton(**kwargs), tries, state)
 
 
 def torchvision_models() -> Any:
@@ -294,12 +294,11 @@ def _build_with(architecture: Architecture, entry: Any, file: Path) -> nn.Module
 
 def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) -> LoadedModel:
     checkpoint = read_checkpoint(path)
-    state, changes = fitted(architecture.skeleton(), checkpoint)
-    kwargs = architecture.kwargs_for(state)
+    skeleton = architecture.skeleton()
+    state, changes = fitted(skeleton, checkpoint)
+    kwargs = architecture.kwargs_for(state, skeleton)
     if kwargs is None:
-        raise fitting_error(
-            path, architecture.name, architecture.skeleton(), state, _model_that_fits(checkpoint.path, state)
-        )
+        raise fitting_error(path, architecture.name, skeleton, state, _model_that_fits(checkpoint.path, state))
     no_values = {"init_weights": False} if "init_weights" in architecture.kwargs else {}
     model = architecture.build(**no_values, **kwargs)
     notes = changes + load_into(model, state, path)

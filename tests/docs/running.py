@@ -4,12 +4,13 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import unittest.mock
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from tests.golden.recording import run_here, surroundings
 
 WIDTH = "102"
 _STATUS = re.compile(r"\s+# status (\d+)$")
+_VARIABLES = re.compile(r"((?:HOOKSCOPE_\w+=\S+ )*)(?:python -m (?=hookscope))?(.*)", re.DOTALL)
 _PIECES = re.compile(r"""'[^']*'|"[^"]*"|\$\([^)]*\)|&&|.""")
 
 
@@ -78,6 +80,11 @@ def run_python(code: str, name: str) -> str:
 
 
 def _run_stage(stage: str, data: bytes, terminal: bool) -> tuple[int, bytes]:
+    if stage.startswith("python -c "):
+        return 0, run_python(shlex.split(stage)[2], stage).encode()
+    variables, stage = re.fullmatch(
+        r"((?:HOOKSCOPE_\w+=\S+ )*)(?:python -m (?=hookscope))?(.*)", stage, re.DOTALL
+    ).groups()
     program, _, rest = stage.partition(" ")
     if program != "hookscope":
         done = subprocess.run(["bash", "-c", stage], input=data, capture_output=True, check=False)
@@ -87,7 +94,8 @@ def _run_stage(stage: str, data: bytes, terminal: bool) -> tuple[int, bytes]:
         rest, terminal = rest[: target.start()], False
     expanded = subprocess.run(["bash", "-c", f"printf '%s\\0' {rest}"], capture_output=True, check=True).stdout
     words = [word.decode() for word in expanded.split(b"\0")[:-1]] if rest else []  # printf prints one NUL for none
-    with _exit_handlers_run():
+    values = dict(word.split("=", 1) for word in variables.split())
+    with unittest.mock.patch.dict(os.environ, values):
         status, printed, errors = run_here(words, data, terminal, together=terminal)
     if status:
         sys.stderr.write(errors.decode())
@@ -95,16 +103,6 @@ def _run_stage(stage: str, data: bytes, terminal: bool) -> tuple[int, bytes]:
         Path(target[1]).write_bytes(printed)
         printed = b""
     return status, printed
-
-
-@contextlib.contextmanager
-def _exit_handlers_run() -> Iterator[None]:
-    """Run the exit handlers that are registered in the block at its end, as those of a process."""
-    handlers: list[Callable[[], None]] = []
-    with unittest.mock.patch("atexit.register", handlers.append):
-        yield
-    for handler in reversed(handlers):
-        handler()
 
 
 def _split(line: str, operator: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The fast grid against a slow one, and where everything lies in it."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -36,22 +37,21 @@ def test_the_fast_grid_is_the_slow_one(count: int, columns: int, size: tuple[int
     assert np.array_equal(np.asarray(picture.convert("RGB")), expected)
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 64, 1200])
 @pytest.mark.parametrize("size", [(1, 1), (7, 7), (3, 40), (40, 3), (1, 5000), (5000, 1), (112, 112), (2, 2)])
-@pytest.mark.parametrize("columns", [None, 5])
-@pytest.mark.parametrize("cell", [None, 1, 30])
-def test_nothing_overlaps(count: int, size: tuple[int, int], columns: int | None, cell: int | None) -> None:
+def test_nothing_overlaps(size: tuple[int, int]) -> None:
     label = 33
-    layout = lay_out(count, *size, columns, cell, label_width=label)
-    assert layout.map_height == size[0] * layout.zoom
-    assert layout.map_width == size[1] * layout.zoom
-    assert layout.step_x >= max(layout.map_width, label) + 2
-    assert layout.step_y >= layout.label + layout.map_height + layout.bar + 2
-    assert (layout.rows - 1) * layout.columns < count <= layout.rows * layout.columns
-    assert layout.width == (layout.columns - 1) * layout.step_x + layout.cell_width
-    assert cell is None or min(layout.map_height, layout.map_width) >= cell or size[0] * size[1] * cell**2 > MOST_PIXELS
-    assert cell is None or min(layout.map_height, layout.map_width) < cell + min(size)
-    assert columns is None or layout.columns == min(columns, count)
+    for case in product([1, 2, 7, 64, 1200], [None, 5], [None, 1, 30]):
+        count, columns, cell = case
+        layout = lay_out(count, *size, columns, cell, label_width=label)
+        least = min(layout.map_height, layout.map_width)
+        assert (layout.map_height, layout.map_width) == (size[0] * layout.zoom, size[1] * layout.zoom), case
+        assert layout.step_x >= max(layout.map_width, label) + 2, case
+        assert layout.step_y >= layout.label + layout.map_height + layout.bar + 2, case
+        assert (layout.rows - 1) * layout.columns < count <= layout.rows * layout.columns, case
+        assert layout.width == (layout.columns - 1) * layout.step_x + layout.cell_width, case
+        assert cell is None or least >= cell or size[0] * size[1] * cell**2 > MOST_PIXELS, case
+        assert cell is None or least < cell + min(size), case
+        assert columns is None or layout.columns == min(columns, count), case
 
 
 @pytest.mark.parametrize(("count", "size"), [(64, 112), (512, 7), (64, 28), (1152, 1), (24, 14)])
@@ -60,14 +60,14 @@ def test_a_grid_is_about_three_to_two(count: int, size: int) -> None:
     assert 0.75 < layout.width / layout.height < 2
 
 
-@pytest.mark.parametrize("count", range(2, 70))
 @pytest.mark.parametrize("size", [(7, 7), (112, 112), (65, 98), (98, 65)])
-def test_no_map_is_alone_in_the_last_row_and_squares_are_full(count: int, size: tuple[int, int]) -> None:
-    layout = lay_out(count, *size, label_width=14)
-    empty = layout.columns * layout.rows - count
-    assert layout.rows == 1 or layout.columns == 1 or empty < layout.columns - 1
-    if size[0] == size[1] and count in (4, 9, 16, 64):
-        assert layout.columns == layout.rows == math.isqrt(count)
+def test_no_map_is_alone_in_the_last_row_and_squares_are_full(size: tuple[int, int]) -> None:
+    for count in range(2, 70):
+        layout = lay_out(count, *size, label_width=14)
+        empty = layout.columns * layout.rows - count
+        assert layout.rows == 1 or layout.columns == 1 or empty < layout.columns - 1, count
+        if size[0] == size[1] and count in (4, 9, 16, 64):
+            assert layout.columns == layout.rows == math.isqrt(count), count
 
 
 def test_the_magnification_is_a_whole_number_that_fills_a_screen_and_one_map_alone_keeps_to_the_limit() -> None:

@@ -1,6 +1,6 @@
 """The command lines whose behaviour is kept: name of a golden file -> name of a case -> its command lines.
 
-`recording.record` explains the words TERMINAL, PROCESS and ``<``. The folder holds the pictures star, ring, square and
+`recording.record` explains the words TERMINAL and ``<``. The folder holds the pictures star, ring, square and
 circle (.png, 128x128), photos/ with two of them, empty/, cut.png (broken), notes.txt (no picture), and the files of
 ``inputs``.
 """
@@ -253,7 +253,7 @@ CASES: dict[str, dict[str, str]] = {
     },
     "watch": {
         "training": """
-            PROCESS watch --every 2 --stop-on non-finite --log log.ndjson -- train.py --nan
+            watch --every 2 --stop-on non-finite --log log.ndjson -- train.py --nan
             show-run log.ndjson
         """,
         "show a run": "show-run run.ndjson",

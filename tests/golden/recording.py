@@ -13,11 +13,11 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
+import unittest.mock
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,7 @@ class _Terminal(io.TextIOWrapper):
 def record(command_lines: str) -> dict[str, Any]:
     """Facts and texts of some command lines, one a line, that run one after the other in the same new folder.
 
-    ``< FILE`` at the end of a line is standard input. ``TERMINAL`` before it makes standard output a terminal, and
-    ``PROCESS`` runs it in a process of its own.
+    ``< FILE`` at the end of a line is standard input. ``TERMINAL`` before it makes standard output a terminal.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve() / "work"
@@ -116,19 +115,12 @@ def surroundings(folder: Path) -> Iterator[None]:
 
 def _run(line: str, folder: Path) -> dict[str, Any]:
     words = shlex.split(line)
-    kinds = set()
-    while words[0] in ("TERMINAL", "PROCESS"):
-        kinds.add(words.pop(0))
-    stdin = b""
+    terminal, stdin = words[0] == "TERMINAL", b""
+    words = words[terminal:]
     if "<" in words:
         stdin = (folder / words[words.index("<") + 1]).read_bytes()
         words = words[: words.index("<")]
-    if "PROCESS" in kinds:
-        program = [sys.executable, "-m", "hookscope", *words]
-        done = subprocess.run(program, input=stdin, capture_output=True, check=False)
-        status, stdout, stderr = done.returncode, done.stdout, done.stderr
-    else:
-        status, stdout, stderr = run_here(words, stdin, terminal="TERMINAL" in kinds)
+    status, stdout, stderr = run_here(words, stdin, terminal)
     facts: dict[str, Any] = {"command": line.strip(), "status": status}
     texts: dict[str, Any] = {}
     if stdout:
@@ -146,7 +138,7 @@ def run_here(words: list[str], stdin: bytes, terminal: bool, together: bool = Fa
     before = sys.stdin, [*sys.path], [*sys.argv]
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
     try:
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr), _exit_handlers_run():
             try:
                 main(words)
             except SystemExit as end:
@@ -157,6 +149,16 @@ def run_here(words: list[str], stdin: bytes, terminal: bool, together: bool = Fa
     stderr.flush()
     assert isinstance(status, int)
     return status, out.getvalue(), err.getvalue()
+
+
+@contextlib.contextmanager
+def _exit_handlers_run() -> Iterator[None]:
+    """Run the exit handlers that are registered in the block at its end, as those of a process."""
+    handlers: list[Callable[[], None]] = []
+    with unittest.mock.patch("atexit.register", handlers.append):
+        yield
+    for handler in reversed(handlers):
+        handler()
 
 
 def _read_stdout(stdout: bytes, facts: dict[str, Any], texts: dict[str, Any], folder: Path) -> None:

@@ -105,7 +105,9 @@ def test_neither_coarse_features_nor_nan_are_classes_of_pixels(net: nn.Module) -
 def test_boxes_are_those_of_the_detector_the_best_first() -> None:
     torch.manual_seed(0)
     net = LoadedModel.of(
-        ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, score_thresh=0.0).eval(),
+        ssdlite320_mobilenet_v3_large(
+            weights=None, weights_backbone=None, num_classes=5, score_thresh=0.0, topk_candidates=9
+        ).eval(),
         "ssd",
         "as given",
         WeightsMetadata(),

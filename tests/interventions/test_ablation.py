@@ -5,7 +5,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -263,7 +262,7 @@ def test_layers_that_mix_the_pictures_of_a_batch_get_single_pictures(kind: str, 
     judge, state, picture = copy.deepcopy(net), ModelSnapshot(net), PICTURE.clone()
     ablation = ablate_each(net, picture, "conv", 3, batch_size=batch_size)
     assert not state.changes() and torch.equal(picture, PICTURE)
-    for channel in range(16):  # the judge counts ranges anew each time
+    for channel in range(0, 16, 5):  # the judge counts ranges anew each time
         drawn = np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             expected = score(without(judge, "conv", channel), 3)
@@ -271,7 +270,7 @@ def test_layers_that_mix_the_pictures_of_a_batch_get_single_pictures(kind: str, 
         assert after(ablation)["conv", channel] == pytest.approx(expected, abs=1e-6)
 
 
-INSIDE = [Quantize(*options) for options in product((2, 8), (False, True), (False, True))]
+INSIDE = [Quantize(*options) for options in ((2, False, False), (8, False, True), (8, True, False), (2, True, True))]
 INSIDE += [Mean(), Permute("images"), Permute(), Noise(0.5, relative=True), Clamp(0, 1)]
 
 
@@ -281,11 +280,11 @@ def test_inside_an_intervention_at_the_next_or_a_later_layer(where: str, change:
     net, expected = small_net(nn.ReLU()).eval(), []
     with intervene(net, {where: change}):
         ablation = ablate_each(net, PICTURE, "conv", 3, seed=4)
-        for channel in range(16):
+        for channel in range(0, 16, 5):
             torch.manual_seed(4)
             with silenced(net, "conv", channel):
                 expected.append(score(net, 3))
-    assert [after(ablation)["conv", channel] for channel in range(16)] == pytest.approx(expected, abs=1e-6)
+    assert [after(ablation)["conv", channel] for channel in range(0, 16, 5)] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_seed_counts_in_each_pass_and_is_that_of_an_effect() -> None:

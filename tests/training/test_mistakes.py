@@ -366,8 +366,11 @@ def no_more_steps_after_nan() -> None:
     train(net, sgd(0.05)(net), batches(), spoilt, scaled=True)
 
 
-@pytest.mark.parametrize("between", [nullcontext, validations])
-@pytest.mark.parametrize("name", MISTAKES)
+FIRSTS = {finding: name for name, (_, finding) in reversed(MISTAKES.items())}.values()  # one for each finding
+ALONE = [pytest.param(name, nullcontext, marks=[pytest.mark.slow] * (name not in FIRSTS)) for name in MISTAKES]
+
+
+@pytest.mark.parametrize(("name", "between"), [*ALONE, *((name, validations) for name in MISTAKES)])
 def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, between: Any, tmp_path: Path) -> None:
     every = 50 if between is validations and "validat" not in name else 5
     with between(), Monitor(every=every, log=tmp_path / "log", on_trouble=lambda text: None) as monitor:

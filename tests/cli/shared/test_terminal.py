@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -234,25 +235,21 @@ def test_in_the_background_nothing_is_asked() -> None:
     assert got == "Screen(protocol='blocks', cell=(10, 20))\n"
 
 
-@pytest.mark.parametrize("cell", [(10, 20), (7, 15), (16, 33)])
 @pytest.mark.parametrize("size", [(80, 24), (250, 60), (400, 30), (20, 5), (1, 1)])
-@pytest.mark.parametrize("picture", [(128, 128), (1300, 5000), (5000, 90), (1, 1), (900, 640)])
-@pytest.mark.parametrize("protocol", ["blocks", "sixel", "kitty"])
 def test_a_picture_fits_the_terminal_and_keeps_its_shape(
-    monkeypatch: pytest.MonkeyPatch,
-    protocol: str,
-    picture: tuple[int, int],
-    size: tuple[int, int],
-    cell: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(size[0]))
     monkeypatch.setenv("LINES", str(size[1]))
-    columns, rows, scale = terminal.fit(Image.new("L", picture), terminal.Screen(protocol, cell))
-    assert 1 <= columns <= min(size[0], 297) and 1 <= rows <= max(1, size[1] - 3) and 0 < scale <= 1
-    wide, high = (1, 2) if protocol == "blocks" else cell
-    if rows > 9 and columns > 9:
-        assert columns * wide / (rows * high) == pytest.approx(picture[0] / picture[1], rel=0.15)
-        assert rows * high == pytest.approx(picture[1] * scale, abs=high)
+    pictures = [(128, 128), (1300, 5000), (5000, 90), (1, 1), (900, 640)]
+    for case in product(pictures, ["blocks", "sixel", "kitty"], [(10, 20), (7, 15), (16, 33)]):
+        picture, protocol, cell = case
+        columns, rows, scale = terminal.fit(Image.new("L", picture), terminal.Screen(protocol, cell))
+        assert 1 <= columns <= min(size[0], 297) and 1 <= rows <= max(1, size[1] - 3) and 0 < scale <= 1, case
+        wide, high = (1, 2) if protocol == "blocks" else cell
+        if rows > 9 and columns > 9:
+            assert columns * wide / (rows * high) == pytest.approx(picture[0] / picture[1], rel=0.15), case
+            assert rows * high == pytest.approx(picture[1] * scale, abs=high), case
 
 
 def test_the_library_gets_no_terminal_and_the_environment_is_put_back() -> None:
