@@ -60,7 +60,11 @@ def test_preprocessing_and_class_names_belong_to_the_model() -> None:
 
 def test_a_model_without_weights_has_its_own_size() -> None:
     assert zoo.ViT_H_14_Weights.DEFAULT.transforms().crop_size == [518]
-    assert build_skeleton("vit_h_14").size == (224, 224)
+    skeleton = build_skeleton("vit_h_14")
+    assert skeleton.size == (224, 224)
+    assert all(parameter.is_meta for parameter in skeleton.model.parameters())  # gigabytes otherwise
+    shapes = build_skeleton("shapes").model
+    assert all(parameter.is_meta for parameter in shapes.parameters())
 
 
 @pytest.mark.slow
