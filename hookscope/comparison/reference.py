@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +13,13 @@ from hookscope.comparison.pairing import SeenCall, pair_calls
 from hookscope.display import Cells, Shown, text_of
 from hookscope.errors import InputError
 from hookscope.findings import CATALOGUE, Finding, counted, default
-from hookscope.hooks import CALL, MODEL, Call, Layers
+from hookscope.hooks import CALL, MODEL, Call, Layers, enclosing, key_of
 from hookscope.statistics import (
+    ANSWERS,
     AS_IN_TRAINING,
     INPUT_CALL,
     NUMBERS,
+    READ,
     BrokenLimit,
     CallRange,
     LimitsResult,
@@ -24,8 +27,8 @@ from hookscope.statistics import (
     checked_layers,
 )
 
-_LEFT, _CHANNEL, _MIXED, _VARIES, _SURE = (
-    default("left-range", name) for name in ("left", "left_channel", "left_mixed", "left_varies", "sure")
+_LEFT, _CHANNEL, _MIXED, _VARIES, _SURE, _OTHER = (
+    default("left-range", name) for name in ("left", "left_channel", "left_mixed", "left_varies", "sure", "weights")
 )
 _LEAST_IMAGES = 8  # of a reference: fewer do not say how far images differ
 _FEW_IMAGES = 4  # fewer do not say how far they differ
@@ -33,7 +36,9 @@ _FLOOR = 0.01  # of the standard deviation of a layer: rounding moves a constant
 _MANY_IMAGES = 48  # of a reference: three for each mixture, so that the covariance is known
 _LEAST_VARIANCE = 1e-3  # of the mean variance of the mixtures: rounding moves constant mixtures
 _FEW_GONE = 0.2  # share of the calls of the reference
+_FEW_ZEROS = 0.1  # share of a vector: one channel of few may be excited for the first time
 _SCALED = 20.0  # an input that is so many times as large was scaled in another way
+_RARE = 4.5  # standard deviations of chi squared: one in a thousand for eight classes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -49,6 +54,8 @@ class CallShift(Shown):
         channel: The channel that has moved most.
         dead: Channels that are constant, and were not in the reference.
         channels: Number of channels.
+        part: ``input`` for what the call reads, where an operation made it.
+        said: What has left the range, in words, where it is no number of the channels.
     """
 
     call: Call
@@ -56,9 +63,11 @@ class CallShift(Shown):
     shift: float
     times: float
     number: str
-    channel: int
-    dead: tuple[int, ...]
-    channels: int
+    channel: int = 0
+    dead: tuple[int, ...] = ()
+    channels: int = 1
+    part: str = ""
+    said: str = ""
 
     @property
     def key(self) -> str:
@@ -70,6 +79,7 @@ class CallShift(Shown):
 
 SHIFTS = Columns(
     *CALL.but(type={"need": 1}),
+    Column("part", help="``input`` for what the call reads, where an operation between calls made it", hide="zero"),
     Column("reference", help="the call of the reference", where="rows"),
     Column("shift", help="of the means, in standard deviations of the reference, over all channels"),
     Column("times", help="how many times what chance explains with so few images; above 1 it has left its range"),
@@ -111,110 +121,160 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     Raises:
         InputError: The reference has fewer than eight images, or no call that this model has.
     """
-    before, after = _ranges(reference), _ranges(now)
+    sides = (side.totals for side in (reference, now))
+    before, after = ({key: x for key, x in side.ranges.items() if x.images == side.images} for side in sides)
     if (images := reference.totals.images) < _LEAST_IMAGES:
         asked = f"the reference has {counted(images, 'image')}, too few to know a range"
         raise InputError(asked, do=f"save it again with {_LEAST_IMAGES} images or more, better 50")
     pairs = {a.key: b for a, b in _pairs(before, after)}
-    shifts = tuple(_shift(before[key], other) for key, other in pairs.items())
-    if not any(shift.call.name != INPUT_CALL for shift in shifts):
-        raise InputError("the reference has no call that this model has", do="give a reference of this model")
-    gone = [each for key, each in before.items() if key not in after and key not in pairs]
+    if all(b.call.name == INPUT_CALL for b in pairs.values()):
+        raise InputError("the reference has no call that this model has", do="save a reference of this model")
+    shifts = [_shift(before[key], other) for key, other in pairs.items()]
+    gone = [each for key, each in before.items() if key not in after and key not in pairs and not each.part]
     if 0 < len(gone) <= _FEW_GONE * len(before):  # of more the names are others
         rest = list(before)[list(before).index(gone[0].key) :]
-        none = CallShift(gone[0].call, gone[0].key, np.inf, np.inf, "gone", 0, (), gone[0].channels)
-        at = next((at for at, shift in enumerate(shifts) if shift.reference in rest), len(shifts))
-        shifts = (*shifts[:at], none, *shifts[at:])
-    out = [shift for shift in shifts if shift.times > 1]
+        none = CallShift(gone[0].call, gone[0].key, np.inf, np.inf, "gone", said="it did not run")
+        shifts.insert(next((at for at, shift in enumerate(shifts) if shift.reference in rest), len(shifts)), none)
+    for held in _other_held(reference.totals.held, now.totals.held):  # before the first call in its layer or block
+        starts = [f"{block}." if block else "" for block in enclosing(held.reference)]
+        names = {at: f"{shift.call.name}." for at, shift in enumerate(shifts) if shift.call.name != INPUT_CALL}
+        shifts.insert(next(at for start in starts for at in names if names[at].startswith(start)), held)
+    answers = _answers(before.get(f"{MODEL} {ANSWERS}"), after.get(f"{MODEL} {ANSWERS}"))
+    shifts += answers
+    count, out = len({each.key for each in shifts}), [shift for shift in shifts if shift.times > 1]
     if not out:
-        words = f"all {counted(len(shifts), 'call')} are in the range of the reference"
+        words = f"all {counted(count, 'call')} are in the range of the reference"
         words += f" ({counted(now.totals.images, 'image')} now, {images} in the reference)"
-        return AgainstReference(shifts, None, words, now.totals.images, images)
-    first, at = out[0], shifts.index(out[0])
+        return AgainstReference(tuple(shifts), None, words, now.totals.images, images)
+    first, at = out[0], len({shift.key for shift in shifts[: shifts.index(out[0])]} - {out[0].key})
     old, new = (side.get(INPUT_CALL) for side in (before, after))
     if old is not None and new is not None and (at == 0 or (None not in old.shape and old.shape != new.shape)):
         case, text = "input", _input_words(old, new, shifts[0])
         if reference.source.preprocess not in (now.source.preprocess, AS_IN_TRAINING):
             text += f" (now {now.source.preprocess}, in the reference {reference.source.preprocess})"
     else:
-        with_weights = next((shift for shift in shifts if before[shift.reference].parameters), None)
-        case = "first" if with_weights is first and INPUT_CALL in before else ""
+        with_weights = (each for each in shifts if each.reference in pairs and before[each.reference].parameters)
+        case = "first" if next(with_weights, None) is first and INPUT_CALL in before else first.number
         text = f"{_words(first)}, and {counted(at, 'call')} before it {'is' if at == 1 else 'are'} in range"
-    later = len(out) - 1
+    later = len({shift.key for shift in out} - {first.key})
     text += f"; {counted(later, 'later call')} left it too" if later else ""
-    numbers = {"times": first.times, "shift": first.shift, "channel": first.channel, "layers": len(out)}
+    severity = "note" if max(each.times for each in out) < _SURE else CATALOGUE["left-range"].severity
+    if answers and answers[0] in out:
+        said = [each for each in out if each.said and each.part != ANSWERS]
+        far = [_shift(before[key], other, answers[0].shift).times for key, other in pairs.items()]
+        severity = "note" if max(far) <= 1 and not said else severity
+        text += f"; {answers[0].said}" if first is not answers[0] else ""
+    numbers = {"times": first.times, "shift": first.shift, "channel": first.channel, "layers": later + 1}
     channels = (first.channel,) if first.channels > 1 else None
     layer = "" if case == "input" else first.key
-    severity = "note" if max(each.times for each in out) < _SURE else CATALOGUE["left-range"].severity
     finding = CATALOGUE["left-range"].finding(layer, text, case, channels=channels, numbers=numbers, severity=severity)
-    where = layer or "the input"
-    words = f"{where} is the first of {counted(len(shifts), 'call')} to leave the range of the reference"
-    return AgainstReference(shifts, finding, f"{words}: {text}", now.totals.images, images)
+    words = f"{layer or 'the input'} is the first of {counted(count, 'call')} to leave the range of the reference"
+    return AgainstReference(tuple(shifts), finding, f"{words}: {text}", now.totals.images, images)
 
 
-def _ranges(saved: SavedStatistics) -> dict[str, CallRange]:
-    """The ranges of all images; of a file of an older version the means of the layers that it has."""
-    totals = saved.totals
-    if whole := {key: each for key, each in totals.ranges.items() if each.images == totals.images}:
-        return whole
-    return {key: layer.range() for key, layer in totals.layers.items() if not layer.part}
+def _answers(before: CallRange | None, now: CallRange | None) -> list[CallShift]:
+    """How many times the shares of the answers exceed chance; ``shift`` is how far they alone can move a mean.
+
+    Images of the reference, drawn with other shares of their answers, have a mean that is away by at most the square
+    root of chi squared of the shares, in deviations between images, whatever is measured (Cauchy and Schwarz).
+    """
+    if before is None or now is None or before.channels != now.channels:
+        return []
+    old, new, images, away = before.mean[0], now.mean[0], before.images + now.images, now.mean[0] - before.mean[0]
+    pooled = (before.m2[0] + now.m2[0] + away**2 * before.images * now.images / images) / images
+    alone = np.where(before.m2[0] > 0, before.m2[0], 0.5) / before.images
+    some = int((pooled > 0).sum())
+    chi, explained = ((away**2 / np.maximum(each, 1e-30)).sum() * (some - 1) / max(some, 1) for each in (pooled, alone))
+    chance = (some - 1 + _RARE * max(2 * (some - 1), 1) ** 0.5) * (1 / before.images + 1 / now.images)
+    most = int(np.abs(away).argmax())
+    said = f"class {most} has {new[most]:.0%} of the answers, and {old[most]:.0%} in the reference"
+    return [CallShift(now.call, before.key, explained**0.5, chi / chance, "shares", most, part=ANSWERS, said=said)]
+
+
+def _other_held(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[CallShift]:
+    """The weights that are others than in the reference, if most are the same, and the settings."""
+    both: list[tuple[str, Any, Any]] = [
+        (name, a, now[name]) for name, a in before.items() if type(now.get(name)) is type(a)
+    ]
+    away = {name: np.linalg.norm(b - a) / (np.linalg.norm(a) + 1e-30) for name, a, b in both if not isinstance(a, str)}
+    far = {name: float(each) / _OTHER for name, each in away.items() if np.isfinite(each)}
+    usual = float(np.median([*far.values(), 0.0]))
+    for name, a, b in both:
+        layer, _, own = name.rpartition(".")
+        times, number = far.get(name, 0.0) if usual <= 1 else 0.0, "weights"
+        said = f"its {own} differs from the reference by {times * _OTHER:.0%}"
+        if isinstance(a, str) and a != b:
+            times, number, said = 1.01, "settings", f"its {own} is {b}, and {a} in the reference"  # alone it is a note
+        if times > 1 and (number == "settings" or times > 5 * usual):
+            yield CallShift(Call(layer or name, number, 0, None), layer, 0.0, times, number, said=said)
 
 
 def _pairs(a: Mapping[str, CallRange], b: Mapping[str, CallRange]) -> Iterator[tuple[CallRange, CallRange]]:
     """The ranges of both that stand for the same call; the input first."""
     if INPUT_CALL in a and INPUT_CALL in b:
         yield a[INPUT_CALL], b[INPUT_CALL]
-    of_a, of_b = ([each for key, each in side.items() if each.call.name not in ("", INPUT_CALL)] for side in (a, b))
+    of_a, of_b = ([x for x in side.values() if not x.part and x.call.name not in ("", INPUT_CALL)] for side in (a, b))
     if {each.key for each in of_a} == {each.key for each in of_b}:
-        yield from ((each, b[each.key]) for each in of_a)
+        pairs = [(each, b[each.key]) for each in of_a]
     else:
         seen_a, seen_b = ([_seen(each) for each in side] for side in (of_a, of_b))
-        yield from ((a[pair.a.key], b[pair.b.key]) for pair in pair_calls(seen_a, seen_b).pairs)
-    if MODEL in a and MODEL in b:
-        yield a[MODEL], b[MODEL]
+        pairs = [(a[pair.a.key], b[pair.b.key]) for pair in pair_calls(seen_a, seen_b).pairs]
+    for one, two in pairs:
+        if (read := key_of(one.call, READ)) in a and (other := key_of(two.call, READ)) in b:
+            yield a[read], b[other]
+        yield one, two
+    last = [calls[-1].mean for calls in (of_a, of_b) if calls]
+    if MODEL in a and MODEL in b and not (last and all(map(np.array_equal, last, (a[MODEL].mean, b[MODEL].mean)))):
+        yield a[MODEL], b[MODEL]  # no other call returned that very tensor
 
 
 def _seen(each: CallRange) -> SeenCall:
     return SeenCall(each.call, tuple(size or 0 for size in each.shape), each.parameters)
 
 
-def _shift(before: CallRange, now: CallRange) -> CallShift:
-    """How far ``now`` is from ``before``: each number of each channel against its spread between images."""
+def _shift(before: CallRange, now: CallRange, explained: float = 0.0) -> CallShift:
+    """How far ``now`` is, beyond ``explained`` deviations: each number of each channel against its spread of images."""
     if before.channels != now.channels:
-        return CallShift(now.call, before.key, np.inf, np.inf, "channels", 0, (), now.channels)
+        said = f"it has {counted(now.channels, 'channel')}, another number than in the reference"
+        return CallShift(now.call, before.key, np.inf, np.inf, "channels", 0, (), now.channels, now.part, said)
     known, finite = (np.isfinite(each.low) & np.isfinite(each.high) for each in (before, now))
     if known.all() and not finite.all():
         channel = int((~finite).argmax())
-        return CallShift(now.call, before.key, np.inf, np.inf, "nonfinite", channel, (), now.channels)
+        said = f"channel {channel} has NaN or Inf, which the reference has not"
+        return CallShift(now.call, before.key, np.inf, np.inf, "nonfinite", channel, (), now.channels, now.part, said)
     rows = slice(min(len(before.mean), len(now.mean)))
     variance, variance_now = (each.m2[rows] / max(each.images - 1, 1) for each in (before, now))
-    inside = before.mean[1] if len(before.mean) > 1 else np.zeros(before.channels)
+    inside = before.mean[1] if len(before.mean) > 1 and len(before.shape) > 2 else np.zeros(before.channels)
     deviation = np.sqrt(variance[0] + inside**2)
     least = max(_FLOOR * float(np.sqrt((deviation**2).mean())), 1e-30)
+    lone = (np.ptp(before.mean[rows], 1) == 0) & (before.channels > 1)  # a number of a whole vector
+    zeros = lone[:, None] & (np.arange(len(lone)) == NUMBERS.index("grain"))[:, None]  # in place of the grain
     away = np.abs(now.mean[rows] - before.mean[rows])
     shift = float(np.sqrt((np.square(away[0] / np.maximum(deviation, least))).mean()))
+    away = (away - explained * np.sqrt(variance)).clip(0)
     # a channel that few images excite has no variance yet: it is judged by the variance of its layer
     floor = variance.mean(1, keepdims=True) / now.images**2
     likely = np.maximum(np.maximum(variance_now, variance / 2 if now.images > 1 else variance), floor)
-    far = away / np.sqrt(variance / before.images + likely / now.images + least**2 / 10)
-    judged = [("", np.sqrt((far**2).mean(1)) / _LEFT, far)]
+    far = away / np.sqrt(variance / before.images + likely / now.images + np.where(zeros, _FEW_ZEROS, least) ** 2 / 10)
+    judged = [("", np.sqrt((far**2).mean(1)) / np.where(lone, _CHANNEL, _LEFT), far)]
     if now.images >= _FEW_IMAGES:
         judged.append(("", far.max(1) / _CHANNEL, far))
         ratio = np.abs(np.log((variance_now + least**2) / (variance + least**2)))
         varies = ratio / np.sqrt(2 / (before.images - 1) + 2 / (now.images - 1))
-        judged.append((" between images", np.median(varies, 1) / _VARIES, varies))
+        if not explained:
+            judged.append((" between images", np.where(lone, 0.0, np.median(varies, 1) / _VARIES), varies))
         if before.images >= _MANY_IMAGES and (both := range(min(len(before.mixed), len(now.mixed)))):
-            mixed = np.array([_off_directions(before, now, at) / _MIXED for at in both])
+            mixed = np.array([_off_directions(before, now, at, explained) / _MIXED for at in both])
             judged.append((" beside other channels", mixed, far))
     how, times, by_channel = max(judged, key=lambda each: float(each[1].max()))
     number = int(times.argmax())
     dead = (now.low == now.high) & (before.low < before.high) & (far[0] > _CHANNEL)
     where = tuple(int(at) for at in np.flatnonzero(dead))
-    most, name = int(by_channel[number].argmax()), f"{NUMBERS[number]}{how}"
-    return CallShift(now.call, before.key, shift, float(times.max()), name, most, where, now.channels)
+    most, name = int(by_channel[number].argmax()), f"{'zeros' if zeros[number] else NUMBERS[number]}{how}"
+    return CallShift(now.call, before.key, shift, float(times.max()), name, most, where, now.channels, now.part)
 
 
-def _off_directions(before: CallRange, now: CallRange, at: int) -> float:
+def _off_directions(before: CallRange, now: CallRange, at: int, explained: float) -> float:
     """How far mixtures of channels are off, by Hotelling's T², in standard errors of one mixture.
 
     Images differ in few directions: by brightness, channels rise and fall together. A change of a layer's weights
@@ -223,25 +283,25 @@ def _off_directions(before: CallRange, now: CallRange, at: int) -> float:
     covariance, away = before.mixed_m2[at] / (before.images - 1), (now.mixed - before.mixed)[at]
     least = max(_LEAST_VARIANCE, now.images**-2) * np.trace(covariance) / len(away) + 1e-30
     error = covariance * (1 / before.images + 1 / now.images) + least / now.images * np.eye(len(away))
+    if explained:
+        far = float(np.sqrt(away @ np.linalg.solve(covariance + least * np.eye(len(away)), away)))
+        away = away * max(0.0, 1 - explained / max(far, 1e-30))
     return float(np.sqrt(away @ np.linalg.solve(error, away) / len(away)))
 
 
 def _words(shift: CallShift) -> str:
     """What has left its range, and how far."""
-    if shift.number == "channels":
-        return f"it has {counted(shift.channels, 'channel')}, another number than in the reference"
-    if shift.number == "gone":
-        return "it did not run"
-    if shift.number == "nonfinite":
-        return f"channel {shift.channel} has NaN or Inf, which the reference has not"
+    if shift.said:
+        return shift.said
     name, _, how = shift.number.partition(" ")
-    name = "highest value" if name == "highest" else name
+    name = {"highest": "highest value", "zeros": "share of zeros"}.get(name, name)
     what = f"the variance between images of the {name}" if how == "between images" else f"the {name}"
     where = f", most in channel {shift.channel}" if shift.channels > 1 else ""
     by = f"{shift.times:.3g} times what chance explains with so few images"
+    of = "what it reads" if shift.part else "its channels"
     if how.startswith("beside"):
-        return f"its channels do not go together as in the reference, by {by}"
-    return f"{what} of its channels differs from the reference by {by}{where}"
+        return f"{of.replace('what', 'the channels that')} do not go together as in the reference, by {by}"
+    return f"{what} of {of} differs from the reference by {by}{where}"
 
 
 def _input_words(before: CallRange, now: CallRange, shift: CallShift) -> str:

@@ -776,6 +776,7 @@ _error(
         "spread between images, median over channels, in standard errors: the same networks reach 4.4",
     ),
     Threshold("sure", 2.0, "chosen: in two of five networks the images of one class alone exceed it"),
+    Threshold("weights", 0.02, "relative distance of the weights: int8 is nearer; also five times the median of all"),
     cases={
         "input": Case(
             "The model gets other values than when the reference was saved.",
@@ -785,6 +786,15 @@ _error(
         "first": Case(
             "Either this layer has changed, or the input in a way that shows in no channel alone.",
             "Check the order of colours, and whether images are grey; then compare the weights with the checkpoint.",
+        ),
+        "weights": Case(
+            "Most weights are those of the reference, and these are not.",
+            "Load the checkpoint of the reference, or save a new one if the weights were changed on purpose.",
+        ),
+        "settings": Case("The layer is not set as it was.", "Look for the line that makes this layer."),
+        "shares": Case(
+            "The model answers other classes than when the reference was saved.",
+            "Compare images with the same shares of classes; if these have them, the reference has too few images.",
         ),
     },
 )

@@ -29,9 +29,12 @@ from .moments import (
     in_intervals as in_intervals,
 )
 from .ranges import (
+    ANSWERS as ANSWERS,
     INPUT_CALL as INPUT_CALL,
     NUMBERS as NUMBERS,
+    READ as READ,
     CallRange as CallRange,
+    held_by as held_by,
 )
 from .run import (
     AS_IN_TRAINING as AS_IN_TRAINING,

@@ -25,7 +25,6 @@ from hookscope.statistics.moments import (
     ValueHistogram,
     sums_of_maps,
 )
-from hookscope.statistics.ranges import CallRange
 
 _LENGTH = 16
 _MOST_POSITIONS = 1024  # of a map
@@ -398,12 +397,6 @@ class LayerAccumulator(Accumulator):
     @property
     def key(self) -> str:
         return key_of(self.call, self.part)
-
-    def range(self) -> CallRange:
-        """What a file of a version without ranges knows: how the means of channels vary."""
-        means, moments = self.image_means, self.moments
-        rest = moments.low, moments.high, np.zeros((0, 1)), np.zeros((0, 1, 1))
-        return CallRange(self.call, self.shape, {}, self.items, means.mean[None], means.m2[None], *rest)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"call": astuple(self.call)}

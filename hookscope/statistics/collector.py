@@ -30,6 +30,7 @@ from hookscope.hooks import (
     as_float,
     by_channel,
     class_names,
+    is_leaf,
     is_single,
     joined_inputs,
     key_of,
@@ -41,7 +42,7 @@ from hookscope.hooks import (
 )
 from hookscope.statistics.accumulator import LayerAccumulator, bounds_of, has_fixed_channels, rotations_of
 from hookscope.statistics.moments import ChannelMoments
-from hookscope.statistics.ranges import INPUT_CALL, CallRange
+from hookscope.statistics.ranges import ANSWERS, INPUT_CALL, READ, CallRange, held_by
 from hookscope.statistics.totals import BATCH_NORMS, BatchNormAccumulator, Coverage, RunningStatistics
 
 MOST_CHANNELS_FOR_RANK = 2048
@@ -108,6 +109,7 @@ class StatisticsCollector:
         self.coverage = Coverage(left_out=_left_out(model, self.layers) if usual else Counter())
         self._handed_on, self._passes = handed_on and not usual, 0
         self._names: Sequence[str] | None = None
+        self._held: dict[str, Any] = {}
         self._convolves = any("Conv2d" in class_names(module) for module in model.modules())
         self._pass = _MeasuredPass()
         self._watch: Observer | None = None
@@ -173,6 +175,9 @@ class StatisticsCollector:
         running = [self.model.get_submodule(layer.names[0]) for layer in self._watch.progress.layers if layer.calls]
         used = self._modes.used | {id(parameter) for module in running for parameter in module._parameters.values()}
         self.coverage.unused = tuple(name for name in self.coverage.idle if self._is_unused(name, used))
+        if self.ranges and not self._passes:
+            self._held = held_by(self.model)
+        self._pass.totals.held = self._held
         self._passes += 1
         if self._watch.selection.from_the_end:  # only now is it known which calls are wanted
             layers, unmeasured, wanted = self._pass.totals.layers, self.coverage.unmeasured, self._watch.wanted
@@ -241,23 +246,30 @@ class StatisticsCollector:
             layers[key].merge(layer)
         self._pass.remember(tensor, key, moments if values.is_set_to(whole) else None)
 
-    def _on_range(self, call: Call, module: nn.Module | None, args: Any, kwargs: Any, output: Any) -> None:
-        tensor = next(iter(tensors_in(output).values()), None)
-        if tensor is None or not _has_fractions(tensor) or not tensor.numel():
-            return
-        if self._pass.has_range(tensor) and call.name:  # a container hands on what another layer returned
-            return
-        size = self._pass.size
+    def _on_range(self, call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        read, tensor = (_values_in(value) for value in ((args, kwargs), output))
+        if read is not None and read is not tensor and module and is_leaf(module) and not self._pass.has_range(read):
+            self._add_range(call, module, read, READ)
+        if tensor is not None and not (self._pass.has_range(tensor) and call.name):  # else a container handed it on
+            self._add_range(call, module, tensor)
+            if not call.name:
+                self._add_range(call, module, tensor, ANSWERS)
+
+    def _add_range(self, call: Call, module: nn.Module | None, tensor: Tensor, part: str = "") -> None:
+        size, ranges, images = self._pass.size, self._pass.totals.ranges, len(self._pass.names)
         if module is None and tensor.dim() == 3 and size is not None:  # an image of a list
             tensor = tensor[None]
         values = by_channel(as_float(tensor), module, size)
-        images = len(self._pass.names)
-        if key_of(call, "") not in self._pass.totals.ranges and len(values) % images == 0:
-            own = {} if module is None else dict(module.named_parameters(recurse=False))
-            shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-            shape = (len(values) // images, *tensor.shape[1:])
-            flat = values.reshape(*values.shape[:2], -1)
-            self._pass.totals.ranges[key_of(call, "")] = CallRange.of(call, flat, images, shape, shapes)
+        shape = (len(values) // images, *tensor.shape[1:])
+        is_image = INPUT_CALL in ranges and shape == ranges[INPUT_CALL].shape
+        if (
+            key_of(call, part) in ranges
+            or len(values) % images
+            or (part == ANSWERS and (is_image or values.shape[1] == 1))
+        ):
+            return
+        flat = values.reshape(*values.shape[:2], -1)
+        ranges[key_of(call, part)] = CallRange.of(call, flat, images, shape, None if part else module, part)
 
     def _has_channels(self, call: Call, module: nn.Module | Operation) -> bool:
         """Whether the call computes channels: a convolution, a Linear layer, an activation function, or the model."""
@@ -292,6 +304,12 @@ def _left_out(model: nn.Module, chosen: Selection) -> Counter[str]:
 
 def _has_fractions(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_quantized or tensor.is_complex()
+
+
+def _values_in(value: Any) -> Tensor | None:
+    """The first tensor that has fractions and is no lone number, such as a loss."""
+    tensors = (tensor for tensor in tensors_in(value).values() if tensor.dim() > 1 and tensor.numel())
+    return next(filter(_has_fractions, tensors), None)
 
 
 def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:

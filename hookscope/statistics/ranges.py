@@ -9,18 +9,21 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookscope.hooks import Call, key_of, merge_moments
 from hookscope.statistics.moments import Accumulator, Floats
 
 INPUT_CALL = "(input)"
 """Name of the call that stands for what the model gets."""
+READ, ANSWERS = "input", "answers"
+"""Parts of a call: what it reads, if no call returned that but an operation between them; of the model the class of
+the highest score, and of maps the share of positions by class."""
 NUMBERS = ("mean", "spread", "highest", "grain")
-"""What is known of a channel on one image; a map of one position has the mean only.
+"""What is known of a channel on one image.
 
 ``spread`` is the standard deviation of its values, ``highest`` the largest, and ``grain`` the root mean square
-difference of neighbours.
+difference of neighbours. Where a channel has one value, these are of the whole vector, with zeros in place of grain.
 """
 
 
@@ -40,6 +43,7 @@ class CallRange(Accumulator):
         low, high: ``(C,)`` lowest and highest value.
         mixed, mixed_m2: ``(2, K)`` and ``(2, K, K)`` the same of K fixed mixtures of the channels, of the mean and of
             the spread: images differ in a few directions only, and what leaves these stands out.
+        part: `READ`, `ANSWERS`, or empty for the output.
     """
 
     call: Call
@@ -52,12 +56,17 @@ class CallRange(Accumulator):
     high: Floats
     mixed: Floats
     mixed_m2: Floats
+    part: str = ""
 
     @classmethod
     def of(
-        cls, call: Call, values: Tensor, images: int, shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]]
+        cls, call: Call, values: Tensor, images: int, shape: tuple[int, ...], layer: nn.Module | None, part: str = ""
     ) -> Self:
         """The range of outputs ``(N, C, P)``, N a multiple of ``images``; the parts of an image count as one."""
+        own = {} if layer is None else dict(layer.named_parameters(recurse=False))
+        parameters = {name: tuple(parameter.shape) for name, parameter in own.items()}
+        if part == ANSWERS:
+            values = nn.functional.one_hot(values.argmax(1), values.shape[1]).double().mean(1)[:, :, None]
         numbers = _numbers(values).double().cpu().numpy()
         numbers = numbers.reshape(images, -1, *numbers.shape[1:]).mean(1)
         mean = numbers.mean(0)
@@ -66,11 +75,11 @@ class CallRange(Accumulator):
         away = mixed - mixed.mean(0)
         squares = np.einsum("nfk,nfl->fkl", away, away)
         m2 = ((numbers - mean) ** 2).sum(0)
-        return cls(call, shape, parameters, images, mean, m2, low, high, mixed.mean(0), squares)
+        return cls(call, shape, parameters, images, mean, m2, low, high, mixed.mean(0), squares, part)
 
     @property
     def key(self) -> str:
-        return key_of(self.call, "")
+        return key_of(self.call, self.part)
 
     @property
     def channels(self) -> int:
@@ -92,7 +101,10 @@ class CallRange(Accumulator):
             self.shape = tuple(a if a == b else None for a, b in zip(self.shape, other.shape, strict=False))
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"call": astuple(self.call)}
+        """With seven digits of each number, which take half the space of all."""
+        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        short = {name: value.astype(np.float32).astype(np.float64) for name, value in arrays.items()}
+        return super().state_dict() | short | {"call": astuple(self.call)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -101,11 +113,33 @@ class CallRange(Accumulator):
         return cls(**{**state, **about})
 
 
+def held_by(model: nn.Module) -> dict[str, Any]:
+    """What the model holds, by name: a sketch of each parameter and buffer, and the numbers that layers are set to.
+
+    A sketch has 16 sums of the values with fixed random signs, and is about as far from another as their values are
+    apart: the count sketch of Charikar, Chen and Farach-Colton (2002).
+    """
+    held: dict[str, Any] = {}
+    for name, each in (*model.named_parameters(), *model.named_buffers()):
+        if each.is_floating_point():
+            flat = each.detach().double().cpu().numpy().reshape(-1)
+            flat = np.pad(flat, (0, -len(flat) % _MIXTURES))
+            bits = np.unpackbits(np.frombuffer(np.random.RandomState(0).bytes(len(flat) // 8), np.uint8))
+            held[name] = (flat * (bits * 2.0 - 1)).reshape(-1, _MIXTURES).sum(0)
+    for name, layer in model.named_modules():
+        for key, value in vars(layer).items():
+            numbers = value if isinstance(value, tuple) else (value,)
+            if key[0] != "_" and key != "training" and all(isinstance(number, int | float) for number in numbers):
+                held[f"{name}.{key}".removeprefix(".")] = str(value)
+    return held
+
+
 def _numbers(values: Tensor) -> Tensor:
     """``(N, F, C)`` the `NUMBERS` of each map of ``values`` ``(N, C, P)``."""
     mean = values.mean(2)
     if values.shape[2] == 1:
-        return mean[:, None]
+        whole = [mean.std(1, correction=0), mean.amax(1), (mean == 0).to(mean.dtype).mean(1)]
+        return torch.stack([mean, *(each[:, None].expand_as(mean) for each in whole)], 1)
     away = values - mean[:, :, None]
     spread, grain = (each.square().mean(2).sqrt() for each in (away, values.diff(dim=2)))
     return torch.stack([mean, spread, values.amax(2), grain], 1)

@@ -156,6 +156,7 @@ class RunningStatistics:
         batch_norms: The accumulators of BatchNorms by name.
         pictures: 64 bits of the SHA-256 of each image file; empty for tensors, and unknown in files of version 0.1.0.
         ranges: How each call varies from image to image, by name; empty where that was not wanted.
+        held: Sketches of its weights and settings of its layers by name, as ``ranges``.
 
     Raises:
         InputError: `merge` is given statistics of other layers, of the same images, or the object itself.
@@ -179,6 +180,7 @@ class RunningStatistics:
     batch_norms: dict[str, BatchNormAccumulator] = field(default_factory=dict)
     pictures: array[int] = field(default_factory=lambda: array("q"))
     ranges: dict[str, CallRange] = field(default_factory=dict)
+    held: dict[str, Any] = field(default_factory=dict)
 
     def statistics(self, duplicate_correlation: float = 0.9999) -> list[LayerStatistics]:
         """Statistics of each call so far, in order of execution.
@@ -220,6 +222,7 @@ class RunningStatistics:
         self.layers = _merged(self.layers, other.layers)
         self.batch_norms = _merged(self.batch_norms, other.batch_norms)
         self.ranges = _merged(self.ranges, other.ranges)
+        self.held = self.held or dict(other.held)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, arrays, lists and dictionaries of these, for `from_state`."""
@@ -229,6 +232,7 @@ class RunningStatistics:
             "layers": [layer.state_dict() for layer in self.layers.values()],
             "batch_norms": [[name, norm.state_dict()] for name, norm in self.batch_norms.items()],
             "ranges": [each.state_dict() for each in self.ranges.values()],
+            "held": dict(self.held),
         }
 
     @classmethod
@@ -239,7 +243,7 @@ class RunningStatistics:
         pictures = array("q", np.asarray(state.get("pictures", ()), np.int64).tobytes())
         ranges = [CallRange.from_state(each) for each in state.get("ranges", ())]
         keyed = {layer.key: layer for layer in layers}, norms, pictures, {each.key: each for each in ranges}
-        return cls(int(state["images"]), *keyed)
+        return cls(int(state["images"]), *keyed, dict(state.get("held", {})))
 
 
 def _merged(mine: dict[str, _Part], theirs: Mapping[str, _Part]) -> dict[str, _Part]:

@@ -20,28 +20,28 @@ class LastInputs:
     """The inputs of the latest sampled passes of each model that learns."""
 
     def __init__(self) -> None:
-        self._passes: dict[nn.Module, deque[tuple[int, tuple[Any, ...]]]] = {}
+        self._passes: dict[nn.Module, deque[tuple[int, tuple[tuple[Any, ...], dict[str, Any]]]]] = {}
 
-    def keep(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+    def keep(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep copies: the loop may write to its batch."""
-        tensors = list(tensors_in(args).values())
+        tensors = list(tensors_in((args, kwargs)).values())
         if not tensors or not tensors[0].dim() or not _learning(model):
             return
         kept = self._passes.setdefault(model, deque())
         images = len(tensors[0]) if tensors[0].dim() != 3 else 1
-        kept.append((images, map_tensors(args, lambda tensor: tensor.detach().clone())))
+        kept.append((images, map_tensors((args, kwargs), lambda tensor: tensor.detach().clone())))
         while sum(count for count, _ in kept) - kept[0][0] >= _IMAGES:
             kept.popleft()
 
     def measured(self) -> statistics.SavedStatistics:
         """Measure the model with most parameters that learn, in eval mode on its inputs; its state stays as it is."""
         if not self._passes:
-            raise UsageError("no pass of a model that learns was sampled", do="give its inputs by position")
+            raise UsageError("no pass of a model that learns was sampled", do="call the model itself, not its layers")
         model = max(self._passes, key=_learning)
         collector = statistics.StatisticsCollector(model, ranges=True)
         with differentiable(model, parameters=False), buffers_kept(model), torch.no_grad(), collector:
-            for _, args in self._passes[model]:
-                model(*args)
+            for _, (args, kwargs) in self._passes[model]:
+                model(*args, **kwargs)
         saved = statistics.SavedStatistics.of(models.as_loaded(model), collector.totals)
         return replace(saved, source=replace(saved.source, preprocess=statistics.AS_IN_TRAINING))
 

@@ -182,8 +182,6 @@ class TrainingWatcher:
         if now is None or layer is None:
             return
         if begins:
-            if self._samples and self.inputs is not None and module is now.model.module():
-                self.inputs.keep(module, args)
             self._finish_own_step()
             if self._stop is not None:
                 self._stop.raise_again()
@@ -214,11 +212,13 @@ class TrainingWatcher:
             now, layer = left
             call = now.calls[id(module)]
             now.calls[id(module)] = call + 1
+            is_top = now is not self._models.current
             if self._samples:
+                if is_top and self.inputs is not None:
+                    self.inputs.keep(module, args, kwargs)
                 self._recorder.add(now, layer, call, module, (args, kwargs), output, self._counts_values)
                 self._facts.after_layer(layer, module, args)
             if self._stop is not None:
-                is_top = now is not self._models.current
                 self._stop.after_call(now, layer, call, module, (args, kwargs), output, is_top)
 
     @_guarded

@@ -13,7 +13,7 @@ from hookscope.comparison import AgainstReference, against_reference, check_shif
 from hookscope.errors import InputError
 from hookscope.inspection import inspect
 from hookscope.models import as_loaded
-from hookscope.statistics import SavedStatistics, StatisticsCollector, load_statistics, save_statistics
+from hookscope.statistics import SavedStatistics, StatisticsCollector, held_by, load_statistics, save_statistics
 
 
 def net() -> nn.Sequential:
@@ -60,7 +60,9 @@ def test_the_numbers_of_a_channel_are_those_of_numpy() -> None:
 
 def test_the_model_itself_is_measured_and_a_container_that_hands_on_is_not() -> None:
     nested = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)), nn.Identity(), nn.Flatten())
-    assert list(saved(nested, images(4, 1)).totals.ranges) == ["(input)", "0.0", "0.1", "2", "(model)"]
+    assert list(saved(nested, images(4, 1)).totals.ranges) == [
+        "(input)", "0.0", "0.1", "2", "(model)", "(model) answers"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -140,23 +142,22 @@ def test_a_limit_allows_a_small_shift_and_layers_without_limits() -> None:
     model = net()
     model[7].bias.data.add_(0.5)
     found = against(model, images(16, 7))
-    shift = next(each.shift for each in found.calls if each.key == "7")
-    assert [each.layer for each in check_shifts(found, 0.9 * shift).broken] == ["7", "(model)"]
+    shift = next(each.shift for each in found.calls if each.key == "7" and each.number != "weights")
+    assert [each.layer for each in check_shifts(found, 0.9 * shift).broken] == ["7"]  # also what the model returns
     assert not check_shifts(found, 1.1 * shift).broken
-    assert {each.layer for each in check_shifts(found, 0.9 * shift, allow="re:^7$").broken} == {"(model)"}
+    assert {each.layer for each in check_shifts(found, 0.9 * shift, allow="re:^7$").broken} == set()
 
 
-def test_a_reference_is_a_file_and_older_files_know_the_means(tmp_path) -> None:
-    path = tmp_path / "reference.json"
-    save_statistics(path, saved(net(), images(48, 0)))
-    reference, model = load_statistics(path), net()
+def test_a_reference_is_a_file_with_seven_digits(tmp_path) -> None:
+    path, whole, model = tmp_path / "reference.json", saved(net(), images(48, 0)), net()
+    save_statistics(path, whole)
+    reference = load_statistics(path)
     assert against(model, images(6, 2), reference).finding is None
+    assert reference.totals.held.keys() == whole.totals.held.keys()
+    for key, each in reference.totals.ranges.items():
+        assert each.mean == pytest.approx(whole.totals.ranges[key].mean, rel=1e-6), key
     model[3].weight.data.mul_(3)
     assert against(model, images(6, 2), reference).finding.layer == "3"
-    reference.totals.ranges.clear()  # as a file of version 0.1.0
-    assert against(net(), images(6, 2), reference).finding is None
-    assert against(model, images(6, 2), reference).finding.layer == "3"
-    assert "(input)" not in [shift.key for shift in against(model, images(6, 2), reference).calls]
     assert json.loads(path.read_text())["format"] == 1
 
 
@@ -231,3 +232,106 @@ def test_a_call_that_is_missing_is_named() -> None:
     model.forward = lambda x: model[5:](model[3](model[:3](x)))  # type: ignore[method-assign]
     found = against(model, images(8, 5), reference)
     assert found.finding is not None and found.finding.layer == "4" and "it did not run" in found.finding.evidence
+
+
+def test_a_vector_has_numbers_of_its_own() -> None:
+    found = saved(net(), images(10, 3), 4).totals.ranges["7"]
+    with torch.no_grad():
+        values = net()(images(10, 3)).double().numpy()
+    numbers = [values.std(1), values.max(1), (values == 0).mean(1)]
+    assert found.mean[0] == pytest.approx(values.mean(0), rel=1e-5)
+    for row, expected in enumerate(numbers, 1):
+        assert found.mean[row] == pytest.approx(np.full(5, expected.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [(3,), (64, 8, 3, 3), (1000, 100)])
+def test_sketches_are_about_as_far_apart_as_the_weights(size: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    layer = nn.Module()
+    layer.w = nn.Parameter(torch.randn(size, generator=generator))
+    before = held_by(layer)["w"]
+    change = 0.1 * torch.randn(size, generator=generator)
+    layer.w.data += change
+    assert np.linalg.norm(held_by(layer)["w"] - before) == pytest.approx(float(change.norm()), rel=0.5)
+
+
+def test_weights_that_are_others_are_named_although_images_do_not_show_it() -> None:
+    model, reference = net(), saved(net(), images(48, 0))
+    with torch.no_grad():
+        model[3].bias += 0.02
+    found = against(model, images(4, 7), reference)
+    assert found.finding is not None and found.finding.layer == "3"
+    away = float(np.linalg.norm(np.full(8, 0.02)) / net()[3].bias.detach().norm())
+    assert f"its bias differs from the reference by {away:.0%}" in found.finding.evidence
+    assert [each.layer for each in check_shifts(found).broken] == ["3"]
+
+
+def test_rounded_weights_and_weights_that_were_trained_on_are_no_others() -> None:
+    reference = saved(net(), images(48, 0))
+    half, tuned = net(), net()
+    for parameter in half.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    for parameter in tuned.parameters():
+        parameter.data *= 1 + 0.05 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1))
+    assert against(half, images(8, 7), reference).finding is None
+    assert "weights" not in [each.number for each in against(tuned, images(8, 7), reference).calls]
+
+
+def test_a_setting_that_is_another_is_a_note() -> None:
+    model, reference = net(), saved(net(), images(48, 0))
+    model[1].eps = 1e-4
+    found = against(model, images(8, 7), reference)
+    assert found.finding is not None and (found.finding.layer, found.finding.severity) == ("1", "note")
+    assert "its eps is 0.0001, and 1e-05 in the reference" in found.finding.evidence
+    assert not check_shifts(found).broken
+
+
+class Head(nn.Module):
+    """A layer behind an operation, which takes its input by keyword."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.fc, self._drop = nn.Linear(27, 4), drop
+
+    def forward(self, *, picture: torch.Tensor) -> torch.Tensor:
+        return self.fc(nn.functional.dropout(nn.functional.avg_pool2d(picture, 4).flatten(1), self._drop))
+
+
+def test_what_a_layer_reads_from_an_operation_is_measured() -> None:
+    def measured(drop: float, count: int, seed: int) -> SavedStatistics:
+        torch.manual_seed(2)
+        model = Head(drop)
+        with StatisticsCollector(model, ranges=True) as collector, torch.no_grad():
+            model(picture=images(count, seed))
+        return SavedStatistics.of(as_loaded(model), collector.totals)
+
+    reference = measured(0.0, 48, 0)
+    assert list(reference.totals.ranges) == ["(input)", "fc input", "fc", "(model)", "(model) answers"]
+    assert against_reference(measured(0.0, 16, 3), reference).finding is None
+    found = against_reference(measured(0.5, 16, 3), reference).finding
+    assert found is not None and found.layer == "fc" and "it reads" in found.evidence
+
+
+def classes(shares: dict[int, int], seed: int) -> torch.Tensor:
+    """Images ``(N, 6)`` of six classes: a one at their place, and noise."""
+    labels = torch.tensor([label for label, count in shares.items() for _ in range(count)])
+    noise = 0.2 * torch.randn((len(labels), 6), generator=torch.Generator().manual_seed(seed))
+    return nn.functional.one_hot(labels, 6) + noise
+
+
+def test_images_of_one_class_are_no_error_and_their_shares_are_said() -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 8, bias=False))
+    for layer in model:
+        layer.weight.data = torch.eye(*layer.weight.shape)
+    reference = saved(model, classes(dict.fromkeys(range(6), 10), 0))
+    answers = reference.totals.ranges["(model) answers"]
+    assert answers.mean[0] == pytest.approx([1 / 6] * 6 + [0, 0]) and answers.images == 60
+    assert against(model, classes(dict.fromkeys(range(6), 3), 4), reference).finding is None
+    found = against(model, classes({2: 16}, 4), reference)
+    assert found.finding is not None and found.finding.severity == "note" and not check_shifts(found).broken
+    assert "class 2 has 100% of the answers, and 17% in the reference" in found.finding.evidence
+    # chi squared of the shares: (1 - 1/6)² / (1/6) + 5 (1/6)² / (1/6) = 5
+    shares = next(each for each in found.calls if each.number == "shares")
+    assert shares.shift == pytest.approx(5**0.5, rel=1e-6)
+    model[1].weight.data *= 4  # more than other shares explain
+    assert against(model, classes({2: 16}, 4), reference).finding.severity == "error"

@@ -520,6 +520,29 @@ def test_the_reference_is_of_the_model_that_learns_also_when_the_script_exits(tm
     assert ranges["0"].channels == 4 and ranges["0"].images == 24
 
 
+def test_a_model_with_keywords_only_leaves_a_reference(tmp_path: Path) -> None:
+    class Keyed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 4, 3)
+
+        def forward(self, *, labels: torch.Tensor, picture: torch.Tensor) -> dict[str, torch.Tensor]:
+            scores = self.layer(picture).mean((2, 3))
+            return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+    torch.manual_seed(4)
+    model = Keyed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Monitor(reference=tmp_path / "a.json") as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(picture=torch.randn(8, 3, 6, 6), labels=torch.arange(8) % 4)["loss"].backward()
+            optimizer.step()
+    ranges = monitor.reference.totals.ranges
+    assert list(ranges) == ["(input)", "layer", "(model)", "(model) answers"]
+    assert ranges["(input)"].shape == (1, 3, 6, 6) and ranges["(model)"].channels == 4 == ranges["layer"].channels
+
+
 def test_a_run_that_fails_or_samples_nothing_writes_no_reference(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(RuntimeError), Monitor(model, reference=tmp_path / "a.json"):
