@@ -55,7 +55,7 @@ class CallShift(Shown):
         dead: Channels that are constant, and were not in the reference.
         channels: Number of channels.
         part: ``input`` for what the call reads, where an operation made it.
-        said: What has left the range, in words, where it is no number of the channels.
+        said: What has left the range, in words; empty for a number of the channels.
     """
 
     call: Call
@@ -79,11 +79,10 @@ class CallShift(Shown):
 
 SHIFTS = Columns(
     *CALL.but(type={"need": 1}),
-    Column("part", help="``input`` for what the call reads, where an operation between calls made it", hide="zero"),
     Column("reference", help="the call of the reference", where="rows"),
     Column("shift", help="of the means, in standard deviations of the reference, over all channels"),
     Column("times", help="how many times what chance explains with so few images; above 1 it has left its range"),
-    Column("number", help="what is furthest off", need=5),
+    Column("number", lambda shift: shift.number + " it reads" * (shift.part == READ), "what is furthest off", need=5),
     Column("channel", need=4),
     Column("dead", lambda shift: len(shift.dead), "channels that are dead, and were not in the reference", hide="zero"),
 )

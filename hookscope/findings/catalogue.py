@@ -788,7 +788,7 @@ _error(
             "Check the order of colours, and whether images are grey; then compare the weights with the checkpoint.",
         ),
         "weights": Case(
-            "Most weights are those of the reference, and these are not.",
+            "The layer has other weights than in the reference, but most layers have the same.",
             "Load the checkpoint of the reference, or save a new one if the weights were changed on purpose.",
         ),
         "settings": Case("The layer is not set as it was.", "Look for the line that makes this layer."),

@@ -307,7 +307,7 @@ def _has_fractions(tensor: Tensor) -> bool:
 
 
 def _values_in(value: Any) -> Tensor | None:
-    """The first tensor that has fractions and is no lone number, such as a loss."""
+    """The first tensor that has fractions and more than one axis: a loss has none."""
     tensors = (tensor for tensor in tensors_in(value).values() if tensor.dim() > 1 and tensor.numel())
     return next(filter(_has_fractions, tensors), None)
 
