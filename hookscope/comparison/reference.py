@@ -120,8 +120,8 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     Raises:
         InputError: The reference has fewer than eight images, or no call that this model has.
     """
-    sides = (side.totals for side in (reference, now))
-    before, after = ({key: x for key, x in side.ranges.items() if x.images == side.images} for side in sides)
+    totals = reference.totals, now.totals
+    before, after = ({key: x for key, x in of.ranges.items() if x.images == of.images} for of in totals)
     if (images := reference.totals.images) < _LEAST_IMAGES:
         asked = f"the reference has {counted(images, 'image')}, too few to know a range"
         raise InputError(asked, do=f"save it again with {_LEAST_IMAGES} images or more, better 50")
@@ -145,9 +145,15 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         words = f"all {counted(count, 'call')} are in the range of the reference"
         words += f" ({counted(now.totals.images, 'image')} now, {images} in the reference)"
         return AgainstReference(tuple(shifts), None, words, now.totals.images, images)
-    first, at = out[0], len({shift.key for shift in shifts[: shifts.index(out[0])]} - {out[0].key})
+    said = [each for each in out if each.said and each.number not in ("settings", "shares")]
+    first = said[0] if said and out[0].times < _SURE else out[0]  # few images may show a little by chance
+    at = len({shift.key for shift in shifts[: shifts.index(first)] if shift.times <= 1} - {first.key})
     old, new = (side.get(INPUT_CALL) for side in (before, after))
-    if old is not None and new is not None and (at == 0 or (None not in old.shape and old.shape != new.shape)):
+    if (
+        old is not None
+        and new is not None
+        and (first is shifts[0] or (None not in old.shape and old.shape != new.shape))
+    ):
         case, text = "input", _input_words(old, new, shifts[0])
         if reference.source.preprocess not in (now.source.preprocess, AS_IN_TRAINING):
             text += f" (now {now.source.preprocess}, in the reference {reference.source.preprocess})"
@@ -155,11 +161,10 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         with_weights = (each for each in shifts if each.reference in pairs and before[each.reference].parameters)
         case = "first" if next(with_weights, None) is first and INPUT_CALL in before else first.number
         text = f"{_words(first)}, and {counted(at, 'call')} before it {'is' if at == 1 else 'are'} in range"
-    later = len({shift.key for shift in out} - {first.key})
+    later = len({shift.key for shift in out[out.index(first) :]} - {first.key})
     text += f"; {counted(later, 'later call')} left it too" if later else ""
     severity = "note" if max(each.times for each in out) < _SURE else CATALOGUE["left-range"].severity
     if answers and answers[0] in out:
-        said = [each for each in out if each.said and each.part != ANSWERS]
         far = [_shift(before[key], other, answers[0].shift).times for key, other in pairs.items()]
         severity = "note" if max(far) <= 1 and not said else severity
         text += f"; {answers[0].said}" if first is not answers[0] else ""
@@ -174,8 +179,7 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
 def _answers(before: CallRange | None, now: CallRange | None) -> list[CallShift]:
     """How many times the shares of the answers exceed chance; ``shift`` is how far they alone can move a mean.
 
-    Images of the reference, drawn with other shares of their answers, have a mean that is away by at most the square
-    root of chi squared of the shares, in deviations between images, whatever is measured (Cauchy and Schwarz).
+    With other shares of images, any mean moves by the square root of their chi squared at most (Cauchy and Schwarz).
     """
     if before is None or now is None or before.channels != now.channels:
         return []

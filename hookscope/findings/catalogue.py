@@ -791,11 +791,7 @@ _error(
             "The layer has other weights than in the reference, but most layers have the same.",
             "Load the checkpoint of the reference, or save a new one if the weights were changed on purpose.",
         ),
-        "settings": Case("The layer is not set as it was.", "Look for the line that makes this layer."),
-        "shares": Case(
-            "The model answers other classes than when the reference was saved.",
-            "Compare images with the same shares of classes; if these have them, the reference has too few images.",
-        ),
+        "shares": Case("The model answers other classes than in the reference.", "Compare images of the same classes."),
     },
 )
 _note(

@@ -17,8 +17,7 @@ from hookscope.statistics.moments import Accumulator, Floats
 INPUT_CALL = "(input)"
 """Name of the call that stands for what the model gets."""
 READ, ANSWERS = "input", "answers"
-"""Parts of a call: what it reads, if no call returned that but an operation between them; of the model the class of
-the highest score, and of maps the share of positions by class."""
+"""Parts of a call: what it reads, if an operation made that; of the model its best class, of maps shares of classes."""
 NUMBERS = ("mean", "spread", "highest", "grain")
 """What is known of a channel on one image.
 
@@ -63,8 +62,8 @@ class CallRange(Accumulator):
         cls, call: Call, values: Tensor, images: int, shape: tuple[int, ...], layer: nn.Module | None, part: str = ""
     ) -> Self:
         """The range of outputs ``(N, C, P)``, N a multiple of ``images``; the parts of an image count as one."""
-        own = {} if layer is None else dict(layer.named_parameters(recurse=False))
-        parameters = {name: tuple(parameter.shape) for name, parameter in own.items()}
+        own = () if layer is None else layer.named_parameters(recurse=False)
+        parameters = {name: tuple(parameter.shape) for name, parameter in own}
         if part == ANSWERS:
             values = nn.functional.one_hot(values.argmax(1), values.shape[1]).double().mean(1)[:, :, None]
         numbers = _numbers(values).double().cpu().numpy()
@@ -114,14 +113,13 @@ class CallRange(Accumulator):
 
 
 def held_by(model: nn.Module) -> dict[str, Any]:
-    """What the model holds, by name: a sketch of each parameter and buffer, and the numbers that layers are set to.
+    """A sketch of each parameter and buffer, and the numbers that layers are set to, by name.
 
-    A sketch has 16 sums of the values with fixed random signs, and is about as far from another as their values are
-    apart: the count sketch of Charikar, Chen and Farach-Colton (2002).
+    A sketch has 16 sums of values with random signs; two are about as far apart as the values (Charikar et al. 2002).
     """
     held: dict[str, Any] = {}
     for name, each in (*model.named_parameters(), *model.named_buffers()):
-        if each.is_floating_point():
+        if each.dim() and not each.is_complex():  # counts of batches have no axis
             flat = each.detach().double().cpu().numpy().reshape(-1)
             flat = np.pad(flat, (0, -len(flat) % _MIXTURES))
             bits = np.unpackbits(np.frombuffer(np.random.RandomState(0).bytes(len(flat) // 8), np.uint8))
