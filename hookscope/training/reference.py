@@ -11,7 +11,7 @@ from torch import nn
 
 from hookscope import models, statistics  # loaded at the end: they import torchvision, which a script may not want
 from hookscope.errors import UsageError
-from hookscope.hooks import buffers_kept, differentiable, map_tensors, tensors_in
+from hookscope.hooks import Selection, buffers_kept, differentiable, map_tensors, tensors_in
 
 _IMAGES = 64  # that are kept at least, if so many were seen
 
@@ -38,7 +38,7 @@ class LastInputs:
         if not self._passes:
             raise UsageError("no pass of a model that learns was sampled", do="call the model itself, not its layers")
         model = max(self._passes, key=_learning)
-        collector = statistics.StatisticsCollector(model, ranges=True)
+        collector = statistics.StatisticsCollector(model, Selection.of_names([""]), ranges=True)
         with differentiable(model, parameters=False), buffers_kept(model), torch.no_grad(), collector:
             for _, (args, kwargs) in self._passes[model]:
                 model(*args, **kwargs)

@@ -335,3 +335,12 @@ def test_images_of_one_class_are_no_error_and_their_shares_are_said() -> None:
     assert shares.shift == pytest.approx(5**0.5, rel=1e-6)
     model[1].weight.data *= 4  # more than other shares explain
     assert against(model, classes({2: 16}, 4), reference).finding.severity == "error"
+
+
+def test_changed_weights_are_named_before_what_few_images_may_show() -> None:
+    model, reference = net(), saved(net(), images(48, 0))
+    model[3].weight.data *= 0.9
+    found = against(model, images(8, 7) * 1.3, reference)
+    first = next(each for each in found.calls if each.times > 1)
+    assert first.key == "(input)" and first.times < 2
+    assert found.finding is not None and found.finding.layer == "3" and "its weight" in found.finding.evidence
