@@ -825,7 +825,7 @@ _note(
     Threshold("sudden_step", 2.0, "over the largest before it: in sound networks 1.6"),
     Threshold("sudden_sure", 1.3, "chosen: this far beyond a threshold, on eight images or more, it is a warning"),
     cases={
-        "undone": Case(
+        "undone": _as_warning(
             "The network was probably trained with this change, so that a step is missing here, or is one too many.",
             "Compare the forward pass with the code of the training.",
         ),

@@ -128,12 +128,7 @@ def _loaded_twice(model: nn.Module) -> Iterator[Finding]:
     seen: dict[tuple[torch.Size, float], tuple[str, Tensor]] = {}
     for name, parameter in model.named_parameters():
         values = parameter.detach()
-        if (
-            values.dim() < 2
-            or values.numel() < _FEW_OTHERS
-            or values.is_meta
-            or bool((values == values.flatten()[0]).all())
-        ):
+        if values.dim() < 2 or values.is_meta or not values.is_floating_point() or not values.std(correction=0) > 0:
             continue
         first, other = seen.setdefault((values.shape, float(values.double().sum())), (name, values))
         if first != name and other.data_ptr() != values.data_ptr() and torch.equal(values, other):
@@ -145,7 +140,12 @@ def _scalars(model: nn.Module) -> Iterator[Finding]:
     """Single numbers, such as the scale of a block, that are exactly 0 or 1 where others are not, or all of them."""
     kinds: dict[str, dict[str, float]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.numel() == 1 and not parameter.is_meta and (parameter.requires_grad or not _trains(model)):
+        if (
+            parameter.numel() == 1
+            and parameter.is_floating_point()
+            and not parameter.is_meta
+            and (parameter.requires_grad or not _trains(model))
+        ):
             kinds.setdefault(_BLOCK.split(name)[-1], {})[name] = float(parameter)
     for values in kinds.values():
         initial = [name for name, value in values.items() if value in (0.0, 1.0)]
