@@ -187,7 +187,9 @@ def _answers(before: CallRange | None, now: CallRange | None) -> list[CallShift]
     pooled = (before.m2[0] + now.m2[0] + away**2 * before.images * now.images / images) / images
     alone = np.where(before.m2[0] > 0, before.m2[0], 0.5) / before.images
     some = int((pooled > 0).sum())
-    chi, explained = ((away**2 / np.maximum(each, 1e-30)).sum() * (some - 1) / max(some, 1) for each in (pooled, alone))
+    chi, explained = (
+        (away**2 / np.maximum(each, 1e-30)).sum() * max(some - 1, 0) / max(some, 1) for each in (pooled, alone)
+    )
     chance = (some - 1 + _RARE * max(2 * (some - 1), 1) ** 0.5) * (1 / before.images + 1 / now.images)
     most = int(np.abs(away).argmax())
     said = f"class {most} has {new[most]:.0%} of the answers, and {old[most]:.0%} in the reference"

@@ -29,7 +29,7 @@ MOVES = {"view", "reshape", "permute", "transpose", "flatten", "getitem", "squee
 _ARITHMETIC = {"add", "sub", "mul", "div", "truediv", "pow", "square", "sqrt", "rsqrt", "mean", "var", "std"}
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a block
 _FEWEST, _MOST = 20, 192  # channels, below which chance is wide, and that are compared
-_LEAST = 8  # values of a channel: two rows of fewer are alike by chance
+_LEAST, _DEEPEST = 8, 4096  # values of a channel: two rows of fewer are alike by chance, and more tell nothing more
 _PERMUTATIONS = 48
 _DIRECT = "direct"
 _DIRECT_OTHERS, _OTHERS = 2, 3  # pairs of one kind beside those at chance
@@ -56,7 +56,8 @@ class Pair:
         if len(rows) != len(partners):
             return math.nan
         some = slice(None, None, -(-len(rows) // _MOST))
-        rows, partners = (as_float(each[some]).double().cpu().flatten(1) for each in (rows, partners))
+        rows, partners = (as_float(each[some]).cpu().flatten(1) for each in (rows, partners))
+        rows, partners = (each[:, :: -(-each.shape[1] // _DEEPEST)].double() for each in (rows, partners))
         alive = rows.any(1) & partners.any(1)
         if int(alive.sum()) < _FEWEST or min(rows.shape[1], partners.shape[1]) < _LEAST:
             return math.nan

@@ -111,7 +111,8 @@ def _rounded(model: nn.Module) -> Iterator[Finding]:
             text = f"{percent(zeros[name])} of its {large[name].numel():,} weights are zero, as after pruning"
             yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
     for name, values in [*large.items()][-1:]:
-        if zero := int((~values.flatten(1).any(1)).sum()) % len(values):
+        zero = int((~values.any(1)).sum()) % len(values) if values.dim() == 2 else 0
+        if zero:
             text = f"all weights of {zero} of its {counted(len(values), 'output')} are zero, as if never trained"
             yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
     read = {name: int(values.transpose(0, 1).flatten(1).any(1).sum()) for name, values in large.items()}

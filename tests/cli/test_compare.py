@@ -192,7 +192,15 @@ def test_two_saved_files_are_compared_and_what_needs_images_is_refused(run: Run,
     status, _, errors = run("--format", "tsv", a="a.json", b="b.json", image="")
     assert status == 0 and "in the range of the reference (8 images now, 8 in the reference)" in errors
     out = run("--format", "ndjson", a="a.json", b="b.json", image="")[1]
-    assert [row["name"] for row in rows(out)] == ["(input)", "conv1", "relu", "conv2", "fc", "(model)"]
+    assert [row["name"] for row in rows(out)] == [
+        "(input)",
+        "conv1",
+        "relu",
+        "conv2",
+        "fc",
+        "fc",
+        "(model)",
+    ]  # what fc reads
     for option in ("--html", "--max-relative"):
         words = run(option, "1" if option == "--max-relative" else "p.html", a="a.json", b="b.json", image="")
         one_error(words, 2, f"{option} needs models and images")
