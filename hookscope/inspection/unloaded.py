@@ -147,7 +147,7 @@ def _scalars(model: nn.Module) -> Iterator[Finding]:
             and not parameter.is_meta
             and (parameter.requires_grad or not _trains(model))
         ):
-            kinds.setdefault(_BLOCK.split(name)[-1], {})[name] = float(parameter)
+            kinds.setdefault(_BLOCK.split(name)[-1], {})[name] = float(parameter.detach())
     for values in kinds.values():
         initial = [name for name, value in values.items() if value in (0.0, 1.0)]
         rest = len(values) - len(initial)

@@ -217,6 +217,18 @@ def test_answers_that_do_not_repeat_are_named_with_the_first_layer_that_differs(
     assert torch.equal(torch.get_rng_state(), before) and not net.training
 
 
+def test_a_block_that_is_left_out_now_and_then_is_found_by_the_numbers_that_it_draws() -> None:
+    def seldom(net: Any, x: Tensor) -> Tensor:
+        kept = float(torch.rand(()) < 0.5)
+        return net.head(net.conv(x).mean((2, 3)) * kept)
+
+    net = Function(seldom, conv=nn.Conv2d(3, 8, 3), head=nn.Linear(8, 5)).eval()
+    inputs = torch.randn(1, 3, 9, 9)
+    with torch.random.fork_rng():
+        [finding] = unrepeated(as_loaded(net), [(inputs[0],)], net(inputs).detach())
+    assert (finding.finding, finding.layer) == ("random-output", "head")
+
+
 def test_a_model_that_takes_one_image_alone_is_left_in_peace() -> None:
     net = Function(
         lambda net, x: net.head(net.conv(x).mean((2, 3)).reshape(8)), conv=nn.Conv2d(3, 8, 3), head=nn.Linear(8, 5)

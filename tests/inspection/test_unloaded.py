@@ -188,3 +188,85 @@ def test_grey_and_dark_images_are_notes_on_the_input(change: str | None, says: s
     named = [(each.severity, each.evidence) for each in network_findings(evidence) if each.finding == "input-mismatch"]
     assert len(named) == (says is not None)
     assert all(severity == "note" and str(says) in text for severity, text in named)
+
+
+def normal(net: Any) -> Any:
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.normal_(layer.weight)
+    return net.eval()
+
+
+def test_weights_that_were_loaded_into_two_layers_are_named_and_shared_ones_are_not() -> None:
+    net = normal(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))))
+    assert found(net) == []
+    net[3] = net[0]
+    assert found(net) == [], "shared"
+    net[2].load_state_dict(net[1].state_dict())
+    assert found(net) == [("copied-weights", "2.weight", "warning")]
+
+
+def test_numbers_at_their_first_value_are_named_where_others_are_not() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.conv, self.scale = nn.Conv2d(4, 4, 3, padding=1), nn.Parameter(torch.tensor([float(scale)]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.scale * self.conv(x)
+
+    def named(*scales: float) -> list[tuple[str, str]]:
+        net = normal(nn.Sequential(*map(Scaled, scales)))
+        return [(each.layer, each.evidence) for each in unloaded(evidence_of(net, INPUTS))]
+
+    assert named(0.3, 0.7, 0.9, 1.2) == [] and named(1, 1) == [], "two are too few"
+    assert named(0.3, 1, 0.9, 1.2) == [("1.scale", "it is exactly 1, and 3 numbers like it are other")]
+    assert named(0, 0, 0) == [("0.scale", "it is exactly 0, and 2 numbers like it too")]
+
+
+def test_channels_that_nothing_reads_and_classes_that_nothing_makes_are_named() -> None:
+    net = normal(nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(5)), nn.Flatten(), nn.Linear(8 * 4, 9)))
+    inputs = torch.randn(1, 8, 12, 12)
+    net[3].weight.data[:, :5] = 0
+    net[6].weight.data[7:] = 0
+    assert [(each.layer, each.evidence) for each in unloaded(evidence_of(net, inputs))] == [
+        ("3.weight", "62.5 % of its 576 weights are zero, as after pruning"),
+        ("6.weight", "all weights of 2 of its 9 outputs are zero, as if never trained"),
+    ]
+
+
+def test_filters_of_one_length_and_filters_that_are_nearly_one_are_named() -> None:
+    net = normal(nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(6))))
+    inputs = torch.randn(1, 8, 14, 14)
+
+    def named() -> list[tuple[str, str]]:
+        findings = network_findings(evidence_of(net, inputs))
+        return [(each.layer, each.evidence.partition(":")[0]) for each in findings if each.finding != "rounded-weights"]
+
+    assert named() == []
+    net[2].weight.data /= net[2].weight.data.flatten(1).norm(dim=1)[:, None, None, None] / 8
+    net[4].weight.data = net[4].weight.data.mean(0) * 3 + 0.2 * net[4].weight.data
+    assert named() == [
+        ("2.weight", "all its filters have the same length, 8"),
+        ("4.weight", "its filters are nearly one"),
+    ]
+
+
+def test_scores_that_are_cut_at_a_bound_are_named() -> None:
+    net = normal(nn.Sequential(nn.Flatten(), nn.Linear(12, 8)))
+    inputs = 5 * torch.randn(4, 3, 2, 2)
+    for last, expected in ((nn.Identity(), []), (nn.Hardtanh(), ["(model)"]), (nn.Softsign(), [])):
+        scores = tuple(last(net(image[None])).detach() for image in inputs)
+        evidence = replace(evidence_of(nn.Sequential(*net, last).eval(), inputs), scores=scores)
+        cut = [each for each in network_findings(evidence) if "exactly the best score" in each.evidence]
+        assert [each.layer for each in cut] == expected and all(each.severity == "warning" for each in cut)
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1, False), (1 / 255, True)])
+def test_images_that_lost_their_contrast_are_named(factor: float, named: bool) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (2, 9, 9, 3), dtype=np.uint8)
+    inputs = torch.from_numpy(values).permute(0, 3, 1, 2) / 255 * factor / 0.2 - 2
+    net = normal(nn.Sequential(nn.Conv2d(3, 4, 3)))
+    evidence = replace(evidence_of(net, inputs), pictures=tuple(map(Image.fromarray, values)))
+    findings = [each for each in network_findings(evidence) if each.finding == "input-mismatch"]
+    assert ["contrast" in each.evidence for each in findings] == [True] * named
