@@ -185,10 +185,10 @@ def _pairs(trace: Trace, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, P
     seen: set[tuple[str, str]] = set()
     for call in trace.calls:
         name = _weight_of(trace, call)
-        for maker, at in ((maker, at) for read in call.reads if read != INPUT for maker, at in made[read].items()):
-            if name not in weights or maker in (*first, name) or (maker, name) in seen:
-                continue
-            pooled = 1 == _positions(call.input_shape) < _positions(trace.calls[at].output_shape)
+        for maker, (places, bends) in (each for read in call.reads if read != INPUT for each in made[read].items()):
+            if name not in weights or not bends or maker in (*first, name) or (maker, name) in seen:
+                continue  # a pair without an activation may be at chance in a sound network
+            pooled = 1 == _positions(call.input_shape) < places
             pooled = pooled and weights[name].shape[2] == 1  # a gate, or the last layer
             if len(weights[maker]) == weights[name].shape[1] >= _FEWEST and (name in last or not pooled):
                 seen.add((maker, name))
@@ -210,21 +210,25 @@ def _block(name: str) -> str:
     return whole.rpartition(".")[0] if part else _layer(name).rpartition(".")[0]
 
 
-def _makers(trace: Trace, weights: Mapping[str, Tensor]) -> list[dict[str, int]]:
-    """For each call the weights whose channels it returns in their order, with the call that made them."""
-    made: list[dict[str, int]] = []
-    for at, call in enumerate(trace.calls):
+def _makers(trace: Trace, weights: Mapping[str, Tensor]) -> list[dict[str, tuple[int, bool]]]:
+    """For each call the weights whose channels it returns in their order, by name.
+
+    And how many positions these had, and whether they went through an activation function.
+    """
+    made: list[dict[str, tuple[int, bool]]] = []
+    for call in trace.calls:
         layer, name = trace.layers[call.layer], _weight_of(trace, call)
         kind, reads = layer.type.strip("_"), [read for read in call.reads if read != INPUT]
-        own = {maker: by for read in reads for maker, by in made[read].items()}
+        activates = bool(activation_class(kind))
+        own = {maker: (at, bends or activates) for read in reads for maker, (at, bends) in made[read].items()}
         whole = [read for read in reads if trace.calls[read].output_shape == call.output_shape]
         moves = kind in MOVES or passes_values_on(kind) or "pool" in kind or "dropout" in kind
         # with a number, a parameter, or a mean of the same channels, but not with a gate or another stream
         computes = kind in _ARITHMETIC and (len(reads) == 1 or (len(whole) == 1 and own == made[whole[0]]))
         if name in weights:
-            made.append({name: at})
+            made.append({name: (_positions(call.output_shape), False)})
         else:
-            made.append(own if moves or computes or activation_class(kind) or "norm" in kind.lower() else {})
+            made.append(own if moves or computes or activates or "norm" in kind.lower() else {})
     return made
 
 

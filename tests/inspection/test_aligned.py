@@ -45,12 +45,8 @@ def chain(last: bool = False) -> nn.Sequential:
     """Four convolutions and three Linear layers that fit each other; maps may be flattened place by place."""
     turn = Function((lambda x: x.permute(0, 2, 3, 1)) if last else (lambda x: x))
     convolutions = [layer for _ in range(4) for layer in (nn.Conv2d(CHANNELS, CHANNELS, 3), nn.ReLU())]
-    linear = [
-        nn.Linear(4 * CHANNELS, CHANNELS),
-        nn.ReLU(),
-        nn.Linear(CHANNELS, CHANNELS),
-        nn.Linear(CHANNELS, CHANNELS),
-    ]
+    linear: list[nn.Module] = [nn.Linear(4 * CHANNELS, CHANNELS)]
+    linear += [layer for _ in range(2) for layer in (nn.ReLU(), nn.Linear(CHANNELS, CHANNELS))]
     net = nn.Sequential(*convolutions, turn, nn.Flatten(), *linear)
     layers: list[Any] = [layer for layer in net if isinstance(layer, nn.Conv2d | nn.Linear)]
     groupings = [grouped() for _ in range(len(layers) + 1)]
@@ -105,9 +101,9 @@ def test_weights_that_do_not_fit_their_neighbours_are_named_with_what_would_fit(
     layers[10].weight.data = turned
     assert named(net, inputs) == [("10.weight", "it would fit if the maps before it were flattened in another order")]
     layers[10].weight.data = sound[10]
-    layers[12].weight.data, layers[13].weight.data = layers[13].weight.data, sound[12]
+    layers[12].weight.data, layers[14].weight.data = layers[14].weight.data, sound[12]
     [(layer, cure)] = named(net, inputs)
-    other = {"12.weight": "13", "13.weight": "12"}[layer]
+    other = {"12.weight": "14", "14.weight": "12"}[layer]
     assert cure == f"the weights of {other} would fit here"
 
 
