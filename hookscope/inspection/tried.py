@@ -21,6 +21,7 @@ from hookscope.tracing import INPUT
 
 _IMAGES, _BLOCKS = 8, 6  # the first, and the last blocks before the layer, whose inputs may be missing
 _BETTER = 2.5  # times, which a change must improve the fit
+_WITH_VALUES = {"GLU", "PReLU", "Threshold"}  # activation functions that need values, or other channels
 _GOOD = 0.5  # a fit of sound layers on a few images
 
 Values = Sequence[Tensor]
@@ -48,7 +49,7 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, float
         changed = [*_changes(own, read, "", lambda values: values)]
         if computes is not None:
             activation = Counter(filter(None, (activation_class(each.type) for each in evidence.trace.layers)))
-            usual = next((kind for kind, _ in activation.most_common(1)), "ReLU")
+            usual = next((kind for kind, _ in activation.most_common() if kind not in _WITH_VALUES), "ReLU")
             if float(min(values.min() for values in before)) < 0:
                 activated = [computes(getattr(nn, usual)()(values)) for values in before]
                 changed.append((f"with {usual} before {feeder}", activated))
