@@ -46,7 +46,7 @@ def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
             for one, other in ((usual, blocks[odd[0]]), (blocks[odd[0]], usual))
         )
         is_first, activations = odd[0] == next(iter(blocks)), not added and all(map(_activates, missing))
-        lost = not added and all(_activates(step) or "Norm" in step for step in missing)  # no block leaves these out
+        lost = not added and all(_activates(step) or _normalises(step) for step in missing)  # no block leaves these out
         if (
             times < (_FEWER if lost else _FEWEST)
             or (is_first and not activations)
@@ -81,9 +81,14 @@ def _activates(step: str) -> bool:
     return bool(activation_class(_layer_of(step) or step))
 
 
+def _normalises(step: str) -> bool:
+    """Whether it is a norm, such as ``norm1 LayerNorm2d``, and not a block with one, such as ConvNormAct."""
+    return _layer_of(step).rstrip("123d").endswith("Norm")
+
+
 def _may_be_lost(step: str) -> bool:
     """Whether it is an operation, an activation function or a norm: other layers make another kind of block."""
-    return not _layer_of(step) or _activates(step) or "Norm" in step
+    return not _layer_of(step) or _activates(step) or _normalises(step)
 
 
 def _blocks(trace: Trace) -> Iterator[tuple[str, Steps, bool, Steps]]:
