@@ -11,7 +11,7 @@ from PIL import Image, ImageChops
 from torch import Tensor, nn
 
 from hookscope.findings import CATALOGUE, Finding, alike, counted, default, single
-from hookscope.hooks import MODEL, Selection, as_float
+from hookscope.hooks import MODEL, Selection, as_float, differentiable
 from hookscope.inspection.aligned import misaligned, weights_of
 from hookscope.inspection.facts import InspectionEvidence
 from hookscope.inspection.outliers import deviations
@@ -240,12 +240,16 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                 yield from _outlier(full, values.abs(), name)
     if len(sizes) < _FEW_CHANNELS:
         return
-    for full in (full for full, spread in spreads.items() if spread < _EVEN < np.median([*spreads.values()])):
+    of_one_length = [full for full, spread in spreads.items() if spread < _EVEN < np.median([*spreads.values()])]
+    for full in of_one_length:
+        values = model.get_parameter(full).detach()
+        if 2 * len(values.unique()) < values.numel():  # fixed filters, such as a blur or an identity
+            continue
         text = f"all its filters have the same length, {sizes[full]:.4g}"
         yield CATALOGUE["initial-weights"].finding(full, text, "length", numbers={"norm": sizes[full]})
-    for full in (
-        full for full, mean in likeness.items() if mean > _ALIKE and np.median([*likeness.values()]) < _ALIKE / 2
-    ):
+    usual_likeness = np.median([*likeness.values(), 0.0])
+    inner = [*likeness.items()][:-1]  # classes that no image had are alike in the last layer
+    for full in (full for full, mean in inner if mean > _ALIKE > 2 * usual_likeness):
         text = f"its filters are nearly one: their mean cosine is {likeness[full]:.2f}"
         yield CATALOGUE["duplicate-filters"].finding(full, text, "alike", numbers={"cosine": likeness[full]})
     norms_of_layers, last = np.array(list(sizes.values())), list(sizes)[-1]  # a head may start small
@@ -319,6 +323,7 @@ def _outlier(full: str, sizes: Tensor, what: str) -> Iterator[Finding]:
         yield CATALOGUE["outlier-weights"].finding(full, text, channels=(channel,), numbers=numbers)
 
 
+_BGR, _BETTER_COLOURS = "with red and blue exchanged", 2.0  # which changes an input little
 _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "divided by 255, with ImageNet's mean and std": lambda x: (x / 255 - _MEAN.to(x)) / _STD.to(x),
     "divided by 255": lambda x: x / 255,
@@ -326,7 +331,7 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "without ImageNet's mean and std": lambda x: x * _STD.to(x) + _MEAN.to(x),
     "in a range of -1 to 1": lambda x: 2 * x - 1,
     "in a range of 0 to 255": lambda x: 255 * x,
-    "with red and blue exchanged": lambda x: x.flip(0),
+    _BGR: lambda x: x.flip(0),
 }
 """Other ways to prepare an image: steps that may be missing, or done twice."""
 
@@ -355,7 +360,7 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
     first = [norm.layer for norm in norms]
     fits = {words: _fit(_drifts_of(evidence, first, other)) for words, other in _OTHERS.items()}
     best = min(fits, key=lambda words: fits[words])
-    if fits[best] * _BETTER < now:
+    if fits[best] * (_BETTER_COLOURS if best == _BGR else _BETTER) < now:
         text = f"{best}, the images fit the first BatchNorms {now / fits[best]:.2g} times better"
         numbers = {"low": low, "high": high, "drift": now, "other": fits[best], "times": now / fits[best] / _BETTER}
         yield kind.finding("", text, "" if now / fits[best] > _MUCH_BETTER else "little", numbers=numbers)
@@ -369,10 +374,11 @@ def _pictures(evidence: InspectionEvidence) -> Iterator[Finding]:
         text = f"the brightest value of all images is {brightest} of 255"
         yield kind.finding("", text, "dark", numbers={"brightest": brightest})
     contrasts = [
-        float(as_float(tensors[0]).flatten(1).std(1).mean()) / max(float(np.std(np.asarray(picture))) / 255, _FLAT)
+        float(as_float(tensors[0]).flatten(1).std(1).mean()) / spread
         for tensors, picture in zip(evidence.inputs, pictures, strict=False)
+        if (spread := float(np.std(np.asarray(picture))) / 255) > _FLAT
     ]
-    if contrasts and max(contrasts) < _FAINT and brightest > 255 * _FLAT:
+    if contrasts and max(contrasts) < _FAINT:
         text = f"the contrast of the prepared images is {max(contrasts):.2g} times the contrast of the pictures"
         yield kind.finding("", text, "faint", numbers={"contrast": max(contrasts)})
     weights = (weights_of(module) for module in evidence.net.model.modules())
@@ -396,7 +402,8 @@ def _drifts_of(
     evidence: InspectionEvidence, layers: Sequence[str], other: Callable[[Tensor], Tensor]
 ) -> list[BatchNormDrift]:
     model, names = evidence.net.model, [layer.partition("#")[0] for layer in layers]
-    with StatisticsCollector(model, Selection.of_names(names)) as collector, torch.no_grad():
+    kept = StatisticsCollector(model, Selection.of_names(names))
+    with differentiable(model, parameters=False), kept as collector, torch.no_grad():
         for tensors in evidence.inputs:
             model(*evidence.net.inputs(*(other(tensor) for tensor in tensors)))
     return [drift for drift in collector.totals.drifts() if drift.layer in layers]

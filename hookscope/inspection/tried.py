@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks import HookHandles, activation_class, is_leaf, tensors_in
+from hookscope.hooks import HookHandles, activation_class, differentiable, is_leaf, tensors_in
 from hookscope.inspection.facts import InspectionEvidence
 from hookscope.statistics import BatchNormDrift
 from hookscope.tracing import INPUT
@@ -42,10 +42,12 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, float
         return None
     now = fit(norms[layer].drift(layer))
     tried: dict[str, float] = {}
-    with torch.no_grad():
+    with differentiable(evidence.net.model, parameters=False), torch.no_grad():
         read = _inputs(evidence, modules, layer, feeder)
         own, before = read.pop(layer), read.pop(feeder, ())
-        computes = modules[feeder] if before and _same(modules[feeder](before[0]), own[0]) else None
+        computes = _computes(modules[feeder]) if before else None
+        if computes is not None and not _same(computes(before[0]), own[0]):
+            computes = None
         changed = [*_changes(own, read, "", lambda values: values)]
         if computes is not None:
             activation = Counter(filter(None, (activation_class(each.type) for each in evidence.trace.layers)))
@@ -63,6 +65,18 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, float
                 tried[f"with the running statistics of {other}"] = _distance(evidence, own, other)
     best = min(tried, key=lambda words: tried[words])
     return (best, now / tried[best]) if tried[best] <= min(_GOOD, now / _BETTER) else None
+
+
+def _computes(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The first tensor that a layer returns for its first argument; empty if it takes others too."""
+
+    def compute(values: Tensor) -> Tensor:
+        try:
+            return next(iter(tensors_in(layer(values)).values()), torch.empty(0))
+        except Exception:  # whatever a layer raises that is called so
+            return torch.empty(0)
+
+    return compute
 
 
 def _inputs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import isqrt
 
 import numpy as np
@@ -22,7 +23,7 @@ _ROUNDED, _FEW_ROUNDED = default("rounded-weights", "values"), default("rounded-
 _LARGE_BIAS, _PRUNED = default("outlier-layer", "large_bias"), default("rounded-weights", "zeros")
 _NEIGHBOURS = default("unordered-positions", "neighbours")
 _PERMUTATIONS = 64
-_BLOCK, _FEW_SCALARS = re.compile(r"\d+\."), 3  # the number of a block, and values of one kind
+_BLOCK, _FEW_SCALARS = re.compile(r"(?<![^.])\d+(?:\.|$)"), 3  # the number of a block, and values of one kind
 _EMPTY, _NO_ZEROS = 0.25, 1e-3  # shares of zeros in weights that were pruned, and in the others
 
 
@@ -31,7 +32,7 @@ def unloaded(evidence: InspectionEvidence) -> Iterator[Finding]:
     yield from _norms(evidence.net.model)
     yield from _biases(evidence.net.model)
     yield from _rounded(evidence.net.model)
-    yield from _loaded_twice(evidence.net.model)
+    yield from _loaded_twice(evidence)
     yield from _scalars(evidence.net.model)
     yield from _loose(evidence)
     yield from _idle(evidence)
@@ -124,17 +125,23 @@ def _rounded(model: nn.Module) -> Iterator[Finding]:
             yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
 
 
-def _loaded_twice(model: nn.Module) -> Iterator[Finding]:
-    """The weights that equal the weights of an earlier layer in every bit, and do not share their memory."""
+def _loaded_twice(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """The weights that equal the weights of an earlier layer in every bit, and do not share their memory.
+
+    A copy that does not run, or is frozen alone, such as a teacher, is meant.
+    """
+    model, ran = evidence.net.model, {facts.call.name for facts in evidence.calls}
     seen: dict[tuple[torch.Size, float], tuple[str, Tensor]] = {}
     for name, parameter in model.named_parameters():
-        values = parameter.detach()
-        if values.dim() < 2 or values.is_meta or not values.is_floating_point() or not values.std(correction=0) > 0:
+        learns = parameter.requires_grad or not _trains(model)
+        if parameter.dim() < 2 or parameter.is_meta or parameter.is_complex() or not learns:
             continue
-        first, other = seen.setdefault((values.shape, float(values.double().sum())), (name, values))
-        if first != name and other.data_ptr() != values.data_ptr() and torch.equal(values, other):
-            text = f"its {values.numel():,} weights are the weights of {first.removesuffix('.weight')} in every bit"
-            yield CATALOGUE["copied-weights"].finding(name, text)
+        values = as_float(parameter.detach())
+        if name.rpartition(".")[0] in ran and bool(values.std(correction=0) > 0):
+            first, other = seen.setdefault((values.shape, float(values.double().sum())), (name, values))
+            if first != name and other.data_ptr() != values.data_ptr() and torch.equal(values, other):
+                text = f"its {values.numel():,} weights are the weights of {first.removesuffix('.weight')} in every bit"
+                yield CATALOGUE["copied-weights"].finding(name, text)
 
 
 def _scalars(model: nn.Module) -> Iterator[Finding]:
@@ -147,7 +154,7 @@ def _scalars(model: nn.Module) -> Iterator[Finding]:
             and not parameter.is_meta
             and (parameter.requires_grad or not _trains(model))
         ):
-            kinds.setdefault(_BLOCK.split(name)[-1], {})[name] = float(parameter.detach())
+            kinds.setdefault([*filter(None, _BLOCK.split(name))][-1], {})[name] = float(parameter.detach())
     for values in kinds.values():
         initial = [name for name, value in values.items() if value in (0.0, 1.0)]
         rest = len(values) - len(initial)
@@ -155,7 +162,8 @@ def _scalars(model: nn.Module) -> Iterator[Finding]:
             for name in initial[: len(initial) if rest else 1]:
                 others = f"{counted(len(values) - 1, 'number')} like it {'are other' if rest else 'too'}"
                 text = f"it is exactly {values[name]:g}, and {others}"
-                yield CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": values[name]})
+                finding = CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": values[name]})
+                yield finding if rest else replace(finding, severity="note")
 
 
 def _trains(model: nn.Module) -> bool:
@@ -170,7 +178,7 @@ def _is_one_to_one(values: Tensor) -> bool:
 
 def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
     """Parameters beside the layers: all values equal where the answer depends on them; positions in no order."""
-    trains = _trains(evidence.net.model)
+    trains, constant = _trains(evidence.net.model), dict[str, str]()  # the first of each kind
     for name, parameter in evidence.net.model.named_parameters():
         layer, _, own = name.rpartition(".")
         is_loose = own not in ("weight", "bias") and not is_closed(evidence.net.model.get_submodule(layer))
@@ -179,7 +187,8 @@ def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
         values = as_float(parameter.detach())
         first = float(values.flatten()[0])
         if bool((values == first).all()):
-            if _matters(evidence, [name]):
+            alike = constant.setdefault(_BLOCK.sub("", own), name) != name  # such as the second factor of LoRA
+            if not alike and _matters(evidence, [name]):
                 text = f"its {counted(values.numel(), 'value')} are all {f'{first:.3g}' if first else 'zero'}"
                 yield CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": first})
         elif (
