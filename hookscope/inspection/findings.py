@@ -226,7 +226,8 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                     continue
                 if float(norms.max()):
                     sizes[full] = float(norms[norms > 0].median())
-                    spreads[full] = float(norms.std(correction=0)) / sizes[full]
+                    if len(norms) >= _FEW_CHANNELS:
+                        spreads[full] = float(norms.std(correction=0)) / sizes[full]
                     mean = float((values.flatten(1)[norms > 0] / norms[norms > 0, None]).sum(0).square().sum())
                     likeness[full] = (mean - len(norms)) / max(len(norms) * (len(norms) - 1), 1)
                 yield from _initial(full, values, norms)

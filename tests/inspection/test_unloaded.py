@@ -270,3 +270,18 @@ def test_images_that_lost_their_contrast_are_named(factor: float, named: bool) -
     evidence = replace(evidence_of(net, inputs), pictures=tuple(map(Image.fromarray, values)))
     findings = [each for each in network_findings(evidence) if each.finding == "input-mismatch"]
     assert ["contrast" in each.evidence for each in findings] == [True] * named
+
+
+def test_fixed_filters_teachers_and_counters_are_no_fault() -> None:
+    net = normal(nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(5))))
+    net[1].weight.data = torch.ones(8, 8, 3, 3) / 9  # a blur
+    nn.init.dirac_(net[2].weight)
+    single = nn.Conv2d(8, 1, 3)
+    net.teacher = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(2))).eval()
+    net.teacher.load_state_dict(
+        {name: value for name, value in net.state_dict().items() if name[:2] in ("0.", "3.")}, strict=False
+    )
+    net.forward = lambda x: single(net[4](net[3](net[2](net[1](net[0](x))))))
+    net.single = single
+    findings = network_findings(evidence_of(net, torch.randn(2, 8, 9, 9)))
+    assert not [each for each in findings if each.finding == "copied-weights" or "same length" in each.evidence]
