@@ -826,7 +826,7 @@ _note(
     Threshold("sudden_sure", 1.3, "chosen: this far beyond a threshold, on eight images or more, it is a warning"),
     cases={
         "undone": _as_warning(
-            "The network was probably trained with this change, so that a step is missing here, or is one too many.",
+            "The network was probably trained with this change: a step is missing here, or there is one too many.",
             "Compare the forward pass with the code of the training.",
         ),
         "sign": Case(

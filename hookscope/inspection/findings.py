@@ -251,7 +251,7 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
     usual_likeness = np.median([*likeness.values(), 0.0])
     inner = [*likeness.items()][:-1]  # classes that no image had are alike in the last layer
     for full in (full for full, mean in inner if mean > _ALIKE > 2 * usual_likeness):
-        text = f"its filters are nearly one: their mean cosine is {likeness[full]:.2f}"
+        text = f"its filters are nearly the same: their mean cosine is {likeness[full]:.2f}"
         yield CATALOGUE["duplicate-filters"].finding(full, text, "alike", numbers={"cosine": likeness[full]})
     norms_of_layers, last = np.array(list(sizes.values())), list(sizes)[-1]  # a head may start small
     usual = float(np.median(norms_of_layers))

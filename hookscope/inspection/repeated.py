@@ -53,8 +53,12 @@ def unrepeated(
     except Exception:  # whatever a model raises that takes no batch of two
         return
     difference = _distance(first, other)
-    what = "the output for an image depends on the other images of the batch" if case else "a second pass differs"
-    text = f"{what}: by {difference:.2g} times the spread of its values"
+    what = (
+        "the output for an image changes with the other images of the batch"
+        if case
+        else "the output changes in a second pass"
+    )
+    text = f"{what}, by {difference:.2g} times the spread of its values"
     yield CATALOGUE["random-output"].finding(layer, text, case, numbers={"difference": difference})
 
 

@@ -41,7 +41,6 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, float
     if layer not in modules or feeder not in modules:  # a later call of the same layer
         return None
     now = fit(norms[layer].drift(layer))
-    tried: dict[str, float] = {}
     with differentiable(evidence.net.model, parameters=False), torch.no_grad():
         read = _inputs(evidence, modules, layer, feeder)
         own, before = read.pop(layer), read.pop(feeder, ())
@@ -59,7 +58,7 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, float
                 turned = [computes(torch.cat(values.split(parts, 1)[::-1], 1)) for values in before]
                 changed.append((f"with what {feeder} reads in another order", turned))
             changed += _changes(before, read, f" before {feeder}", computes)
-        tried |= {words: _distance(evidence, values, layer) for words, values in changed}
+        tried = {words: _distance(evidence, values, layer) for words, values in changed}
         for other, norm in norms.items():
             if other != layer and norm.channels == norms[layer].channels:
                 tried[f"with the running statistics of {other}"] = _distance(evidence, own, other)

@@ -160,7 +160,7 @@ def _scalars(model: nn.Module) -> Iterator[Finding]:
         rest = len(values) - len(initial)
         if len(values) >= _FEW_SCALARS and (not rest or len(initial) < rest):
             for name in initial[: len(initial) if rest else 1]:
-                others = f"{counted(len(values) - 1, 'number')} like it {'are other' if rest else 'too'}"
+                others = f"{counted(len(values) - 1, 'number')} like it {'are not' if rest else 'are too'}"
                 text = f"it is exactly {values[name]:g}, and {others}"
                 finding = CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": values[name]})
                 yield finding if rest else replace(finding, severity="note")

@@ -220,8 +220,8 @@ def test_numbers_at_their_first_value_are_named_where_others_are_not() -> None:
         return [(each.layer, each.evidence) for each in unloaded(evidence_of(net, INPUTS))]
 
     assert named(0.3, 0.7, 0.9, 1.2) == [] and named(1, 1) == [], "two are too few"
-    assert named(0.3, 1, 0.9, 1.2) == [("1.scale", "it is exactly 1, and 3 numbers like it are other")]
-    assert named(0, 0, 0) == [("0.scale", "it is exactly 0, and 2 numbers like it too")]
+    assert named(0.3, 1, 0.9, 1.2) == [("1.scale", "it is exactly 1, and 3 numbers like it are not")]
+    assert named(0, 0, 0) == [("0.scale", "it is exactly 0, and 2 numbers like it are too")]
 
 
 def test_channels_that_nothing_reads_and_classes_that_nothing_makes_are_named() -> None:
@@ -248,7 +248,7 @@ def test_filters_of_one_length_and_filters_that_are_nearly_one_are_named() -> No
     net[4].weight.data = net[4].weight.data.mean(0) * 3 + 0.2 * net[4].weight.data
     assert named() == [
         ("2.weight", "all its filters have the same length, 8"),
-        ("4.weight", "its filters are nearly one"),
+        ("4.weight", "its filters are nearly the same"),
     ]
 
 
