@@ -181,8 +181,9 @@ def _undone(evidence: InspectionEvidence) -> Iterator[Finding]:
     if evidence.totals.images >= _SOME_IMAGES:
         for layer in (drift.layer for drift in drifts if drift.layer in far):
             if change := what_would_fit(evidence, layer):
-                text = f"{change[0]}, its inputs fit its running statistics {change[1]:.2g} times better"
-                yield CATALOGUE["sudden-drift"].finding(layer, text, "undone", numbers={"times": change[1]})
+                place, words, times = change
+                text = f"{words}, the inputs of {layer} fit its running statistics {times:.2g} times better"
+                yield CATALOGUE["sudden-drift"].finding(place, text, "undone", numbers={"times": times})
                 return  # what follows drifts for the same reason
 
 

@@ -34,8 +34,11 @@ def fit(drift: BatchNormDrift) -> float:
     return float(np.mean(np.abs(drift.shift)) + np.std(ratio) + abs(np.mean(ratio)))
 
 
-def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, float] | None:
-    """The change with which a BatchNorm meets its running statistics, and how many times better; None if none does."""
+def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, str, float] | None:
+    """The layer or block to change, the change with which a BatchNorm meets its statistics, and how many times better.
+
+    None if no change does.
+    """
     norms, feeder = evidence.totals.batch_norms, evidence.feeders().get(layer, "")
     modules = dict(evidence.net.model.named_modules())
     if layer not in modules or feeder not in modules:  # a later call of the same layer
@@ -63,7 +66,10 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, float
             if other != layer and norm.channels == norms[layer].channels:
                 tried[f"with the running statistics of {other}"] = _distance(evidence, own, other)
     best = min(tried, key=lambda words: tried[words])
-    return (best, now / tried[best]) if tried[best] <= min(_GOOD, now / _BETTER) else None
+    if tried[best] > min(_GOOD, now / _BETTER):
+        return None
+    block = best.partition(" the input of ")[2].partition(" ")[0]
+    return block or layer, best, now / tried[best]
 
 
 def _computes(layer: nn.Module) -> Callable[[Tensor], Tensor]:

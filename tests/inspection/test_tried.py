@@ -51,16 +51,16 @@ def turned(b: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "layer", "words"),
+    ("right", "wrong", "layer", "place", "words"),
     [
-        (usual, no_activation, "1.bn2", "with ReLU before 1.conv2"),
-        (usual, no_skip, "2.bn1", "with the input of 1 added before 2.conv1"),
-        (usual, twice, "2.bn1", "without the input of 1 before 2.conv1"),
-        (joined, turned, "1.bn2", "with what 1.conv2 reads in another order"),
+        (usual, no_activation, "1.bn2", "1.bn2", "with ReLU before 1.conv2"),
+        (usual, no_skip, "2.bn1", "1", "with the input of 1 added before 2.conv1"),
+        (usual, twice, "2.bn1", "1", "without the input of 1 before 2.conv1"),
+        (joined, turned, "1.bn2", "1.bn2", "with what 1.conv2 reads in another order"),
     ],
 )
 def test_the_change_that_undoes_a_drift_is_named(
-    right: Callable[[Any, Tensor], Tensor], wrong: Callable[[Any, Tensor], Tensor], layer: str, words: str
+    right: Callable[[Any, Tensor], Tensor], wrong: Callable[[Any, Tensor], Tensor], layer: str, place: str, words: str
 ) -> None:
     head = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     net: Any = nn.Sequential(Block(right), Block(right), Block(right), head)
@@ -81,11 +81,10 @@ def test_the_change_that_undoes_a_drift_is_named(
     net[1].step = wrong
     evidence = evidence_of(net, few)
     found = what_would_fit(evidence, layer)
-    assert found is not None and found[0] == words and found[1] > 2.5
+    assert found is not None and found[:2] == (place, words) and found[2] > 2.5
     [finding] = [each for each in network_findings(evidence) if "fit its running" in each.evidence]
-    assert (finding.layer, finding.severity) == (layer, "warning") and finding.evidence.startswith(
-        f"{words}, its inputs"
-    )
+    assert (finding.layer, finding.severity) == (place, "warning")
+    assert finding.evidence.startswith(f"{words}, the inputs of {layer} fit")
 
 
 def test_statistics_of_two_layers_that_were_exchanged_are_named_and_a_strange_layer_is_not() -> None:
@@ -101,7 +100,7 @@ def test_statistics_of_two_layers_that_were_exchanged_are_named_and_a_strange_la
     first.load_state_dict(second.state_dict())
     second.load_state_dict(kept)
     found = what_would_fit(evidence_of(net, images[:8]), "1.1")
-    assert found is not None and found[0] == "with the running statistics of 3.1"
+    assert found is not None and found[1] == "with the running statistics of 3.1"
     second.load_state_dict(first.state_dict())
     first.load_state_dict(kept)
     nn.init.normal_(net[1][0].weight, std=2.0)
