@@ -97,7 +97,7 @@ def never_updated(
         kinds = ((finding, CATALOGUE[finding.finding]) for finding in others)
         if not any("untrained" in kind.cases and finding.meaning == kind.text("untrained") for finding, kind in kinds):
             return
-    yield CATALOGUE["never-updated"].finding(never[0] if single else "", evidence, case, numbers=numbers)
+    yield CATALOGUE["never-updated"].finding(never[0] if single or not every else "", evidence, case, numbers=numbers)
 
 
 def existing(findings: Iterable[Finding | None]) -> Iterator[Finding]:

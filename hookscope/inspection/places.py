@@ -53,6 +53,7 @@ _SPREADS = {
     "initial-weights",
     "outlier-layer",
     "outlier-weights",
+    "never-updated",
     "sudden-drift",
     "batchnorm-drift",
     "input-mismatch",

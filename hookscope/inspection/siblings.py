@@ -2,8 +2,8 @@
 
 And attention whose weights do not add up to 1 for each query.
 
-A network has few kinds of blocks and repeats them: one that leaves out a step of all others is hardly another kind. The
-first of a kind is not judged: what begins a stage may differ.
+A network has few kinds of blocks and repeats them: one that leaves out a step of all others is hardly another kind. What
+begins a stage may differ: the first of a kind is judged by what it leaves out alone.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
             list((Counter(one) - Counter(other)).elements())
             for one, other in ((usual, blocks[odd[0]]), (blocks[odd[0]], usual))
         )
-        is_first, activations = odd[0] == next(iter(blocks)), not added and all(map(_activates, missing))
+        is_first, keeps = odd[0] == next(iter(blocks)), len(kind) == 2 and bool(kind[1])
+        activations = not added and all(map(_activates, missing))
         lost = not added and all(_activates(step) or _normalises(step) for step in missing)  # no block leaves these out
+        same = keeps and times >= _FEWEST and not added and all(step == "add" or _normalises(step) for step in missing)
         if (
             times < (_FEWER if lost else _FEWEST)
-            or (is_first and not activations)
+            or (is_first and not activations and not same)
             or (len(kind) == 1 and "add" in (*missing, *added))
         ):
             continue
@@ -60,7 +62,9 @@ def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
         ):
             words = [f"does not run {', '.join(missing)}"] * bool(missing) + [f"runs {', '.join(added)}"] * bool(added)
             text = f"it {' but '.join(words)}, unlike {counted(times, 'other block')} like it"
-            found[odd[0]] = CATALOGUE["unlike-siblings"].finding(odd[0], text, numbers={"alike": times})
+            finding = CATALOGUE["unlike-siblings"].finding(odd[0], text, numbers={"alike": times})
+            meant = not missing and all(map(_activates, added))  # as in Xception
+            found[odd[0]] = replace(finding, severity="note") if meant else finding
     yield from found.values()
     followers: dict[int, list[int]] = defaultdict(list)
     for at, call in enumerate(trace.calls):

@@ -56,15 +56,26 @@ def test_a_block_that_differs_in_one_step_from_enough_others_is_named(name: str,
     assert named == ([(str(at), text)] if others >= enough else [])
 
 
-def test_the_first_of_a_kind_two_that_agree_and_another_order_are_no_fault() -> None:
+def test_another_scale_of_the_first_two_that_agree_and_another_order_are_no_fault() -> None:
     inputs = torch.randn(1, 6, 5, 5)
     order = [*(Block(usual) for _ in range(3)), Block(lambda b, x: x + F.relu(b.norm(b.conv(0.5 * x))).softmax(-1))]
     assert found(nn.Sequential(*order).eval(), inputs) == []
     skip = STEPS["skip"][0]
-    first = [Block(skip), *(Block(usual) for _ in range(4))]
+    first = [Block(STEPS["scale"][0]), *(Block(usual) for _ in range(4))]
     two = [Block(usual), Block(skip), Block(skip), *(Block(usual) for _ in range(4))]
     for blocks in (first, two):
         assert found(nn.Sequential(*blocks).eval(), inputs) == []
+
+
+@pytest.mark.parametrize(("name", "severity"), [("skip", "warning"), ("norm", "warning"), ("activation", "note")])
+def test_the_first_block_that_leaves_out_a_step_of_all_others_is_named_and_one_with_more_activations_noted(
+    name: str, severity: str
+) -> None:
+    step, words = STEPS[name] if name in STEPS else (lambda b, x: usual(b, x.sigmoid()), "runs sigmoid")
+    blocks = [Block(usual), Block(usual), Block(usual), Block(step)]
+    blocks = blocks[::-1] if name in STEPS else blocks
+    named = found(nn.Sequential(*blocks).eval(), torch.randn(1, 6, 5, 5), severity)
+    assert named == [("0" if name in STEPS else "3", f"it {words}, unlike 3 other blocks like it")]
 
 
 @pytest.mark.parametrize("at", range(5))

@@ -358,6 +358,23 @@ def test_statistics_that_were_never_updated_do_not_drift() -> None:
     assert (finding.severity, finding.meaning) == ("warning", CATALOGUE["never-updated"].text("trained"))
 
 
+def test_the_first_of_some_batch_norms_that_were_never_updated_is_the_place() -> None:
+    net = plain(nn.Conv2d(3, 3, 1), *(nn.BatchNorm2d(3) for _ in range(4)))
+    for norm in (net[1], net[4]):
+        norm(some(20, 3, 9, 9))
+    nn.init.normal_(net[2].bias)  # type: ignore[arg-type]
+    found = diagnose(measured(net.eval(), some(20, 3, 9, 9)))
+    assert [(each.finding, each.layer) for each in found][:1] == [("never-updated", "2")]
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.GELU(), nn.ReLU()])
+def test_channels_pushed_far_below_zero_are_dead_after_smooth_activations_too(activation: nn.Module) -> None:
+    values = some(9, 4, 5, 5)
+    values[:, 1] -= 60
+    values[:, 3] *= 1e-3
+    assert measured(plain(activation), values).statistics()[0].dead_channels == (1,)
+
+
 def test_a_wrong_input_range_is_one_finding_at_the_first_batch_norm() -> None:
     findings = diagnose(measured(untouched("resnet18"), 10 * pictures()))
     first = next(finding for finding in findings if "drift" in finding.finding)
