@@ -2,8 +2,8 @@
 
 And attention whose weights do not add up to 1 for each query.
 
-A network has few kinds of blocks and repeats them: one that leaves out a step of all others is hardly another kind. What
-begins a stage may differ: the first of a kind is judged by what it leaves out alone.
+A network has few kinds of blocks and repeats them: one that leaves out a step of all others is hardly another kind. The
+first of a kind begins a stage and may differ: it is judged by what it leaves out alone.
 """
 
 from __future__ import annotations
