@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import hookscope
 import hookscope.interventions
 from hookscope.cli.main import COMMANDS, cli
+from hookscope.errors import spelling_for_shell
 from hookscope.findings import CATALOGUE, REPORT_ORDER
 from tests.docs.pages import ROOT
 from tests.docs.running import run_line
@@ -53,6 +55,7 @@ _QUESTIONS = {
     "training": "a training run: `show-run`",
     "inspection": "a whole network: `inspect`",
 }
+CHINESE = tomllib.loads((ROOT / "docs/zh-CN/findings.toml").read_text())
 SHOWN = {*hookscope.__all__, *hookscope.interventions.__all__}  # in sections of their own
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):$")
 _QUOTES = re.compile(r"(: |-> )(['\"])(.*?)\2")  # around annotations
@@ -311,7 +314,7 @@ def _findings(_: str) -> str:
     """Every kind of finding with its meaning, its advice, and its thresholds."""
     sections = ["\n".join(["| findings of | the most severe first |", "| --- | --- |", *_questions()])]
     for kind in CATALOGUE.values():
-        parts = [f"### {kind.name}", kind.text()]
+        parts = [f"### {kind.name}", f"{kind.text()} [中文](../zh-CN/findings.md#{kind.name})"]
         cases = [f"- {case}: {kind.text(case)}" for case in kind.cases]
         parts += ["\n".join(cases)] if cases else []
         thresholds = [
@@ -326,6 +329,26 @@ def _findings(_: str) -> str:
     return "\n\n".join(sections)
 
 
+def _chinese_findings(_: str) -> str:
+    """Every kind of finding in Chinese, beside the words that the command line prints."""
+    texts = CHINESE["findings"]
+    lines = ["| 对象和命令 | 诊断名，最严重的在前 |", "| --- | --- |"]
+    for question, names in REPORT_ORDER.items():
+        links = "、".join(f"[`{name}`](#{name}) {texts[name]['name']}" for name in names)
+        lines.append(f"| {CHINESE['questions'][question]} | {links} |")
+    sections = ["\n".join(lines)]
+    for kind in CATALOGUE.values():
+        rows = ["| 一般级别 | 含义 | 怎么办 | 程序输出的原文 |", "| --- | --- | --- | --- |"]
+        for case in ["", *kind.cases]:
+            text = texts[kind.name] | texts[kind.name].get("cases", {}).get(case, {})
+            with spelling_for_shell():
+                words = [f"`{kind.severity_of(case)}`", text["meaning"], text["advice"], kind.text(case)]
+            rows.append(f"| {' | '.join(words)} |")
+        name = f"**{texts[kind.name]['name']}**（[英文与阈值](../concepts/findings.md#{kind.name})）"
+        sections.append("\n\n".join([f"### {kind.name}", name, "\n".join(rows)]))
+    return "\n\n".join(sections)
+
+
 _SECTIONS: dict[str, Callable[[str], str]] = {
     "help": _help,
     "reference": _reference,
@@ -335,4 +358,5 @@ _SECTIONS: dict[str, Callable[[str], str]] = {
     "results": _results,
     "interventions": _interventions,
     "findings": _findings,
+    "findings-zh-CN": _chinese_findings,
 }

@@ -45,8 +45,12 @@ def with_generated(text: str, generate) -> str:
     return _GENERATED.sub(lambda match: f"{match[1]}\n{generate(match[2]).strip()}\n\n{match[3]}", text)
 
 
+def without_fences(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
 def without_code(text: str) -> str:
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
+    return re.sub(r"`[^`\n]*`", "", without_fences(text))
 
 
 def links(text: str) -> list[str]:
@@ -56,7 +60,7 @@ def links(text: str) -> list[str]:
 def anchors(text: str) -> set[str]:
     """The anchors that a code host gives to the headings of a page."""
     names: dict[str, int] = {}
-    for heading in _HEADING.findall(re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)):
+    for heading in _HEADING.findall(without_fences(text)):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         name = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
         names[name] = names.get(name, -1) + 1

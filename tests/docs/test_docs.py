@@ -8,8 +8,9 @@ import click
 import pytest
 
 from hookscope.cli.main import COMMANDS, cli
-from tests.docs.generated import public_names, result_types
-from tests.docs.pages import PAGES, ROOT, anchors, commands, examples, links
+from hookscope.findings import CATALOGUE, REPORT_ORDER
+from tests.docs.generated import CHINESE, public_names, result_types
+from tests.docs.pages import PAGES, ROOT, anchors, commands, examples, links, without_code, without_fences
 from tests.docs.renew import renew, same_picture, shown_pictures
 
 TEXTS = {name: path.read_text() for name, path in PAGES.items()}
@@ -89,6 +90,54 @@ def test_both_readmes_have_the_same_examples_and_what_they_print():
         for name in ("README.md", TRANSLATED)
     )
     assert english == chinese
+
+
+def test_both_readmes_state_the_same_numbers():
+    english, chinese = (
+        sorted(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", re.sub(r"\]\(.*?\)|(?<=\d),(?=\d)", "", without_code(TEXTS[name]))))
+        for name in ("README.md", TRANSLATED)
+    )
+    assert len(english) > 5
+    assert chinese == english
+
+
+def test_every_finding_has_a_meaning_and_advice_in_chinese():
+    """The entries of docs/zh-CN/findings.toml against the catalogue: what is missing there, and what is too much."""
+    english = {
+        (kind.name, case, word)
+        for kind in CATALOGUE.values()
+        for case, text in {"": kind, **kind.cases}.items()
+        for word in ("meaning", "advice")
+        if getattr(text, word)
+    }
+    chinese = {
+        (name, case, word)
+        for name, entry in CHINESE["findings"].items()
+        for case, text in {"": entry, **entry.get("cases", {})}.items()
+        for word in text.keys() - {"name", "cases"}
+        if re.search("[\u4e00-\u9fff]", text[word])
+    }
+    assert sorted(english - chinese) == []
+    assert sorted(chinese - english) == []
+    assert CHINESE["questions"].keys() == REPORT_ORDER.keys()
+
+
+def test_every_place_of_an_inspection_has_a_meaning_in_chinese():
+    listed = re.findall(r"^\| (`[^|]*-[^|]*`) \|", TEXTS["docs/howto/inspect.md"], re.MULTILINE)
+    places = [name for names in listed for name in names.split(", ")]
+    assert "`carries-answer`" in places
+    assert [name for name in places if f"\n| {name} | " not in TEXTS["docs/zh-CN/findings.md"]] == []
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if "zh-CN" in name])
+def test_chinese_and_latin_words_are_set_apart(name):
+    text = re.sub(r"\]\([^)]*\)|\*\*|!?\[|\]", "", re.sub(r"`[^`\n]*`", "a", without_fences(TEXTS[name])))
+    glued = re.findall(r".{,9}(?:[\u4e00-\u9fff][A-Za-z0-9]|[A-Za-z0-9%][\u4e00-\u9fff]).{,9}", text)
+    halfwidth = re.findall(r".{,9}(?:[\u4e00-\u9fff] ?[,;:?!()]|[,;:?!()] ?[\u4e00-\u9fff]).{,9}", text)
+    padded = re.findall(
+        r".{,9}(?:[，。、；：？！（）“”] | [，。、；：？！（）“”]).{,9}", text.replace("| ", "|").replace(" |", "|")
+    )
+    assert [*glued, *halfwidth, *padded] == []
 
 
 def test_pictures_are_small_and_kept_once():
