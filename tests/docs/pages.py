@@ -18,7 +18,10 @@ _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Example:
-    """A fenced block: `mark` is the comment before it, `prints` where the block after it shows what it prints."""
+    """A fenced block: `mark` is the comment before it, `prints` where the block after it shows what it prints.
+
+    ``as in PAGE`` is before commands that the page PAGE runs.
+    """
 
     language: str
     code: str

@@ -56,7 +56,7 @@ def shown_pictures(name: str) -> list[Path]:
 def _is_run(example: Example) -> bool:
     if example.mark == "with a browser" and shutil.which("chromium") is None:
         return False
-    return example.mark not in NOT_RUN and not example.mark.startswith("recipe:")
+    return example.mark not in NOT_RUN and not example.mark.startswith(("recipe:", "as in "))
 
 
 def _run(example: Example, place: str, printed: str, recipes: dict[str, str]) -> tuple[str, str]:

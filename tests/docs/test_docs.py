@@ -30,6 +30,16 @@ def test_every_fence_is_an_example(name):
     assert len(list(examples(TEXTS[name]))) == len(re.findall(r"^```\w+$", TEXTS[name], re.MULTILINE))
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_that_another_page_runs_are_there(name):
+    for _, example in examples(TEXTS[name]):
+        if example.mark.startswith("as in "):
+            there = [
+                line for _, other in examples(TEXTS[example.mark.removeprefix("as in ")]) for line in commands(other)
+            ]
+            assert set(commands(example)) <= set(there)
+
+
 def test_every_picture_is_drawn_by_an_example_of_a_page_that_shows_it():
     drawn = {path.name for path in ROOT.glob("docs/images/*")}
     code = "".join(example.code for text in TEXTS.values() for _, example in examples(text))
@@ -94,7 +104,9 @@ def test_both_readmes_have_the_same_examples_and_what_they_print():
 
 def test_both_readmes_state_the_same_numbers():
     english, chinese = (
-        sorted(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", re.sub(r"\]\(.*?\)|(?<=\d),(?=\d)", "", without_code(TEXTS[name]))))
+        sorted(
+            re.findall(r"(?<![\w.])\d+(?:\.\d+)?", re.sub(r"\]\(.*?\)|(?<=\d),(?=\d)", "", without_code(TEXTS[name])))
+        )
         for name in ("README.md", TRANSLATED)
     )
     assert len(english) > 5
