@@ -342,7 +342,12 @@ def _chinese_findings(_: str) -> str:
         for case in ["", *kind.cases]:
             text = texts[kind.name] | texts[kind.name].get("cases", {}).get(case, {})
             with spelling_for_shell():
-                words = [f"`{kind.severity_of(case)}`", text["meaning"], text["advice"], kind.text(case)]
+                words = [
+                    f"`{kind.severity_of(case)}`",
+                    text["meaning"],
+                    text["advice"],
+                    kind.text(case).replace("|", "\\|"),
+                ]
             rows.append(f"| {' | '.join(words)} |")
         name = f"**{texts[kind.name]['name']}**（[英文与阈值](../concepts/findings.md#{kind.name})）"
         sections.append("\n\n".join([f"### {kind.name}", name, "\n".join(rows)]))
