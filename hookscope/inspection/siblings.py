@@ -32,9 +32,11 @@ Steps = tuple[str, ...]
 def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
     """The blocks that differ in a step or two from three or more alike, and a convolution without activation."""
     kinds: dict[tuple[object, ...], dict[str, Steps]] = defaultdict(dict)
+    adding: set[str] = set()  # stages with a block that adds
     for name, children, kept, steps in _blocks(trace):
         kinds[children, kept].setdefault(name, steps)  # a skip needs equal shapes
         kinds[children,].setdefault(name, steps)
+        adding |= {name.rpartition(".")[0]} if "add" in steps else set()
     found: dict[str, Finding] = {}
     for kind, blocks in kinds.items():
         usual, times = Counter(blocks.values()).most_common(1)[0]
@@ -53,6 +55,7 @@ def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
             times < (_FEWER if lost else _FEWEST)
             or (is_first and not activations and not same)
             or (len(kind) == 1 and "add" in (*missing, *added))
+            or ("add" in missing and odd[0].rpartition(".")[0] not in adding)
         ):
             continue
         if (

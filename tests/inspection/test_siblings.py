@@ -78,6 +78,14 @@ def test_the_first_block_that_leaves_out_a_step_of_all_others_is_named_and_one_w
     assert named == [("0" if name in STEPS else "3", f"it {words}, unlike 3 other blocks like it")]
 
 
+def test_a_stage_whose_only_block_adds_nothing_is_no_fault() -> None:
+    skip = STEPS["skip"][0]
+    stages = [nn.Sequential(Block(usual), Block(usual)), nn.Sequential(Block(usual)), nn.Sequential(Block(skip))]
+    assert found(nn.Sequential(*stages).eval(), torch.randn(1, 6, 5, 5)) == []
+    with_another = nn.Sequential(*stages[:2], nn.Sequential(Block(usual), Block(skip))).eval()
+    assert [layer for layer, _ in found(with_another, torch.randn(1, 6, 5, 5))] == ["2.1"]
+
+
 @pytest.mark.parametrize("at", range(5))
 def test_a_convolution_without_activation_is_named_where_all_others_have_one(at: int) -> None:
     layers: list[nn.Module] = []
