@@ -183,13 +183,15 @@ def _pairs(trace: Trace, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, P
     made = _makers(trace, weights)
     first, last = [*weights][:1], [*weights][-1:]  # the channels of the first are simple
     seen: set[tuple[str, str]] = set()
-    for call in trace.calls:
+    mapped = [at for at, call in enumerate(trace.calls) if _positions(call.input_shape) > 1]
+    for number, call in enumerate(trace.calls):
         name = _weight_of(trace, call)
         for maker, (places, bends) in (each for read in call.reads if read != INPUT for each in made[read].items()):
             if name not in weights or not bends or maker in (*first, name) or (maker, name) in seen:
                 continue  # a pair without an activation may be at chance in a sound network
             pooled = 1 == _positions(call.input_shape) < places
             pooled = pooled and weights[name].shape[2] == 1  # a gate, or the last layer
+            pooled |= 1 == places == _positions(call.input_shape) and number < max(mapped)  # inside a gate
             if len(weights[maker]) == weights[name].shape[1] >= _FEWEST and (name in last or not pooled):
                 seen.add((maker, name))
                 yield _DIRECT, Pair(maker, name, True)
