@@ -36,20 +36,21 @@ def write_atomically(path: StrPath, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacement(path: StrPath) -> Iterator[BinaryIO]:
+def replacement(path: StrPath, follow: bool = True) -> Iterator[BinaryIO]:
     """A stream whose content replaces the file ``path`` at the end of the block, unless the block raises.
 
     A symbolic link is followed and stays. A path that exists and is not a regular file (a device, a FIFO,
-    ``/dev/stdout``) is written directly. A new file gets its mode from the umask, an old one keeps its mode.
+    ``/dev/stdout``) is written directly. A new file gets its mode from the umask, an old one keeps its mode. Without
+    ``follow`` a new file takes the name, whatever had it: a link, a FIFO, a file.
     """
-    number = _descriptor(path)
-    old = _stat(path) if number is None else os.fstat(number)
+    number = _descriptor(path) if follow else None
+    old = None if not follow else _stat(path) if number is None else os.fstat(number)
     if number is not None or (old is not None and not stat.S_ISREG(old.st_mode)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if number is None else os.dup(number)
         with open(descriptor, "wb") as stream:
             yield stream
         return
-    target = _target(path)
+    target = _target(path) if follow else os.fspath(path)
     if old is not None:
         os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))  # rename would replace a write-protected file
     # A name of fixed length: one derived from a name of 250 characters would be too long.

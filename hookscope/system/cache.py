@@ -1,6 +1,7 @@
 """Facts that take seconds to compute, kept as small JSON files in the user's cache folder.
 
-A cache only saves time: if anything is wrong with a file, the answer is ``None`` and the work is done again.
+A cache only saves time: if anything is wrong with a file, the answer is ``None`` and the work is done again. A folder or
+file of another user is neither read nor replaced, and no link is followed: somebody else may have placed it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -57,9 +59,12 @@ def load(kind: str, key: Mapping[str, Any]) -> Any | None:
     """The value stored under ``kind`` and ``key``, on which it depends, tuples as lists; None if missing or damaged."""
     header, path = _header(kind, key), _path(kind, key)
     try:
-        if path is None or not os.path.isfile(path):  # opening a named pipe would wait for ever
+        if path is None or not _is_ours(os.path.dirname(path)):
             return None
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_link) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != _user():
+                return None
             entry = json.load(file)
         return entry["value"] if entry["header"] == header else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError, MemoryError):
@@ -73,8 +78,23 @@ def store(kind: str, key: Mapping[str, Any], value: Any) -> None:
     if path is not None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: a path that no file can have
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with replacement(path) as file:
-                file.write(content.encode())
+            if _is_ours(os.path.dirname(path)) and (not os.path.lexists(path) or _is_ours(path)):
+                with replacement(path, follow=False) as file:
+                    file.write(content.encode())
+
+
+def _user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows gives every file the number 0
+
+
+def _is_ours(path: str) -> bool:
+    """Whether this user owns the file or folder, and the link to it if it is one."""
+    return {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.isdir(path) else _user()} == {_user()}
+
+
+def _without_link(path: str, flags: int) -> int:
+    """Open ``path`` itself, and do not wait for the other end of a named pipe."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def _header(kind: str, key: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,3 +185,58 @@ import matplotlib.font_manager
 """
     assert printed(code, tmp_path / "here", odd) == f"{tmp_path}/home/.cache/hookscope 2 True\n"
     assert not os.path.lexists(b"/tmp/caf\xe9")
+
+
+def links(place: Path, path: Path, target: Path) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+def pipes(place: Path, path: Path, target: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("attack", [links, pipes])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_or_pipe_in_place_of_a_file_is_replaced_itself(
+    place: Path, tmp_path: Path, attack: Callable[[Path, Path, Path], None], exists: bool
+) -> None:
+    cache.store("kind", KEY, 1)
+    path, target = only_file(place), tmp_path / "target"
+    if exists:
+        target.write_bytes(path.read_bytes())  # a valid entry, which is not ours to read
+    attack(place, path, target)
+    assert cache.load("kind", KEY) is None  # and it does not wait for the pipe
+    cache.store("kind", KEY, 2)
+    assert cache.load("kind", KEY) == 2 and only_file(place).is_file() and not path.is_symlink()
+    assert target.exists() == exists and (not exists or json.loads(target.read_text())["value"] == 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner")
+@pytest.mark.parametrize("own", ["", "folder", "file"])
+def test_folders_and_files_of_another_user_are_left_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    cache.store("kind", KEY, 1)
+    path, user, lstat, stat, fstat = only_file(place), os.geteuid(), os.lstat, os.stat, os.fstat
+    before = path.read_bytes()
+    theirs = {"folder": [place], "file": [path], "": []}[own]
+
+    def owned(status: os.stat_result) -> Any:
+        other = any(os.path.samestat(status, stat(one)) for one in theirs)
+        return os.stat_result((*status[:4], user + 1, *status[5:])) if other else status
+
+    monkeypatch.setattr(os, "lstat", lambda *args, **more: owned(lstat(*args, **more)))
+    monkeypatch.setattr(os, "fstat", lambda *args: owned(fstat(*args)))
+    assert cache.load("kind", KEY) == (None if own else 1)
+    cache.store("kind", KEY, 2)
+    assert (path.read_bytes() == before) == bool(own)
+
+
+def test_the_folder_may_be_a_link_of_this_user(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    place.parent.mkdir()
+    place.symlink_to(tmp_path / "elsewhere")
+    cache.store("kind", KEY, 1)
+    assert cache.load("kind", KEY) == 1
