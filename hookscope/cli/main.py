@@ -18,7 +18,7 @@ from hookscope.cli import process
 from hookscope.cli.fields import Option, Options
 from hookscope.cli.output.formats import Output, note
 from hookscope.cli.shared.written import tell_what_was_written
-from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses, spelling_for_shell
+from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses, printable, spelling_for_shell
 from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings
 
 _GROUPS = {
@@ -139,6 +139,9 @@ def _status(error: BaseException, output: Output) -> int:
         return error.exit_code
     if isinstance(error, SystemExit):
         if isinstance(error.code, int) or error.code is None:
+            for number in process.ENDING_SIGNALS:
+                if error.code == 128 + number:
+                    note(f"Error: ended by {number.name}", always=True)
             return error.code or 0
         note(str(error.code), always=True)
         return 1
@@ -152,8 +155,9 @@ def _status(error: BaseException, output: Output) -> int:
     if output.traceback:
         import traceback
 
-        with contextlib.suppress(OSError):
-            traceback.print_exception(error)
+        lines = "".join(traceback.format_exception(error)).split("\n")  # a message may hold escape sequences
+        with contextlib.suppress(OSError, ValueError):
+            print(*map(printable, lines), sep="\n", end="", file=sys.stderr)
     if isinstance(error, click.ClickException):
         text, status = _in_one_line(error), error.exit_code
     else:
@@ -198,6 +202,8 @@ def _as_hookscope_error(error: BaseException, output: Output) -> HookscopeError:
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRNOS:
         process.drop_output()
         return WriteError(f"cannot write standard output: {error.strerror}")
+    if isinstance(error, RecursionError):
+        return HookscopeError("something here is nested too deeply for Python, or holds itself", do="make it flatter")
     if is_out_of_memory(error):
         return HookscopeError("out of memory", do="try a smaller picture, model or number of layers")
     text = (str(error).strip().splitlines() or [""])[0]

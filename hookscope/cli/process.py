@@ -20,6 +20,7 @@ import click
 
 from hookscope.cli.output.formats import Output, note, terminal_columns
 from hookscope.errors import WriteError
+from hookscope.system import remove_unfinished
 
 # Limits the spin-waiting of OpenMP threads: a pass takes the same wall time and less processor time.
 _SPIN_COUNT = "1000"
@@ -160,24 +161,70 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+_PATIENCE = 1.5  # seconds that the main thread may take to see a signal
+_seen = threading.Event()  # a handler has run
+_pipes: list[int] = []  # where Python writes the number of each signal at once
+ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
 @contextlib.contextmanager
 def signals_as_exits() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exit, so that every ``finally`` runs and no temporary file stays."""
+    """Turn SIGTERM and SIGHUP into an exit, so that every ``finally`` runs and no temporary file stays.
+
+    Python runs handlers between two instructions of the main thread. If a library keeps it inside one call, such as a
+    pass of onnxruntime, a thread ends the process.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set a handler
+        yield
+        return
     old: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # only the main thread may set a handler
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores it, and still does
-                old[number] = signal.signal(number, _exit_by_signal)
+    usual = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL)}
+    for number, handler in usual.items():
+        if signal.getsignal(number) is handler:  # `nohup` ignores SIGHUP, and still does
+            old[number] = signal.signal(number, _end_by_signal)
+    _seen.clear()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    _pipes.append(writer)
+    threading.Thread(target=_end_if_unseen, args=(reader,), daemon=True).start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(before)
+        os.close(_pipes.pop())
         for number, handler in old.items():
             signal.signal(number, handler)
 
 
-def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+def _end_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    _seen.set()
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     raise SystemExit(128 + number)
+
+
+def _end_if_unseen(reader: int) -> None:
+    """Read the number of each signal; end the process if none of the handlers runs in time."""
+    with open(reader, "rb", buffering=0) as signals:
+        while arrived := signals.read(1):
+            # a library may have set its own handler, and `signals_held` sends the signal again
+            if signal.getsignal(arrived[0]) is _end_by_signal and not _seen.wait(_PATIENCE):
+                remove_unfinished()
+                if _is_terminal(sys.stderr):
+                    os.write(2, f"{_ERASE}{_SHOW_CURSOR}".encode())
+                os._exit(128 + arrived[0])
+
+
+def _leave_pipe() -> None:
+    """Signals of a process that was forked off do not concern its parent."""
+    if _pipes:
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.set_wakeup_fd(-1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_pipe)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from .atomic_files import (
     check_writable as check_writable,
     is_locked_by_another as is_locked_by_another,
     make_folder as make_folder,
+    remove_unfinished as remove_unfinished,
     replacement as replacement,
     write_atomically as write_atomically,
     write_errors as write_errors,

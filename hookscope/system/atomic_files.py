@@ -15,6 +15,8 @@ from hookscope.errors import WriteError
 
 StrPath = str | os.PathLike[str]
 
+_unfinished: set[str] = set()
+
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/(?:fd/(?P<number>\d+)|(?P<name>stdout|stderr))")
 _CURES = {
     errno.ENOSPC: "free some space or write elsewhere",
@@ -55,6 +57,7 @@ def replacement(path: StrPath, follow: bool = True) -> Iterator[BinaryIO]:
         os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))  # rename would replace a write-protected file
     # A name of fixed length: one derived from a name of 250 characters would be too long.
     temporary = os.path.join(os.path.dirname(target), f".hookscope-{os.urandom(8).hex()}.tmp")
+    _unfinished.add(temporary)
     try:
         # Not tempfile.mkstemp: its files have mode 0600 whatever the umask, which cannot be read without setting it.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -67,6 +70,14 @@ def replacement(path: StrPath, follow: bool = True) -> Iterator[BinaryIO]:
         os.replace(temporary, target)
     finally:
         with contextlib.suppress(OSError):  # already renamed, or never created
+            os.unlink(temporary)
+        _unfinished.discard(temporary)
+
+
+def remove_unfinished() -> None:
+    """Remove the temporary files of this process, which is about to end without running ``finally`` blocks."""
+    for temporary in list(_unfinished):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
 
 

@@ -1,7 +1,7 @@
 """Facts that take seconds to compute, kept as small JSON files in the user's cache folder.
 
-A cache only saves time: if anything is wrong with a file, the answer is ``None`` and the work is done again. A folder or
-file of another user is neither read nor replaced, and no link is followed: somebody else may have placed it.
+A cache only saves time: if anything is wrong with a file, the answer is ``None`` and the work is done again. A folder
+or file of another user is neither read nor replaced, and no link is followed: somebody else may have placed it.
 """
 
 from __future__ import annotations

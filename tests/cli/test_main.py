@@ -58,6 +58,17 @@ def do(what):
             time.sleep(60)
         finally:
             print("finally", file=sys.stderr)
+    if what == "native":
+        import ctypes, os
+        from hookscope.system import replacement
+        with replacement(os.environ["PLACE"] + "/picture.png"):
+            if not os.fork():  # its signals are its own
+                time.sleep(0.1)
+                os.kill(os.getpid(), 15)
+            mutex = ctypes.create_string_buffer(64)
+            lock = ctypes.CDLL(None).pthread_mutex_lock
+            print("ready", flush=True)
+            lock(mutex), lock(mutex)  # a mutex waits for ever for itself, and for no signal
 '''
 PROGRAM = """
 import sys
@@ -168,7 +179,12 @@ def test_nothing_is_run_afterwards_when_the_output_is_lost(run: Any, monkeypatch
         (KeyboardInterrupt(), 130, ""),
         (click.Abort(), 130, ""),
         (click.exceptions.Exit(3), 3, ""),
-        (SystemExit(143), 143, ""),
+        (SystemExit(143), 143, "Error: ended by SIGTERM"),
+        (
+            RecursionError("maximum"),
+            1,
+            "Error: something here is nested too deeply for Python, or holds itself; make it flatter",
+        ),
         (SystemExit(None), 0, ""),
         (SystemExit("stopped"), 1, "stopped"),
     ],
@@ -393,8 +409,23 @@ def test_signals_run_the_finally_blocks(process: Any, number: int, status: int) 
     child = process("fake", "sleep")
     assert child.stdout.readline() == "ready\n"
     child.send_signal(number)
-    assert child.communicate(timeout=60) == ("", "finally\n")
+    last = "" if number == signal.SIGINT else f"Error: ended by {signal.Signals(number).name}\n"
+    assert child.communicate(timeout=60) == ("", f"finally\n{last}")
     assert child.returncode == status
+
+
+@POSIX
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a mutex")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_call_that_does_not_come_back(process: Any, tmp_path: Path, number: int, status: int) -> None:
+    child = process("fake", "native", PLACE=str(tmp_path))
+    assert child.stdout.readline() == "ready\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(timeout=2)  # though the process that it forked off got a signal
+    child.send_signal(number)
+    child.communicate(timeout=4)
+    assert child.returncode == status
+    assert not list(tmp_path.glob(".hookscope-*"))
 
 
 def test_the_shell_is_answered_in_silence_when_a_command_is_broken(process: Any, tmp_path: Path) -> None:
