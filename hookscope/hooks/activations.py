@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.display import Cells, Shown
-from hookscope.errors import LayerError, nearest
+from hookscope.errors import LayerError, UsageError, nearest
 from hookscope.findings import counted
 from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import AnyModel, module_of
 from hookscope.hooks.observer import Observer, PassProgress
-from hookscope.hooks.registration import hook_tensor
+from hookscope.hooks.registration import has_compiled, hook_tensor
 from hookscope.hooks.selection import Layers, Selection
 from hookscope.hooks.tensors import (
     as_float,
@@ -32,6 +33,7 @@ from hookscope.hooks.tensors import (
     shares_storage,
     storage_keys,
     tensors_in,
+    unwrapped,
 )
 
 
@@ -61,7 +63,7 @@ class SaveOutput:
         """Keep ``output``; in an autograd graph return a copy of it to the rest of the network."""
         # a plain hook sees no keywords: the output of a call without positional inputs may be one of its inputs
         kept, replacement = keep_and_hand_on(module, args or output, {}, output)
-        self.outputs.append(kept)
+        self.outputs.append(map_tensors(kept, unwrapped))
         return replacement
 
     def clear(self) -> None:
@@ -115,6 +117,8 @@ class CallMapping(Shown, Mapping[str, Any]):
 
     def _add(self, call: Call, value: Any) -> None:
         key = call.key
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            value = map_tensors(value, unwrapped)
         self._values[key] = value
         self._calls[key] = call
 
@@ -362,10 +366,12 @@ class capture:  # lower case: it reads like a function in a `with` statement
         self._gradients, self._stop, self._leaves = gradients, stop, leaves
         self._plain = transform is None and device is None and dtype is None
         self._undecided: deque[Call] = deque()
+        self._is_open = False
 
     def __enter__(self) -> Activations:
+        if self._is_open:
+            raise UsageError("this capture is open already", do="make one for each block: capture(model)")
         _keep_freed_memory()
-        # until the end of the block: it refers to this object, and such a cycle would keep the model in memory
         self._observer = self._observe(
             self._keep,
             on_input=self._keep_input if self._inputs else None,
@@ -375,18 +381,29 @@ class capture:  # lower case: it reads like a function in a `with` statement
         if self._stop:
             self._observer.stop_early()
         self._from_the_end = self._observer.selection.from_the_end
+        # before the hooks: another thread may be in the middle of a pass
+        first_names = dict[str, str]()
+        self._activations = Activations(self._observer.progress, first_names)
         self._observer.__enter__()
-        self._activations = Activations(self._observer.progress, self._observer.first_names)
+        first_names.update(self._observer.first_names)
+        self._is_open = True
         return self._activations
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._drop_unwanted()
+        progress = self._observer.progress
+        if (
+            error is None
+            and not (progress.complete or any(layer.calls for layer in progress.layers))
+            and has_compiled()
+        ):
+            told = f"nothing was kept: no pass of {type(self._observer.model).__name__} has called a hook, and code of"
+            warnings.warn(f"{told} torch.compile calls none; run the model that was given to capture", stacklevel=2)
         # only the caller holds the kept tensors from here on
-        observer = self._observer
-        del self._observer, self._activations
-        return observer.__exit__(kind, error, trace)
+        self._activations, self._is_open = Activations(progress, {}), False
+        return self._observer.__exit__(kind, error, trace)
 
     def _restart(self, *inputs: Any) -> None:
         self._activations.clear()

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from hookscope.errors import ModelError
+from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.registration import check_hookable
 from hookscope.hooks.tensors import as_float, as_plain, finite_values, map_tensors, tensors_in
 
@@ -35,10 +35,12 @@ AnyModel = nn.Module | HeldModel
 
 
 def module_of(model: AnyModel) -> nn.Module:
-    """The module of a model; anything else is returned as it is, for the checks that follow."""
-    if isinstance(model, nn.Module) or not isinstance(getattr(model, "model", None), nn.Module):
-        return cast("nn.Module", model)
-    return model.model
+    """The module of a model; anything else is a UsageError."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if isinstance(module, nn.Module):
+        return module
+    what = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__} {str(model)[:40]!r}"
+    raise UsageError(f"{what} is not a model", do="give an nn.Module, or what load_model returns")
 
 
 def names_of(model: AnyModel, categories: Sequence[str] | None = None) -> Sequence[str] | None:

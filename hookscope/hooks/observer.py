@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from threading import RLock, get_ident
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -22,6 +23,13 @@ from hookscope.hooks.tensors import tensors_in
 OnCall = Callable[[Call, Any, tuple[Any, ...], dict[str, Any], Any], Any]
 OnBefore = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any]], Any]
 OnInput = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+_MISSING = object()
+
+
+def _nothing(*given: Any) -> None:
+    """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -117,6 +125,9 @@ class Observer(HookOwner):
         self._stop: StopForward | None = None
         self._waiting: set[int | tuple[str, int]] | None = None
         self._pass: FrameType | None = None
+        self._thread = 0  # of the pass
+        self._entered_in = 0
+        self._lock = RLock()  # passes of other threads wait while a hook runs
         self._handles = HookHandles()
         self._watched: dict[int, _Watched] = {}
         self._named: dict[str, _Watched] = {}
@@ -134,7 +145,9 @@ class Observer(HookOwner):
         watched = self._layers_to_watch()
         self._watched = {id(module): layer for module, layer in watched}
         self._named = {layer.names[0]: layer for _, layer in watched}
-        self.progress = PassProgress(layers=tuple(self._named.values()))
+        self.progress.layers = tuple(self._named.values())
+        self.progress.restart()
+        self._entered_in = get_ident()
         self._required = self.selection.required(layer.names for _, layer in watched if layer.by_name)
         self._operations = {}
         try:
@@ -158,8 +171,9 @@ class Observer(HookOwner):
         self._handles.__exit__(kind, error, trace)
         # an exception keeps its frames alive, and a frame its tensors
         stop, self._stop, self._pass, self.input = self._stop, None, None, None
-        # what they belong to often refers to this observer: such a cycle would keep the model in memory
-        del self._on_call, self._on_input, self._on_start, self._on_end, self._on_before
+        # what they belong to often refers to this observer: such a cycle would keep the model in memory; a pass of
+        # another thread may still call them
+        self._on_call = self._on_input = self._on_start = self._on_end = self._on_before = _nothing
         for layer in self.progress.layers:
             layer.open_inputs.clear()
         if error is not None:
@@ -242,43 +256,56 @@ class Observer(HookOwner):
                 )
                 raise LayerError(what, do="choose the layer by its name", name=layer.names[0])
 
-    def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is not self.model:
-            return
-        frame = sys._getframe(1)
-        if self._pass is not None and any(above is self._pass for above in _frames_above(frame)):
-            return  # the model calls itself: still the same pass
-        self._pass = frame
-        self.progress.restart()
-        for operation in self._operations.values():
-            operation.calls = 0
-        self._waiting = set(self._required) if self._stops_early and self._required is not None else None
-        if self._on_start is not None:
-            self._on_start(args, kwargs)
+    # `kwargs` and `output` are missing where another thread runs the layer while this one registers or removes the hook
 
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        with self._lock:
+            if module is not self.model or kwargs is None or self._is_elsewhere():
+                return
+            frame = sys._getframe(1)
+            if self._pass is not None and any(above is self._pass for above in _frames_above(frame)):
+                return  # the model calls itself: still the same pass
+            self._pass, self._thread = frame, get_ident()
+            self.progress.restart()
+            for operation in self._operations.values():
+                operation.calls = 0
+            self._waiting = set(self._required) if self._stops_early and self._required is not None else None
+            if self._on_start is not None:
+                self._on_start(args, kwargs)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether calls of this thread do not count: the thread of the block had a pass, or another is in one."""
+        thread, here = self._thread, get_ident()
+        if here in (thread, self._entered_in):
+            return False
+        frame = sys._current_frames().get(thread)
+        in_pass = frame is not None and any(above is self._pass for above in (frame, *_frames_above(frame)))
+        return thread == self._entered_in or in_pass
+
+    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
         if sys._getframe(1) is self._pass:
             self._pass = None
             self.progress.complete = True
             if self._on_end is not None:
                 self._on_end()
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        layer = self._watched.get(id(module))
-        if layer is None:
-            return None
-        if not is_recomputing():
-            if self._on_input is not None:
-                layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
-            if self._on_before is None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        with self._lock:
+            layer = self._watched.get(id(module))
+            if layer is None or kwargs is None or self._is_elsewhere():
                 return None
-            index = self.progress.total if layer.counted else None
-            call = Call(layer.names[0], type(module).__name__, layer.calls, index)
-        elif self._on_before is None or not self._again:
-            return None
-        else:
-            call = self._call_again(module, layer)
-        return self._on_before(call, module, args, kwargs) if self.wants(call) else None
+            if not is_recomputing():
+                if self._on_input is not None:
+                    layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
+                if self._on_before is None:
+                    return None
+                index = self.progress.total if layer.counted else None
+                call = Call(layer.names[0], type(module).__name__, layer.calls, index)
+            elif self._on_before is None or not self._again:
+                return None
+            else:
+                call = self._call_again(module, layer)
+            return self._on_before(call, module, args, kwargs) if self.wants(call) else None
 
     def _call_again(self, module: nn.Module, layer: _Watched) -> Call:
         """The call that is computed again; which of several calls it is, is unknown, so all must be wanted."""
@@ -290,16 +317,17 @@ class Observer(HookOwner):
         what = f"checkpointing computes '{name}' again, and which of its {layer.calls} calls that is, is unknown"
         raise LayerError(what, do="choose all calls of the layer, by its name alone", name=name)
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        layer = self._watched.get(id(module))
-        if layer is None:
-            return None
-        if is_recomputing():
-            if not self._again or not self.wants(call := self._call_again(module, layer)):
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = _MISSING) -> Any:
+        with self._lock:
+            layer = self._watched.get(id(module))
+            if layer is None or output is _MISSING or self._is_elsewhere():
                 return None
-            return self._on_call(call, module, args, kwargs, output)
-        inputs = _pop_inputs(layer.open_inputs, kwargs) if layer.open_inputs else None
-        return self._returned(layer, type(module).__name__, inputs, module, args, kwargs, output)
+            if is_recomputing():
+                if not self._again or not self.wants(call := self._call_again(module, layer)):
+                    return None
+                return self._on_call(call, module, args, kwargs, output)
+            inputs = _pop_inputs(layer.open_inputs, kwargs) if layer.open_inputs else None
+            return self._returned(layer, type(module).__name__, inputs, module, args, kwargs, output)
 
     def _returned(self, layer: _Watched, kind: str, inputs: Any, module: Any, *made: Any) -> Any:
         """Count a call that has returned, with its arguments and output in ``made``; returns what `on_call` does."""
@@ -350,7 +378,7 @@ class Observer(HookOwner):
     def _stop_when_done(self, call: tuple[str, int], index: int | None) -> None:
         assert self._waiting is not None
         self._waiting -= {call} if index is None else {call, index}
-        if not self._waiting:
+        if not self._waiting and get_ident() == self._entered_in:  # the pass of another thread goes on
             self._stop = StopForward()
             raise self._stop
 

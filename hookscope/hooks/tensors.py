@@ -15,20 +15,31 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from hookscope.errors import InputError
 from hookscope.hooks.calls import Shape
 
 
 def as_plain(tensor: Tensor) -> Tensor:
     """``tensor`` detached, dense and decoded from its quantized form; otherwise in its own type."""
-    tensor = tensor.detach()
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # inside torch.vmap
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+    tensor = unwrapped(tensor.detach())
     if tensor.device.type == "mps":  # which has no double precision
         tensor = tensor.cpu()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor in the wrappers of ``torch.vmap`` and ``torch.func``, dead after them; a batch is the first axis."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        axis, tensor = functorch.maybe_get_bdim(tensor), functorch.get_unwrapped(tensor)
+        if axis > 0:
+            with temporarily_clear_interpreter_stack():  # else the result is wrapped again
+                tensor = tensor.movedim(axis, 0)
+    return tensor
 
 
 def as_float(tensor: Tensor) -> Tensor:
@@ -109,15 +120,24 @@ def _attributes(value: Any) -> dict[str, Any]:
     return attributes | getattr(value, "__dict__", {})
 
 
+def _too_deep() -> InputError:
+    return InputError(
+        "a value between layers is nested too deeply, or holds itself", do="hand on tensors, or lists of them"
+    )
+
+
 def tensors_in(value: Any) -> dict[str, Tensor]:
     """Every tensor inside ``value`` by its dotted part name, such as ``aux.0``; a bare tensor has the name ``""``."""
     if isinstance(value, torch.Tensor):
         return {"": value}
-    return {
-        f"{name}.{inner}" if inner else name: tensor
-        for name, part in _parts(value)
-        for inner, tensor in tensors_in(part).items()
-    }
+    try:
+        return {
+            f"{name}.{inner}" if inner else name: tensor
+            for name, part in _parts(value)
+            for inner, tensor in tensors_in(part).items()
+        }
+    except RecursionError:
+        raise _too_deep() from None
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:

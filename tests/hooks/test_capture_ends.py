@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.errors import InputError, UsageError
 from hookscope.hooks.model_state import ModelSnapshot
 from tests.helpers import hooks_on, numbers
 from tests.hooks.nets import MODES, ZOO, built, captured, raises
@@ -232,3 +235,98 @@ def test_a_model_is_freed_with_its_last_name(use: str) -> None:
         assert freed() is None
     finally:
         gc.enable()
+
+
+def test_a_capture_is_open_once() -> None:
+    net = chain()
+    capture = hookscope.capture(net)
+    for _ in range(2):  # one block after the other is fine
+        with capture as activations:
+            net(X)
+            with pytest.raises(UsageError, match="open already"), capture:
+                pass
+        assert len(activations) == 3 and hooks_on(net) == 0
+
+
+@pytest.mark.parametrize("wrong", [None, "resnet18", nn.Conv2d, [chain()]])
+def test_what_is_no_model_is_refused_in_one_line(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="is not a model; give an nn"):
+        hookscope.capture(wrong)
+
+
+def holds_itself(x: Tensor) -> Any:
+    values: list[Any] = [x]
+    return [*values, values.append(values) or values]
+
+
+def nested(x: Tensor) -> Any:
+    value: Any = x
+    for _ in range(3000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("odd", [holds_itself, nested])
+def test_an_output_that_cannot_be_walked_is_an_error_of_one_line(odd: Callable[[Tensor], Any]) -> None:
+    net = nn.Sequential(Function(odd), Function(lambda values: X))
+    with pytest.raises(InputError, match="nested too deeply, or holds itself"), hookscope.capture(net, "*"):
+        net(X)
+    assert hooks_on(net) == 0
+
+
+def test_a_compiled_model_that_calls_no_hook_is_told_at_the_end() -> None:
+    net = nn.Sequential(conv(2))
+    compiled = torch.compile(net, backend="eager")
+    compiled(X)
+    with pytest.warns(UserWarning, match="torch.compile calls none"), hookscope.capture(net):
+        compiled(X)
+
+
+def per_image(net: nn.Module, x: Tensor) -> Any:
+    return torch.vmap(lambda image: net(image[None])[0], in_dims=1)(x.movedim(0, 1))
+
+
+TRANSFORMS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "vmap": per_image,
+    "grad": lambda net, x: torch.func.grad(lambda y: net(y).sum())(x),
+    "jacrev": lambda net, x: torch.func.jacrev(lambda y: net(y).sum())(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_values_kept_inside_a_transform_are_plain_after_it(transform: str) -> None:
+    net, x = nn.Conv2d(3, 2, 1), torch.rand(4, 3, 2, 2)
+    with hookscope.capture(net, inputs=True) as activations:
+        TRANSFORMS[transform](net, x)
+    kept, taken = activations[0], activations.inputs[0]
+    expected = net(x)
+    assert torch.allclose(kept.detach().reshape(expected.shape), expected)
+    assert kept.detach().numpy().shape == (expected[:, None] if transform == "vmap" else expected).shape
+    assert taken.detach().numpy().size == x.numel()
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_pass_of_another_thread_goes_on_when_a_capture_begins_and_ends(stop: bool) -> None:
+    net, own, other = chain(), X, X + 1
+    expected = net(other)
+    switch, results, ended = sys.getswitchinterval(), list[bool](), threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            results.append(bool(torch.equal(net(other), expected)))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            with hookscope.capture(net, "0", stop=stop) as activations:
+                net(own)
+            assert torch.equal(activations["0"], net[0](own))
+    finally:
+        ended.set()
+        sys.setswitchinterval(switch)
+        for thread in threads:
+            thread.join()
+    assert results and all(results)
