@@ -116,6 +116,7 @@ def _invoke(output: Output) -> Any:
         try:
             return cli.invoke(context)
         finally:  # some pictures may be written before an error
+            output.sum_up()
             tell_what_was_written(context)
 
 

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from hookscope.errors import InputError, LayerError, WriteError
+from hookscope.errors import InputError, LayerError, WriteError, first_line
 from hookscope.extraction import formats
 from hookscope.extraction.facts import FeatureBatch, WrittenFeatures
 from hookscope.extraction.formats import RESERVED, ROW_FIELDS, Column, as_text, check_dtype, tsv, write_part
@@ -116,12 +117,27 @@ class WritingRun(FeatureRun):
     def load(self, file: StrPath) -> Progress:
         output, state = self.output, FeatureState.load(self.output)
         self._check_same(state.about)
-        for path, _ in state.table(output).parts:
+        positions = [image[0] for image in state.skipped]
+        for path, rows in state.table(output).parts:
+            file = os.path.basename(path)
             try:
-                zipfile.ZipFile(path).close()  # the list of its arrays is at its end
-            except (OSError, zipfile.BadZipFile) as error:
-                asked = f"cannot resume '{output.path}': its file '{os.path.basename(path)}' is damaged"
-                raise InputError(asked, str(error), "start again with ‹overwrite=True|--overwrite›") from error
+                if not os.path.isfile(path):  # a pipe would wait for ever
+                    raise OSError("no such file")
+                with zipfile.ZipFile(path) as part:  # the list of its arrays is at its end
+                    with part.open("position.npy") as stream:
+                        positions += np.lib.format.read_array(stream).tolist()
+                    for number, (name, column) in enumerate(state.columns.items()):
+                        with part.open(f"{number}.npy") as stream:
+                            np.lib.format.read_magic(stream)
+                            shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+                        if (*shape, dtype.name) != (rows, *column.shape, column.dtype):
+                            raise ValueError(f"it holds other values of {name}")
+            except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
+                asked = f"cannot resume '{output.path}': its file '{file}' is damaged"
+                raise InputError(asked, first_line(error), "start again with ‹overwrite=True|--overwrite›") from error
+        if sorted(positions) != [*range(state.done)]:
+            asked = f"cannot resume '{output.path}': its parts do not hold the first {state.done} images, each once"
+            raise InputError(asked, do="start again with ‹overwrite=True|--overwrite›")
         name, sha256 = state.last
         if sha256 and pictures_in([name]) not in ([None], [picture_of(sha256)]):
             asked = f"cannot resume '{output.path}': the image '{name}' has changed since"

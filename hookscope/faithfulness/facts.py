@@ -152,7 +152,7 @@ def read_boxes(path: str) -> dict[str, list[Sequence[float]]]:
     try:
         with open(path, encoding="utf-8-sig") as stream:
             content = json.load(stream)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "it is not JSON"
         raise UsageError(f"the boxes {path} cannot be read: {reason}", do=do) from error
     boxes: dict[str, list[Sequence[float]]] = {}

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.unflatten import UnflattenedModule
 
 from hookscope.errors import InputError, ModelError
+from hookscope.models.run import quiet_log
 
 _OPERATORS = re.compile(
     r"torch\.ops\.(aten|prims|prim|torchvision|quantized_decomposed)(\.(?!__)\w+|\.__(and|or|xor)__)(\.[A-Za-z]\w*)?"
@@ -32,7 +33,9 @@ _SYMBOL = re.compile(
     r"|Symbol|Integer|Float|Rational|Add|Mul|Equality|Unequality|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan"
     r"|positive|nonnegative|integer|precision|evaluate"
 )
-CAUSES: dict[str, str] = {}  # no error of the exported program needs other words: see FileSource
+CAUSES = {
+    "We ran into an error when deserializing": "torch lacks one of its operators, or one does not fit its arguments"
+}
 _QUOTED = re.compile(r"'[\w.]*'")
 _EXPRESSION = re.compile(r"[\w\s+\-*/%(),<>=!&|~.]*")
 _NAME = re.compile(r"[\w.:@/\- ]*")
@@ -44,7 +47,7 @@ _NEVER_READ = ("stack_trace", "guards_code", "torch_version", "torch_fn", "from_
 def load(path: str) -> nn.Module:
     """The model in the file ``path``, with the exported layers; a ModelError if it cannot be trusted."""
     _check(torch._C.PyTorchFileReader(path), path)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), quiet_log("torch.export"):  # it logs a traceback of every error
         warnings.simplefilter("ignore")
         program = torch.export.load(path)
         model: Any = torch.export.unflatten(program)

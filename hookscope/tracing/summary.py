@@ -28,7 +28,13 @@ from hookscope.hooks import (
     random_states_kept,
     types_of,
 )
-from hookscope.models import LoadedModel, example_inputs, first_channels, forward_error, meta_forward
+from hookscope.models import (
+    LoadedModel,
+    example_inputs,
+    first_channels,
+    meta_forward,
+    model_errors_as_input_errors,
+)
 from hookscope.tracing.call_recorder import CallRecorder
 from hookscope.tracing.facts import LayerCall, LayerTotals, Trace, rows_of_type, totals_of_type
 
@@ -165,6 +171,7 @@ def trace(
         recorder = CallRecorder(model, tracker=tracker, sources=sources)
         try:
             with (
+                model_errors_as_input_errors(name or type(model).__name__, inputs),
                 everything_as_before(model),
                 recorder.watching(ops),
                 MacCounter(recorder.count),
@@ -178,7 +185,7 @@ def trace(
                 raise
             refusal = error
     assert refusal is not None
-    raise forward_error(name or type(model).__name__, inputs, refusal) from refusal
+    raise refusal
 
 
 def check_traceable(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from hookscope.errors import InputError, LayerError, UsageError, WriteError
 from hookscope.extraction import FeatureBatch, check_output
-from hookscope.jobs import Part
+from hookscope.jobs import Part, state_file
 from tests.extraction.runs import NAMES, features, parts, write
 
 USED = [position for position in range(23) if position not in (0, 5, 6, 22)]
@@ -228,6 +228,47 @@ def test_a_file_cut_short_is_noticed(name: str, file: str) -> None:
         write(name, resume=True)
     assert "damaged" in str(error.value) and "\n" not in str(error.value)
     assert write(name, overwrite=True, **CASES[name]).rows == 19
+
+
+WRONG: dict[str, Any] = {
+    "done": [-1, 10**9, 2, "12", 12.0, True, None],
+    "rows": [99, 0, "9", -1],
+    "parts": [[], [4, 4, 1, 1], "9", [9, -1, 1]],
+    "columns": [{}, {"fc": ["float64", [2]]}, {"fc": ["float32", [9]]}, {"fc": ["object", [-2]]}, {"fc": 1}, []],
+    "skipped": [[[0]], [], [["0", "0.png", "x"]], [[99, "0.png", "x"]] * 3, [[1, "1.png", "x"]] * 3],
+    "last": [["x"], [5, 6], ["11.png", "zz"]],
+    "about": [[], {}],
+    "complete": [True],
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_progress_that_no_run_can_have_saved_is_refused(field: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        write("a.npz", {"stop": 14})
+    state = Path(".a.npz.parts", "_progress.json")
+    whole = json.loads(state.read_text())
+    for value in WRONG[field]:
+        content = whole["content"] | {field: value}
+        state.write_text(json.dumps(whole | {"content": content, "sha256": state_file._digest(content)}))
+        with pytest.raises(InputError, match=r"is damaged|do not hold the first 12 images, each once"):
+            write("a.npz", resume=True)
+    state.write_text(json.dumps(whole))
+    assert write("a.npz", resume=True).rows == 19
+
+
+def test_a_part_in_place_of_another_is_noticed() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        write("a.npz", {"stop": 14})
+    parts = sorted(Path(".a.npz.parts").glob("*.npz"))
+    with np.load(parts[0]) as part:
+        np.savez(parts[0], **{**part, "position": part["position"] + 1})
+    with pytest.raises(InputError, match="do not hold the first 12 images, each once; start again"):
+        write("a.npz", resume=True)
+    parts[0].unlink()
+    os.mkfifo(parts[0])
+    with pytest.raises(InputError, match=r"its file '0\.npz' is damaged"):
+        write("a.npz", resume=True)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".parquet"])

@@ -31,7 +31,7 @@ from hookscope.cli.output.table import (
 )
 from hookscope.columns import Columns, Row
 from hookscope.errors import printable
-from hookscope.findings import Finding, verdict
+from hookscope.findings import Finding, counted, verdict
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class Report:
     lead: Callable[[Any], Iterable[str]] | None = None
 
 
+_IMAGE_ERRORS = 10  # lines for images that could not be used
 _LEAST_COLUMNS = 20  # of a table: a terminal that says less does not know
 
 
@@ -117,6 +118,7 @@ class Output:
     quiet: bool = False
     utf8: bool | None = None
     traceback: bool = False
+    image_errors: int = field(default=0, init=False)
 
     now: ClassVar[Output]
     """The output of the run that goes on."""
@@ -136,6 +138,16 @@ class Output:
         if always or not self.quiet:
             with contextlib.suppress(OSError, ValueError):
                 print(printable(text), file=sys.stderr, flush=True)
+
+    def image_error(self, text: str) -> None:
+        """Print why an image could not be used; `sum_up` counts those after the first ten."""
+        self.image_errors += 1
+        if self.image_errors <= _IMAGE_ERRORS:
+            self.note(f"Error: {text}", always=True)
+
+    def sum_up(self) -> None:
+        if (rest := self.image_errors - _IMAGE_ERRORS) > 0:
+            self.note(f"Error: {counted(rest, 'more image')} could not be used", always=True)
 
 
 Output.now = Output(sys.argv[1:])

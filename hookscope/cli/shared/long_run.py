@@ -129,7 +129,7 @@ class ImageRun(contextlib.ExitStack):
         if self._strict:
             raise error
         self.skipped += 1
-        note(f"Error: {error}", always=True)
+        Output.now.image_error(str(error))
 
     def _note(self, name: str, text: str) -> None:
         """Print the first three notes; a folder may hold thousands of images with the same note."""

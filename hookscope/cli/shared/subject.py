@@ -127,7 +127,7 @@ class ImageFiles:
         if len(self.paths) == 1:
             raise error
         self.failed += 1
-        note(f"Error: {image}{error}", always=True)
+        Output.now.image_error(f"{image}{error}")
 
     @property
     def status(self) -> int:
