@@ -216,15 +216,8 @@ def _end_if_unseen(reader: int) -> None:
                 os._exit(128 + arrived[0])
 
 
-def _leave_pipe() -> None:
-    """Signals of a process that was forked off do not concern its parent."""
-    if _pipes:
-        with contextlib.suppress(ValueError):  # not the main thread
-            signal.set_wakeup_fd(-1)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_pipe)
+if hasattr(os, "register_at_fork"):  # signals of a process that was forked off do not concern its parent
+    os.register_at_fork(after_in_child=lambda: _pipes and signal.set_wakeup_fd(-1))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +23,7 @@ from torch import Tensor
 from hookscope.errors import InputError, LayerError, WriteError, first_line
 from hookscope.extraction import formats
 from hookscope.extraction.facts import FeatureBatch, WrittenFeatures
-from hookscope.extraction.formats import RESERVED, ROW_FIELDS, Column, as_text, check_dtype, tsv, write_part
+from hookscope.extraction.formats import RESERVED, ROW_FIELDS, Column, as_text, check_dtype, escaped, tsv, write_part
 from hookscope.extraction.job import check_alike
 from hookscope.extraction.output import FeatureState, Output, check_columns, metadata_of, remove
 from hookscope.jobs import AGAIN, Part, Progress, RunIdentity, SavedRun, hash_of_names, picture_of, pictures_in
@@ -88,6 +90,8 @@ class WritingRun(FeatureRun):
 
     def written(self, resume: bool = False) -> WrittenFeatures:
         output, self.state = self.output, FeatureState(self._about())
+        if self._escapes:
+            self.settings.listener.note(output.path, "paths have escapes such as %E9, because some are not UTF-8")
         make_folder(output.work)
         with open(output.work_file(".lock"), "wb") as lock:
             if is_locked_by_another(lock.fileno()):
@@ -139,14 +143,20 @@ class WritingRun(FeatureRun):
             asked = f"cannot resume '{output.path}': its parts do not hold the first {state.done} images, each once"
             raise InputError(asked, do="start again with ‹overwrite=True|--overwrite›")
         name, sha256 = state.last
+        name = os.fsdecode(unquote_to_bytes(name)) if self._escapes else name
         if sha256 and pictures_in([name]) not in ([None], [picture_of(sha256)]):
             asked = f"cannot resume '{output.path}': the image '{name}' has changed since"
             raise InputError(asked, do="start again with ‹overwrite=True|--overwrite›")
         self.state, self.rows, self.columns, self.skips = state, state.rows, state.columns, list(state.skipped)
         return Progress.after(self.paths, state.done, len(state.skipped))
 
+    @cached_property
+    def _escapes(self) -> bool:
+        return any(path != as_text(path) for path in self.paths)
+
     def _about(self) -> dict[str, Any]:
         about = {
+            **({"paths": "percent-encoded"} if self._escapes else {}),
             **package_versions(),
             **asdict(self.source),
             "images": self.count,
@@ -171,10 +181,12 @@ class WritingRun(FeatureRun):
 
     def report(self, part: Part[FeatureBatch]) -> None:
         super().report(part)
-        self.skips += [(image.position, as_text(image.name), as_text(image.error)) for image in part.skipped]
+        as_path = escaped if self._escapes else as_text
+        self.skips += [(image.position, as_path(image.name), as_text(image.error)) for image in part.skipped]
 
     def merge(self, part: Part[FeatureBatch], value: FeatureBatch) -> None:
-        value = replace(value, features=self._storable(value.features))
+        names = tuple(map(escaped, value.names)) if self._escapes else value.names
+        value = replace(value, features=self._storable(value.features), names=names)
         super().merge(part, value)
         self.waiting.append(value)
 

@@ -105,6 +105,11 @@ def as_text(value: Any) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
+def escaped(path: str) -> str:
+    """``path`` with %E9 for a byte that is not UTF-8, and %25 for %: `urllib.parse.unquote_to_bytes` turns it back."""
+    return "".join(f"%{ord(c) & 0xFF:02X}" if c == "%" or "\udc80" <= c <= "\udcff" else c for c in path)
+
+
 def tsv(rows: Iterable[Iterable[Any]]) -> bytes:
     text, rows = io.StringIO(), [[as_text(value) for value in row] for row in rows]
     has_returns = any("\r" in value for row in rows for value in row)  # which csv does not quote by itself

@@ -201,32 +201,28 @@ class FeatureState:
             about, done, rows = (content.pop(name) for name in ("about", "done", "rows"))
             state = cls(about, done, rows, skipped, columns, **lists, **content)
             if wrong := state._wrong():
-                raise ValueError(f"its {wrong} cannot be right")
+                raise ValueError(f"no run has saved such {wrong}")
             return state
 
         return read_state(output.state, _KIND, restored)
 
     def _wrong(self) -> str:
         """The first entry whose type, range or sum no run has saved; empty if there is none."""
-        images = self.about.get("images") if isinstance(self.about, dict) else ""
 
         def are(values: Iterable[Any], kind: type, least: Any) -> bool:
             return all(type(value) is kind and value >= least for value in values)
 
+        images = self.about["images"]
+        counts = are([self.done, self.rows, self.about["shard"], 0 if images is None else images], int, 0)
         right = {
-            "list of images": images is None or are([images], int, 0),
-            "size of files": are([self.about.get("shard")], int, 0),
-            "number of images": are([self.done], int, 0) and self.done <= (self.done if images is None else images),
-            "number of rows": are([self.rows], int, 0),
-            "rows of each part": are(self.parts, int, 1) and sum(self.parts) == self.rows,
-            "skipped images": all(len(i) == 3 and are(i[:1], int, 0) and are(i[1:], str, "") for i in self.skipped),
+            "numbers": counts and self.done <= (self.done if images is None else images),
+            "parts": are(self.parts, int, 1) and sum(self.parts) == self.rows,
+            "skipped images": all(len(i) == 3 and are(i[:1], int, 0) and are(i[1:], str, "") for i in self.skipped)
+            and self.rows + len(self.skipped) == self.done,
             "columns": bool(self.columns) == bool(self.rows)
             and all(are([c.dtype], str, "") and are(c.shape, int, 1) for c in self.columns.values()),
-            "last image": len(self.last) == 2
-            and are(self.last, str, "")
-            and bool(re.fullmatch("[0-9a-f]{64}|", self.last[1])),
+            "last image": are(self.last, str, "") and bool(re.fullmatch("[0-9a-f]{64}|", self.last[1])),
         }
-        right["sum of rows and skipped images"] = all(right.values()) and self.rows + len(self.skipped) == self.done
         return next((name for name, is_right in right.items() if not is_right), "")
 
     def save(self, output: Output) -> None:

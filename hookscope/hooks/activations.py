@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from hookscope.findings import counted
 from hookscope.hooks.calls import Call
 from hookscope.hooks.model_state import AnyModel, module_of
 from hookscope.hooks.observer import Observer, PassProgress
-from hookscope.hooks.registration import has_compiled, hook_tensor
+from hookscope.hooks.registration import hook_tensor
 from hookscope.hooks.selection import Layers, Selection
 from hookscope.hooks.tensors import (
     as_float,
@@ -394,11 +395,9 @@ class capture:  # lower case: it reads like a function in a `with` statement
     ) -> bool:
         self._drop_unwanted()
         progress = self._observer.progress
-        if (
-            error is None
-            and not (progress.complete or any(layer.calls for layer in progress.layers))
-            and has_compiled()
-        ):
+        compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")
+        ran = progress.complete or any(layer.calls for layer in progress.layers)
+        if error is None and compiled and not ran:
             told = f"nothing was kept: no pass of {type(self._observer.model).__name__} has called a hook, and code of"
             warnings.warn(f"{told} torch.compile calls none; run the model that was given to capture", stacklevel=2)
         # only the caller holds the kept tensors from here on

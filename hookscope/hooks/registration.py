@@ -132,12 +132,6 @@ def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | No
         )
 
 
-def has_compiled() -> bool:
-    """Whether torch.compile has made code in this process, which calls no hooks that are registered later."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])
-
-
 @contextmanager
 def other_hooks_set_aside(model: nn.Module) -> Iterator[None]:
     """Run the block without hooks on ``model`` but those that are part of it, then put every hook back.

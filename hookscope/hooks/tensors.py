@@ -120,12 +120,6 @@ def _attributes(value: Any) -> dict[str, Any]:
     return attributes | getattr(value, "__dict__", {})
 
 
-def _too_deep() -> InputError:
-    return InputError(
-        "a value between layers is nested too deeply, or holds itself", do="hand on tensors, or lists of them"
-    )
-
-
 def tensors_in(value: Any) -> dict[str, Tensor]:
     """Every tensor inside ``value`` by its dotted part name, such as ``aux.0``; a bare tensor has the name ``""``."""
     if isinstance(value, torch.Tensor):
@@ -137,7 +131,7 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
             for inner, tensor in tensors_in(part).items()
         }
     except RecursionError:
-        raise _too_deep() from None
+        raise InputError("a value between layers is nested too deeply, or holds itself") from None
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:

@@ -157,6 +157,8 @@ class RayEngine:
         refuse_own_files(paths)
         if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
             raise InstallationError("Ray is not installed", do="pip install 'hookscope[ray]'")
+        if self.address is None:  # Ray reads it on import: a machine by itself listens on its loopback alone
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         ray: Any = importlib.import_module("ray")
         importlib.import_module("ray.data")
         packed = _packed(job, net, ray.cloudpickle)
@@ -246,6 +248,10 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         if handler is not None:  # Ray has set its own
             signal.signal(signal.SIGTERM, handler)
         yield
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:  # of Ray's own handler, while Ray starts
+            raise SystemExit(128 + signal.SIGTERM) from error
+        raise
     finally:
         ray.shutdown()
         filtered.skip_re = skipped

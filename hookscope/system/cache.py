@@ -20,6 +20,8 @@ from hookscope.system.atomic_files import replacement
 FORMAT = 3
 """Number of the file layout; a file with another number is not read."""
 
+_USER = os.geteuid() if hasattr(os, "geteuid") else 0  # Windows gives every file the number 0
+
 
 def folder() -> str | None:
     """The cache folder of this user, which need not exist; None if the user has no home."""
@@ -63,7 +65,7 @@ def load(kind: str, key: Mapping[str, Any]) -> Any | None:
             return None
         with open(path, "rb", opener=_without_link) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != _user():
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != _USER:
                 return None
             entry = json.load(file)
         return entry["value"] if entry["header"] == header else None
@@ -83,13 +85,9 @@ def store(kind: str, key: Mapping[str, Any], value: Any) -> None:
                     file.write(content.encode())
 
 
-def _user() -> int:
-    return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows gives every file the number 0
-
-
 def _is_ours(path: str) -> bool:
     """Whether this user owns the file or folder, and the link to it if it is one."""
-    return {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.isdir(path) else _user()} == {_user()}
+    return {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.isdir(path) else _USER} == {_USER}
 
 
 def _without_link(path: str, flags: int) -> int:

@@ -28,13 +28,7 @@ from hookscope.hooks import (
     random_states_kept,
     types_of,
 )
-from hookscope.models import (
-    LoadedModel,
-    example_inputs,
-    first_channels,
-    meta_forward,
-    model_errors_as_input_errors,
-)
+from hookscope.models import LoadedModel, example_inputs, first_channels, meta_forward, model_errors_as_input_errors
 from hookscope.tracing.call_recorder import CallRecorder
 from hookscope.tracing.facts import LayerCall, LayerTotals, Trace, rows_of_type, totals_of_type
 

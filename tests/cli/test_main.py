@@ -19,7 +19,7 @@ import pytest
 from hookscope.cli import main as main_module
 from hookscope.cli.command import TOPICS, Command, GroupedCommand, own_options, shared_options
 from hookscope.cli.main import COMMANDS, MOVED, cli, main
-from hookscope.cli.output.formats import note
+from hookscope.cli.output.formats import Output, note
 from hookscope.cli.process import signals_as_exits, with_large_stack
 from hookscope.cli.shared.options import threshold_rows
 from hookscope.errors import LayerError, UsageError
@@ -191,6 +191,21 @@ def test_nothing_is_run_afterwards_when_the_output_is_lost(run: Any, monkeypatch
 )
 def test_each_error_has_its_status_and_one_line(run: Any, error: BaseException, status: int, line: str) -> None:
     assert run(raising(error)) == (status, "", line + "\n" if line else "")
+
+
+def test_ten_images_that_fail_have_a_line_and_the_others_a_sum(run: Any) -> None:
+    def function() -> int:
+        for number in range(20):
+            Output.now.image_error(f"image {number}")
+        return 1
+
+    lines = [f"Error: image {number}\n" for number in range(10)]
+    assert run(function) == (1, "", "".join(lines) + "Error: 10 more images could not be used\n")
+
+
+def test_a_traceback_shows_control_characters_as_escapes(run: Any) -> None:
+    status, _, errors = run(raising(ValueError("a\x1b[2Jb")), "fake", "--traceback")
+    assert status == 1 and "ValueError: a\\x1b[2Jb\n" in errors and "\x1b" not in errors
 
 
 def test_a_broken_pair_is_named_and_a_long_text_cut(run: Any) -> None:

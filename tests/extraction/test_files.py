@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import pandas
@@ -228,6 +229,30 @@ def test_a_file_cut_short_is_noticed(name: str, file: str) -> None:
         write(name, resume=True)
     assert "damaged" in str(error.value) and "\n" not in str(error.value)
     assert write(name, overwrite=True, **CASES[name]).rows == 19
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.parquet", "a.npy", "a.safetensors", "a.zarr"])
+def test_names_that_are_not_utf8_have_escapes_that_turn_back(name: str) -> None:
+    names, notes = [os.fsdecode(b"caf\xe9.png"), "100%41.png", "caf\u00e9.png", os.fsdecode(b"\xff.png")], list[str]()
+    about, told = arguments(name, names=names, lost=(3,), size=2), {"note": lambda *note: notes.append(note[1])}
+    with pytest.raises(KeyboardInterrupt):
+        write(name, {**about, "stop": 3}, listener=told)
+    write(name, about, resume=True, listener=told)
+    rows = rows_of(name)
+    assert [os.fsdecode(unquote_to_bytes(path)) for path in rows] == names[:3]
+    assert rows[:3] == ["caf%E9.png", "100%2541.png", "caf\u00e9.png"]
+    assert notes == 2 * ["paths have escapes such as %E9, because some are not UTF-8"]
+    assert "%FF.png" in Path(name + ".lost.tsv").read_text()
+
+
+def rows_of(name: str) -> list[str]:
+    if name.endswith(".npz"):
+        return np.load(name)["path"].tolist()
+    if name.endswith(".parquet"):
+        return pandas.read_parquet(name)["path"].tolist()
+    if name.endswith(".zarr"):
+        return list(pytest.importorskip("zarr").open_group(name, mode="r")["path"][:])
+    return pandas.read_csv(name + ".rows.tsv", sep="\t")["path"].tolist()
 
 
 WRONG: dict[str, Any] = {

@@ -158,6 +158,7 @@ def test_a_box_is_written_in_any_of_these_ways(tmp_path: Path, given: str) -> No
     ("content", "says"),
     [
         ("{", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
         ("[]", "has no boxes; write"),
         ('{"cat.jpg": []}', "'cat.jpg' in"),
         ('{"cat.jpg": [1, 2, 3]}', "has no box; write"),

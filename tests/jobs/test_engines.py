@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,20 @@ def test_ray_measures_what_this_process_measures(names: list[str], forget_files:
     handler = signal.getsignal(signal.SIGTERM)
     assert_equal(measure(names, RayEngine(workers=1, block=16)), measure(names))
     assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize(("code", "status"), [(signal.SIGTERM, 143), (1, 1)])
+def test_a_signal_while_ray_starts_has_our_status(monkeypatch: pytest.MonkeyPatch, code: int, status: int) -> None:
+    def init(*where: Any, **more: Any) -> None:
+        raise SystemExit(code)  # what Ray's own handler does
+
+    ray = types.SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: ended.append(True))
+    ended: list[bool] = []
+    logging = types.SimpleNamespace(stdout_deduplicator=types.SimpleNamespace(skip_re=None))
+    monkeypatch.setattr(engines.importlib, "import_module", lambda name: logging)
+    with pytest.raises(SystemExit) as error, engines._connected(ray, None):
+        pass
+    assert (error.value.code, ended) == (status, [True])
 
 
 def test_ray_is_an_extra(names: list[str], monkeypatch: pytest.MonkeyPatch, forget_files: None) -> None:

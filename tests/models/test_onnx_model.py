@@ -389,6 +389,15 @@ def test_a_file_that_could_run_code_is_refused(
     assert [each.name for each in tmp_path.iterdir()] == ["evil.pt2"]
 
 
+def test_a_wrong_operator_is_one_line(program: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = changed(
+        program, tmp_path / "wrong.pt2", lambda content: node(content).update(target="torch.ops.aten.none.x")
+    )
+    with pytest.raises(ModelError, match="torch lacks one of its operators, or one does not fit"):
+        load_model(path)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_copy_that_is_not_changed_is_read(program: str, tmp_path: Path) -> None:
     x = torch.rand(1, 3, 16, 16)
     net = load_model(changed(program, tmp_path / "copy.pt2", lambda content: None)).model

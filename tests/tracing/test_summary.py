@@ -528,3 +528,11 @@ def test_quantized_layers_hold_packed_parameters() -> None:
     assert [row.params for row in rows] == [6 * 18 + 6, 216 * 5 + 5, 5 * 2]
     convolution = images * places * 6 * (18 + 1)  # a value more for the bias, as in float layers
     assert [row.macs for row in rows] == [convolution, images * 216 * 5, images * 5 * 2]
+
+
+def test_a_model_that_ends_the_program_is_one_line() -> None:
+    def ends(x: Any) -> None:
+        raise SystemExit(7)
+
+    with pytest.raises(InputError, match=r"Function ends the program in its forward pass, by sys\.exit\(7\)"):
+        trace(Function(ends), (torch.zeros(1, 3, 2, 2),))
