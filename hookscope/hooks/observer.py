@@ -292,9 +292,11 @@ class Observer(HookOwner):
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         with self._lock:
             layer = self._watched.get(id(module))
-            if layer is None or kwargs is None or self._is_elsewhere():
+            if layer is None or kwargs is None:
                 return None
-            if not is_recomputing():
+            if not is_recomputing():  # which a backward pass may do in a thread of its own
+                if self._is_elsewhere():
+                    return None
                 if self._on_input is not None:
                     layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
                 if self._on_before is None:
@@ -320,12 +322,14 @@ class Observer(HookOwner):
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = _MISSING) -> Any:
         with self._lock:
             layer = self._watched.get(id(module))
-            if layer is None or output is _MISSING or self._is_elsewhere():
+            if layer is None or output is _MISSING:
                 return None
             if is_recomputing():
                 if not self._again or not self.wants(call := self._call_again(module, layer)):
                     return None
                 return self._on_call(call, module, args, kwargs, output)
+            if self._is_elsewhere():
+                return None
             inputs = _pop_inputs(layer.open_inputs, kwargs) if layer.open_inputs else None
             return self._returned(layer, type(module).__name__, inputs, module, args, kwargs, output)
 
