@@ -298,7 +298,7 @@ def test_the_page_has_the_photograph_the_map_and_the_smoothed_map(drawn: Drawn) 
     draw_saliency(found, picture(), net("random (seed 0)"))
     source = OverlaySource.of(picture(), net("random (seed 0)"))
     assert drawn.words == ["tabby (281)", "score 12.25", *source.lines("gradient")]
-    assert (drawn["heading"].warning, drawn["ground"], drawn["cmap"]) == (SAYS_RANDOM, DARK, "inferno")
+    assert (drawn["heading"].first, drawn["ground"], drawn["cmap"]) == (SAYS_RANDOM, DARK, "inferno")
     photograph, raw, smoothed = drawn.panels
     assert photograph.heat is None and len(drawn["rows"]) == 1
     values = found.map.numpy()

@@ -70,7 +70,7 @@ def test_maps_and_ablations_are_of_the_logit(name: str) -> None:
     kind, end = ENDS[name]
     net, x = body(), image()
     ended = nn.Sequential(*net, end())
-    cams = [class_activation_maps(each, x, "2", 2)[0].values for each in (net, ended)]
+    cams = [class_activation_maps(each, x, "name:2", 2)[0].values for each in (net, ended)]
     maps = [saliency_maps(each, x, 2)[0].values.numpy() for each in (net, ended)]
     np.testing.assert_array_equal(*cams)
     np.testing.assert_array_equal(*maps)

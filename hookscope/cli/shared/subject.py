@@ -142,7 +142,7 @@ class ImageList(Options):
     files0_from: str | None = shared.in_file(
         "Read names of images and folders from FILE (- for standard input), separated by NUL as by `find -print0`."
     )
-    limit: int | None = option("Use only the first N images.")
+    limit: int | None = option("Use only N images, at equal distances in the list.")
 
     @cached_property
     def images(self) -> list[str]:
@@ -155,7 +155,7 @@ class ImageList(Options):
 
 
 def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:
-    """The first ``limit`` images of the command line or of a list of names; folders are walked, globs expanded."""
+    """The images of the command line or of a list of names, at most ``limit``; folders are walked, globs expanded."""
     if files0_from is None:
         if not paths:
             raise UsageError("no image was given", do="name files or folders, - for standard input, or --files0-from")
