@@ -15,18 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hookscope.errors import LayerError, NoMapError
 from hookscope.findings import counted
-from hookscope.hooks import (
-    MODEL,
-    Call,
-    HookHandles,
-    Layers,
-    Operations,
-    Selection,
-    enclosing,
-    map_tensors,
-    output_of,
-    tensors_in,
-)
+from hookscope.hooks import MODEL, Call, HookHandles, Layers, Operations, Selection, enclosing, map_tensors, tensors_in
 
 Coordinates = tuple[Tensor, ...]
 
@@ -279,7 +268,7 @@ def follow_attention(
     record = _Seen(model, inputs, selection, reduce)
     with HookHandles() as handles:
         record.operations.modules.watch(handles)
-        output = output_of(model, *inputs)
+        output = model(*inputs)
     if not record.calls:
         exists = "in its pass no softmax weighs values, and no scaled_dot_product_attention runs"
         raise NoMapError(f"{type(model).__name__} has no attention", exists, "visualize and cam show feature maps")

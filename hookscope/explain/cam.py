@@ -301,7 +301,7 @@ def _maps_of_attention(
 ) -> Iterator[ClassActivationMap]:
     how = ATTENTION_METHODS[method]
     with differentiable(model, parameters=False), torch.set_grad_enabled(how.gradient):
-        output, follow = follow_relevance(model, passed_on(leaves_of(inputs)), layers, how, size)
+        output, follow = output_of(follow_relevance, model, passed_on(leaves_of(inputs)), layers, how, size)
         goals = objectives(target, output, categories, type(model).__name__, (size.height, size.width))
         for goal in goals:
             check_finite_score(goal.score)

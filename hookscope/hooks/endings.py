@@ -1,20 +1,21 @@
-"""The softmax or the sigmoid at the end of a model, and the scores that it was computed from."""
+"""What operations say of a tensor: the scores before a softmax or a sigmoid, and that its channels come first."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _COPIES = ("alias", "clone", "detach", "to_copy", "unsafe_view")
-_MARK = "_hookscope_ending"
+_MAKES_CHANNELS = re.compile(".*(conv|batch_norm).*")
+_KEEPS_AXES = re.compile(f"(leaky_|p)?relu|g?elu|silu|mish|hardswish|hardtanh|tanh|sigmoid|{'|'.join(_COPIES)}")
+_ENDING, _FIRST = "_hookscope_ending", "_hookscope_channels_first"
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """The operation that made a tensor: ``softmax``, ``log_softmax`` or ``sigmoid``; ``before`` gives its argument."""
 
     kind: str
@@ -22,16 +23,20 @@ class Ending:
 
     def mark(self, tensor: Tensor) -> None:
         """Let `ending_of` find it."""
-        setattr(tensor, _MARK, self)
+        setattr(tensor, _ENDING, self)
 
 
 def ending_of(tensor: Tensor) -> Ending | None:
     """The operation that made an output of `output_of`; None if it is another one than `Ending` knows."""
-    ending: Ending | None = getattr(tensor, _MARK, None)
-    return ending
+    return getattr(tensor, _ENDING, None)
 
 
-def output_of(model: nn.Module, *args: Any) -> Any:
+def has_channels_first(tensor: Any) -> bool:
+    """Whether a convolution or BatchNorm in `output_of` made it, or an activation function after one."""
+    return getattr(tensor, _FIRST, False)
+
+
+def output_of(model: Callable[..., Any], *args: Any) -> Any:
     """What ``model(*args)`` returns; `ending_of` knows the scores before a softmax or a sigmoid that made it.
 
     It changes no path that torch takes. Copies and views, such as hooks hand on, are followed.
@@ -41,14 +46,13 @@ def output_of(model: nn.Module, *args: Any) -> Any:
 
 
 class _Endings(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = function(*args, **kwargs)
-        kind = function.overloadpacket.__name__.strip("_")
-        given = args[0] if args and isinstance(args[0], Tensor) else None
-        if given is None or not isinstance(output, Tensor) or output is given:
+        kind, given = function.overloadpacket.__name__.strip("_"), args[0] if args else None
+        if _MAKES_CHANNELS.fullmatch(kind) or (has_channels_first(given) and _KEEPS_AXES.fullmatch(kind)):
+            setattr(output[0] if isinstance(output, tuple) else output, _FIRST, True)
+        if not isinstance(given, Tensor) or not isinstance(output, Tensor) or output is given:
             return output
         # the softmax of attention, over the last of four axes, is as large as it is uninteresting
         of_classes = kind == "sigmoid" or (kind in ("softmax", "log_softmax") and args[1] in (1, 1 - given.dim()))

@@ -154,12 +154,7 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
 
 
 def spread(paths: list[str], limit: int | None) -> list[str]:
-    """Of more than ``limit`` paths as many, at equal distances in the list.
-
-    Example:
-        >>> spread(["a", "b", "c", "d", "e"], 2)
-        ['a', 'c']
-    """
+    """Of more than ``limit`` paths as many, at equal distances in the list."""
     count = len(paths)
     return paths if limit is None or limit >= count else [paths[at * count // limit] for at in range(limit)]
 
@@ -229,7 +224,7 @@ def unreadable(source: Any, name: str, error: OSError | ValueError) -> ImageErro
 
 def _missing(path: str, name: str) -> ImageError:
     asked, folder = f"no picture '{name}'", os.path.dirname(path) or "."
-    if glob.has_magic(path):
+    if re.search(r"[*?]|\[.+\]", path):
         return ImageError(f"no file fits the pattern '{name}'", do="check the path")
     if os.path.islink(path):
         return ImageError(asked, f"it is a symbolic link to '{os.readlink(path)}', which is missing", "repair the link")

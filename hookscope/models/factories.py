@@ -359,8 +359,7 @@ def return_only(model: nn.Module, name: str, what: str) -> None:
         by_name = dict(zip(map(str, range(len(tensors))), tensors.values(), strict=True)) | tensors
         if name not in by_name:
             raise ModelError(f"{what} has no output '{name}'", f"it returns {listed([*tensors]) or 'no tensor'}")
-        # under this name a segmentation has its scores
-        return by_name[name] if by_name[name].dim() < 4 else {"out": by_name[name]}
+        return by_name[name] if by_name[name].dim() < 4 else {"out": by_name[name]}  # as a segmentation calls it
 
     _run_instead(model, forward)
 

@@ -360,11 +360,8 @@ class PythonSource(MadeSource):
         metadata, choice = with_declared_input(net, metadata, self._declared, self._factory.source)
         if not self.checkpoint and (counts := random_tensors(net, self._again, self.seed)):
             differ, count = counts
-            self.label = "from factory: the same for every seed"
-            if differ == count:
-                self.label, words = random_label(self.seed), f"weights of {self.text} are random (seed {self.seed})"
-                metadata = metadata.without_weights(f"{words}: its factory loads none")
-            elif differ:
-                self.label = f"from factory: {differ} of {count} tensors are random (seed {self.seed})"
+            self.label = f"from factory: {differ} of {count} tensors are random (seed {self.seed})"
+            if differ in (0, count):
+                self.label = random_label(self.seed) if differ else "from factory: the same for every seed"
         loaded = super().record(net, metadata)
         return replace(loaded, preprocess=loaded.preprocess.changed(choice))

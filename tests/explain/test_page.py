@@ -209,8 +209,8 @@ def test_several_classes_have_a_row_for_each_layer_one_photograph_and_one_scale(
     ]
     assert [[list(panel.words) for panel in row.panels] for row in drawn["rows"]] == 2 * [
         [
-            ["tabby (281)", "score 12.25, probability 87.5 %", "highest 48"],
-            ["class 7", "score -1.5, probability 10 %", "highest 48"],
+            ["tabby (281)", "score 12.25", "highest 48"],
+            ["class 7", "score -1.5", "highest 48"],
         ]
     ]
     assert not [panel for panel in drawn.panels if panel.heat is None or panel.scale]
