@@ -93,8 +93,8 @@ def run_side(side: Side, inputs: tuple[Any, ...], observers: Sequence[Observer] 
         stack.enter_context(side.conditions())
         for observer in observers:
             stack.enter_context(observer)
-        # torch.compile would step aside for what follows the operations of the pass
-        return (side.net.model if side.compiled else partial(output_of, side.net.model))(*copied(inputs))
+        run = side.net.model if side.compiled else partial(output_of, side.net.model)  # whose mode stops torch.compile
+        return run(*copied(inputs))
 
 
 @dataclass(slots=True)

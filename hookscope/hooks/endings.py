@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _COPIES = ("alias", "clone", "detach", "to_copy", "unsafe_view")
 _MAKES_CHANNELS = re.compile(".*(conv|batch_norm).*")
 _KEEPS_AXES = re.compile(f"(leaky_|p)?relu|g?elu|silu|mish|hardswish|hardtanh|tanh|sigmoid|{'|'.join(_COPIES)}")
+_ENDS = ("softmax", "log_softmax", "sigmoid")
 _ENDING, _FIRST = "_hookscope_ending", "_hookscope_channels_first"
 
 
@@ -45,19 +47,25 @@ def output_of(model: Callable[..., Any], *args: Any) -> Any:
         return model(*args)
 
 
+@cache
+def _facts(function: Any) -> tuple[str, bool, bool, bool]:
+    """The name of an operation; whether its result has channels, keeps the axes, and is a copy or a view."""
+    kind = function.overloadpacket.__name__.strip("_")
+    copies = function.is_view or kind in _COPIES
+    return kind, bool(_MAKES_CHANNELS.fullmatch(kind)), bool(_KEEPS_AXES.fullmatch(kind)), copies
+
+
 class _Endings(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        output = function(*args, **kwargs)
-        kind, given = function.overloadpacket.__name__.strip("_"), args[0] if args else None
-        if _MAKES_CHANNELS.fullmatch(kind) or (has_channels_first(given) and _KEEPS_AXES.fullmatch(kind)):
+        output = function(*args, **(kwargs or {}))
+        kind, makes, keeps, copies = _facts(function)
+        if makes or (keeps and has_channels_first(args[0])):
             setattr(output[0] if isinstance(output, tuple) else output, _FIRST, True)
-        if not isinstance(given, Tensor) or not isinstance(output, Tensor) or output is given:
+        if not (copies or kind in _ENDS) or output is (given := args[0]):
             return output
         # the softmax of attention, over the last of four axes, is as large as it is uninteresting
-        of_classes = kind == "sigmoid" or (kind in ("softmax", "log_softmax") and args[1] in (1, 1 - given.dim()))
-        if of_classes and given.dim() in (2, 4):
+        if kind in _ENDS and given.dim() in (2, 4) and (kind == "sigmoid" or args[1] in (1, 1 - given.dim())):
             Ending(kind, lambda: given).mark(output)
-        elif (ending := ending_of(given)) and (function.is_view or kind in _COPIES):
-            Ending(ending.kind, lambda: function(ending.before(), *args[1:], **kwargs)).mark(output)
+        elif copies and isinstance(output, Tensor) and (ending := ending_of(given)):
+            Ending(ending.kind, lambda: function(ending.before(), *args[1:], **(kwargs or {}))).mark(output)
         return output

@@ -155,8 +155,7 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
 
 def spread(paths: list[str], limit: int | None) -> list[str]:
     """Of more than ``limit`` paths as many, at equal distances in the list."""
-    count = len(paths)
-    return paths if limit is None or limit >= count else [paths[at * count // limit] for at in range(limit)]
+    return paths if limit is None or limit >= len(paths) else [paths[at * len(paths) // limit] for at in range(limit)]
 
 
 def _expanded(path: str) -> Sequence[str]:

@@ -57,8 +57,7 @@ def load_model(
         resize: ``shorter`` (the shorter side to the input size, then crop the centre), ``shorter:256`` (the same with
             a larger side), ``stretch`` or ``pad``.
         input_size: ``(H, W)`` of the model's input, ``(D, H, W)`` of a clip or volume.
-        model_output: Of a model that returns several tensors, the name or the position of the only one that it shall
-            return, such as ``logits``, ``aux.0`` or ``1``.
+        model_output: Of several tensors that a model returns, the name or the position of the one to use.
         progress: Called with bytes done and total during a download.
 
     Raises:

@@ -73,8 +73,7 @@ def check_size(model: nn.Module, size: Sequence[int] | None, family: str = "") -
     """Refuse ``(D, H, W)`` for a model that takes pictures."""
     if size is not None and len(size) == 3 and (family or family_of(model)) != "video":
         asked = f"an input of {'x'.join(map(str, size))} has a depth, and {type(model).__name__} takes pictures"
-        where = "the number of channels is the model's own: " if size[0] in (1, 3) else ""
-        raise UsageError(asked, do=f"{where}give height x width, such as {size[1]}x{size[2]}")
+        raise UsageError(asked, "its channels are its own", f"give height x width, such as {size[1]}x{size[2]}")
 
 
 def native_size(model: nn.Module) -> tuple[int, int] | None:

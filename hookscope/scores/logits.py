@@ -129,9 +129,8 @@ def class_maps(output: Any, bare: bool = False, what: str = "") -> Tensor | None
     """
     notes: list[str] = []
     logits = _first(output, notes)
-    if logits is None or logits.dim() != 4 or not logits.is_floating_point():
-        return None
-    if not isinstance(output, Mapping | Tensor if bare else Mapping):
+    fits = isinstance(output, Mapping | Tensor if bare else Mapping)
+    if not fits or logits is None or logits.dim() != 4 or not logits.is_floating_point():
         return None
     _tell(what, notes)
     return logits
@@ -161,10 +160,7 @@ def _vectors(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _most_like_scores(tensors: Mapping[str, Tensor], notes: list[str]) -> Tensor | None:
-    """Of several outputs the vector that a softmax or a sigmoid made, else by its name, else the first or the only one.
-
-    Where several are as likely, the first output is returned, whatever it is.
-    """
+    """The vector that a softmax or a sigmoid made, else by name, the first or the only one; else the first output."""
 
     def rank(name: str) -> tuple[bool, ...]:
         ends = ending_of(tensors[name]) is not None or is_distribution(tensors[name])
