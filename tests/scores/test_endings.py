@@ -18,6 +18,7 @@ from hookscope.interventions import ablate_each
 from hookscope.models import load_model
 from hookscope.scores import class_scores, predictions, probabilities
 from hookscope.scores.target import Target
+from tests.exports import to_onnx, to_pt2
 from tests.nets import Function
 
 ENDS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
@@ -159,3 +160,20 @@ def test_an_output_is_chosen_by_name_or_position(tmp_path: Path) -> None:
     assert type(net.model).__name__ == "Two"
     with pytest.raises(ModelError, match=r"has no output 'third'; it returns first, second"):
         load_model(f"{tmp_path}/two.py:Two", model_output="third").model(x)
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("write", [to_onnx, to_pt2])
+def test_files_of_other_formats_give_the_same(tmp_path: Path, name: str, write: Any) -> None:
+    kind, end = ENDS[name]
+    suffix = "onnx" if write is to_onnx else "pt2"
+    net = load_model(write(nn.Sequential(*body(), end()), tmp_path / f"net.{suffix}"), device="cpu")
+    with torch.no_grad():
+        logits = body()(image())
+        output = output_of(net.model, image())
+    told = f"mine (ends in a {kind}|returns probabilities)"
+    with pytest.warns(OutputNote, match=told):
+        scores = class_scores(output, "mine")
+    np.testing.assert_allclose(probabilities(scores).numpy(), shares_by_hand(kind, logits), rtol=1e-4)
+    if name != "softmax of maps":
+        np.testing.assert_allclose(scores.as_subclass(Tensor).numpy(), logits.numpy(), rtol=1e-4)
