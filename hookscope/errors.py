@@ -121,6 +121,10 @@ class InstallationError(HookscopeError):
     """A missing or broken package that hookscope needs."""
 
 
+class OutputNote(UserWarning):
+    """Which of a model's outputs are taken as the scores of classes, or what they are computed from."""
+
+
 @contextlib.contextmanager
 def spelling_for_shell() -> Iterator[None]:
     """Inside, `spelled` gives the spelling of the command line: only the command line enters this block."""

@@ -160,7 +160,7 @@ def _status(error: BaseException, output: Output) -> int:
         with contextlib.suppress(OSError, ValueError):
             print(*map(printable, lines), sep="\n", end="", file=sys.stderr)
     if isinstance(error, click.ClickException):
-        text, status = _in_one_line(error), error.exit_code
+        text, status = _in_one_line(error, output.argv), error.exit_code
     else:
         reported = _as_hookscope_error(error, output)
         text, status = str(reported), reported.exit_code
@@ -168,7 +168,7 @@ def _status(error: BaseException, output: Output) -> int:
     return status
 
 
-def _in_one_line(error: click.ClickException) -> str:
+def _in_one_line(error: click.ClickException, argv: Sequence[str]) -> str:
     """The error and the command for help, in one line; click takes four."""
     text = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
@@ -176,6 +176,8 @@ def _in_one_line(error: click.ClickException) -> str:
         return text
     if isinstance(error, click.NoSuchOption):
         text = _unknown_option(error.option_name, context)
+        if file := next((word for word in argv if word.startswith(error.option_name) and os.path.exists(word)), ""):
+            return f"{file} is read as options; for the file of that name, write ./{file}"
     return f"{text}; see `{context.command_path} --help`"
 
 

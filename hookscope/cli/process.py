@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from hookscope.cli.output.formats import Output, note, terminal_columns
-from hookscope.errors import WriteError
+from hookscope.errors import OutputNote, WriteError
 from hookscope.system import remove_unfinished
 
 # Limits the spin-waiting of OpenMP threads: a pass takes the same wall time and less processor time.
@@ -229,7 +229,7 @@ def warnings_as_notes() -> Iterator[None]:
         text = " ".join(str(message).split())
         if text not in texts:
             texts.add(text)
-            note(f"Warning: {text}")
+            note(f"{'Note' if isinstance(message, OutputNote) else 'Warning'}: {text}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 from weakref import ref
 
@@ -31,6 +31,7 @@ from hookscope.hooks import (
     enclosing,
     map_tensors,
     named_inputs,
+    output_of,
     random_states_kept,
     tensors_in,
 )
@@ -92,7 +93,8 @@ def run_side(side: Side, inputs: tuple[Any, ...], observers: Sequence[Observer] 
         stack.enter_context(side.conditions())
         for observer in observers:
             stack.enter_context(observer)
-        return side.net.model(*copied(inputs))
+        run = side.net.model if side.compiled else partial(output_of, side.net.model)  # whose mode stops torch.compile
+        return run(*copied(inputs))
 
 
 @dataclass(slots=True)

@@ -114,7 +114,8 @@ class Heading:
 
     Attributes:
         words: Lines; the first is bold.
-        warning: A line in the alarm colour, such as for random weights.
+        warning: A line in the alarm colour below the words.
+        first: A line in the alarm colour above the words, such as for random weights.
         photograph: Whether the photograph stands at the left of the words.
         scale: The unit of a colour bar from 0 to 1 for the whole page, if any.
         signed: Whether that bar begins at -1.
@@ -122,6 +123,7 @@ class Heading:
 
     words: Sequence[str]
     warning: str = ""
+    first: str = ""
     photograph: bool = False
     scale: str = ""
     signed: bool = False
@@ -150,7 +152,8 @@ def draw_heat_page(
     """
     page = _HeatPage(photograph, max(len(row.panels) for row in rows), width, heading.photograph, cmap, ground)
     inset = page.panel[0] + page.gap if heading.photograph else 0
-    head = page.lines(heading.words, page.inner - inset, _HEAD, heading.warning)
+    head = page.lines([], page.inner - inset, _TEXT, heading.first)
+    head += page.lines(heading.words, page.inner - inset, _HEAD, heading.warning)
     above = [page.lines(row.words, page.inner, _TEXT) for row in rows]
     head_height = page.height_of(head) + (page.bar_height if heading.scale else 0)
     head_height = max(head_height, page.panel[1] + page.space if heading.photograph else 0)

@@ -30,6 +30,7 @@ from hookscope.hooks import (
     finite_values,
     maps_or_vectors,
     one_thread,
+    output_of,
     shape_of,
     tensors_in,
 )
@@ -366,7 +367,7 @@ def run_and_reduce(
     arguments = net.inputs(*images)
     tracker.follow(arguments)
     with model_errors_as_input_errors(net.name, images), torch.no_grad(), observer, tracker:
-        net.model(*arguments)
+        output_of(net.model, *arguments)
     summaries = [item for item in summaries if observer.wanted(item[0])]
     without_map = [item for item in without_map if observer.wanted(item[0])]
     if not summaries:

@@ -49,6 +49,7 @@ from hookscope.hooks import (
     map_tensors,
     module_of,
     names_of,
+    output_of,
     passed_on,
     tensors_in,
 )
@@ -134,7 +135,7 @@ def class_activation_maps(
         return Rows(_maps_of_attention(model, inputs, layers, target, method, categories, size))
     with differentiable(model, parameters=False):
         with capture(model, "*" if layers is None else layers, types, ordered=ordered, leaves=True) as activations:
-            output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
+            output = output_of(model, *map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         goals = objectives(target, output, categories, type(model).__name__, (size.height, size.width))
         for goal in goals:
             check_finite_score(goal.score)
@@ -221,7 +222,7 @@ def landmark_layers(
     shown = _input_size(inputs)
     with differentiable(model, parameters=False):
         with capture(model, "*", leaves=True) as activations:
-            output = model(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
+            output = output_of(model, *map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         first = objectives(target, output, categories, type(model).__name__, (shown.height, shown.width))[0]
         layers = before_head(model, activations, output, shown)
         connected = list(connected_layers(model, layers, first.of(output)[0], shown, needs_gradient=False))
@@ -300,7 +301,7 @@ def _maps_of_attention(
 ) -> Iterator[ClassActivationMap]:
     how = ATTENTION_METHODS[method]
     with differentiable(model, parameters=False), torch.set_grad_enabled(how.gradient):
-        output, follow = follow_relevance(model, passed_on(leaves_of(inputs)), layers, how, size)
+        output, follow = output_of(follow_relevance, model, passed_on(leaves_of(inputs)), layers, how, size)
         goals = objectives(target, output, categories, type(model).__name__, (size.height, size.width))
         for goal in goals:
             check_finite_score(goal.score)
@@ -381,7 +382,7 @@ class Rerun:
             low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
             masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
             with torch.no_grad():
-                scores.append(self.read(self.model(*in_place_of(self.inputs, picture * masks))).float())
+                scores.append(self.read(output_of(self.model, *in_place_of(self.inputs, picture * masks))).float())
             self.advance(len(part))
             begin += size
             if self.batch_size is None and has_room(picture.device):

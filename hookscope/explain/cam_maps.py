@@ -216,6 +216,8 @@ class MapLayer:
 
     def read(self, tensor: Tensor, shown: InputSize) -> Tensor:
         """``tensor``, of the layer's shape, as maps ``(C, h, w)``."""
+        if self.maps.axes == "N C H W":  # nothing says so of a gradient
+            return tensor[0].to(self.maps.values.dtype)
         return feature_maps(tensor, self.module, shown)[0].values
 
 

@@ -19,7 +19,6 @@ from hookscope.explain.page import (
     TWO_COLOURS,
     OverlaySource,
     answer_facts,
-    answer_lines,
     percentile,
     why_unseen,
 )
@@ -167,9 +166,8 @@ def _clip_of(
     else:
         signed, scale, ground, cmap = False, "share of the layer's highest value", PALE, cmap or ONE_COLOUR
         tracks = [_cam_track(replace(cam, frames=count), others) for cam in maps]
-    heading = source.heading(
-        answer_lines(first.prediction), first.method, why_unseen(first.prediction), scale=scale, signed=signed
-    )
+    words, alarm = source.answer_lines(first.prediction), why_unseen(first.prediction)
+    heading = source.heading(words, first.method, alarm, scale=scale, signed=signed)
     facts = {
         "method": first.method,
         **answer_facts(first.prediction),

@@ -64,19 +64,24 @@ class OverlaySource:
         return [", ".join(filter(None, words)) for words in lines if any(words)]
 
     @property
-    def warning(self) -> str:
-        """A warning of random weights, empty for trained ones."""
-        return "the weights are random: class and map mean nothing" if self.origin.is_random else ""
-
-    @property
     def panel(self) -> HeatPanel:
         """The photograph without a map."""
         size = f"{self.photograph.width}×{self.photograph.height} pixels"
         return HeatPanel(None, [self.origin.images or "photograph", size])
 
+    def has_probability(self, answer: Score) -> bool:
+        """Whether the probability of ``answer`` says anything: not with random weights."""
+        return answer.probability is not None and not self.origin.is_random
+
+    def answer_lines(self, answer: Score) -> list[str]:
+        name = f"{answer.label} ({answer.index})" if answer.label and not answer.target else answer.name
+        share = f", probability {100 * (answer.probability or 0):.3g} %" if self.has_probability(answer) else ""
+        return [name, f"score {answer.score:.4g}{share}"]
+
     def heading(self, words: Sequence[str], method: str, alarm: str = "", **more: Any) -> Heading:
-        """A heading with ``words``, then model and image, and in the colour of alarms what ``alarm`` says."""
-        return Heading([*words, *self.lines(method)], "; ".join(filter(None, [self.warning, alarm])), **more)
+        """A heading with ``words``, then model and image. Alarms are random weights, first of all, and ``alarm``."""
+        first = "the weights are random: class and map mean nothing" if self.origin.is_random else ""
+        return Heading([*words, *self.lines(method)], alarm, first, **more)
 
     def peak_in(self, values: NDArray[np.float32]) -> tuple[float, float] | None:
         """``(x, y)`` of the cell of ``values`` ``(h, w)`` with the highest value, in pixels of the photograph.
@@ -122,12 +127,6 @@ class OverlaySource:
         corners = [round(side, 3) for side in self.box]
         about = {**self.origin.facts(), "seen": corners, "method": method, "cmap": cmap, "size": list(page.size)}
         return with_provenance(page, {**about, **facts})
-
-
-def answer_lines(answer: Score) -> list[str]:
-    name = f"{answer.label} ({answer.index})" if answer.label and not answer.target else answer.name
-    share = "" if answer.probability is None else f", probability {100 * answer.probability:.3g} %"
-    return [name, f"score {answer.score:.4g}{share}"]
 
 
 def answer_facts(answer: Score) -> dict[str, Any]:
@@ -209,7 +208,7 @@ def draw_saliency(
         facts |= {"smooth": sigma, "smooth_top": smooth_top}
     photograph = source.photograph
     rows = [HeatRow(panels)] if photograph.width <= 2 * photograph.height else [HeatRow([panel]) for panel in panels]
-    heading = source.heading(answer_lines(saliency.prediction), saliency.method, why_unseen(saliency.prediction))
+    heading = source.heading(source.answer_lines(saliency.prediction), saliency.method, why_unseen(saliency.prediction))
     left, _, right, _ = source.box  # a panel has at least a pixel for each of the map
     width = max(_WIDTH, math.ceil(saliency.drawn.shape[1] * photograph.width / max(right - left, 1.0)))
     about = {**answer_facts(saliency.prediction), "shape": list(saliency.values.shape), **facts}
@@ -320,7 +319,7 @@ def _rows_of_class(
     panels = [_cam_panel(source, cam, [cam.call.key, _shape_line(cam)], tops[cam.call.key]) for cam in maps]
     panels = [source.panel, *panels] if len(panels) > 1 else panels
     answer, photograph, columns = maps[0].prediction, source.photograph, len(panels)
-    heading = source.heading(answer_lines(answer), maps[0].method, why_unseen(answer))
+    heading = source.heading(source.answer_lines(answer), maps[0].method, why_unseen(answer))
     if len(panels) > _BESIDE:  # a page of about 3:2
         columns = max(1, min(len(panels), round(math.sqrt(len(panels) * 1.5 * photograph.height / photograph.width))))
     return heading, [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
@@ -336,7 +335,7 @@ def _rows_of_classes(
     for layer, cams in by_layer.items():
         words = [layer, f"{_shape_line(cams[0])}, highest value of all {_things(cams[0])} {max(tops[layer], 0.0):.3g}"]
         about = [
-            [*answer_lines(cam.prediction), f"highest {float(cam.still.max()) + 0.0:.3g}"] for cam in cams
+            [*source.answer_lines(cam.prediction), f"highest {float(cam.still.max()) + 0.0:.3g}"] for cam in cams
         ]  # no -0
         panels = [_cam_panel(source, cam, said, tops[layer], True) for cam, said in zip(cams, about, strict=True)]
         columns = math.ceil(len(panels) / math.ceil(len(panels) / _CLASSES))  # rows of about the same length

@@ -25,7 +25,7 @@ from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
-from hookscope.hooks import AnyModel, Selection, differentiable, graph_nodes, leaves_of, module_of, names_of, passed_on
+from hookscope.hooks import AnyModel, Selection, differentiable, graph_nodes, leaves_of, module_of, names_of, output_of
 from hookscope.scores import FIND_NON_FINITE, Objective, Score, check_finite_score, objectives
 
 _GAP = 0.05  # relative difference of the sum of the shares and the score
@@ -183,7 +183,7 @@ def saliency_maps(
     picture, ready = _picture(inputs), model
 
     def run(pictures: Tensor) -> Any:
-        return ready(*in_place_of(inputs, pictures))
+        return output_of(ready, *in_place_of(inputs, pictures))
 
     with differentiable(model, parameters=False), ExitStack() as stack:
         picture = picture.detach().clone()
@@ -254,7 +254,7 @@ class _Passes:
     def gradient(self, score_of: Callable[[Any], Tensor], pictures: Tensor) -> Tensor:
         """The gradients of the scores."""
         leaf = leaves_of(pictures)
-        score = score_of(self.run(passed_on(leaf))).sum()
+        score = score_of(self.run(leaf.clone())).sum()
         slopes: Tensor | None = None
         self.guided = 0
         if score.requires_grad:

@@ -26,6 +26,7 @@ from hookscope.hooks import (
     by_channel,
     channel_axis,
     key_of,
+    output_of,
     tensors_in,
     token_grid,
 )
@@ -181,7 +182,7 @@ class _Extractor:
                 if self.exact is not None and not (job.logits or job.targets):
                     observer.stop_early()
                 stack.enter_context(observer)
-            output = self.net.model(*batch.inputs)
+            output = output_of(self.net.model, *batch.inputs)
         if job.layers is not None:
             kept = self._checked(observer, kept, batch)
         features = {key: rows for parts in kept.values() for key, rows in parts.items()}
@@ -242,7 +243,7 @@ class _Extractor:
         if len(scores) != images:
             raise UsageError(f"{self.net.name} gives {len(scores)} rows of scores for {images} images")
         if self.job.logits:
-            yield "logits", scores
+            yield "logits", scores.as_subclass(torch.Tensor)
         if self.job.targets:
             shares, categories = probabilities(scores).to(scores.dtype), self.net.categories
             zeros = [0.0] * scores.shape[1]

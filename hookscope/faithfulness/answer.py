@@ -295,8 +295,9 @@ def draw_faithfulness(
     columns = math.ceil(len(panels) / rows)
     own = picture.width * math.ceil(_NARROWEST / picture.width)  # magnified by a whole number
     width = min(_WIDEST, own) if width is None else width
-    what = answer.name if answer.probability is None else f"{answer.name}, probability {percent(answer.probability)}"
-    heading = source.heading([*comparison.verdict, f"This image: {what}"], "one for each map", why_unseen(answer))
+    share = f", probability {percent(answer.probability or 0)}" if source.has_probability(answer) else ""
+    words = [*comparison.verdict, f"This image: {answer.name}{share}"]
+    heading = source.heading(words, "one for each map", why_unseen(answer))
     lines = [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
     facts = [
         {"map": test.name, **{name: getattr(test, name) for name in NUMBERS}, "shape": list(test.values.shape)}

@@ -28,7 +28,7 @@ from hookscope.explain import (
     progress_counter,
 )
 from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
-from hookscope.hooks import AnyModel, differentiable, module_of, names_of
+from hookscope.hooks import AnyModel, differentiable, module_of, names_of, output_of
 from hookscope.scores import Objective, check_finite_score, objectives
 
 _NOISE = 0.01  # standard deviation, in units of the network's input: the authors' choice
@@ -174,7 +174,7 @@ def measure_faithfulness(
         seed += zlib.crc32(image.cpu().float().numpy().tobytes())  # another random map for each image
         if baselines:
             named |= _baselines(min((values.shape[-2:] for values in named.values()), key=math.prod), image, seed)
-        output = model(*in_place_of(inputs, image[None].clone()))
+        output = output_of(model, *in_place_of(inputs, image[None].clone()))
         height, width = image.shape[-2:]
         goals = objectives(target, output, categories, type(model).__name__, (height, width))
         if len(goals) != 1:
@@ -182,7 +182,7 @@ def measure_faithfulness(
         check_finite_score(goals[0].score)
         fills = {"mean": partial(_mean, image), "blur": partial(_blurred, image)}
         both = fills[fill or "mean"](), fills[fill or "blur"]()
-        run = lambda images: model(*in_place_of(inputs, images))  # noqa: E731
+        run = lambda images: output_of(model, *in_place_of(inputs, images))  # noqa: E731
         return MapTest(image, *both, steps, goals[0], boxes, seed, batch_size, run).measured(named, on_progress)
 
 

@@ -919,11 +919,10 @@ _note(
     "Compare them with the checkpoint, and see whether they were resized.",
     Threshold("neighbours", 2.2, "standard deviations from chance; two small transformers reach 10"),
 )
-_warning(
+_note(
     "probabilities-as-scores",
-    "The model returns probabilities, and hookscope takes them for scores. Its percentages come from a second softmax,"
-    " and are too equal.",
-    "Leave out the last softmax of the model: training with cross_entropy does not need it either.",
+    "The model ends in a softmax. Percentages are its own, and scores are the values before the softmax.",
+    "Nothing is wrong with that. Training with cross_entropy takes these values, and must leave the softmax out.",
 )
 _warning(
     "random-output",

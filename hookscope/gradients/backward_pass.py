@@ -34,6 +34,7 @@ from hookscope.hooks import (
     leaves_of,
     module_of,
     norm_and_nonfinite,
+    output_of,
     passed_on,
     shape_of,
     size_of,
@@ -248,7 +249,7 @@ def layer_gradients(
     with differentiable(model):
         record = _GradientRecord(model, layers, types or None)
         with _missing_batch_axis_named(model, inputs), record.observer:
-            output = model(*passed_on(leaves_of(inputs)))
+            output = output_of(model, *passed_on(leaves_of(inputs)))
         value, targets = loss.of(output, type(model).__name__)
         if not value.requires_grad:
             raise _without_gradient(model, inputs, loss, output)

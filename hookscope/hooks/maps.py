@@ -10,6 +10,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from hookscope.errors import NoMapError
+from hookscope.hooks.endings import has_channels_first
 from hookscope.hooks.tensors import as_float, tensors_in
 
 # Detection heads work on hundreds of proposals at once: a sheet draws so many items of a batch, and prints the total.
@@ -73,7 +74,7 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: InputSize 
         part_map
         for part, tensor in tensors.items()
         if tensor.numel()
-        for part_map in _maps_of(part, as_float(tensor), module, shown)
+        for part_map in _maps_of(part, as_float(tensor), module, shown, has_channels_first(tensor))
     ]
     if not maps:
         shapes = ["x".join(map(str, tensor.shape)) or "a single number" for tensor in tensors.values()]
@@ -134,9 +135,9 @@ def channel_axis(
     return tensor.dim() - 1
 
 
-def _maps_of(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
+def _maps_of(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSize | None, first: bool) -> list[Maps]:
     if tensor.dim() in (4, 5):
-        last = channels_last(module, tensor, shown)
+        last = not first and channels_last(module, tensor, shown)
         positions = "T H W" if tensor.dim() == 5 else "H W"
         axes = f"N {positions} C" if last else f"N C {positions}"
         return _items(part, tensor.movedim(-1, 1) if last else tensor, axes)

@@ -7,6 +7,7 @@ from .find import (
     is_remote as is_remote,
     label_of as label_of,
     read_names as read_names,
+    spread as spread,
     warn_of_image as warn_of_image,
 )
 from .reader import (

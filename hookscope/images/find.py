@@ -11,7 +11,6 @@ import importlib.util
 import os
 import re
 import stat
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -134,8 +133,8 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
     A folder is walked in order of names, folders in it at their place. A file in it counts if its suffix or its first
     bytes belong to a format that is read. Hidden files, linked folders, pipes, sockets and devices are skipped, and
     pictures that hookscope drew itself, with an ``ImageWarning``. Named files and ``-`` are kept, whatever they are. In
-    a folder of a remote file system, such as ``s3://bucket/photos/``, the suffix alone decides. No folder is walked
-    beyond ``limit`` paths.
+    a folder of a remote file system, such as ``s3://bucket/photos/``, the suffix alone decides. Of more than ``limit``
+    paths as many are taken at equal distances: the first ones may all be of one class.
     """
     if not paths:
         raise UsageError("no picture was given", do="name files or folders, or - for standard input")
@@ -147,11 +146,16 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
         remote_pictures(path) if is_remote(path) else _walk(path, own) if os.path.isdir(path) else (path,)
         for path in named
     )
-    files = list(islice(pictures, limit if limit is None else min(limit, sys.maxsize)))
+    files = spread(list(pictures), limit)
     if own:
         such = f"{own[0]} is" if len(own) == 1 else f"{len(own):,} pictures are"
         warnings.warn(f"{such} skipped: drawn by hookscope; name a file to use it", ImageWarning, stacklevel=2)
     return files
+
+
+def spread(paths: list[str], limit: int | None) -> list[str]:
+    """Of more than ``limit`` paths as many, at equal distances in the list."""
+    return paths if limit is None or limit >= len(paths) else [paths[at * len(paths) // limit] for at in range(limit)]
 
 
 def _expanded(path: str) -> Sequence[str]:
@@ -219,6 +223,8 @@ def unreadable(source: Any, name: str, error: OSError | ValueError) -> ImageErro
 
 def _missing(path: str, name: str) -> ImageError:
     asked, folder = f"no picture '{name}'", os.path.dirname(path) or "."
+    if re.search(r"[*?]|\[.+\]", path):
+        return ImageError(f"no file fits the pattern '{name}'", do="check the path")
     if os.path.islink(path):
         return ImageError(asked, f"it is a symbolic link to '{os.readlink(path)}', which is missing", "repair the link")
     if re.match(r"[a-z]+://", path, re.IGNORECASE):

@@ -69,7 +69,7 @@ def answer_of(output: Any, net: LoadedModel, prepared: Tensor) -> Answer | None:
     if maps is not None and len(maps) == 1 and bool(maps.isfinite().all()):
         if max(size.height / maps.shape[2], size.width / maps.shape[3]) > _COARSEST:
             return None
-        like = 0.0 if isinstance(output, Mapping) or len(maps[0]) != len(prepared) else _likeness(maps[0], prepared)
+        like = 0.0 if isinstance(output, Mapping) or len(maps[0]) != len(prepared) else _likeness(output[0], prepared)
         if like > _LIKE:  # an autoencoder returns an image
             return Answer("numbers", (Score(None, None, like, None, target="correlation with the input"),), 1)
         return _pixels(maps[0].detach(), names)

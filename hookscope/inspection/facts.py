@@ -257,6 +257,7 @@ class InspectionEvidence:
         trace: Every call of a layer and of an operation, with what it read.
         pictures: The images as they were read, upright and RGB.
         against: Where the model is outside the range of the reference, if there is one.
+        softmax: Whether the model returns probabilities, of which ``scores`` are the logits.
     """
 
     net: LoadedModel
@@ -273,6 +274,7 @@ class InspectionEvidence:
     trace: Trace = field(default_factory=lambda: Trace((), (), ()))
     pictures: tuple[Image.Image, ...] = ()
     against: AgainstReference | None = None
+    softmax: bool = False
 
     def feeders(self) -> dict[str, str]:
         """The layer with weights right before each BatchNorm."""

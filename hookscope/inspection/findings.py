@@ -34,7 +34,6 @@ _TRIED, _FAR = 4, 0.7  # BatchNorms whose drift may be undone, and how far their
 _SOME_IMAGES = 4  # fewer tell too little of the statistics
 _FLAT, _FAINT = 0.02, 0.1  # spread of a picture without contrast, and times that a preprocessing leaves at least
 _FIRST = 3  # BatchNorms that judge an input
-_ROUNDING = 1e-3
 _MANY_IMAGES = 8  # of which the variances of channels are known well enough
 _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
 _MUCH_BETTER = default("input-mismatch", "much_better")
@@ -70,12 +69,11 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
 
 
 def _probabilities(evidence: InspectionEvidence) -> Iterator[Finding]:
-    """Scores of classes that are positive and add up to 1 for each image."""
-    scores = [as_float(each) for each in evidence.scores if each is not None and each.shape[1] > 1]
-    if scores and all(bool((each >= 0).all()) and abs(float(each.sum()) - 1) < _ROUNDING for each in scores):
+    """Outputs that are positive and add up to 1 for each image."""
+    if evidence.softmax:
         last = next((facts.call for facts in reversed(evidence.calls) if facts.call.order is not None), None)
         layer = last.key if last is not None and "Softmax" in last.type else ""
-        text = f"the {scores[0].shape[1]:,} scores of each image are positive and add up to 1"
+        text = "the outputs of each image are positive and add up to 1"
         yield CATALOGUE["probabilities-as-scores"].finding(layer, text)
 
 

@@ -40,7 +40,9 @@ from hookscope.hooks import (
     is_leaf,
     leaves_of,
     matches_type,
+    output_of,
     passed_on,
+    tensors_in,
     types_of,
 )
 from hookscope.images import InputImage, read_picture, warn_of_image
@@ -69,6 +71,7 @@ from hookscope.scores import (
     check_family,
     check_finite_score,
     class_scores,
+    is_distribution,
     objectives,
     one_picture,
     predictions,
@@ -211,6 +214,7 @@ class InspectionRun:
         self.records: list[PassRecord] = []
         self.images: list[InspectedImage] = []
         self.scores: list[Tensor | None] = []
+        self.softmax = False
 
     def _usual(self) -> Selection:
         """Every convolution, and the blocks of other layers where convolutions are a minor part of the network."""
@@ -300,7 +304,7 @@ class InspectionRun:
         with model_errors_as_input_errors(net.name, prepared):
             inputs = passed_on(leaves_of(net.inputs(*prepared)))
             with everything, drawn, self.collector:
-                output = net.model(*inputs)
+                output = output_of(net.model, *inputs)
         recorder.drawn = [part for part in recorder.drawn if drawn.wanted(part.call)]
         return recorder, output
 
@@ -309,6 +313,7 @@ class InspectionRun:
         if without_scores(output, self.net.family, self.net.name):
             return None, (), None
         scores, names = one_picture(class_scores(output, self.net.name)), self.net.categories
+        self.softmax = any(map(is_distribution, tensors_in(output).values()))
         [label, *_] = predictions(scores, names, self.target)
         return scores, tuple(predictions(scores, names, Target(_SHOWN))), label
 
@@ -360,6 +365,7 @@ class InspectionRun:
             inputs=self.inputs,
             images=tuple(self.images),
             scores=tuple(self.scores),
+            softmax=self.softmax,
             calls=tuple(call_facts(self.trace, self.records, {layer.call.key for layer in layers})),
             layers=layers,
             totals=totals,

@@ -24,6 +24,7 @@ from hookscope.hooks import (
     enclosing,
     feature_maps,
     map_tensors,
+    output_of,
     random_states,
     random_states_kept,
     shape_of,
@@ -97,7 +98,7 @@ class Passes:
                 stack.enter_context(observer)
             if self.seed is not None:
                 torch.manual_seed(self.seed)
-            output = self.model(*map_tensors(self.inputs, torch.clone))
+            output = output_of(self.model, *map_tensors(self.inputs, torch.clone))
         with torch.no_grad():
             return class_scores(output, type(self.model).__name__) if self.read is None else self.read(output)
 

@@ -25,6 +25,7 @@ from hookscope.hooks import (
     layers_with_weights,
     map_tensors,
     module_of,
+    output_of,
     random_states_kept,
     shape_of,
     tensors_in,
@@ -237,7 +238,7 @@ def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
     """Run the model on copies of the inputs: its first layer may work in place."""
     if seed is not None:
         torch.manual_seed(seed)
-    return model(*map_tensors(inputs, torch.clone))
+    return output_of(model, *map_tensors(inputs, torch.clone))
 
 
 def from_the_start(

@@ -6,12 +6,14 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import io
 import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,10 +24,11 @@ from torchvision.transforms import _presets as presets
 
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.findings import listed
+from hookscope.hooks import same_bits, tensors_in
 from hookscope.models.choices import PreprocessChoice
 from hookscope.models.loaded import of_processor
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.run import build_errors_as_model_errors
+from hookscope.models.run import build_errors_as_model_errors, quiet_and_seeded
 from hookscope.models.transforms import OwnTransforms, Transforms
 
 # Names in a file that are not factories: what `_declared` reads, and what starts a script.
@@ -74,8 +77,24 @@ def _literals(arguments: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any
     return args, {str(name): value for name, value in kwargs.items()}
 
 
-def build(text: str) -> tuple[FactoryText, nn.Module, dict[str, Any]]:
-    """The factory that a MODEL text names, what it returned, and what its file declares of the input."""
+def random_tensors(model: nn.Module, again: Callable[[], nn.Module], seed: int) -> tuple[int, int] | None:
+    """How many tensors of ``model`` differ when ``again`` makes it from another seed, of how many; None if unknown.
+
+    Tensors of one value are left out: the first running statistics of a BatchNorm are the same for every seed.
+    """
+    try:
+        with redirect_stdout(io.StringIO()), quiet_and_seeded(seed + 1):
+            other = again()
+        twins, values = other.state_dict(), model.state_dict()
+        names = [name for name in values if bool((values[name] != values[name].flatten()[:1]).any())]
+        differ = sum(not same_bits(values[name], twins[name]) for name in names)
+    except Exception:  # the code of a user may serve one call only
+        return None
+    return (differ, len(names)) if names and other is not model else None
+
+
+def build(text: str) -> tuple[FactoryText, nn.Module, dict[str, Any], Callable[[], nn.Module]]:
+    """The factory that a MODEL text names, what it returned, what its file declares, and what calls it again."""
     factory, spec = FactoryText.parse(text), text
     with _importable(factory.source):
         module = _import_source(factory.source, text)
@@ -85,7 +104,8 @@ def build(text: str) -> tuple[FactoryText, nn.Module, dict[str, Any]]:
         value = getattr(module, factory.name, None)
         if value is None:
             raise ModelError(f"no '{factory.name}' in {factory.source}", nearest(factory.name, _factories_of(module)))
-        return factory, _called(value, factory, spec), _declared(value, module)
+        make = partial(_called, value, factory, spec)
+        return factory, make(), _declared(value, module), make
 
 
 def find_in_source(spec: str) -> Any:
@@ -320,12 +340,31 @@ def _take_pictures(model: nn.Module, model_inputs: Callable[..., Any], where: st
         raise ModelError(asked, do="make it a function of a batch of pictures (N, C, H, W)")
     own: Any = type(model)
 
-    # a class, because a function in the attributes of the model would run this model in copies of it too
     def forward(self: Any, pictures: Any) -> Any:
         inputs = model_inputs(pictures)
         if isinstance(inputs, Mapping):
             return own.forward(self, **inputs)
         return own.forward(self, *(inputs if isinstance(inputs, tuple) else (inputs,)))
 
+    _run_instead(model, forward)
+
+
+def return_only(model: nn.Module, name: str, what: str) -> None:
+    """Make ``model``, called ``what``, return of its tensors only the one with this name or position."""
+    own: Any = type(model)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = tensors_in(own.forward(self, *args, **kwargs))
+        by_name = dict(zip(map(str, range(len(tensors))), tensors.values(), strict=True)) | tensors
+        if name not in by_name:
+            raise ModelError(f"{what} has no output '{name}'", f"it returns {listed([*tensors]) or 'no tensor'}")
+        return by_name[name] if by_name[name].dim() < 4 else {"out": by_name[name]}  # as a segmentation calls it
+
+    _run_instead(model, forward)
+
+
+def _run_instead(model: nn.Module, forward: Callable[..., Any]) -> None:
+    """Give ``model`` another forward, by a class: an attribute would run this model in copies of it too."""
+    own = type(model)
     names = {"forward": forward, "__module__": own.__module__, "__qualname__": own.__qualname__}
     model.__class__ = type(own.__name__, (own,), names)

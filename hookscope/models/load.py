@@ -11,7 +11,7 @@ import torch
 from hookscope.errors import ModelError, UsageError
 from hookscope.findings import listed
 from hookscope.models.choices import AUTOCAST, DTYPES, PreprocessChoice, autocast_dtypes
-from hookscope.models.factories import find_in_source, preprocess_of
+from hookscope.models.factories import find_in_source, preprocess_of, return_only
 from hookscope.models.loaded import LoadedModel, check_size, dtype_name
 from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
 from hookscope.models.run import quiet_and_seeded
@@ -30,6 +30,7 @@ def load_model(
     range: Any = None,
     resize: Any = None,
     input_size: tuple[int, ...] | None = None,
+    model_output: str | int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Build a model in eval mode with its weights, and find the preprocessing and class names that belong to them.
@@ -56,6 +57,7 @@ def load_model(
         resize: ``shorter`` (the shorter side to the input size, then crop the centre), ``shorter:256`` (the same with
             a larger side), ``stretch`` or ``pad``.
         input_size: ``(H, W)`` of the model's input, ``(D, H, W)`` of a clip or volume.
+        model_output: Of several tensors that a model returns, the name or the position of the one to use.
         progress: Called with bytes done and total during a download.
 
     Raises:
@@ -85,6 +87,8 @@ def load_model(
     if any(parameter.is_meta for parameter in loaded.model.parameters()):
         raise ModelError(f"{source.text} is on the meta device: it has shapes and no values", do="build it on the cpu")
     loaded.model.eval().to(where)
+    if model_output is not None:
+        return_only(loaded.model, str(model_output), source.text)
     check_size(loaded.model, input_size, loaded.family)
     size = None if input_size is None else (input_size[-2], input_size[-1])
     changed = loaded.preprocess.changed(_with_function(chosen), size)

@@ -73,7 +73,7 @@ def check_size(model: nn.Module, size: Sequence[int] | None, family: str = "") -
     """Refuse ``(D, H, W)`` for a model that takes pictures."""
     if size is not None and len(size) == 3 and (family or family_of(model)) != "video":
         asked = f"an input of {'x'.join(map(str, size))} has a depth, and {type(model).__name__} takes pictures"
-        raise UsageError(asked, do="give height x width, such as 224x224")
+        raise UsageError(asked, "its channels are its own", f"give height x width, such as {size[1]}x{size[2]}")
 
 
 def native_size(model: nn.Module) -> tuple[int, int] | None:

@@ -343,7 +343,7 @@ class PythonSource(MadeSource):
     def make(self, pretrained: bool) -> nn.Module:
         from hookscope.models.factories import build
 
-        self._factory, net, self._declared = build(self.text)
+        self._factory, net, self._declared, self._again = build(self.text)
         if self.text == self._factory.source:
             taken = f"{self.text}:{self._factory.name}"
             self.notes.append(f"{self.text} has one factory: {taken} is taken")
@@ -355,8 +355,13 @@ class PythonSource(MadeSource):
         return net
 
     def record(self, net: nn.Module, metadata: WeightsMetadata) -> LoadedModel:
-        from hookscope.models.factories import with_declared_input
+        from hookscope.models.factories import random_tensors, with_declared_input
 
         metadata, choice = with_declared_input(net, metadata, self._declared, self._factory.source)
+        if not self.checkpoint and (counts := random_tensors(net, self._again, self.seed)):
+            differ, count = counts
+            self.label = f"from factory: {differ} of {count} tensors are random (seed {self.seed})"
+            if differ in (0, count):
+                self.label = random_label(self.seed) if differ else "from factory: the same for every seed"
         loaded = super().record(net, metadata)
         return replace(loaded, preprocess=loaded.preprocess.changed(choice))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 
 from hookscope.errors import InputError, ModelError
 from hookscope.findings import counted
-from hookscope.hooks import same_bits
+from hookscope.hooks import Ending, same_bits
 from hookscope.models.loaded import dtype_name
 from hookscope.models.onnx_graph import OnnxGraph, OnnxPart, make_session
 
 _DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
 """The data types of an input that hookscope can fill with a picture, by their number in ONNX."""
+
+_ENDINGS = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
 
 # What the two packages say of a file, and what it means.
 CAUSES = {
@@ -110,7 +113,13 @@ class OnnxModel(nn.Module):
         self._steps: list[tuple[OnnxPart, OnnxLayer]] = []
         for part in graph.parts:
             self._steps.append((part, self._layer(part) if part.name else OnnxLayer(graph, part)))
+        self._endings = {
+            part.outputs[0]: (_ENDINGS[part.nodes[-1].op_type], part.inputs[0])
+            for part in graph.parts
+            if len(part.nodes) == len(part.inputs) == 1 and part.nodes[0].op_type in _ENDINGS
+        }
         uses = [name for part in graph.parts for name in (*part.inputs, *part.shapes)] + graph.outputs
+        uses += [self._endings[name][1] for name in graph.outputs if name in self._endings]
         self._uses = Counter(uses)
         self._as_loaded = self._versions()
 
@@ -162,6 +171,10 @@ class OnnxModel(nn.Module):
             results = _joined([self._session.run(names, feed) for feed in fed], [True] * len(names))
             results = [_into(values[name], result) for name, result in zip(names, results, strict=True)]
         results = [result.to(pictures.device) if isinstance(result, Tensor) else result for result in results]
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, Tensor) and name in self._endings:
+                kind, before = self._endings[name]
+                Ending(kind, partial(values[before].to, result.device)).mark(result)
         return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
 
     def _taken(self, pictures: Tensor) -> Tensor:

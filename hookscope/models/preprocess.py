@@ -176,6 +176,8 @@ class Preprocess:
             crop = size or resize.made or default_size
             want = (shorter,) if shorter else (crop[0],) if mode == "shorter" and crop[0] == crop[1] else crop
             resize = Resize(mode, want, None if mode == "stretch" else crop, resize.interpolation)
+        elif size is not None and "size" in assumed and resize.crop:  # a picture of this size stays as it is
+            resize = replace(resize, size=size[:1] if size[0] == size[1] else size, crop=size)
         elif size is not None:
             resize = resize.sized(size)
         if choice.resize is not None or size is not None:

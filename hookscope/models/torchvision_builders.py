@@ -9,6 +9,7 @@ import inspect
 import os
 import queue
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -75,6 +76,7 @@ def fetch(url: str, progress: Progress | None = None) -> Path:
     except OSError as error:
         where = f"{url} to {path.parent}" if error.filename else url
         reason = getattr(error, "reason", None) or error.strerror or error or type(error).__name__
+        reason = "there is no network" if isinstance(reason, socket.gaierror) else reason
         do = "use ‹weights='none'|--weights none›, or a checkpoint file"
         raise WeightsError(f"cannot download {where}: {reason}{damaged}", do=do) from error
     return path
@@ -210,6 +212,7 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
     else:
         default = _default_entry(name)
         usual = _metadata_of(default)
+    random = f"weights of {name} are random (seed {seed})"
     if weights.kind is WeightsKind.NONE:
         return _random(architecture, seed, usual)
     if weights.kind is WeightsKind.FILE:
@@ -220,15 +223,14 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
             raise WeightsError(
                 f"torchvision has no weights for {name}", do="use ‹weights='none'|--weights none›, or a checkpoint file"
             )
-        return _random(architecture, seed, usual.without_weights("torchvision has no weights for this model"))
+        return _random(architecture, seed, usual.without_weights(f"{random}: torchvision has none"))
     try:
         file = fetch(entry.url, progress)
         model = _build_with(architecture, entry, file)
     except WeightsError as error:
         if weights.kind is not WeightsKind.AUTO:
             raise WeightsError(f"no weights {entry.name} for {name}: {error.asked}", error.exists, error.do) from error
-        note = f"weights of {name} are random (seed {seed}): {error.asked}"
-        return _random(architecture, seed, usual.without_weights(note))
+        return _random(architecture, seed, usual.without_weights(f"{random}: {error.asked}"))
     return replace(LoadedModel.of(model, name, entry.name, _metadata_of(entry)), checkpoint=str(file))
 
 

@@ -9,6 +9,7 @@ from .logits import (
     class_maps as class_maps,
     class_scores as class_scores,
     gives_boxes as gives_boxes,
+    is_distribution as is_distribution,
     one_picture as one_picture,
     predict as predict,
     predictions as predictions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,19 +13,22 @@ import torch
 from torch import Tensor
 
 from hookscope.display import Cells
-from hookscope.errors import CategoriesError, InputError, ModelError, UsageError
-from hookscope.findings import counted
-from hookscope.hooks import shape_of, tensors_in
+from hookscope.errors import CategoriesError, InputError, ModelError, OutputNote, UsageError, spelled
+from hookscope.findings import counted, listed
+from hookscope.hooks import ending_of, output_of, shape_of, tensors_in
 from hookscope.models import LoadedModel, detections_in, model_errors_as_input_errors
 from hookscope.scores.target import ClassNames, Target, class_label
 
 _SEEN = 0.02  # of the best probability
+_ROUNDING = 5e-3  # of a sum of probabilities in half precision
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
 _EMBEDDINGS = ("image_embeds", "pooler_output")
+_SCORES, _FEATURES = re.compile("logit|score|class|prob|pred|label"), re.compile("embed|feat|hidden|pool|proj|latent")
 _BOXES = "boxes, labels and scores of objects"
 _GIVES = {"detection": _BOXES, "batched_detection": _BOXES, "optical_flow": "the flow of pixels"}
 EXPLAIN_SIMILARITY = "explain the similarity to another image: ‹SimilarityTarget|--similar-to IMAGE›"
 FIND_NON_FINITE = "see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›"
+CHOOSE_OUTPUT = "‹load_model(..., model_output=NAME)|--model-output NAME›"
 ASK_FOR_A_BOX = "name a box: ‹BoxTarget(0)|--target box:0›"
 _INSTEAD = (
     "‹capture, measure_images and layer_gradients(loss='mse')|visualize, stats and `gradients --loss mse`› work on it"
@@ -86,21 +90,23 @@ class Prediction(Score):
 def class_scores(output: Any, what: str = "the model") -> Tensor:
     """The scores ``(N, K)`` of ``K`` classes in a model's output, in its autograd graph.
 
-    They are logits ``(N, K)``, alone or first in a container (auxiliary classifiers follow), or the mean over all
-    positions of a segmentation model's logits ``(N, K, H, W)``, which a mapping holds under ``out`` or ``logits``.
-    Other outputs (boxes, flow, embeddings) raise a ModelError, which calls the model ``what``.
+    They are logits ``(N, K)``, alone or in a container, or the mean over all positions of a segmentation model's logits
+    ``(N, K, H, W)``, which a mapping holds under ``out`` or ``logits``. Of a model that ends in a softmax or a sigmoid
+    they are the values before it, as far as `output_of` ran it, and an `OutputNote` says so, as it does of the choice
+    among several outputs. Other outputs (boxes, flow, embeddings) raise a ModelError, which calls the model ``what``.
     """
-    logits = _first(output)
-    if logits is not None and logits.is_floating_point() and logits.dim() == 2:
-        return logits
+    notes: list[str] = []
+    logits = _first(output, notes)
+    maps = None if logits is not None and logits.dim() == 2 else class_maps(output)
+    if logits is not None and logits.is_floating_point() and (maps is not None or logits.dim() == 2):
+        _tell(what, notes)
+        return logits if maps is None else maps.mean((2, 3))
     if embeddings(output):
         raise ModelError(f"{what} gives {described(output)}, no score for each class", do=EXPLAIN_SIMILARITY)
-    maps = class_maps(output)
-    if maps is not None:
-        return maps.mean((2, 3))
     bare = class_maps(output, bare=True) is not None
     hint = "for a segmentation, cam, saliency and inspect take a class: try ‹target=1|--target 1›"
-    do = f"{_INSTEAD}; {hint}" if bare else _INSTEAD
+    choose = f"choose one with {CHOOSE_OUTPUT}" if len(_vectors(tensors_in(output))) > 1 else _INSTEAD
+    do = f"{_INSTEAD}; {hint}" if bare else choose
     raise ModelError(f"{what} gives {described(output)}, no score for each class", do=do)
 
 
@@ -111,33 +117,86 @@ def class_at(maps: Tensor) -> Tensor:
     """
     if len(maps) > 1:
         return maps.argmax(0)
-    low, high = maps.aminmax()
+    low, high = (-1, 1) if isinstance(maps, Logits) else maps.aminmax()
     return (maps[0] > (0.5 if low >= 0 and high <= 1 else 0.0)).long() - 1
 
 
-def class_maps(output: Any, bare: bool = False) -> Tensor | None:
+def class_maps(output: Any, bare: bool = False, what: str = "") -> Tensor | None:
     """The scores ``(N, K, h, w)`` of ``K`` classes at each position; None for the output of other models.
 
-    A mapping holds them under ``out`` or ``logits``. With ``bare`` a tensor alone counts too.
+    A mapping holds them under ``out`` or ``logits``. With ``bare`` a tensor alone counts too. With the name ``what`` of
+    the model, notes come as of `class_scores`.
     """
-    logits = _first(output)
-    if logits is None or logits.dim() != 4 or not logits.is_floating_point():
+    notes: list[str] = []
+    logits = _first(output, notes)
+    fits = isinstance(output, Mapping | Tensor if bare else Mapping)
+    if not fits or logits is None or logits.dim() != 4 or not logits.is_floating_point():
         return None
-    return logits if isinstance(output, Mapping) or (bare and output is logits) else None
+    _tell(what, notes)
+    return logits
 
 
-def _first(output: Any) -> Tensor | None:
+def _tell(what: str, notes: list[str]) -> None:
+    for note in notes if what else ():
+        warnings.warn(f"{what} {note}", OutputNote, stacklevel=4)
+
+
+def _first(output: Any, notes: list[str]) -> Tensor | None:
     """The tensor that may hold the logits; None for the output of a detector or a feature pyramid."""
     if is_a_list_of_records(output):
         return None
     tensors = tensors_in(output)
     logits = next((tensors[name] for name in _LOGITS if name in tensors), None)
     if logits is None:
-        logits = None if embeddings(output) else next(iter(tensors.values()), None)
+        logits = None if embeddings(output) else _most_like_scores(tensors, notes)
         # Maps under another name may be features: only vectors can be scores.
         if isinstance(output, Mapping) and logits is not None and logits.dim() != 2:
             return None
-    return logits.dequantize() if logits is not None and logits.is_quantized else logits
+    return None if logits is None else _before_ending(logits.dequantize() if logits.is_quantized else logits, notes)
+
+
+def _vectors(tensors: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, tensor in tensors.items() if tensor.dim() == 2 and tensor.is_floating_point()]
+
+
+def _most_like_scores(tensors: Mapping[str, Tensor], notes: list[str]) -> Tensor | None:
+    """The vector that a softmax or a sigmoid made, else by name, the first or the only one; else the first output."""
+
+    def rank(name: str) -> tuple[bool, ...]:
+        ends = ending_of(tensors[name]) is not None or is_distribution(tensors[name])
+        return not ends, not _SCORES.search(name.lower()), bool(_FEATURES.search(name.lower()))
+
+    first, ranked = next(iter(tensors), ""), sorted(_vectors(tensors), key=rank)
+    if len(tensors) < 2 or not ranked or (first not in ranked and [*map(rank, ranked)].count(rank(ranked[0])) > 1):
+        return tensors.get(first)
+    shapes = [f"{name} ({'x'.join(map(str, tensor.shape)) or 'one value'})" for name, tensor in tensors.items()]
+    words = f"{ranked[0]} is taken as the scores of classes; {CHOOSE_OUTPUT} chooses another one"
+    notes.append(spelled(f"returns {listed(shapes, 6)}: {words}"))
+    return tensors[ranked[0]]
+
+
+class Logits(Tensor):
+    """Scores before a sigmoid: the probability of each class is the sigmoid of its score, whatever the others are."""
+
+
+def _before_ending(output: Tensor, notes: list[str]) -> Tensor:
+    """The scores before the softmax or the sigmoid that made ``output``; without one ``output`` itself."""
+    if ending := ending_of(output):
+        own = ", and each class has a probability of its own" if ending.kind == "sigmoid" else ""
+        notes.append(f"ends in a {ending.kind}: the scores are the values before it{own}")
+        return ending.before().as_subclass(Logits) if own else ending.before()
+    if not is_distribution(output):
+        return output
+    notes.append("returns probabilities: the scores are their logarithms")
+    return output.clamp_min(torch.finfo(output.dtype).tiny).log()
+
+
+def is_distribution(output: Tensor) -> bool:
+    """Whether the values of each image are probabilities of classes: not below 0, below 1, and 1 in sum."""
+    if output.dim() not in (2, 4) or output.shape[1] < 2 or not output.numel() or not output.is_floating_point():
+        return False
+    values = output.detach().float()
+    return bool((values >= 0).all() and (values < 1).all() and ((values.sum(1) - 1).abs() < _ROUNDING).all())
 
 
 def embeddings(output: Any) -> list[Tensor]:
@@ -212,9 +271,13 @@ def one_picture(scores: Tensor) -> Tensor:
 
 
 def probabilities(scores: Tensor) -> Tensor:
-    """The softmax of ``scores`` ``(N, K)`` over the classes, of a single class the sigmoid, in double precision."""
+    """The softmax of ``scores`` ``(N, K)`` over the classes, in double precision.
+
+    Of a single class, and of `Logits`, it is the sigmoid.
+    """
     values = scores.detach().cpu().double()  # not every device has double precision
-    return values.sigmoid() if values.shape[-1] == 1 else values.softmax(-1)
+    independent = isinstance(scores, Logits) or values.shape[-1] == 1
+    return (values.sigmoid() if independent else values.softmax(-1)).as_subclass(Tensor)
 
 
 def predictions(scores: Tensor, categories: ClassNames, target: Target | None = None) -> list[Prediction]:
@@ -252,5 +315,5 @@ def predict(
         target.check(names)
     prepared = list(pictures)
     with model_errors_as_input_errors(net.name, prepared), torch.no_grad():
-        scores = class_scores(net.model(*net.inputs(*prepared)), type(net.model).__name__)
+        scores = class_scores(output_of(net.model, *net.inputs(*prepared)), type(net.model).__name__)
     return predictions(one_picture(scores), names, target)

@@ -139,7 +139,7 @@ def class_regions(
     Of a segmentation without a ``region``, they are the pixels where the class is the best.
     """
     target = Target.of(target)
-    maps = class_maps(output, bare=region is not None or not target.has_top)
+    maps = class_maps(output, region is not None or not target.has_top, what)
     if maps is None and region is not None:
         asked = f"{what} gives {described(output)}, no scores of classes at each pixel"
         raise ModelError(asked, do="a region needs a segmentation model")

@@ -31,7 +31,7 @@ def test_a_row_for_each_channel_has_its_best_image(run: Run) -> None:
     left, top, right, bottom = map(int, first["box"].split(","))
     assert right - left <= 5 and bottom - top <= 5  # conv1 is 5×5
     assert first["images"] == 6 and sum(int(part.split()[1]) for part in first["classes"].split(", ")) == 2
-    assert first["synthesized"] is None and first["weights"].startswith("from factory (seed 0)")
+    assert first["synthesized"] is None and first["weights"] == "random (seed 0)"
 
 
 def test_channels_are_chosen_and_a_lost_image_ends_with_1(run: Run, here: Path) -> None:

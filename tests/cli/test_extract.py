@@ -56,7 +56,7 @@ def test_each_column_has_a_row_and_each_image_its_values(run: Run, here: Path) -
     words = ["--layer", "conv1,relu#0", "--logits", "--target", "1", "--pool", "max", "-o", "x.npz"]
     status, out, errors = run("pics", *words, "--batch-size", "1")
     assert (status, errors) == (0, "")
-    weights = "from factory (seed 0): untrained unless it loads its own"
+    weights = "random (seed 0)"
     about = {"dtype": "float32", "images": 6, "weights": weights}
     shapes = {"conv1": [6], "relu": [6], "logits": [4], "probability 1": []}
     assert rows(out) == [{"layer": layer, "shape": shape, **about} for layer, shape in shapes.items()]

@@ -154,7 +154,7 @@ def test_a_run_is_logged_and_a_merged_run_is_plotted(run: Run, here: Path, monke
     assert (folder, len(layers), more["step"]) == ("log", 6, 0)
     assert more["about"] == {
         "model": "nets.py:Faulty",
-        "weights": "from factory (seed 0): untrained unless it loads its own",
+        "weights": "from factory: the same for every seed",
     }
     assert run("merge", "a.json", "--plot", "y.svg")[0] == 0
     assert (here / "y.svg").read_bytes().startswith(b"<?xml")

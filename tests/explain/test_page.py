@@ -19,7 +19,6 @@ from hookscope.explain.cam_maps import ClassActivationMap, fuse_maps
 from hookscope.explain.page import (
     OverlaySource,
     answer_facts,
-    answer_lines,
     draw_cam,
     draw_saliency,
     why_empty,
@@ -88,7 +87,8 @@ def test_the_peak_is_the_middle_of_the_highest_cell_in_the_box() -> None:
     ],
 )
 def test_random_weights_are_warned_of(weights: str, warns: bool) -> None:
-    assert OverlaySource.of(picture(), net(weights)).warning == (SAYS_RANDOM if warns else "")
+    heading = OverlaySource.of(picture(), net(weights)).heading(["a cat"], "gradcam", "an alarm")
+    assert (heading.first, heading.warning) == (SAYS_RANDOM if warns else "", "an alarm")
 
 
 @pytest.mark.parametrize(("share", "best", "unseen"), [(0.0179, 0.9, True), (0.0181, 0.9, False), (1e-5, 1e-5, False)])
@@ -98,7 +98,9 @@ def test_a_class_is_unseen_below_a_fiftieth_of_the_best(share: float, best: floa
 
 
 def test_answers_in_words_and_in_numbers() -> None:
-    assert answer_lines(Prediction(3, None, -1.0, 0.00012)) == ["class 3", "score -1, probability 0.012 %"]
+    source, small = OverlaySource.of(picture(), net("IMAGENET1K_V1")), Prediction(3, None, -1.0, 0.00012)
+    assert source.answer_lines(small) == ["class 3", "score -1, probability 0.012 %"]
+    assert OverlaySource.of(picture(), net("random (seed 1)")).answer_lines(small) == ["class 3", "score -1"]
     facts = {"class": 3, "label": "owl", "score": 2.5, "probability": 0.5}
     assert answer_facts(Prediction(3, "owl", 2.5, 0.5)) == facts
     broken = {"class": 3, "label": None, "score": None, "probability": None}
@@ -109,11 +111,11 @@ def test_one_map_names_class_score_origin_and_layer(drawn: Drawn) -> None:
     draw_cam([cam()], picture(), net("random (seed 0)"), cmap="magma")
     assert drawn.words == [
         "tabby (281)",
-        "score 12.25, probability 87.5 %",
+        "score 12.25",
         "resnet34, weights: random (seed 0), method: gradcam",
         f"cat.jpg, preprocessing: {net().preprocess.describe()}",
     ]
-    assert drawn["heading"].warning == SAYS_RANDOM
+    assert drawn["heading"].first == SAYS_RANDOM
     panel = drawn.only
     assert (list(panel.words), panel.alarm, panel.scale) == (
         ["layer4", "Sequential, 512 channels of 7×7"],
@@ -200,15 +202,15 @@ def test_several_classes_have_a_row_for_each_layer_one_photograph_and_one_scale(
         "gradcam of 2 classes in 2 layers",
         *OverlaySource.of(picture(), net("random (seed 0)")).lines("gradcam"),
     ]
-    assert (heading.warning, heading.photograph) == (SAYS_RANDOM, True)
+    assert (heading.first, heading.photograph) == (SAYS_RANDOM, True)
     assert heading.scale == "share of the layer's highest value"
     assert [row.words for row in drawn["rows"]] == [
         [layer, "Sequential, 512 channels of 7×7, highest value of all classes 48"] for layer in ("layer3", "layer4")
     ]
     assert [[list(panel.words) for panel in row.panels] for row in drawn["rows"]] == 2 * [
         [
-            ["tabby (281)", "score 12.25, probability 87.5 %", "highest 48"],
-            ["class 7", "score -1.5, probability 10 %", "highest 48"],
+            ["tabby (281)", "score 12.25", "highest 48"],
+            ["class 7", "score -1.5", "highest 48"],
         ]
     ]
     assert not [panel for panel in drawn.panels if panel.heat is None or panel.scale]
@@ -252,7 +254,7 @@ def test_a_weak_class_is_drawn_on_the_scale_of_the_best_and_in_red_the_page_says
     assert drawn["heading"].warning == SAYS_UNSEEN and drawn.only.words[-1] == "highest 6, of all classes 48"
     assert drawn.only.heat.top == about(page)["maps"][0]["top"] == 48  # type: ignore[union-attr]
     draw_cam([maps[1]], picture(), net("random (seed 3)"))
-    assert drawn["heading"].warning == f"{SAYS_RANDOM}; {SAYS_UNSEEN}"
+    assert (drawn["heading"].first, drawn["heading"].warning) == (SAYS_RANDOM, SAYS_UNSEEN)
     draw_cam(maps, picture(), net())
     assert [panel.alarm for panel in drawn.panels] == ["", SAYS_UNSEEN]
     draw_cam([maps[0]], picture(), net(), scale_of=maps)
@@ -295,8 +297,8 @@ def test_the_page_has_the_photograph_the_map_and_the_smoothed_map(drawn: Drawn) 
     found = saliency()
     draw_saliency(found, picture(), net("random (seed 0)"))
     source = OverlaySource.of(picture(), net("random (seed 0)"))
-    assert drawn.words == ["tabby (281)", "score 12.25, probability 87.5 %", *source.lines("gradient")]
-    assert (drawn["heading"].warning, drawn["ground"], drawn["cmap"]) == (SAYS_RANDOM, DARK, "inferno")
+    assert drawn.words == ["tabby (281)", "score 12.25", *source.lines("gradient")]
+    assert (drawn["heading"].first, drawn["ground"], drawn["cmap"]) == (SAYS_RANDOM, DARK, "inferno")
     photograph, raw, smoothed = drawn.panels
     assert photograph.heat is None and len(drawn["rows"]) == 1
     values = found.map.numpy()

@@ -9,6 +9,7 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import NoMapError
+from hookscope.hooks.endings import output_of
 from hookscope.hooks.maps import InputSize, Maps, by_channel, channel_axis, channels_last, feature_maps, token_grid
 from tests.helpers import hooked
 
@@ -303,3 +304,15 @@ def test_inputs_may_have_another_channel_order_than_outputs() -> None:
     for module in (layers, Permute([0, 2, 3, 1]), nn.Sequential(nn.Flatten(), nn.Linear(1, 1))):
         assert channel_axis(first, module, of_input=True) == 1
     assert channel_axis(last, layers) == 3 == channel_axis(last, Permute([0, 3, 1, 2]), of_input=True)
+
+
+@pytest.mark.parametrize("turn", [lambda x: x.transpose(2, 3), lambda x: torch.rot90(x, 1, (2, 3))])
+def test_an_activation_after_a_convolution_has_its_axes_though_the_image_is_turned(turn: Any) -> None:
+    conv, relu = nn.Conv2d(3, 96, 3, padding=1), nn.ReLU()  # 96 channels of 160x96: also the shape of (H, W, C)
+    shown = InputSize(96, 160)
+    with torch.no_grad():
+        after = output_of(lambda x: relu(conv(turn(x))), torch.rand(1, 3, 96, 160))
+        tensor = relu(conv(turn(torch.rand(1, 3, 96, 160))))
+    [maps] = feature_maps(after, relu, shown)
+    assert (maps.axes, tuple(maps.values.shape)) == ("N C H W", (96, 160, 96))
+    assert feature_maps(tensor, relu, shown)[0].axes == "N H W C"  # what the proportions alone say

@@ -42,9 +42,7 @@ def test_a_folder_is_walked_by_name_and_its_folders_in_their_place(tmp_path: Pat
     for name in reversed(expected):
         picture(tmp_path / name)
     assert within(tmp_path) == expected
-    assert within(tmp_path, limit=4) == expected[:4]
-    (tmp_path / "empty").mkdir()
-    assert len(find_pictures([str(tmp_path), str(tmp_path / "empty")], limit=1)) == 1  # else an error
+    assert within(tmp_path, limit=4) == [expected[at] for at in (0, 2, 5, 8)]  # 11 names, every 2.75th
     both = find_pictures([str(tmp_path / "c.png"), str(tmp_path / "b"), "-"])
     assert [os.path.basename(path) for path in both] == ["c.png", "10.png", "2.png", "z.png", "-"]
 
@@ -238,7 +236,7 @@ def test_a_picture_with_a_scheme_is_that_of_its_bytes(memory: bytes, tmp_path: P
 def test_a_remote_folder_is_walked_by_name(memory: bytes, folder: str) -> None:
     names = ["a/10.png", "a/2.JPG", "b.png", "c.png"]
     assert find_pictures([folder]) == [f"memory://photos/{name}" for name in names]
-    assert find_pictures([folder], limit=2) == [f"memory://photos/{name}" for name in names[:2]]
+    assert find_pictures([folder], limit=2) == [f"memory://photos/{name}" for name in names[::2]]
     with pytest.raises(ImageError, match="no pictures in 'memory://texts'"):
         find_pictures(["memory://texts"])
 

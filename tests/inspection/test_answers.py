@@ -134,6 +134,7 @@ def _row(scores: Tensor) -> Tensor:
     ],
     ids=["vector", "one", "three", "named"],
 )
+@pytest.mark.filterwarnings("ignore::hookscope.errors.OutputNote")
 def test_a_short_output_is_told_as_numbers_in_their_order(change: Any, names: list[str], classes: int) -> None:
     image, output = seen(ready(numbers(change)))
     values = torch.cat([part.flatten() for part in (output.values() if isinstance(output, dict) else [output])])

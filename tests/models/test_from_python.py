@@ -67,7 +67,8 @@ def test_a_factory_in_a_file(net: str, factory: str, tmp_path: Path, monkeypatch
     path = list(sys.path)
     loaded = load_model(f"{net}:{factory}")
     assert isinstance(loaded.model, nn.Sequential)
-    assert loaded.weights == "from factory (seed 0): untrained unless it loads its own"
+    made = "from factory (seed 0): untrained unless it loads its own"  # a module is made only once
+    assert loaded.weights == (made if factory == "ready" else "random (seed 0)")
     assert (loaded.name, loaded.categories) == (f"{net}:{factory}", None)
     assert not loaded.model.training and not loaded.model[0].training
     assert loaded.preprocess.channels == (1 if factory == "grey" else 3)
@@ -328,3 +329,42 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert torch.equal(load_model("timm:tiny", weights=f"{tmp_path}/tuned.pth").model.weight, tuned.weight)
     with pytest.raises(ModelError, match="no timm model 'tinny'; nearest: tiny"):
         load_model("timm:tinny")
+
+
+ORIGINS = """
+import torch
+from torch import nn
+def own():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+    net.load_state_dict(torch.load(WEIGHTS, weights_only=True))
+    return net
+def new_head(): return nn.Sequential(*own()[:2], nn.Conv2d(4, 2, 1))
+def constant(): return nn.Sequential(nn.BatchNorm2d(3))
+kept = nn.Conv2d(3, 4, 3)
+def same_object(): return kept
+calls = []
+def once():
+    calls.append(1)
+    if len(calls) > 1: raise RuntimeError("once")
+    return nn.Conv2d(3, 4, 3)
+"""
+UNKNOWN = "from factory (seed 5): untrained unless it loads its own"
+
+
+@pytest.mark.parametrize(
+    ("factory", "label"),
+    [
+        ("own", "from factory: the same for every seed"),
+        ("new_head", "from factory: 2 of 4 tensors are random (seed 5)"),
+        ("constant", UNKNOWN),
+        ("same_object", UNKNOWN),
+        ("once", UNKNOWN),
+    ],
+)
+def test_what_a_factory_loads_is_told_by_a_build_from_another_seed(tmp_path: Path, factory: str, label: str) -> None:
+    weights = tmp_path / "own.pth"
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten()).state_dict(), weights)
+    (tmp_path / "origins.py").write_text(ORIGINS.replace("WEIGHTS", repr(str(weights))))
+    before = torch.get_rng_state()
+    assert load_model(f"{tmp_path}/origins.py:{factory}", seed=5).weights == label
+    assert torch.equal(torch.get_rng_state(), before)

@@ -127,6 +127,7 @@ OTHER = torch.full((1, 5), 9.0)
     ],
     ids=lambda output: type(output).__name__,
 )
+@pytest.mark.filterwarnings("ignore::hookscope.errors.OutputNote")
 def test_outputs_with_scores(output: Any) -> None:
     assert class_scores(output).tolist() == LOGITS.tolist()
     assert class_scores((LOGITS, output)) is LOGITS

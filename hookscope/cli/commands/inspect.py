@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
-from hookscope import exemplars, hooks, inspection, report, scores, statistics, system
+from hookscope import exemplars, hooks, images, inspection, report, scores, statistics, system
 from hookscope.cli import process
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
@@ -59,7 +59,7 @@ class Inspect(PictureCommand):
 
     This is the command to begin with. The page is one self-contained HTML file. It shows what the model answered, and
     at most twelve places to look at with the reason for each. It has every call of the network with its numbers, and
-    the feature maps of each layer. Several images share one page: the first 8, or as many as --limit says. IMAGE is a
+    the feature maps of each layer. Several images share one page: 8 of them, or as many as --limit says. IMAGE is a
     file, a folder, a glob, or - for standard input.
 
     A terminal shows the answer and the first places in about ten lines. Other formats have a row for each place, the
@@ -156,8 +156,8 @@ class Inspect(PictureCommand):
         """The images of the page: without ``--limit`` not more than stand side by side."""
         if self.limit is not None or len(self.images) <= _MOST_IMAGES:
             return ImageFiles(self.images)
-        note(f"Note: the page has the first {_MOST_IMAGES} of {len(self.images):,} images; use --limit for more")
-        return ImageFiles(self.images[:_MOST_IMAGES])
+        note(f"Note: the page has {_MOST_IMAGES} of {len(self.images):,} images; use --limit for more")
+        return ImageFiles(images.spread(self.images, _MOST_IMAGES))
 
 
 _MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption

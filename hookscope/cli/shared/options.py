@@ -29,8 +29,8 @@ class FiniteRange(click.FloatRange):
 
 
 def input_size(text: str) -> tuple[int, ...]:
-    """``HxW`` in pixels, or one number for a square, to ``(H, W)``; ``DxHxW`` to ``(D, H, W)``."""
-    is_size = re.fullmatch(r"\d{1,5}(?:[xX×]\d{1,5}){0,2}", text.strip())
+    """``HxW`` or ``H,W`` in pixels, or one number for a square, to ``(H, W)``; ``DxHxW`` to ``(D, H, W)``."""
+    is_size = re.fullmatch(r"\d{1,5}(?:[xX×,]\d{1,5}){0,2}", text.strip())
     sides = tuple(map(int, re.findall(r"\d+", text))) if is_size else (0,)
     if not 1 <= min(sides) <= max(sides) <= 16384:
         says = f"'{text}' is not a size; write height x width in pixels, such as 224x320"

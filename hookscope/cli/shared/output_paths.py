@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -158,8 +159,11 @@ def _file_letter(letter: str) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """The beginning of ``text``, at most ``limit`` bytes long."""
-    return text.encode()[:limit].decode(errors="ignore")
+    """``text``, at most ``limit`` bytes long: of a longer one the beginning, and a checksum of all of it."""
+    whole = text.encode()
+    if len(whole) <= limit:
+        return text
+    return f"{whole[: limit - 9].decode(errors='ignore')}-{zlib.crc32(whole):08x}"
 
 
 def model_word(model: str) -> str:

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +23,7 @@ from hookscope import hooks, images as image_reader, models
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import GIVEN, Options, argument, group, option
-from hookscope.cli.output.formats import Output, note
+from hookscope.cli.output.formats import note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import image_words
 from hookscope.columns import Row
@@ -38,7 +37,6 @@ from hookscope.errors import (
     UsageError,
     printable,
 )
-from hookscope.system import cache
 
 
 def with_notes(image: image_reader.InputImage) -> image_reader.InputImage:
@@ -144,7 +142,7 @@ class ImageList(Options):
     files0_from: str | None = shared.in_file(
         "Read names of images and folders from FILE (- for standard input), separated by NUL as by `find -print0`."
     )
-    limit: int | None = option("Use only the first N images.")
+    limit: int | None = option("Use only N images, at equal distances in the list.")
 
     @cached_property
     def images(self) -> list[str]:
@@ -157,7 +155,7 @@ class ImageList(Options):
 
 
 def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:
-    """The first ``limit`` images of the command line or of a list of names; folders are walked, globs expanded."""
+    """The images of the command line or of a list of names, at most ``limit``; folders are walked, globs expanded."""
     if files0_from is None:
         if not paths:
             raise UsageError("no image was given", do="name files or folders, - for standard input, or --files0-from")
@@ -247,6 +245,9 @@ class ModelOptions(Options):
         parse=lambda text: models.parse_range(text),
     )
     input_size: tuple[int, ...] | None = shared.size_option()
+    model_output: str | None = option(
+        "Of a model that returns several tensors, the one to use: its name, or its position from 0.", metavar="NAME"
+    )
 
     def load(self, pictures: bool = True) -> models.LoadedModel:
         """Load the model, for ``pictures`` or other work; notes and the progress go to standard error."""
@@ -256,11 +257,7 @@ class ModelOptions(Options):
         with process.prints_to_standard_error(), process.download_progress() as progress:
             net = models.load_model(**options, progress=progress)
         for text in net.notes:
-            if text != net.missing_weights:
-                note(f"Note: {text}")
-            elif _is_first_today(net.name):
-                why = "the trained ones are missing; --weights default says why"
-                note(f"Note: {net.name} has random weights: {why}")
+            note(f"Note: {text}" + "; its answers mean nothing" * (text == net.missing_weights))
         if pictures:
             note_assumption(net)
         return net
@@ -297,15 +294,6 @@ def note_assumption(net: models.LoadedModel) -> None:
         what, options = _TO_SAY[net.preprocess.assumed]
         assumed = f"does not state {what}: assumed {net.preprocess.assumption}"
         note(f"Note: {net.name} {assumed}; change it with {options}")
-
-
-def _is_first_today(model: str) -> bool:
-    """Whether no run of this day has asked this for ``model``; True if the cache cannot be written."""
-    key, today = {"model": model}, time.strftime("%Y-%m-%d")
-    if Output.now.quiet or cache.load("missing-weights", key) == today:
-        return False
-    cache.store("missing-weights", key, today)
-    return True
 
 
 _TO_SAY = {
