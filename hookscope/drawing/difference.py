@@ -22,7 +22,7 @@ from hookscope.drawing.files import (
     placed,
     with_provenance,
 )
-from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_grids, to_image
+from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_grids, photograph_cells, to_image
 from hookscope.drawing.scale import SymmetricScale
 from hookscope.drawing.text import Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import Tiles, finite_extremes, reduce_maps
@@ -189,7 +189,13 @@ class DifferencePage(SheetPage):
     def __init__(self, drawn: Sequence[DrawnDifference]) -> None:
         self.step = max([_LEAST_GRID, *(grid.layout.width for part in drawn for grid in part.grids)]) + _BETWEEN
         self.places: list[dict[str, Any]] = []  # of the maps, for `read_sheet`
+        self.photograph: Pixels | None = None  # its colours
         super().__init__(max(LEAST_WIDTH, 3 * self.step - _BETWEEN))
+
+    def add_input(self, frames: Sequence[Image.Image]) -> None:
+        """Add what the network saw, once for the page."""
+        cells, self.photograph = photograph_cells({0: (0, 0)}, [frames], None)
+        self.add(cells[0], 8)
 
     def add_difference(self, drawn: DrawnDifference, name: str) -> None:
         """Add notes and grids at the bottom."""
@@ -211,7 +217,7 @@ class DifferencePage(SheetPage):
         if self.width * self.height > 2 * MOST_PIXELS:
             size = f"it would have {self.width:,}x{self.height:,} pixels"
             raise UsageError(f"a page of {counted(layers, 'layer')} is too large", size, "choose fewer")
-        image = to_image(self.pixels(MARGIN), cmap)
+        image = to_image(self.pixels(MARGIN), cmap, self.photograph)
         provenance = {
             **facts,
             "scale": "symmetric",

@@ -352,7 +352,7 @@ def test_the_mean_of_the_heads_and_one_scale_are_drawn_on_request(monkeypatch: p
     assert [panel.words[0] for panel in rows[1].panels] == ["mean of heads", "head 0", "head 1", "head 2"]
     mean = rows[1].panels[0]
     assert mean.words[1:] == ["up to 0.3"] and mean.heat.values[0, 0] == pytest.approx((0.1 + 0.2 + 0.6) / 3)
-    assert {panel.heat.top for row in rows for panel in row.panels} == {pytest.approx(0.9)}
+    assert [panel.heat.top for row in rows for panel in row.panels] == [pytest.approx(0.9)] * 7
     assert heading.scale == "share of the highest weight of all maps, 0.9" and "one scale" in heading.words[-1]
 
 
