@@ -285,7 +285,8 @@ class ExemplarsSheet:
         self.pen.line((MARGIN, y, self.width - MARGIN, y), _EMPTY)
         y += 5
         self.pen.text((MARGIN, y), f"channel {channel.channel}", INK, font(_TEXT + 1, True))
-        words = [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
+        words = ["one value for all"] if len(channel.counts) == 1 and int(channel.counts[0]) > 1 else []
+        words += [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
         words += [f"for {channel.best_class}"] if channel.best_class else []
         words += [f"{label} {count}" for label, count in channel.classes]
         words += [f"NaN or Inf on {channel.nonfinite:,}"] if channel.nonfinite else []
