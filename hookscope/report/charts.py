@@ -28,7 +28,7 @@ _SHAPES = {
     "D": "m0-3.5l3.5 3.5l-3.5 3.5l-3.5-3.5z",
 }
 _HOLLOW = "xs"
-_LETTER = 6.0  # width of a letter of a tick, about
+_LETTER = 5.5  # width of a letter of a tick, about
 _THEME = {
     Colour.INK: "var(--ink)",
     Colour.FAINT: "var(--faint)",
@@ -96,7 +96,7 @@ def _axis(panel: DrawnPanel, wide: int, high: int) -> Iterator[Markup]:
     for x, label in zip(places, panel.labels, strict=True):
         anchor, before = ("start", 0.0) if x < 0.1 * wide else ("end", 1.0) if x > 0.9 * wide else ("middle", 0.5)
         width = _LETTER * len(label)
-        if x - before * width < end + _LETTER:  # the label before it is in its place
+        if x - before * width < end + 2:  # the label before it is in its place
             continue
         end = x + (1 - before) * width
         for y in (-5, high + 12):
