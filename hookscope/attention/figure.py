@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
@@ -28,10 +30,7 @@ from hookscope.images import InputImage
 from hookscope.models import LoadedModel
 
 _CELL, _COLUMNS = 112, 16  # shorter side of a map, and maps in a row, unless the caller says otherwise
-_LEGEND = (
-    "Each map has its own scale, up to its highest weight. Positions: how many a head looks at, as the exponential of"
-    " the entropy."
-)
+_LEGEND = "Positions: how many a head looks at, as the exponential of the entropy."
 
 
 def draw_attention(
@@ -42,12 +41,14 @@ def draw_attention(
     columns: int | None = None,
     cell: int | None = None,
     cmap: str | None = None,
+    head_mean: bool = False,
+    one_scale: bool = False,
 ) -> Image.Image:
     """Draw what each head looks at over the photograph: a row for each layer, from the first to the last.
 
-    Each map has its own scale, from 0 to its highest weight, which stands under it. A cross marks the query if it has a
-    position. The photograph is cut to what the network saw. The image holds the facts of its maps as JSON in
-    ``image.info["hookscope"]``.
+    Each map has its own scale, from 0 to its highest weight, which stands under it, or all have
+    ``one_scale``. A cross marks the query if it has a position. The photograph is cut to what the network saw. The
+    image holds the facts of its maps as JSON in ``image.info["hookscope"]``.
 
     Args:
         maps: What `attention_maps` returns.
@@ -57,6 +58,8 @@ def draw_attention(
         columns: Maps in a row; None for 16 at most.
         cell: Shorter side of a map in pixels; None for 112.
         cmap: A colour map of matplotlib; None for inferno.
+        head_mean: Whether the mean of the heads stands before them.
+        one_scale: Whether all maps have the scale of the highest weight of the page, so that heads can be compared.
 
     Raises:
         UsageError: for no maps, an unknown colour map, or a page of more than 200 million pixels.
@@ -87,26 +90,40 @@ def draw_attention(
     left, top, right, bottom = (
         (side - region[at % 2]) * size[at % 2] / picture.size[at % 2] for at, side in enumerate(box)
     )
-    rows = [row for grid in maps for row in _rows_of(grid, (left, top, right, bottom), columns)]
+    stills = [[*([grid.stills.mean(0)] if head_mean else []), *grid.stills] for grid in maps]
+    finite = [float(still.max()) for heads in stills for still in heads if np.isfinite(still).all()]
+    most = max(finite, default=0.0) if one_scale else None
+    drawn = zip(maps, stills, strict=True)
+    rows = [row for grid, heads in drawn for row in _rows_of(grid, heads, (left, top, right, bottom), columns, most)]
     queries = list(dict.fromkeys(grid.query for grid in maps))
     query = queries[0] if len(queries) == 1 else "the position at the cross" if maps[0].at else "mean of all queries"
     title = f"attention of {counted(len(maps), 'call')}: {query}"
-    words = [title, ", ".join(filter(None, [origin.model, *origin.words])), _LEGEND]
-    heading = Heading([word for word in words if word], origin.alarm, scale="share of the map's highest")
+    scale = "Each map has its own scale, up to its highest weight." if most is None else "All maps have one scale."
+    words = [title, ", ".join(filter(None, [origin.model, *origin.words])), f"{scale} {_LEGEND}"]
+    unit = "share of the map's highest" if most is None else f"share of the highest weight of all maps, {most:.3g}"
+    heading = Heading([word for word in words if word], origin.alarm, scale=unit)
     page = draw_heat_page(small, heading, rows, cmap, size[0], DARK)
     return with_provenance(page, _provenance(maps, origin, box, cmap, page))
 
 
-def _rows_of(grid: AttentionMap, box: tuple[float, float, float, float], columns: int | None) -> list[HeatRow]:
-    """The heads of one call, in rows of about the same length."""
+def _rows_of(
+    grid: AttentionMap,
+    stills: Sequence[NDArray[np.float32]],
+    box: tuple[float, float, float, float],
+    columns: int | None,
+    most: float | None,
+) -> list[HeatRow]:
+    """The maps of one call in rows of about the same length: its heads, with their mean before them or without."""
     left, top, right, bottom = box
     at = grid.at and (left + grid.at[1] * (right - left), top + grid.at[0] * (bottom - top))
     panels = []
-    for head, (values, positions) in enumerate(zip(grid.stills, grid.effective_positions, strict=True)):
+    for head, values in enumerate(stills, grid.heads - len(stills)):
         highest = float(values.max())
-        words = [f"head {head}", f"up to {highest:.3g}", f"{positions:.0f} positions"]
+        words = ["mean of heads" if head < 0 else f"head {head}", f"up to {highest:.3g}"]
+        words += [f"{grid.effective_positions[head]:.0f} positions"] if head >= 0 else []
         alarm = "" if math.isfinite(highest) else "NaN or Inf"
-        panels.append(HeatPanel(Heat(values if not alarm else values * 0, box, highest, at), words, alarm))
+        heat = Heat(values if not alarm else values * 0, box, highest if most is None else most, at)
+        panels.append(HeatPanel(heat, words, alarm))
     *frames, height, width = grid.values.shape[1:]
     words = [grid.call.type, f"{counted(grid.heads, 'head')} of {height}×{width}", grid.query]
     words += [f"sum of {counted(frames[0], 'frame')}"] if frames else []
@@ -114,8 +131,8 @@ def _rows_of(grid: AttentionMap, box: tuple[float, float, float, float], columns
     words += [f"{percent(float(grid.non_patch_weight.mean()))} on no position"] if grid.non_patch_weight.any() else []
     index = "" if grid.call.index is None else f"{grid.call.index}  "
     above = [f"{index}{grid.call.key or MODEL}", ", ".join(words)]
-    most = columns or math.ceil(grid.heads / math.ceil(grid.heads / _COLUMNS))
-    return [HeatRow(panels[at : at + most], () if at else above) for at in range(0, len(panels), most)]
+    across = columns or math.ceil(len(panels) / math.ceil(len(panels) / _COLUMNS))
+    return [HeatRow(panels[at : at + across], () if at else above) for at in range(0, len(panels), across)]
 
 
 def _provenance(

@@ -208,6 +208,12 @@ class RowCommand(Command):
         also=[shared.utf8_option],
     )
 
+    def start(self) -> Any:
+        """Check what the options say, and run, with a line that says what goes on."""
+        with process.working():
+            formats.Output.now.begin(click.get_current_context().info_name or "")
+            return super().start()
+
     def print(self, report: Report) -> None:
         """Write a report in the format of ``--format``; a reader that leaves ends neither the run nor its status."""
         with process.reader_may_leave():

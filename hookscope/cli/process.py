@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from hookscope.cli.output.formats import Output, note, terminal_columns
-from hookscope.errors import OutputNote, WriteError
+from hookscope.errors import OutputNote, WriteError, printable
 from hookscope.system import remove_unfinished
 
 # Limits the spin-waiting of OpenMP threads: a pass takes the same wall time and less processor time.
@@ -259,6 +259,7 @@ def download_progress() -> Iterator[Callable[[int, int | None], None] | None]:
 
     def show(done: int, total: int | None) -> None:
         nonlocal bar, counts
+        Output.now.begin("")
         if not total:  # a bar of unknown length would be full at once
             counts = True
             click.echo(f"\rweights  {done / 1e6:,.1f} MB", nl=False, err=True)
@@ -303,20 +304,64 @@ def pass_progress(unit: str = "passes") -> Iterator[Callable[[int, int], None] |
         yield on_progress
 
 
+_SILENT = 2.0  # seconds
+
+
 @contextlib.contextmanager
-def phases() -> Iterator[Callable[[str], None]]:
-    """Yield ``begin(phase)``: its words stand in place of the phase before, or of a bar; nothing off a terminal."""
+def working() -> Iterator[None]:
+    """Show what ``Output.now.begin`` says, once the run has taken two seconds; nothing off a terminal.
 
-    def begin(phase: str) -> None:
-        if _shows_bars():
+    The words stand on one line, which other lines and bars replace.
+    """
+    if not _shows_bars():
+        yield
+        return
+    line, run = _PhaseLine(sys.stderr), Output.now
+    timer = threading.Timer(_SILENT, line.appear)
+    timer.daemon = True
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, run, "begin", run.begin)
+        stack.callback(line.begin, "")
+        stack.callback(timer.cancel)
+        _hide_before_others(stack, line.hide)
+        run.begin = line.begin
+        timer.start()
+        yield
+
+
+class _PhaseLine:
+    """A line of words that is replaced by the next words, by a bar, or by what is printed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._words = stream, ""
+        self._appears = self._is_shown = False
+
+    def begin(self, words: str) -> None:
+        self.hide()
+        self._words = words
+        if self._appears and words:
+            self._is_shown = True
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"{_ERASE}{phase} ..." if phase else _ERASE)
-                sys.stderr.flush()
+                self._stream.write(f"{printable(words)[: terminal_columns(self._stream, 80) - 5]} ...")
+                self._stream.flush()
 
-    try:
-        yield begin
-    finally:
-        begin("")
+    def appear(self) -> None:
+        self._appears = True
+        self.begin(self._words)
+
+    def hide(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(_ERASE)
+                self._stream.flush()
+
+
+def _hide_before_others(stack: contextlib.ExitStack, hide: Callable[[], None]) -> None:
+    """Until ``stack`` ends, hide a line before anything else is written to the terminal."""
+    stack.enter_context(contextlib.redirect_stderr(cast(TextIO, _HidesBar(sys.stderr, hide))))
+    if _is_terminal(sys.stdout):
+        stack.enter_context(contextlib.redirect_stdout(cast(TextIO, _HidesBar(sys.stdout, hide))))
 
 
 @contextlib.contextmanager
@@ -335,9 +380,7 @@ def image_progress(
     bar = _ImageBar(total, sys.stderr, unit, time.monotonic() if start is None else start)
     with contextlib.ExitStack() as stack:
         stack.callback(bar.finish if keep else bar.hide)
-        stack.enter_context(contextlib.redirect_stderr(cast(TextIO, _HidesBar(sys.stderr, bar.hide))))
-        if _is_terminal(sys.stdout):
-            stack.enter_context(contextlib.redirect_stdout(cast(TextIO, _HidesBar(sys.stdout, bar.hide))))
+        _hide_before_others(stack, bar.hide)
         yield bar.advance
 
 
@@ -363,6 +406,7 @@ class _ImageBar:
         return f"{self._bar.pos / seconds:.1f} {self._unit}/s" if seconds > 0 else ""
 
     def advance(self, count: int) -> None:
+        Output.now.begin("")
         self._is_shown = True
         with contextlib.suppress(OSError, ValueError):
             self._bar.update(count)

@@ -11,6 +11,7 @@ from hookscope.columns import Column, Columns, Row
 from hookscope.comparison.similarities import SIMILARITIES, Similarity
 from hookscope.display import Cells, Shown
 from hookscope.hooks import Call, Shape
+from hookscope.models import short_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -299,6 +300,16 @@ class Comparison(Shown):
     maps: tuple[ComparedMaps, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, str]:
+        """The names of both models without folders, or from the folder on that tells them apart."""
+        a, b = self.a.model, self.b.model
+        if a != b and short_name(a) == short_name(b):
+            shared = next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), 0)
+            begin = a.rfind("/", 0, shared) + 1
+            return a[begin:], b[begin:]
+        return short_name(a), short_name(b)
 
     def _cells(self) -> Cells:
         return {"a": self.a.model, "b": self.b.model, "images": len(self.names), "answer": self.answer.sentence}

@@ -173,15 +173,16 @@ def _single(pairs: Sequence[PairedCall]) -> list[DifferenceRow]:
 
 
 def _title(comparison: Comparison) -> str:
-    return f"{comparison.a.model} (A) and {comparison.b.model} (B), {counted(len(comparison.names), 'image')}"
+    a, b = comparison.models
+    return f"{a} (A) and {b} (B), {counted(len(comparison.names), 'image')}"
 
 
 def _side_lines(comparison: Comparison) -> list[tuple[str, str]]:
     """A line for each side, in red if its weights are random."""
     lines = []
-    for name, side in (("A", comparison.a), ("B", comparison.b)):
+    for name, model, side in zip("AB", comparison.models, (comparison.a, comparison.b), strict=True):
         weights = f"weights: {side.weights}" if side.weights else ""
-        words = filter(None, [side.model, weights, side.dtype, side.device, side.preprocess, side.special])
+        words = filter(None, [model, weights, side.dtype, side.device, side.preprocess, side.special])
         lines.append((f"{name}: {', '.join(words)}", Colour.ALARM if is_random(side.weights) else Colour.FAINT))
     return lines
 

@@ -22,7 +22,7 @@ from hookscope.drawing.files import (
     placed,
     with_provenance,
 )
-from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_grids, to_image
+from hookscope.drawing.grid import MOST_PIXELS, Grid, draw_grids, photograph_cells, to_image
 from hookscope.drawing.scale import SymmetricScale
 from hookscope.drawing.text import Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import Tiles, finite_extremes, reduce_maps
@@ -155,7 +155,7 @@ def _nonfinite(values: Tensor) -> int:
 
 @dataclass(frozen=True)
 class DrawnDifference:
-    """The three grids of a difference, none if nothing moved."""
+    """The three grids of a difference; one if the second is constant, none if nothing moved."""
 
     maps: MapDifference
     grids: Sequence[Grid]
@@ -174,11 +174,12 @@ def draw_difference(maps: MapDifference, most: int) -> DrawnDifference:
     bold = range(min(BOLD, count)) if count > BOLD else ()
     if height * width == 1:
         return DrawnDifference(maps, draw_grids(maps.tiles, count, most=most // 3, bold=bold))
+    tiles = maps.tiles[:1] if maps.tiles[1].constant.all() else maps.tiles
     side = min(_GRID, math.isqrt(most // 4))  # smaller maps before fewer maps; a quarter is for numbers and bars
     columns = max(1, min(count, math.ceil(math.sqrt(count * height / width))))
     zoom = max(1, min(side // columns, max(_LARGEST_MAP, width)) // width)
     cell = zoom * min(height, width // maps.frames)
-    grids = draw_grids(maps.tiles, columns, cell, frames=maps.frames, most=most // 3, bold=bold)
+    grids = draw_grids(tiles, columns, cell, frames=maps.frames, most=most // 3, bold=bold)
     return DrawnDifference(maps, grids)
 
 
@@ -188,7 +189,13 @@ class DifferencePage(SheetPage):
     def __init__(self, drawn: Sequence[DrawnDifference]) -> None:
         self.step = max([_LEAST_GRID, *(grid.layout.width for part in drawn for grid in part.grids)]) + _BETWEEN
         self.places: list[dict[str, Any]] = []  # of the maps, for `read_sheet`
+        self.photograph: Pixels | None = None  # its colours
         super().__init__(max(LEAST_WIDTH, 3 * self.step - _BETWEEN))
+
+    def add_input(self, frames: Sequence[Image.Image]) -> None:
+        """Add what the network saw, once for the page."""
+        cells, self.photograph = photograph_cells({0: (0, 0)}, [frames], None)
+        self.add(cells[0], 8)
 
     def add_difference(self, drawn: DrawnDifference, name: str) -> None:
         """Add notes and grids at the bottom."""
@@ -196,13 +203,13 @@ class DifferencePage(SheetPage):
         if maps.tiles is None:
             return
         highs = [float(tiles.high[0]) for tiles in maps.tiles[1:]]
-        for line in _notes(maps, highs[0]):
+        for line in _notes(drawn, highs[0]):
             self.add_text(line, 2)
         block, lefts, down = _side_by_side(drawn, highs, self.step)
         top = self.add(block, 8)
         self.places += [
             placed(f"{name} {which}".strip(), maps.axes, grid, MARGIN + left, MARGIN + top + down)
-            for which, grid, left in zip(maps.names, drawn.grids, lefts, strict=True)
+            for which, grid, left in zip(maps.names, drawn.grids, lefts, strict=False)
         ]
 
     def image(self, layers: int, cmap: str, facts: Mapping[str, Any], bands: Sequence[Any]) -> Image.Image:
@@ -210,7 +217,7 @@ class DifferencePage(SheetPage):
         if self.width * self.height > 2 * MOST_PIXELS:
             size = f"it would have {self.width:,}x{self.height:,} pixels"
             raise UsageError(f"a page of {counted(layers, 'layer')} is too large", size, "choose fewer")
-        image = to_image(self.pixels(MARGIN), cmap)
+        image = to_image(self.pixels(MARGIN), cmap, self.photograph)
         provenance = {
             **facts,
             "scale": "symmetric",
@@ -224,9 +231,14 @@ class DifferencePage(SheetPage):
         return with_provenance(image, provenance)
 
 
-def _notes(maps: MapDifference, high: float) -> list[str]:
-    notes, (first, second, _) = [], maps.names
-    if maps.largest or math.isfinite(maps.distances[0]):
+def _notes(drawn: DrawnDifference, high: float) -> list[str]:
+    notes, maps = [], drawn.maps
+    first, second, _ = maps.names
+    if len(drawn.grids) == 1:
+        values = {low for low, _ in maps.ranges[1]}
+        constant = f"{values.pop():.3g}" if len(values) == 1 else "constant"
+        notes.append(f"{second}: each drawn channel is {constant} everywhere")
+    elif maps.largest or math.isfinite(maps.distances[0]):
         share = percent(maps.largest / high)
         notes.append(f"largest |difference| {maps.largest:.4g}, {share} of the scale of {first} and {second}")
     if any(maps.nonfinite):
@@ -243,17 +255,17 @@ def _side_by_side(drawn: DrawnDifference, highs: Sequence[float], step: int) -> 
     Also the x of each grid, and the y of all.
     """
     grids, (first, second, third) = drawn.grids, drawn.maps.names
-    captions = [text_pixels(words, 12, True) for words in (first, second, f"{third}: {second} - {first}")]
-    scales = f"{first} and {second}:", f"{third}:"
-    bars = [colour_bar(name, -high, high) for name, high in zip(scales, highs, strict=True)]
+    captions = [text_pixels(words, 12, True) for words in (first, second, f"{third}: {second} - {first}")][: len(grids)]
+    scales = (f"{first} and {second}:", "", f"{third}:") if len(grids) > 1 else (f"{first}:",)
+    bars = {at: colour_bar(name, -highs[at // 2], highs[at // 2]) for at, name in enumerate(scales) if name}
     top = captions[0].shape[0] + 4
     down = top + bars[0].shape[0] + 4
     high, wide = grids[0].pixels.shape
-    last = max(wide, captions[2].shape[1], bars[1].shape[1])
-    block = np.full((down + high + 1, 2 * step + last + 2), colours.BACKGROUND, np.uint8)
-    lefts = [1 + at * step for at in range(3)]
-    for bar, left in zip(bars, (lefts[0], lefts[2]), strict=True):
-        stamp(block, bar, left, top)
+    last = max(wide, captions[-1].shape[1], bars[len(grids) - 1].shape[1])
+    block = np.full((down + high + 1, (len(grids) - 1) * step + last + 2), colours.BACKGROUND, np.uint8)
+    lefts = [1 + at * step for at in range(len(grids))]
+    for at, bar in bars.items():
+        stamp(block, bar, lefts[at], top)
     for grid, caption, left in zip(grids, captions, lefts, strict=True):
         stamp(block, caption, left, 0)
         stamp(block, grid.pixels, left, down)

@@ -81,7 +81,7 @@ class Heat:
     @property
     def mark(self) -> tuple[float, float] | None:
         """The peak, None where the map has hardly a colour."""
-        highest = float(np.abs(self.values).max() if self.signed else self.values.max())
+        highest = float(self.values.max())
         return self.peak if highest > 0 and highest >= _VISIBLE * self.top else None
 
 

@@ -289,7 +289,8 @@ def _on_axis(rows: Sequence[Any], panel: Panel, marks: list[tuple[Mark, list[Spa
     beside = 0.05 * (high - low) or 0.05
     limits = panel.limits or ((low - beside if low < 0 or not high else 0.0), high + beside)
     ticks, labels = plain_ticks(limits, 7 if panel.width > 3 else 5)
-    beyond = [at for at, low, _ in lines if low < limits[0]], [at for at, _, high in lines if high > limits[1]]
+    left, right = (end * factor for end in limits)
+    beyond = [at for at, low, _ in lines if low < left], [at for at, _, high in lines if high > right]
     return replace(drawn, limits=limits, ticks=ticks, labels=labels, beyond=beyond)
 
 

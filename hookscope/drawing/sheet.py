@@ -44,7 +44,7 @@ from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, SheetPart,
 from hookscope.errors import NoMapError, UsageError, spelled
 from hookscope.hooks import Call, InputSize, Shape
 from hookscope.images import InputImage
-from hookscope.models import LoadedModel, is_random, package_versions
+from hookscope.models import LoadedModel, is_random, package_versions, short_name
 
 _HEAD = 15
 _BESIDE = 14
@@ -71,7 +71,7 @@ class Origin:
         named = [(picture.name, picture.sha256) for picture in pictures if isinstance(picture, InputImage)]
         first, *others = named or [("", "")]
         if isinstance(net, LoadedModel):
-            about = net.name, net.weights, net.preprocess.describe()
+            about = short_name(net.name), net.weights, net.preprocess.describe()
         else:
             about = "" if net is None else type(net).__name__, "", ""
         return cls(*about[:2], *first, about[2], others[0] if others else None)

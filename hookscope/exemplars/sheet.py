@@ -156,6 +156,7 @@ _ROWS = 32  # of a page
 _MOST_PIXELS = 40_000_000  # of a page; 50 exemplars and more leave fewer rows
 _GAP, _BETWEEN = 6, 22  # between cells, and between the groups of cells
 _LEFT, _HISTOGRAM, _LEAST_WIDTH = 128, 150, 760
+_SPIKE = 48  # times as wide is the histogram of a channel with one value
 _LINE, _TEXT, _HEAD = 15, 11, 15
 _ROW = CELL + 2 * _LINE + 14
 _BAR, _EMPTY = (140, 195, 199), (236, 238, 240)
@@ -284,7 +285,8 @@ class ExemplarsSheet:
         self.pen.line((MARGIN, y, self.width - MARGIN, y), _EMPTY)
         y += 5
         self.pen.text((MARGIN, y), f"channel {channel.channel}", INK, font(_TEXT + 1, True))
-        words = [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
+        words = ["one value for all"] if len(channel.counts) == 1 and int(channel.counts[0]) > 1 else []
+        words += [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
         words += [f"for {channel.best_class}"] if channel.best_class else []
         words += [f"{label} {count}" for label, count in channel.classes]
         words += [f"NaN or Inf on {channel.nonfinite:,}"] if channel.nonfinite else []
@@ -335,9 +337,11 @@ def _histogram(pen: ImageDraw.ImageDraw, channel: ChannelExemplars, x: int, y: i
     pen.line((x, bottom + 1, x + _HISTOGRAM - 1, bottom + 1), _BAR)
     if not len(counts):
         return
-    highest = max(1, int(counts.max()))
-    for at, count in enumerate(counts.tolist()):
-        left, right = x + at * _HISTOGRAM // len(counts), x + (at + 1) * _HISTOGRAM // len(counts) - 1
+    around = [0] * (_SPIKE // 2) if len(counts) == 1 else []  # equal values are a spike, not a block
+    bars = [*around, *counts.tolist(), *around]
+    highest = max(1, *bars)
+    for at, count in enumerate(bars):
+        left, right = x + at * _HISTOGRAM // len(bars), x + (at + 1) * _HISTOGRAM // len(bars) - 1
         if count:
             pen.rectangle((left, bottom - round((CELL - 2) * math.sqrt(count / highest)), right, bottom), _BAR)
     low, high = (f"{end:.4g}" for end in (channel.edges[0], channel.edges[-1]))

@@ -110,7 +110,7 @@ class OverlaySource:
 
     def heat(self, values: NDArray[np.float32], top: float, signed: bool = False, frame: Box | None = None) -> Heat:
         """The heat of a map ``(h, w)`` on a scale up to ``top``, with its peak and the box of what it explains."""
-        return Heat(values, self.box, top, self.peak_in(np.abs(values) if signed else values), signed, frame)
+        return Heat(values, self.box, top, self.peak_in(values), signed, frame)
 
     def page(
         self,
@@ -167,8 +167,8 @@ def draw_saliency(
 
     Methods that multiply by the image have two colours about 0, on a scale as wide below 0 as above it; 0 is
     transparent. Other methods have one colour, from 0. The scale is clipped at the 99.5th percentile of the absolute
-    values. A cross marks the highest absolute value. Random weights and a class that the model does not see are named
-    in red.
+    values. A cross marks the highest value above 0. A map without one, random weights and a class that the model does
+    not see are named in red.
 
     The image holds the facts of the map as JSON in ``image.info["hookscope"]``.
 
@@ -197,10 +197,10 @@ def draw_saliency(
     cmap = cmap or (TWO_COLOURS if how.signed else ONE_COLOUR)
     sigma = saliency.usual_smoothing if smooth is None else smooth
     others = [saliency, *scale_of]
-    top = max(percentile(other.drawn) for other in others)
-    panels = [source.panel, _saliency_panel(source, saliency, saliency.drawn, top, _raw_words(saliency, top, cmap))]
-    facts = {"top": top, "high": float(saliency.drawn.max()), "low": float(saliency.drawn.min())}
-    if sigma and saliency.drawn.any():
+    top = max(percentile(other.still) for other in others)
+    panels = [source.panel, _saliency_panel(source, saliency, saliency.still, top, _raw_words(saliency, top, cmap))]
+    facts = {"top": top, "high": float(saliency.still.max()), "low": float(saliency.still.min())}
+    if sigma and saliency.still.any():
         smoothed = saliency.smoothed(sigma)
         smooth_top = max(percentile(other.smoothed(sigma)) for other in others)
         words = [f"smoothed: Gaussian, sigma {sigma:.3g} pixels of the input", _scale_words(smoothed, smooth_top)]
@@ -210,7 +210,7 @@ def draw_saliency(
     rows = [HeatRow(panels)] if photograph.width <= 2 * photograph.height else [HeatRow([panel]) for panel in panels]
     heading = source.heading(source.answer_lines(saliency.prediction), saliency.method, why_unseen(saliency.prediction))
     left, _, right, _ = source.box  # a panel has at least a pixel for each of the map
-    width = max(_WIDTH, math.ceil(saliency.drawn.shape[1] * photograph.width / max(right - left, 1.0)))
+    width = max(_WIDTH, math.ceil(saliency.still.shape[1] * photograph.width / max(right - left, 1.0)))
     about = {**answer_facts(saliency.prediction), "shape": list(saliency.values.shape), **facts}
     narrower, ground = width if photograph.width > width else None, LIGHT if how.signed else DARK
     return source.page(heading, rows, saliency.method, cmap, about, narrower, ground)
@@ -227,13 +227,14 @@ def _saliency_panel(
     source: OverlaySource, saliency: Saliency, values: NDArray[np.float32], top: float, words: Sequence[str]
 ) -> HeatPanel:
     signed, any_value = SALIENCY_METHODS[saliency.method].signed, bool(values.any())
-    alarm = "" if any_value else "all zero: the score does not depend on any pixel"
+    alarm = "" if values.max() > 0 else "no value is above 0: no pixel raises the score"
+    alarm = alarm if any_value else "all zero: the score does not depend on any pixel"
     frame = source.frame_of(saliency.prediction, saliency.seen)
     return HeatPanel(source.heat(values, top, signed, frame), words, alarm, VALUE if any_value else "")
 
 
 def _raw_words(saliency: Saliency, top: float, cmap: str) -> list[str]:
-    values, how = saliency.drawn, SALIENCY_METHODS[saliency.method]
+    values, how = saliency.still, SALIENCY_METHODS[saliency.method]
     frames = f", mean of {saliency.map.shape[0]} frames" if saliency.map.dim() == 3 else ""
     words = [how.caption + frames]
     if how.signed:
@@ -248,9 +249,10 @@ def _raw_words(saliency: Saliency, top: float, cmap: str) -> list[str]:
 
 
 def _scale_words(values: NDArray[np.float32], top: float) -> str:
-    own, highest = percentile(values), float(np.abs(values).max())
+    own, lowest = percentile(values), float(values.min())
     end = "99.5th percentile" + ("" if top == own else f" of the class with the widest scale, here {own:.3g}")
-    return f"scale clipped at the {end}; highest {'|value|' if values.min() < 0 else 'value'} {highest:.3g}"
+    extremes = f"highest value {float(values.max()):.3g}" + (f", lowest {lowest:.3g}" if lowest < 0 else "")
+    return f"scale clipped at the {end}; {extremes}"
 
 
 _BESIDE = 4  # more panels than this make several rows

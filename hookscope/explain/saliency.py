@@ -85,13 +85,12 @@ class Saliency(Shown):
 
     @property
     def still(self) -> NDArray[np.float32]:
-        """`map` as an array ``(H, W)``: for a clip the mean over its frames."""
-        return _still(self.map)
-
-    @property
-    def drawn(self) -> NDArray[np.float32]:
-        """What is drawn, ``(H, W)``: `still`, with its signs for methods that multiply by the image."""
-        return _still(self._folded)
+        """What is drawn, ``(H, W)``: `map`, with its signs for methods that multiply by the image; of a clip the mean
+        over its frames.
+        """
+        values = self._folded.float()
+        still: NDArray[np.float32] = (values.mean(0) if values.dim() == 3 else values).cpu().numpy()
+        return still
 
     @property
     def frames(self) -> int:
@@ -100,7 +99,7 @@ class Saliency(Shown):
 
     @property
     def by_frame(self) -> NDArray[np.float32]:
-        """What `drawn` is the mean of: ``(T, H, W)``, a map for each of the ``frames``."""
+        """What `still` is the mean of: ``(T, H, W)``, a map for each of the ``frames``."""
         frames: NDArray[np.float32] = self._folded.float().cpu().numpy().reshape(-1, *self.seen)
         return frames
 
@@ -110,23 +109,17 @@ class Saliency(Shown):
         return min(self.values.shape[-2:]) / _SIGMAS
 
     def smoothed(self, sigma: float | None = None) -> NDArray[np.float32]:
-        """`drawn` after a Gaussian with a standard deviation of ``sigma`` pixels, by default `usual_smoothing`."""
+        """`still` after a Gaussian with a standard deviation of ``sigma`` pixels, by default `usual_smoothing`."""
         sigma = self.usual_smoothing if sigma is None else sigma
         if not 0 < sigma < math.inf:
             raise UsageError(f"smoothing by {sigma:g} pixels", do="give a number above 0")
-        values = torch.from_numpy(self.drawn)[None]
+        values = torch.from_numpy(self.still)[None]
         most = min(values.shape[-2:]) - 1  # the image is mirrored at its edges, once
         radius = min(math.ceil(4 * sigma), most)
         if radius < 1:
-            return self.drawn
+            return self.still
         blurred: NDArray[np.float32] = gaussian_blur(values, [2 * radius + 1] * 2, [sigma] * 2)[0].numpy()
         return blurred
-
-
-def _still(values: Tensor) -> NDArray[np.float32]:
-    single = values.float()
-    still: NDArray[np.float32] = (single.mean(0) if single.dim() == 3 else single).cpu().numpy()
-    return still
 
 
 def saliency_maps(

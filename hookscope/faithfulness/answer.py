@@ -197,7 +197,7 @@ def _of_few_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], by
     ahead = [BASELINES[base.name] for base in baselines if is_no_better(best, base, by)]
     if ahead:
         yield f"No map is better than {' or '.join(ahead)} on {place}."
-    have, among = "have" if equal else "has", ", of the methods'" if ahead else ""
+    have, among = "have" if equal else "has", ", among the methods" if ahead else ""
     yield f"{_names([best, *equal])} {have} the best {_value(best, by)} on {place}{among}."
     few = "One image does not" if images == 1 else f"{images} images do not"
     yield f"{few} show which map suits the model: give {FEWEST} or more."
@@ -260,8 +260,8 @@ def draw_faithfulness(
 ) -> Image.Image:
     """Draw the maps of one image side by side over the photograph, each with its numbers, the verdict first.
 
-    Each map has its own scale from 0, and a cross at its highest value. A map that is no better on this image than a
-    baseline says so in red.
+    Each map has its own scale from 0, and a cross at its highest value. Equal maps are drawn once, with all their
+    names. A map that is no better on this image than a baseline says so in red.
 
     Args:
         measured: What `cam_faithfulness` or `measure_faithfulness` returns.
@@ -289,7 +289,10 @@ def draw_faithfulness(
     best_first = [scores.name for scores in comparison.maps]
     ordered = sorted(measured, key=lambda test: best_first.index(test.name))
     baselines = [test for test in measured if test.name in BASELINES]
-    panels = [source.panel, *(_panel(source, test, baselines, comparison.by) for test in ordered)]
+    equal: dict[str, list[Faithfulness]] = {}
+    for test in ordered:
+        equal.setdefault(test.same_as or test.name, []).append(test)
+    panels = [source.panel, *(_panel(source, tests, baselines, comparison.by) for tests in equal.values())]
     picture = source.photograph
     rows = max(1, round(math.sqrt(len(panels) * picture.width / (_SHAPE * picture.height))))
     columns = math.ceil(len(panels) / rows)
@@ -297,7 +300,8 @@ def draw_faithfulness(
     width = min(_WIDEST, own) if width is None else width
     share = f", probability {percent(answer.probability or 0)}" if source.has_probability(answer) else ""
     words = [*comparison.verdict, f"This image: {answer.name}{share}"]
-    heading = source.heading(words, "one for each map", why_unseen(answer))
+    words.append("better: higher ROAD and insertion, lower deletion and drop")
+    heading = source.heading(words, "one for each map", why_unseen(answer), scale="share of the map's highest")
     lines = [HeatRow(panels[at : at + columns]) for at in range(0, len(panels), columns)]
     facts = [
         {"map": test.name, **{name: getattr(test, name) for name in NUMBERS}, "shape": list(test.values.shape)}
@@ -307,14 +311,18 @@ def draw_faithfulness(
     return source.page(heading, lines, "comparison", cmap, more, width)
 
 
-def _panel(source: OverlaySource, test: Faithfulness, baselines: Sequence[Faithfulness], by: str) -> HeatPanel:
-    still = test.still
+def _panel(
+    source: OverlaySource, tests: Sequence[Faithfulness], baselines: Sequence[Faithfulness], by: str
+) -> HeatPanel:
+    """One map of methods that agree; what they make of random weights may differ."""
+    test = tests[0]
     worse = [BASELINES[base.name] for base in baselines if test.name not in BASELINES and is_no_better(test, base, by)]
-    words = [test.name, f"ROAD {test.road:.3f}", f"insertion {test.insertion:.3f}, deletion {test.deletion:.3f}"]
+    words = [", ".join(equal.name for equal in tests), f"ROAD {test.road:.3f}"]
+    words.append(f"insertion {test.insertion:.3f}, deletion {test.deletion:.3f}")
     words.append("score rises under the map" if test.increase else f"drop {percent(test.drop)}")
     if test.in_box is not None:
         words.append(f"{percent(test.in_box)} in the box, highest value {'inside' if test.points else 'outside'}")
-    if test.randomized is not None:
-        words.append(f"random weights: correlation {test.randomized:.2f}")
+    if randomized := [f"{equal.randomized:.2f}" for equal in tests if equal.randomized is not None]:
+        words.append(f"random weights: correlation {', '.join(randomized)}")
     alarm = f"no better than {' or '.join(worse)}" if worse else ""
-    return HeatPanel(source.heat(still, max(float(still.max()), 0.0)), words, alarm)
+    return HeatPanel(source.heat(test.still, max(float(test.still.max()), 0.0)), words, alarm)

@@ -66,6 +66,7 @@ class Faithfulness(Shown):
         curves: The score at each step by name: ``deletion`` and ``insertion`` ``(steps + 1,)``; ``most`` and ``least``
             ``(9,)``, without the most and the least important pixels.
         passes: Number of images that the model saw for it; 0 if an earlier map is the same.
+        same_as: Name of the earlier map that is the same in other units; None if there is none.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Faithfulness(Shown):
     curves: Mapping[str, NDArray[np.float64]]
     passes: int
     randomized: float | None = None
+    same_as: str | None = None
 
     def _cells(self) -> Cells:
         cells = {"map": self.name, **self.prediction.cells(), "road": self.road, "insertion": self.insertion}

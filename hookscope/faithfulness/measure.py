@@ -318,6 +318,7 @@ class MapTest:
                     *_in_boxes(spread, self.boxes),
                     curves,
                     passes if first[name] == name else 0,
+                    same_as=None if first[name] == name else first[name],
                 )
             )
         return rows

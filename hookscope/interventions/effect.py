@@ -34,6 +34,7 @@ from hookscope.interventions.context import Changes, intervene, pairs_of
 from hookscope.scores import Target, check_categories, class_label, class_scores, one_picture, probabilities
 
 _BEST = Target("top:5")
+_FOLLOWING = 2  # calls after a changed one that are kept with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,8 @@ def intervention_effect(
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
         seed: Seed of the random numbers in both passes; None continues from the current random state.
         keep: Calls whose activations are kept for drawing.
-        keep_changed: Whether to keep the activations of changed calls and of layers with changed parameters.
+        keep_changed: Whether to keep the activations of changed calls, of layers with changed parameters, and of two
+            measured calls after each, which show the effect.
 
     Raises:
         LayerError: for an unknown layer or parameter.
@@ -213,14 +215,18 @@ def intervention_effect(
     kept = {call.key for call in calls if keeper.wanted(call)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     block, moved, new = intervene(model, pairs, types), list[MovedLayer](), list[Call]()
+    following = 0
 
     def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        nonlocal following
         if block.changed and call.key not in before:
             new.append(call)
         elif block.changed:
             changes = {id(parameters[key]) for key in block.changed if key in parameters}
             own = any(id(parameter) in changes for parameter in module.parameters(recurse=False))
-            layer = _moved(call, before[call.key], output, own or call.key in block.changed, call.key in kept)
+            own = own or call.key in block.changed
+            following = _FOLLOWING + 1 if own else following - 1
+            layer = _moved(call, before[call.key], output, own, call.key in kept or (keep_changed and following > 0))
             # a parameter is changed before the pass: layers before its own are not affected
             if moved or layer.changed or layer.relative_l2 != 0 or not block.changed.keys() <= parameters.keys():
                 moved.append(layer)

@@ -35,6 +35,7 @@ from hookscope.drawing import (
     draw_rows,
     fitting,
     inches,
+    input_frames,
     input_size_of,
     plain_settings,
     row_plot,
@@ -242,6 +243,8 @@ def draw_effect(
         raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
     page = DifferencePage([part for band in bands for part in band.parts])
     _add_heading(page, origin, interventions or list(effect.changed), seed)
+    if photograph is not None and isinstance(net, LoadedModel):
+        page.add_input(input_frames(net, [net.prepare(photograph)])[0])
     for band in bands:
         _add_band(page, band)
     facts = {**origin.facts(), "interventions": list(interventions), "seed": seed}

@@ -225,8 +225,9 @@ def parameter_statistics(
                 numbers = value_numbers(as_float(tensor)) | _layer_facts(module, name, tensor, thresholds)
                 if bins and numbers["min"] is not None:
                     values, low, high = as_float(tensor).detach().double(), numbers["min"], numbers["max"]
-                    counts = torch.histc(values[values.isfinite()], bins if high > low else 1, low, high)
-                    numbers["histogram"] = tuple(counts.long().tolist())
+                    counts = torch.histc(values[values.isfinite()], bins if high > low else 1, low, high).long()
+                    around = ((0,) * (bins // 2), (0,) * ((bins - 1) // 2)) if high == low else ((), ())
+                    numbers["histogram"] = (*around[0], *counts.tolist(), *around[1])
             kind = type(module).__name__
             rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers))
     if not rows and layers is not None:

@@ -28,6 +28,7 @@ _SHAPES = {
     "D": "m0-3.5l3.5 3.5l-3.5 3.5l-3.5-3.5z",
 }
 _HOLLOW = "xs"
+_LETTER = 5.5  # width of a letter of a tick, about
 _THEME = {
     Colour.INK: "var(--ink)",
     Colour.FAINT: "var(--faint)",
@@ -91,8 +92,13 @@ def _axis(panel: DrawnPanel, wide: int, high: int) -> Iterator[Markup]:
     places = [_x(panel, wide, value) for value in panel.ticks]
     yield _path([f"M0 0h{wide}v{high}H0z", *(f"M{x:.4g} 0v{high}" for x in places)], class_="grid")
     yield _text(0, 12 - HEAD, panel.title, "start", class_="title")
+    end = -math.inf
     for x, label in zip(places, panel.labels, strict=True):
-        anchor = "start" if x < 0.1 * wide else "end" if x > 0.9 * wide else "middle"
+        anchor, before = ("start", 0.0) if x < 0.1 * wide else ("end", 1.0) if x > 0.9 * wide else ("middle", 0.5)
+        width = _LETTER * len(label)
+        if x - before * width < end + 2:  # the label before it is in its place
+            continue
+        end = x + (1 - before) * width
         for y in (-5, high + 12):
             yield _text(x, y, label, anchor, class_="tick")
 

@@ -43,7 +43,7 @@ def draw_comparison_page(comparison: Comparison, *, max_size: int | None = MAX_S
     untrained = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if is_random(side.weights)]
     facts = {
         "kind": "Comparison",
-        "title": f"{comparison.a.model} and {comparison.b.model}",
+        "title": " and ".join(comparison.models),
         "is_random": bool(untrained),
         "untrained": untrained,
         "summary": _summary(comparison),

@@ -544,6 +544,7 @@
     showMaps(channel) {
       const at = this.layer.channels.indexOf(channel);
       this.showBar();
+      this.showInputs();
       this.enlarged.hidden = at < 0;
       this.section.classList.toggle("enlarging", at >= 0);
       const key = JSON.stringify([settings, this.order, this.shown, this.channels.clientWidth]);
@@ -559,9 +560,17 @@
     showBar() {
       const limits = hookscope.limits(this.layer, this.shown[0], 0, settings);
       const isShared = settings.scale !== "channel";
-      this.find(".bar .low").textContent = isShared && limits ? hookscope.short(limits[0]) : "its lowest";
-      this.find(".bar .high").textContent = isShared && limits ? hookscope.short(limits[1]) : "its highest value";
+      const where = settings.joint && this.present.length > 1 ? " in all images" : "";
+      this.find(".bar .low").textContent = isShared && limits ? hookscope.short(limits[0]) : `its lowest${where}`;
+      this.find(".bar .high").textContent = isShared && limits ? hookscope.short(limits[1]) : `its highest value${where}`;
       hookscope.paintBar(this.find(".bar canvas"), settings.colours);
+    }
+
+    // What the network saw, at the left of the maps.
+    showInputs() {
+      const seen = (image) => element("img", { src: document.getElementById(`seen-${image}`).src, alt: "" });
+      const figure = (image) => element("figure", {}, seen(image), element("figcaption", { textContent: this.imageName(image) }));
+      this.find(".inputs").replaceChildren(...this.shown.map(figure));
     }
 
     nameOf(at) {

@@ -180,7 +180,7 @@ def _of_bins(layer: LayerStatistics) -> dict[str, Any] | None:
     if layer.min is None or layer.max is None or layer.mean is None or not len(counts):
         return None
     middle = ((lower + upper) / 2).clip(layer.min, layer.max)
-    histogram = in_intervals(middle, counts, layer.min, layer.max, _INTERVALS if layer.max > layer.min else 1)
+    histogram = in_intervals(middle, counts, layer.min, layer.max, _INTERVALS)
     return {"low": layer.min, "mean": layer.mean, "high": layer.max, "histogram": histogram.tolist()}
 
 

@@ -345,6 +345,17 @@ def test_a_row_for_each_layer_has_a_map_for_each_head(monkeypatch: pytest.Monkey
     ]
 
 
+def test_the_mean_of_the_heads_and_one_scale_are_drawn_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    weak = attention(3, "b")
+    weak.values[:, 0, 0] = [0.1, 0.2, 0.6]
+    _, heading, rows = drawn(monkeypatch, [attention(), weak], head_mean=True, one_scale=True)
+    assert [panel.words[0] for panel in rows[1].panels] == ["mean of heads", "head 0", "head 1", "head 2"]
+    mean = rows[1].panels[0]
+    assert mean.words[1:] == ["up to 0.3"] and mean.heat.values[0, 0] == pytest.approx((0.1 + 0.2 + 0.6) / 3)
+    assert [panel.heat.top for row in rows for panel in row.panels] == [pytest.approx(0.9)] * 7
+    assert heading.scale == "share of the highest weight of all maps, 0.9" and "one scale" in heading.words[-1]
+
+
 def test_the_query_is_marked_and_the_map_lies_over_what_the_network_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     _, heading, rows = drawn(monkeypatch, [attention(at=(0.25, 0.75), query="position")], cell=200, columns=1)
     heat = rows[0].panels[0].heat

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from hookscope.cli import process
 from hookscope.cli.main import COMMANDS, cli
 from hookscope.drawing.files import read_provenance, write_png
 from hookscope.explain.cam_methods import CAM_METHODS, CamMethod, gradcam
@@ -150,6 +151,7 @@ def test_it_succeeds_and_what_a_model_prints_is_no_row(run: Run, command: str) -
         ("stats", ["--batch-size", "1"], "images/s"),
         ("inspect", ["dog.png"], "images/s"),
         ("inspect", ["dog.png"], "finding where to look ..."),
+        ("visualize", ["dog.png", "-o", "out/"], "image 2 of 2 ..."),
     ],
 )
 def test_a_terminal_has_a_bar(
@@ -157,6 +159,7 @@ def test_a_terminal_has_a_bar(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(process, "_SILENT", 0.0)
     status, out, _ = run(command, *words)
     assert (status, bar in terminal.getvalue(), bar in out) == (0, True, False)
 

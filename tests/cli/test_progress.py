@@ -5,12 +5,14 @@ import os
 import re
 import struct
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
+from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.process import _bar_width, download_progress, image_progress, pass_progress
 from tests.cli.helpers import Terminal
@@ -45,6 +47,13 @@ def screen(text: str) -> list[str]:
             lines[-1] = lines[-1][:column].ljust(column) + part + lines[-1][column + 1 :]
             column += 1
     return [line.rstrip() for line in lines]
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
@@ -180,3 +189,34 @@ def test_the_bar_fits_the_terminal(columns: int, width: int) -> None:
     finally:
         os.close(leader)
         os.close(terminal)
+
+
+def test_after_two_seconds_a_line_says_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_SILENT", 0.05)
+    terminal = standard_error(monkeypatch)
+    with process.working():
+        output.Output.now.begin("loading resnet34")
+        assert terminal.getvalue() == ""
+        wait_for(lambda: screen(terminal.getvalue()) == ["loading resnet34 ..."])
+        output.note("Note: something")
+        output.Output.now.begin("running resnet34")
+        assert screen(terminal.getvalue()) == ["Note: something", "running resnet34 ..."]
+        with image_progress(2) as advance:
+            advance(1)
+        assert screen(terminal.getvalue())[1].startswith("images") and "running" not in terminal.getvalue()[-90:]
+        output.Output.now.begin("x" * 300)
+        assert len(screen(terminal.getvalue())[-1]) < 80
+    assert screen(terminal.getvalue())[-1] == "" and sys.stderr is terminal
+    output.Output.now.begin("not shown")
+    assert screen(terminal.getvalue())[-1] == ""
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_short_or_quiet_run_has_no_line(monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
+    monkeypatch.setattr(process, "_SILENT", 0.0 if quiet else 60.0)
+    monkeypatch.setattr(output.Output.now, "quiet", quiet)
+    terminal = standard_error(monkeypatch)
+    with process.working():
+        output.Output.now.begin("loading resnet34")
+        time.sleep(0.02)
+    assert terminal.getvalue() == ""

@@ -13,6 +13,7 @@ from hookscope.comparison import Answer, Comparison, draw_compared_maps, matrix_
 from hookscope.comparison.figure import differences_plot
 from hookscope.drawing import Colour, RowPlot, colours, draw_rows, read_provenance, read_sheet, write_png
 from hookscope.errors import NoMapError
+from hookscope.report import draw_comparison_page
 from tests.comparison.example import SIDE, example, maps, matrix, pair
 from tests.drawing.rows import ends, spans
 
@@ -137,3 +138,19 @@ def test_the_matrix_has_every_value_and_a_dot_at_the_best_of_each_row() -> None:
 def test_a_large_matrix_names_some_of_its_layers() -> None:
     figure = draw_rows(matrix_plot(matrix([f"layer{at}" for at in range(120)])))
     assert 40 < len(figure.axes[0].get_xticklabels()) < 80 and figure.get_size_inches()[0] < 12
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "names"),
+    [
+        ("resnet18", "quantized:resnet18", ("resnet18", "quantized:resnet18")),
+        ("/home/me/nets.py:mine", "old/net.onnx", ("nets.py:mine", "net.onnx")),
+        ("/home/me/nets.py:mine", "/home/me/nets.py:mine", ("nets.py:mine", "nets.py:mine")),
+        ("/home/me/v1/nets.py:mine", "/home/me/v2/nets.py:mine", ("v1/nets.py:mine", "v2/nets.py:mine")),
+    ],
+)
+def test_titles_name_the_models_without_the_folders_of_a_machine(a: str, b: str, names: tuple[str, str]) -> None:
+    comparison = replace(compared(pair("a", 0)), a=replace(SIDE, model=a), b=replace(SIDE, model=b))
+    assert comparison.models == names
+    assert differences_plot(comparison).title == f"{names[0]} (A) and {names[1]} (B), 4 images"
+    assert f"<title>{names[0]} and {names[1]}: Comparison</title>" in draw_comparison_page(comparison)

@@ -154,10 +154,10 @@ def test_only_a_small_photograph_is_magnified_by_a_whole_number(size: tuple[int,
 
 
 @pytest.mark.parametrize(("highest", "marked"), [(0.0, False), (0.09, False), (0.11, True), (1.0, True)])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_map_that_is_blank_on_its_scale_has_no_mark(highest: float, marked: bool, sign: int) -> None:
-    values = np.array([[0, sign * highest]], np.float32)
-    assert (Heat(values, (0, 0, 2, 1), 1.0, (1.5, 0.5), sign < 0).mark is not None) == marked
+@pytest.mark.parametrize("lowest", [0, -1])
+def test_a_map_that_is_blank_on_its_scale_has_no_mark(highest: float, marked: bool, lowest: float) -> None:
+    values = np.array([[lowest, highest]], np.float32)
+    assert (Heat(values, (0, 0, 2, 1), 1.0, (1.5, 0.5), lowest < 0).mark is not None) == marked
 
 
 class Texts(list[tuple[str, float, float, float, float]]):

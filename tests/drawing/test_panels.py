@@ -70,6 +70,15 @@ def test_a_log_axis_marks_lines_that_go_on_and_has_at_most_its_decades() -> None
     assert panel_legend([panel]) == ["norm: line least to largest; red arrowhead: the line goes on to 0 or below"]
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e3, 1e7])
+def test_an_arrowhead_is_at_what_goes_beyond_the_limits_in_any_unit(unit: float) -> None:
+    rows = [0.5 * unit, 2 * unit]
+    [whole] = draw_panels(rows, [Panel("moved", 2.0, [Mark("bar", float, "k")], "bytes")])
+    assert whole.beyond == ([], []) and "arrowhead" not in panel_legend([whole])
+    [cut] = draw_panels(rows, [Panel("moved", 2.0, [Mark("bar", float, "k")], "linear", limits=(0, unit))])
+    assert cut.beyond == ([], [1])
+
+
 def test_the_legend_names_panels_of_the_same_marks_together_and_edges_once() -> None:
     lost = Mark("left", lambda row: row > 1, "k", "x lost", marker="x")
     panels = draw_panels([1.0, 2.0], [Panel(name, 1.0, [*dots().marks, lost]) for name in "ab"])

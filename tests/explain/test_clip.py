@@ -89,7 +89,7 @@ def test_saliency_has_a_map_for_each_frame_and_signs_two_colours() -> None:
     for method in ("gradient", "gradient-input"):
         [saliency] = saliency_maps(net(2, 0), clip, 0, method)
         assert saliency.frames == 8
-        assert np.allclose(saliency.by_frame.mean(0), saliency.drawn)
+        assert np.allclose(saliency.by_frame.mean(0), saliency.still)
         assert len(animate_clip(saliency, FRAMES, scale_of=[saliency])) == 8
     assert saliency.by_frame.shape == (8, 4, 4)
 

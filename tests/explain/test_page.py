@@ -324,7 +324,7 @@ def test_the_page_has_the_photograph_the_map_and_the_smoothed_map(drawn: Drawn) 
 @pytest.mark.parametrize("shape", [(40, 40), (17, 60)])
 def test_the_smoothed_map_is_the_gaussian_filter_of_the_map(sigma: float, shape: tuple[int, int]) -> None:
     found = saliency(np.random.default_rng(0).normal(size=(3, *shape)), "gradient-input")
-    expected = found.drawn.astype(float)
+    expected = found.still.astype(float)
     for axis, side in enumerate(shape):  # by arithmetic: mirrored at the edges, weights up to four sigmas
         radius = min(int(np.ceil(4 * sigma)), min(shape) - 1)
         steps = np.arange(-radius, radius + 1)
@@ -359,13 +359,13 @@ def test_every_method_has_its_words_and_those_with_signs_two_colours_about_zero(
     if SALIENCY_METHODS[method].signed:
         assert look == ("RdBu_r", LIGHT, True, -3) and (raw.heat.top, raw.heat.values.max()) == (3, 0.75)
         assert raw.words[1] == "red raises the score, blue lowers it"
-        assert raw.words[2] == "scale clipped at the 99.5th percentile; highest |value| 3"
+        assert raw.words[2] == "scale clipped at the 99.5th percentile; highest value 0.75, lowest -3"
         draw_saliency(found, picture(), cmap="PiYG")
         assert drawn.maps[0].words[1] == "the right half of the colours raises the score, the left half lowers it"
     else:
         assert look == ("inferno", DARK, False, 0.25)
     assert "colour channels" in raw.words[0] or not SALIENCY_METHODS[method].gradient
-    assert np.array_equal(np.abs(found.drawn), found.still)
+    assert np.array_equal(np.abs(found.still), found.map.numpy())
 
 
 def test_maps_of_several_classes_share_a_scale(drawn: Drawn) -> None:
@@ -390,12 +390,25 @@ def test_a_saliency_map_that_is_all_zero_has_a_line_and_one_pixel_that_counts_is
     assert drawn.maps[0].heat.mark == pytest.approx((10.5 * 10, 20.5 * 7.5))  # type: ignore[union-attr]
 
 
+def test_the_cross_of_a_map_with_signs_is_on_the_highest_value_above_zero(drawn: Drawn) -> None:
+    values = np.zeros((3, 40, 40))
+    values[1, 20, 10], values[0, 5, 30] = -4, 1
+    draw_saliency(saliency(values, "gradient-input"), picture(), smooth=0)
+    [panel] = drawn.maps
+    assert panel.heat.mark == pytest.approx((30.5 * 10, 5.5 * 7.5))  # type: ignore[union-attr]
+    values[0, 5, 30] = 0
+    draw_saliency(saliency(values, "gradient-input"), picture(), smooth=0)
+    [panel] = drawn.maps
+    assert panel.heat.mark is None and panel.scale  # type: ignore[union-attr]
+    assert panel.alarm == "no value is above 0: no pixel raises the score"
+
+
 def test_of_saliency_of_a_clip_the_mean_is_drawn(drawn: Drawn) -> None:
     clip = np.random.default_rng(1).normal(size=(3, 4, 10, 10))
     draw_saliency(saliency(clip), picture())
     assert np.allclose(saliency(clip).still, np.abs(clip).max(0).mean(0))
     assert drawn.maps[0].words[0].endswith("|dS/dx|, largest of its colour channels, mean of 4 frames")
-    assert np.allclose(saliency(clip, "gradient-input").drawn, clip.sum(0).mean(0), atol=1e-6)
+    assert np.allclose(saliency(clip, "gradient-input").still, clip.sum(0).mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Maps compared over images: intervals, verdicts, and the page of maps side by side."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,6 +153,15 @@ def test_the_best_map_is_first_and_what_is_no_better_than_a_baseline_says_so(mon
     facts = json.loads(found.info["hookscope"])
     assert [(each["map"], each["road"]) for each in facts["maps"]][:2] == [("good", 0.4), ("level", 0.2004)]
     assert facts["seen"] == [round(side, 3) for side in BOX] and facts["method"] == "comparison"
+
+
+def test_equal_maps_are_drawn_once_with_all_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = record_page(monkeypatch)
+    twin = replace(shown("twin", 0.4), same_as="good", randomized=0.5)
+    found = draw_faithfulness([*MEASURED, twin], picture(), net())
+    assert [panel.words[0] for panel in drawn.maps] == ["good, twin", "level", "random", "weak"]
+    assert drawn.maps[0].words[-1] == "random weights: correlation 0.06, 0.50"
+    assert len(json.loads(found.info["hookscope"])["maps"]) == 5
 
 
 def test_pages_of_a_score_without_a_probability_of_a_clip_and_of_no_map(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ def test_the_scale_of_a_map_changes_nothing_and_costs_nothing(scale: float) -> N
     first, second = measure_faithfulness(net, x, [values, values * scale], baselines=False)
     assert (first.road, first.deletion) == (second.road, second.deletion)
     assert (first.passes, second.passes) == (2 * 23 + 18 + 1, 0)
+    assert (first.same_as, second.same_as) == (None, first.name)
 
 
 def test_a_constant_map_is_as_good_as_any_random_one() -> None:

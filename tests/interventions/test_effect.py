@@ -131,6 +131,13 @@ def test_kept_activations_are_those_of_both_passes(net: nn.Module, picture: torc
     assert torch.equal(kept["first"][0], expected) and torch.equal(kept["first"][1], -expected)
 
 
+def test_the_two_measured_calls_after_a_changed_one_are_kept_with_it() -> None:
+    deep = nn.Sequential(*(nn.Conv2d(1, 1, 1) for _ in range(6)))
+    effect = intervention_effect(deep, (torch.ones(1, 1, 2, 2),), {"1": Zero()}, keep_changed=True)
+    kept = [layer.call.name for layer in effect.layers if layer.before is not None]
+    assert ([layer.call.name for layer in effect.layers], kept) == (["1", "2", "3", "4", "5"], ["1", "2", "3"])
+
+
 def test_the_model_stays_as_it_was_after_any_exception(net: nn.Module, picture: torch.Tensor) -> None:
     net.train()
     net.fc.eval()
@@ -263,6 +270,22 @@ def test_all_bands_stand_in_the_same_three_columns() -> None:
     lefts = [part["x"] for part in told["parts"]]
     assert lefts[:3] == lefts[3:6] == lefts[6:] and lefts[1] - lefts[0] == lefts[2] - lefts[1] > 0
     assert [part["part"].split()[0] for part in told["parts"]] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+
+
+def test_where_all_channels_are_constant_afterwards_only_the_maps_before_are_drawn(
+    words: list[str], tmp_path: Path
+) -> None:
+    before, after = random(1, 3, 5, 7), torch.zeros(1, 3, 5, 7)
+    page = drawn(layer(before, after), layer(random(1, 2, 5, 7, seed=1), random(1, 2, 5, 7, seed=2), "later"))
+    assert [part["part"] for part in page[1]["parts"]] == ["conv before"] + [
+        f"later {name}" for name in ("before", "after", "difference")
+    ]
+    channels, decoded = read_back(page, tmp_path / "zero.png")["conv before"]
+    top = page[1]["parts"][0]["high"][0]
+    np.testing.assert_allclose(decoded, before[0, channels], atol=top / (colours.LEVELS - 1) * 1.0001)
+    assert "after: each drawn channel is 0 everywhere" in words and not any("const" in line for line in words)
+    drawn(layer(before, after + torch.arange(3.0)[:, None, None]))
+    assert "after: each drawn channel is constant everywhere" in words
 
 
 def test_nan_and_inf_have_colours_of_their_own_and_are_counted(words: list[str]) -> None:
@@ -399,12 +422,12 @@ def test_the_page_of_an_effect_holds_its_differences_negative_ones_in_blue(tmp_p
     found = intervention_effect(net, inputs, [("0", Zero(channels="1"))], layers="all", types=("Conv2d",), keep="all")
     page = draw_effect(found, net=net)
     values = read_back((page, {}), tmp_path / "effect.png")
-    near, far = values["0 difference"], values["2 difference"]
+    near, far = values["0 before"], values["2 difference"]
     assert (near[0], far[0]) == ([1], [0])  # 2x is lost, which only the first channel of the last layer sees
-    np.testing.assert_allclose(near[1][0], [[0, -2], [-4, -6]], atol=6.1 / 243)
+    np.testing.assert_allclose(near[1][0], [[0, 2], [4, 6]], atol=6.1 / 243)
     np.testing.assert_allclose(far[1][0], [[0, -2], [-4, -6]], atol=18.1 / 243)
-    part = read_provenance(tmp_path / "effect.png")["parts"][2]
-    [box] = boxes(page, part)
+    part = read_provenance(tmp_path / "effect.png")["parts"][-1]
+    box = boxes(page, part)[0]
     assert box[-1, -1].tolist() == colours.palette("RdBu_r")[0].tolist()
     assert box[-1, -1, 2] > box[-1, -1, 0], "blue"
 

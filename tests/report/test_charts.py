@@ -1,5 +1,6 @@
 """Plots on a page: panels and charts at the places of the figure."""
 
+import itertools
 import math
 import re
 from typing import Any
@@ -41,6 +42,19 @@ def test_values_have_the_places_of_the_figure(axis: AxisKind) -> None:
     assert [label for _, label in ticks[::2]] == [label.get_text() for label in axes.get_xticklabels()][
         : len(ticks) // 2
     ]
+
+
+def test_a_tick_label_that_would_overlap_the_one_before_is_left_out() -> None:
+    plot = row_plot([1e-4, 10.0], [Panel("size", 1.0, [Mark("dot", float, "teal")], "log")], ["a", "b"])
+    svg = ElementTree.fromstring(panel_svg(plot.panels[0], plot))
+    ticks = [text for text in svg.iter("text") if text.get("class") == "tick"][::2]
+    spans = []
+    for tick in ticks:
+        width = 5.5 * len(tick.text or "")
+        left = float(tick.get("x") or 0) - {"start": 0, "middle": 0.5, "end": 1}[tick.get("text-anchor") or ""] * width
+        spans.append((left, left + width))
+    assert 2 <= len(spans) < len(plot.panels[0].labels)
+    assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 @pytest.mark.parametrize("kind", KINDS)

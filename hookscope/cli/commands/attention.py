@@ -66,10 +66,12 @@ class Attention(PictureCommand):
         metavar="QUERY",
         parse=_parse_query,
     )
+    head_mean: bool = option("Draw the mean of the heads before them.")
+    one_scale: bool = option("Give all maps of a page one scale, so that heads and layers can be compared.")
     output: str | None = shared.output_option("page")
-    cmap: str | None = shared.colour_map_option("Any matplotlib colour map.  [default: viridis]")
+    cmap: str | None = shared.colour_map_option("Any matplotlib colour map.  [default: inferno]")
     columns: int | None = shared.columns_option("Maps in a row.  [default: the heads of a layer]")
-    cell: int | None = shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]")
+    cell: int | None = shared.cell_option("Smallest side of a drawn map.  [default: 112]")
     raw: str | None = shared.out_file(
         "Keep the exact weights too: .npy, .npz or .safetensors with keys IMAGE/LAYER.", writes=check_arrays
     )
@@ -90,8 +92,8 @@ class Attention(PictureCommand):
         chosen = [str(layers)] * (layers is not None) + [str(self.query)] * (self.query is not None)
         name = "-".join([word, model_word(net.name), "attention", *map(file_word, chosen)])
         path = self.path(f"{name}.png", image.name, self.is_single)
-        columns, cell, cmap = self.columns, self.cell, self.cmap
-        self.write(attention.draw_attention(maps, image, net, columns=columns, cell=cell, cmap=cmap), path)
+        look = {name: getattr(self, name) for name in ("columns", "cell", "cmap", "head_mean", "one_scale")}
+        self.write(attention.draw_attention(maps, image, net, **look), path)
         for grid in maps:
             self.arrays.keep(f"{word}/{grid.call.key}", grid.values)
             about: dict[str, Any] = {"image": image.name, "weights": net.weights, "file": path}

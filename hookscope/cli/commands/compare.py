@@ -267,7 +267,8 @@ class Compare(RowCommand, ImageList, BatchOptions):
         if self.plot is not None:
             write_plot(self.plot, report.plot(outcome), outcome.provenance)
         if self.matrix is not None and outcome.matrix is not None:
-            figure = report.plot(outcome.matrix, a=outcome.a.model, b=outcome.b.model)
+            a, b = outcome.models
+            figure = report.plot(outcome.matrix, a=a, b=b)
             write_plot(self.matrix, figure, outcome.provenance)
         if self.grid is not None and outcome.maps:
             write_picture(self.grid, comparison.draw_compared_maps(outcome))

@@ -14,7 +14,7 @@ from typing import Any
 from hookscope import exemplars, hooks, images, inspection, report, scores, statistics, system
 from hookscope.cli import process
 from hookscope.cli.fields import option
-from hookscope.cli.output.formats import Report, Section, note
+from hookscope.cli.output.formats import Output, Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, styled, wrapped
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import page_name, refuse_input
@@ -107,7 +107,7 @@ class Inspect(PictureCommand):
             if show is not None:
                 show(done, total)
 
-        with process.prints_to_standard_error(), process.phases() as begin, process.pass_progress("images") as show:
+        with process.prints_to_standard_error(), process.pass_progress("images") as show:
             outcome = inspection.inspect(
                 net,
                 images,
@@ -118,7 +118,7 @@ class Inspect(PictureCommand):
                 categories=shared.categories_of(net, self.categories),
                 reference=reference,
                 on_progress=on_progress,
-                on_phase=begin,
+                on_phase=Output.now.begin,
                 on_note=lambda name, text: note(f"Note: {name}: {text}"),
             )
         if outcome.against is not None and outcome.against.finding is None:  # else it is the first place
@@ -131,9 +131,8 @@ class Inspect(PictureCommand):
         crops = exemplars.cut_crops(net, best)
         if gone := exemplars.lost_words(crops):
             note(f"Note: {gone}")
-        with process.phases() as begin:
-            begin("drawing the page")
-            page = report.draw_page(outcome, best, crops, max_size=self.max_size)
+        Output.now.begin("drawing the page")
+        page = report.draw_page(outcome, best, crops, max_size=self.max_size)
         data = page.encode(errors="backslashreplace")
         if place.kind == "stdout":
             write_bytes(data)

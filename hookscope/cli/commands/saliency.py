@@ -50,9 +50,9 @@ class Saliency(ExplainCommand):
     Maps of gradient-input, integrated-gradients, lrp, occlusion and rise have signs: red raises the score, blue lowers
     it. The scale is clipped at the 99.5th percentile.
 
-    A row for each map has the class, its score and probability, the sum of the signed values, and the highest absolute
-    value. peak_x and peak_y are the position of that value in pixels of the image; in a video model, of the mean over
-    the frames.
+    A row for each map has the class, its score and probability, the sum of the signed values, and the highest value.
+    peak_x and peak_y are the position of that value, if it is above 0, in pixels of the image; in a video model, of the
+    mean over the frames.
 
     In a video model every frame of the clip (an animated GIF, PNG or WebP) stands beside its map, on one scale. A name
     that ends in .gif or .webp makes an animation.

@@ -94,7 +94,8 @@ def _near(log: str) -> str:
 def _what_ran(run: training.Run, runs: Sequence[training.Run]) -> str:
     header = run.header
     command, every, size = header.get("command"), header.get("every"), header.get("world_size") or 1
-    parts = [" ".join(map(str, command)) if command else "a training loop", f"started {header.get('started')}"]
+    script, *words = map(str, command or ["a training loop"])
+    parts = [" ".join([os.path.basename(script), *words]), f"started {header.get('started')}"]
     parts += ["every step" if every == 1 else f"every {every} steps"]
     parts += [f"rank {header.get('rank')} of {size}"] if size > 1 else []
     scripts = Counter(other.script or "a training loop" for other in runs)

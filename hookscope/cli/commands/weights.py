@@ -82,10 +82,11 @@ class Weights(OfModel):
         totals = _totals(rows)
         section = Section(parameters.weights_rows(rows, thresholds, net.weights), parameters.WEIGHTS, "parameter")
         about = {"model": net.name, "weights": net.weights}
+        name = models.short_name(net.name)
         style = drawing.Style(self.columns, self.cell, self.cmap or "RdBu_r")
-        sheet = self.kernels and parameters.kernel_sheet(net.model, layers, self.channels, style, net.name, net.weights)
+        sheet = self.kernels and parameters.kernel_sheet(net.model, layers, self.channels, style, name, net.weights)
         with self.printed_after(Report([section], findings, about, totals, caption=about)):
-            said = {"findings": findings, "title": models.short_name(net.name), "weights": net.weights, "lines": totals}
+            said = {"findings": findings, "title": name, "weights": net.weights, "lines": totals}
             if self.plot is not None:
                 told = {"findings": plain_json([finding.as_row() for finding in findings])}
                 write_plot(self.plot, report.plot(rows, **said), {**models.package_versions(), **about, **told})

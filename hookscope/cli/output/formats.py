@@ -112,12 +112,14 @@ class Output:
         quiet: Whether standard error is for errors only, as ``--quiet`` says.
         utf8: Whether JSON holds characters beyond ASCII as they are, as ``--utf8`` says; None: on a UTF-8 terminal.
         traceback: Whether an error shows where it was raised.
+        begin: Says in a few words what the run does now; `process.working` shows them.
     """
 
     argv: Sequence[str] = ()
     quiet: bool = False
     utf8: bool | None = None
     traceback: bool = False
+    begin: Callable[[str], None] = lambda words: None
     image_errors: int = field(default=0, init=False)
 
     now: ClassVar[Output]

@@ -23,7 +23,7 @@ from hookscope import hooks, images as image_reader, models
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import GIVEN, Options, argument, group, option
-from hookscope.cli.output.formats import note
+from hookscope.cli.output.formats import Output, note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import image_words
 from hookscope.columns import Row
@@ -109,7 +109,10 @@ class ImageFiles:
         self, net: models.LoadedModel, rows_of_pass: Callable[[Sequence[image_reader.InputImage]], Iterator[Row]]
     ) -> Iterator[Row]:
         """The rows of all passes; an image that cannot be used is reported, or ends the run if it is the only one."""
-        for paths in self.groups(net):
+        groups = self.groups(net)
+        for number, paths in enumerate(groups, 1):
+            if len(groups) > 1:
+                Output.now.begin(f"image {number:,} of {len(groups):,}")
             try:
                 yield from rows_of_pass([self.read(path, net.preprocess.frames) for path in paths])
             except (AbsentTargetError, ImageError, InputError, NoMapError, LayerError) as error:
@@ -252,6 +255,8 @@ class ModelOptions(Options):
     def load(self, pictures: bool = True) -> models.LoadedModel:
         """Load the model, for ``pictures`` or other work; notes and the progress go to standard error."""
         source = models.find_source(self.model)  # an unknown name fails before torch is imported
+        name = models.short_name(self.model)
+        Output.now.begin(f"loading {name}")
         options = {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
         options |= {"model": source, "weights": models.WeightsChoice.parse(self.weights)}
         with process.prints_to_standard_error(), process.download_progress() as progress:
@@ -260,6 +265,7 @@ class ModelOptions(Options):
             note(f"Note: {text}" + "; its answers mean nothing" * (text == net.missing_weights))
         if pictures:
             note_assumption(net)
+        Output.now.begin(f"running {name}")
         return net
 
 
